@@ -1,0 +1,2 @@
+//! The `lode` command.
+fn main() {}

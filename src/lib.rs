@@ -1,0 +1,16 @@
+//! Lodestone: a file system for slow, byte-addressable memory, in user space.
+//!
+//! The rooms, and who may call whom (a test enforces it):
+//!
+//! ```text
+//! media  <- mover <- fs <- mediator, wsp          policy: imports no room
+//! ```
+//!
+//! Start at [`fs::Fs`] for the file system and [`media::Media`] for the memory below it.
+
+pub mod error;
+pub mod fs;
+pub mod limits;
+pub mod media;
+
+pub use error::{Error, Result};

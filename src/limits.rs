@@ -1,0 +1,22 @@
+//! Every named limit of the library, unit last. A queue or a loop without an entry here is a bug.
+
+/// Longest name of one directory entry, in bytes (POSIX `NAME_MAX`).
+pub const NAME_BYTES_MAX: usize = 255;
+/// Longest path that a caller may pass, in bytes, the closing NUL not counted.
+pub const PATH_BYTES_MAX: usize = 4095;
+/// Symbolic links followed in one path walk before ELOOP (as Linux).
+pub const SYMLINK_DEPTH_MAX: u32 = 40;
+/// Largest file, in bytes: 2^32 pages of 4 KiB.
+pub const FILE_BYTES_MAX: u64 = 1 << 44;
+/// Largest pool, in blocks: block numbers have 31 bits in the DRAM index.
+pub const POOL_BLOCKS_MAX: u64 = 1 << 31;
+/// Smallest pool, in bytes.
+pub const POOL_BYTES_MIN: u64 = 1 << 20;
+/// Hard links to one inode (as ext4 and xfs report it through pathconf).
+pub const LINKS_MAX: u32 = 65_000;
+/// Largest value of one extended attribute, in bytes (Linux `XATTR_SIZE_MAX`).
+pub const XATTR_VALUE_BYTES_MAX: usize = 65_536;
+/// All extended attribute names of one inode together, in bytes (Linux `XATTR_LIST_MAX`).
+pub const XATTR_LIST_BYTES_MAX: usize = 65_536;
+/// Regions in one pool.
+pub const REGIONS_MAX: usize = 64;

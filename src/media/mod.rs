@@ -1,0 +1,171 @@
+//! The mapped memory of a pool and the primitives that make stores durable.
+//!
+//! This is the only room that stores to media. It imports no other room. Everything above is generic
+//! over [`Media`], so that the crash simulator can stand below the production code.
+//!
+//! **Persistence is a type.** A store yields [`Dirty`] (in a CPU cache) or, when it was non-temporal,
+//! [`Flushed`] (on its way, no order yet). [`Media::flush`] turns `Dirty` into `Flushed`,
+//! [`Media::fence`] turns `Flushed` into [`Durable`]. What acknowledges an operation takes `Durable`,
+//! so that a forgotten fence does not compile.
+//!
+//! Files: `token` the three states, `domain` what makes a store durable here, `region` files and
+//! devices mapped, `pool` one or many regions as one address space, `copy` the routines,
+//! `fault` SIGBUS turned into an error.
+
+/// A byte address in the pool: 0 is the first byte of the first region.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Addr(pub u64);
+
+impl Addr {
+    #[inline]
+    pub const fn add(self, bytes: u64) -> Addr {
+        Addr(self.0 + bytes)
+    }
+}
+
+/// The unit of caches, flushes and log records, in bytes.
+pub const LINE: usize = 64;
+
+/// A load or store hit bad media (poison, a truncated file, a full tmpfs): the call fails with EIO,
+/// the process lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Where, as exactly as the hardware said.
+    pub at: Addr,
+}
+
+/// What makes a store durable on this media (design: persistence domains).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Domain {
+    /// eADR, CXL global persistent flush: after a fence.
+    CpuCache,
+    /// ADR: after flush and fence.
+    Memory,
+    /// An ordinary file: survives the process at once, power loss after [`Media::sync`].
+    PageCache,
+    /// memfd, tmpfs: survives the process at most.
+    Volatile,
+}
+
+/// Stored through the cache; nothing durable yet.
+#[must_use = "a dirty store is lost at power failure: flush it"]
+#[derive(Debug)]
+pub struct Dirty {
+    pub(crate) at: Addr,
+    pub(crate) len: usize,
+}
+
+/// Written back or stored non-temporally; durable only after a fence by the *same thread*.
+#[must_use = "a flushed store is not ordered: fence it"]
+#[derive(Debug)]
+pub struct Flushed(());
+
+/// Survives power failure, as far as the domain goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Durable(());
+
+impl Dirty {
+    /// For media implementations only.
+    #[inline]
+    pub fn stored(at: Addr, len: usize) -> Dirty {
+        Dirty { at, len }
+    }
+
+    /// Gives up the claim to durability, because the same bytes are durable elsewhere (a redo record)
+    /// and recovery would store them again. `why` is for the reader.
+    #[inline]
+    pub fn redundant(self, _why: &'static str) {}
+
+    #[inline]
+    pub fn at(&self) -> Addr {
+        self.at
+    }
+
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl Flushed {
+    /// For media implementations only.
+    #[inline]
+    pub fn issued() -> Flushed {
+        Flushed(())
+    }
+
+    /// One fence covers both.
+    #[inline]
+    pub fn and(self, _other: Flushed) -> Flushed {
+        self
+    }
+}
+
+impl Durable {
+    /// For media implementations only.
+    #[inline]
+    pub fn fenced() -> Durable {
+        Durable(())
+    }
+}
+
+/// Byte-addressable memory that keeps data. All loads and stores of the file system go through here.
+///
+/// No reference into the memory ever leaves: another process or a device may write it. Ranges must
+/// lie inside [`len`](Media::len); an implementation panics otherwise, because the caller validates
+/// every address it read from media before it uses it.
+pub trait Media: Send + Sync + 'static {
+    /// Bytes in the pool.
+    fn len(&self) -> u64;
+
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn domain(&self) -> Domain;
+
+    /// Copies media to DRAM (`copy_out`: several page-spaced streams for large sizes).
+    fn read(&self, at: Addr, dst: &mut [u8]) -> Result<(), Fault>;
+
+    /// One aligned 8-byte load.
+    fn load64(&self, at: Addr) -> Result<u64, Fault>;
+
+    /// CRC-32C (Castagnoli) of a range, continuing from `crc` (0 to begin; the usual conditioning, so
+    /// that `crc32c(b, crc32c(a, 0)) == crc32c(ab, 0)`).
+    fn crc32c(&self, at: Addr, len: usize, crc: u32) -> Result<u32, Fault>;
+
+    /// One aligned 8-byte store: atomic, cached.
+    fn store64(&self, at: Addr, value: u64) -> Result<Dirty, Fault>;
+
+    /// Cached copy to media.
+    fn copy_cached(&self, at: Addr, src: &[u8]) -> Result<Dirty, Fault>;
+
+    /// Non-temporal copy to media. Unaligned edges are stored cached and flushed inside.
+    fn copy_nt(&self, at: Addr, src: &[u8]) -> Result<Flushed, Fault>;
+
+    /// [`copy_nt`](Media::copy_nt) that computes the CRC-32C of the bytes on the way, continuing from
+    /// `crc`.
+    fn copy_nt_crc(&self, at: Addr, src: &[u8], crc: u32) -> Result<(u32, Flushed), Fault>;
+
+    /// Non-temporal zeros.
+    fn zero_nt(&self, at: Addr, len: usize) -> Result<Flushed, Fault>;
+
+    /// Writes the cache lines of a store back (nothing to do in domain `cpu-cache`).
+    fn flush(&self, dirty: Dirty) -> Flushed;
+
+    /// Orders and completes all flushed stores of this thread.
+    fn fence(&self, flushed: Flushed) -> Durable;
+
+    /// Makes everything stored so far survive power loss where the domain is `page-cache`
+    /// (`fdatasync` of every region); elsewhere returns at once.
+    fn sync(&self) -> std::io::Result<()>;
+
+    /// Gives whole pages back to the host where it can (hole punch), contents then read as zeros or
+    /// garbage. A hint.
+    fn discard(&self, _at: Addr, _len: u64) {}
+}
