@@ -4,6 +4,7 @@
 //! path and descriptor use [`files`].
 
 pub mod alloc;
+pub mod dirindex;
 pub mod index;
 pub mod types;
 
