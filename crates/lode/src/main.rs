@@ -38,6 +38,23 @@ fn main() -> ExitCode {
             }
             mount::run(request)
         }
+        "mkfs" => {
+            // mkfs --size SIZE POOL
+            let size: u64 = word(3).trim_end_matches('M').parse::<u64>().unwrap() << 20;
+            let media = lodestone::media::Pool::create(
+                &[arguments[4].clone().into()],
+                Some(size),
+                &Default::default(),
+            );
+            let made = media.and_then(|m| lodestone::fs::Fs::mkfs(&m, &Default::default()));
+            match made {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(e) => {
+                    eprintln!("lode: {e:?}");
+                    ExitCode::FAILURE
+                }
+            }
+        }
         "umount" => mount::umount(std::path::Path::new(&arguments[2])),
         _ => ExitCode::from(2),
     }

@@ -253,9 +253,7 @@ fn connect_to_kernel(
     options: &Options,
 ) -> Result<(OwnedFd, Attachment), Failure> {
     match place {
-        Place::Device(fd) => {
-            connect::take(*fd).map_err(|e| Failure::failed(format!("/dev/fd/{fd}: {e}")))
-        }
+        Place::Device(fd) => connect::take(*fd).map_err(|e| Failure::failed(format!("/dev/fd/{fd}: {e}"))),
         Place::Dir(dir) => {
             let plan = Plan {
                 source: pool.as_os_str().to_owned(),

@@ -75,8 +75,7 @@ pub fn mount(plan: &Plan) -> io::Result<(OwnedFd, Attachment)> {
         other => other?,
     };
     let entry = table::at(&plan.dir)?.ok_or_else(|| io::Error::other("the mount has gone at once"))?;
-    let attachment =
-        Attachment { mounted: Some(Mounted { dir: plan.dir.clone(), device: entry.device }) };
+    let attachment = Attachment { mounted: Some(Mounted { dir: plan.dir.clone(), device: entry.device }) };
     Ok((device, attachment))
 }
 
@@ -181,12 +180,7 @@ fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     rustix::io::retry_on_intr(|| {
-        rustix::net::recvmsg(
-            socket,
-            &mut [IoSliceMut::new(&mut byte)],
-            &mut control,
-            RecvFlags::CMSG_CLOEXEC,
-        )
+        rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)
     })?;
     let received = control.drain().find_map(|m| match m {
         RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
@@ -225,9 +219,9 @@ fn unmount_by_helper(dir: &Path, lazy: bool) -> io::Result<()> {
 impl Attachment {
     /// True while the mount is where it was made. Another one on top of it, or in its place, is not ours.
     pub fn stands(&self) -> bool {
-        self.mounted.as_ref().is_some_and(|m| {
-            table::at(&m.dir).is_ok_and(|entry| entry.is_some_and(|e| e.device == m.device))
-        })
+        self.mounted
+            .as_ref()
+            .is_some_and(|m| table::at(&m.dir).is_ok_and(|entry| entry.is_some_and(|e| e.device == m.device)))
     }
 
     pub fn dir(&self) -> Option<&Path> {
@@ -244,9 +238,9 @@ impl Attachment {
     /// Cuts the connection: every pending and later request of its users fails. False where the kernel
     /// offers no way to do so.
     pub fn cut(&self) -> bool {
-        self.mounted.as_ref().is_some_and(|m| {
-            fs::write(format!("/sys/fs/fuse/connections/{}/abort", m.device.1), "1").is_ok()
-        })
+        self.mounted
+            .as_ref()
+            .is_some_and(|m| fs::write(format!("/sys/fs/fuse/connections/{}/abort", m.device.1), "1").is_ok())
     }
 
     /// Lets the kernel read further ahead than it does for disks; it stays as it is where that is not

@@ -115,9 +115,7 @@ impl<M: Media> Requests<M> {
     /// Called before the answer to the request that changed the mode, so that its caller cannot see, or
     /// execute by, the old one. Concerns attributes only: no page is touched, no lock waited for.
     fn forget_attributes(&self, ino: Ino) {
-        if let Some(Err(e)) =
-            self.kernel.get().map(|k| k.inval_inode(INodeNo(u64::from(ino.0)), -1, 0))
-        {
+        if let Some(Err(e)) = self.kernel.get().map(|k| k.inval_inode(INodeNo(u64::from(ino.0)), -1, 0)) {
             error!(inode = ino.0, error = %e, "the kernel keeps the attributes of an inode whose set-id bits fell");
         }
     }
@@ -302,10 +300,7 @@ impl<M: Media> Filesystem for Requests<M> {
 
     fn unlink(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let _span = debug_span!("unlink", dir = parent.0, ?name).entered();
-        answer_empty(
-            reply,
-            attempt(|| self.fs().unlink(&caller(req).cred(), ino(parent)?, name.as_bytes())),
-        );
+        answer_empty(reply, attempt(|| self.fs().unlink(&caller(req).cred(), ino(parent)?, name.as_bytes())));
     }
 
     fn rmdir(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -336,23 +331,15 @@ impl<M: Media> Filesystem for Requests<M> {
             debug_span!("rename", from = parent.0, ?name, to = newparent.0, ?newname, ?flags).entered();
         let answer = attempt(|| {
             let (from, to) = (ino(parent)?, ino(newparent)?);
-            self.fs().rename(
-                &caller(req).cred(),
-                from,
-                name.as_bytes(),
-                to,
-                newname.as_bytes(),
-                flags.bits(),
-            )
+            self.fs().rename(&caller(req).cred(), from, name.as_bytes(), to, newname.as_bytes(), flags.bits())
         });
         answer_empty(reply, answer);
     }
 
     fn link(&self, req: &Request, node: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
         let _span = debug_span!("link", ino = node.0, dir = newparent.0, name = ?newname).entered();
-        let answer = attempt(|| {
-            self.fs().link(&caller(req).cred(), ino(node)?, ino(newparent)?, newname.as_bytes())
-        });
+        let answer =
+            attempt(|| self.fs().link(&caller(req).cred(), ino(node)?, ino(newparent)?, newname.as_bytes()));
         self.entry(reply, answer);
     }
 
@@ -636,7 +623,8 @@ impl<M: Media> Filesystem for Requests<M> {
     fn lseek(&self, _: &Request, node: INodeNo, _: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
         let _span = debug_span!("lseek", ino = node.0, offset, whence).entered();
         let answer = attempt(|| {
-            let from = u64::try_from(offset).map_err(|_| lodestone::Error::new(libc::ENXIO, "door::lseek"))?;
+            let from =
+                u64::try_from(offset).map_err(|_| lodestone::Error::new(libc::ENXIO, "door::lseek"))?;
             self.fs().seek(ino(node)?, from, whence)
         });
         match answer {
@@ -658,11 +646,11 @@ impl<M: Media> Filesystem for Requests<M> {
         _: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        let _span = debug_span!("copy", from = ino_in.0, offset_in, to = ino_out.0, offset_out, len).entered();
+        let _span =
+            debug_span!("copy", from = ino_in.0, offset_in, to = ino_out.0, offset_out, len).entered();
         let answer = attempt(|| {
             let (from, to) = (ino(ino_in)?, ino(ino_out)?);
-            let copied =
-                self.service.copy_range(caller(req), (from, offset_in), (to, offset_out), len)?;
+            let copied = self.service.copy_range(caller(req), (from, offset_in), (to, offset_out), len)?;
             if copied.set_id_fell {
                 self.forget_attributes(to);
             }

@@ -106,7 +106,9 @@ mod tests {
 
     #[test]
     fn damaged_lines_are_no_entries() {
-        for line in ["", "36 35", "36 35 98 / /mnt rw - fuse.lode src rw", "36 35 0:98 / /mnt rw fuse.lode src"] {
+        for line in
+            ["", "36 35", "36 35 98 / /mnt rw - fuse.lode src rw", "36 35 0:98 / /mnt rw fuse.lode src"]
+        {
             assert_eq!(entry(line.as_bytes()), None, "{line}");
         }
         assert_eq!(plain(b"end\\04"), "end\\04");

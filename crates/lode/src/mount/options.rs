@@ -115,8 +115,18 @@ fn kernel_flag(word: &str) -> Option<(MountFlags, bool)> {
 /// Words that mount(8) and systemd act on by themselves, and `default_permissions`, which always holds.
 fn is_for_mount(key: &str) -> bool {
     let words = [
-        "default_permissions", "defaults", "auto", "noauto", "user", "nouser", "users", "owner", "group",
-        "nofail", "_netdev", "comment",
+        "default_permissions",
+        "defaults",
+        "auto",
+        "noauto",
+        "user",
+        "nouser",
+        "users",
+        "owner",
+        "group",
+        "nofail",
+        "_netdev",
+        "comment",
     ];
     words.contains(&key) || key.starts_with("x-") || key.starts_with("X-")
 }
@@ -225,7 +235,8 @@ mod tests {
 
     #[test]
     fn our_own_words() {
-        let o = parse("threads=3,cache=none,assume=cpu-cache,max_read=8192,max_write=65536,nonempty").unwrap();
+        let o =
+            parse("threads=3,cache=none,assume=cpu-cache,max_read=8192,max_write=65536,nonempty").unwrap();
         assert_eq!((o.threads, o.cache, o.assume), (3, Cache::None, Some(Domain::CpuCache)));
         assert_eq!((o.read_bytes_max, o.write_bytes_max, o.nonempty), (Some(8192), 65536, true));
     }
