@@ -79,9 +79,13 @@ impl Machine {
         let says = pool.describe();
         self.domain = pool.domain().name().to_string();
         self.emulated = says.emulated;
+        let host = says.regions[0].host_fs;
         self.media = match says.emulated {
-            true => format!("emulated PM: domain {} assumed on {}", says.domain, says.regions[0].host_fs),
-            false => format!("domain {} on {}", says.domain, says.regions[0].host_fs),
+            true if says.domain.is_persistent_memory() => {
+                format!("emulated PM: domain {} assumed on {host}", says.domain)
+            }
+            true => format!("emulated: domain {} assumed on {host}", says.domain),
+            false => format!("domain {} on {host}", says.domain),
         };
     }
 }

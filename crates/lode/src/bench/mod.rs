@@ -260,7 +260,7 @@ fn run_mount(plan: &Plan, place: &mut Place, machine: &mut Machine) -> Result<Ve
     machine.set_media(&pool);
     let promise = promise_of(&pool);
     drop(pool);
-    let mounts = [Mounted::lode(place, &path, &format!("assume={domain}"), promise)?, Mounted::bindfs(place)?];
+    let mounts = [Mounted::lode(place, &path, domain, promise)?, Mounted::bindfs(place)?];
     let crew = Crew::new(1)?;
     let fio_rows: Vec<_> = plan.mount_rows.iter().filter(|s| !s.work.on_names()).copied().collect();
     let mut rows =
@@ -289,5 +289,84 @@ fn progress_end() {
     let mut stderr = std::io::stderr();
     if stderr.is_terminal() {
         let _ = write!(stderr, "\r\x1b[K");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    /// Every row of every system is there with sane numbers; how large they are is nobody's business here.
+    #[test]
+    fn smoke_run_reports_every_row() {
+        let svg = std::env::temp_dir().join(format!("lode-bench-test-{}.svg", std::process::id()));
+        let options = BenchOptions {
+            smoke: true,
+            json: true,
+            peers: vec!["tmpfs".into()],
+            only: vec!["data".into(), "names".into(), "million".into(), "terabyte".into()],
+            svg: Some(svg.clone()),
+            ..BenchOptions::default()
+        };
+        let threads = Plan::of(&options).unwrap().threads;
+        let report: Value = serde_json::from_str(&run(&options).unwrap()).unwrap();
+        assert_eq!(report["machine"]["emulated"], true);
+        for spec in rows::ROWS {
+            let systems: &[&str] =
+                if spec.work.on_names() { &["lode", "tmpfs"] } else { &["lode", "tmpfs", "limit"] };
+            for system in systems {
+                threads.iter().for_each(|&n| check_row(&report, spec.name, system, n, spec.bytes > 0));
+            }
+        }
+        for name in ["million-mount-clean", "million-mount-crash", "million-media", "terabyte-mkfs"] {
+            check_row(&report, name, "lode", 1, false);
+        }
+        let claimed: usize = rows::ROWS.iter().map(|r| r.targets.len()).sum();
+        assert!(report["claims"].as_array().unwrap().len() >= claimed);
+        let picture = std::fs::read_to_string(&svg).unwrap();
+        std::fs::remove_file(&svg).unwrap();
+        assert!(picture.contains("emulated PM") && picture.ends_with("</svg>\n"));
+    }
+
+    fn check_row(report: &Value, name: &str, system: &str, threads: usize, moves_data: bool) {
+        let rows = report["rows"].as_array().unwrap();
+        let is_it = |r: &&Value| r["name"] == name && r["system"] == system && r["threads"] == threads;
+        let row = rows.iter().find(is_it).unwrap_or_else(|| panic!("no row {name} of {system}, {threads} threads"));
+        let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} of {row} is no number"));
+        if row.get("value").is_some() {
+            assert!(number("value").is_finite() && number("value") >= 0.0, "{row}");
+            return;
+        }
+        assert!(number("ops_per_s") > 0.0 && number("p50_us") > 0.0, "{row}");
+        assert!(number("p99_us") >= number("p50_us"), "{row}");
+        assert!(number("ops_per_s_min") <= number("ops_per_s_max"), "{row}");
+        assert_eq!(row["gib_per_s"].is_number(), moves_data, "{row}");
+        assert_eq!(row["cpu_s_per_gib"].is_number(), moves_data, "{row}");
+    }
+
+    #[test]
+    fn bad_options_are_refused_by_name() {
+        let refuse = |options: BenchOptions, word: &str| {
+            let error = run(&options).expect_err(word).to_string();
+            assert!(error.contains(word), "{error}");
+        };
+        refuse(BenchOptions { only: vec!["writes".into()], ..Default::default() }, "writes");
+        refuse(BenchOptions { peers: vec!["zfs".into()], ..Default::default() }, "zfs");
+        refuse(BenchOptions { threads: vec![0], ..Default::default() }, "0 threads");
+        refuse(BenchOptions { rounds: Some(0), ..Default::default() }, "0 rounds");
+    }
+
+    #[test]
+    fn a_pool_path_in_use_is_not_touched() {
+        let path = std::env::temp_dir().join(format!("lode-bench-test-{}.pool", std::process::id()));
+        std::fs::write(&path, [7u8; 8192]).unwrap();
+        let options =
+            BenchOptions { smoke: true, peers: vec!["tmpfs".into()], pool: Some(path.clone()), ..Default::default() };
+        let error = run(&options).expect_err("the file holds something").to_string();
+        let kept = std::fs::read(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert!(error.contains(path.to_str().unwrap()), "{error}");
+        assert_eq!(kept, [7u8; 8192]);
     }
 }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use lodestone::media::Domain;
 use lodestone::{Error, Result};
 use serde_json::Value;
 
@@ -30,12 +31,13 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    /// Mounts the pool with this very program. `assume` is passed on.
-    pub fn lode(place: &mut Place, pool: &Path, assume: &str, promise: &'static str) -> Result<Mounted> {
+    /// Mounts the pool with this very program.
+    pub fn lode(place: &mut Place, pool: &Path, assume: Domain, promise: &'static str) -> Result<Mounted> {
         let dir = place.dir("mount.lode")?;
+        let assume = assume.name();
         let program = std::env::current_exe().map_err(|e| failed("lode", e))?;
         let program = program.to_string_lossy().into_owned();
-        let args = ["mount".as_ref(), pool.as_os_str(), dir.as_os_str(), "-o".as_ref(), assume.as_ref()];
+        let args = ["mount".as_ref(), pool.as_os_str(), dir.as_os_str(), "--assume".as_ref(), assume.as_ref()];
         Mounted::start(place, "lode", &program, &args, dir.clone(), promise)
     }
 
