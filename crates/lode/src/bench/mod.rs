@@ -113,7 +113,8 @@ fn deliver(report: &Report, options: &BenchOptions) -> Result<String> {
     }
     if let Some(path) = &options.svg {
         let picture = plot::render(report).ok_or_else(|| {
-            let message = format!("no picture for {}: no row has tmpfs or bindfs to compare with", path.display());
+            let message =
+                format!("no picture for {}: no row has tmpfs or bindfs to compare with", path.display());
             Error::message(libc::EINVAL, "bench::plot", message)
         })?;
         std::fs::write(path, picture).map_err(|e| Error::io(e, "bench::plot", "write", path))?;
@@ -128,9 +129,10 @@ fn deliver(report: &Report, options: &BenchOptions) -> Result<String> {
 }
 
 fn finish_machine(machine: &mut Machine, plan: &Plan, place: &Place) {
-    machine.place = plan.pool.as_ref().map_or(place.describe(), |p| {
-        format!("{} (pool), {} (peers)", p.display(), place.describe())
-    });
+    machine.place = plan
+        .pool
+        .as_ref()
+        .map_or(place.describe(), |p| format!("{} (pool), {} (peers)", p.display(), place.describe()));
     machine.rounds = plan.rounds;
     machine.slice_ms = plan.slice.as_secs_f64() * 1e3;
     machine.pool_bytes = plan.pool_bytes;
@@ -332,7 +334,8 @@ mod tests {
     fn check_row(report: &Value, name: &str, system: &str, threads: usize, moves_data: bool) {
         let rows = report["rows"].as_array().unwrap();
         let is_it = |r: &&Value| r["name"] == name && r["system"] == system && r["threads"] == threads;
-        let row = rows.iter().find(is_it).unwrap_or_else(|| panic!("no row {name} of {system}, {threads} threads"));
+        let row =
+            rows.iter().find(is_it).unwrap_or_else(|| panic!("no row {name} of {system}, {threads} threads"));
         let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} of {row} is no number"));
         if row.get("value").is_some() {
             assert!(number("value").is_finite() && number("value") >= 0.0, "{row}");
@@ -361,8 +364,12 @@ mod tests {
     fn a_pool_path_in_use_is_not_touched() {
         let path = std::env::temp_dir().join(format!("lode-bench-test-{}.pool", std::process::id()));
         std::fs::write(&path, [7u8; 8192]).unwrap();
-        let options =
-            BenchOptions { smoke: true, peers: vec!["tmpfs".into()], pool: Some(path.clone()), ..Default::default() };
+        let options = BenchOptions {
+            smoke: true,
+            peers: vec!["tmpfs".into()],
+            pool: Some(path.clone()),
+            ..Default::default()
+        };
         let error = run(&options).expect_err("the file holds something").to_string();
         let kept = std::fs::read(&path).unwrap();
         std::fs::remove_file(&path).unwrap();

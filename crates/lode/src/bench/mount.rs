@@ -37,7 +37,8 @@ impl Mounted {
         let assume = assume.name();
         let program = std::env::current_exe().map_err(|e| failed("lode", e))?;
         let program = program.to_string_lossy().into_owned();
-        let args = ["mount".as_ref(), pool.as_os_str(), dir.as_os_str(), "--assume".as_ref(), assume.as_ref()];
+        let args =
+            ["mount".as_ref(), pool.as_os_str(), dir.as_os_str(), "--assume".as_ref(), assume.as_ref()];
         Mounted::start(place, "lode", &program, &args, dir.clone(), promise)
     }
 

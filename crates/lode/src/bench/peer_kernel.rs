@@ -92,7 +92,9 @@ fn call(what: &'static str) -> impl Fn(rustix::io::Errno) -> Error {
 fn whole(what: &'static str, moved: Result<usize, rustix::io::Errno>, asked: usize) -> Result<()> {
     match moved {
         Ok(n) if n == asked => Ok(()),
-        Ok(n) => Err(Error::message(libc::EIO, "bench::peer_kernel", format!("{what}: {n} of {asked} bytes"))),
+        Ok(n) => {
+            Err(Error::message(libc::EIO, "bench::peer_kernel", format!("{what}: {n} of {asked} bytes")))
+        }
         Err(e) => Err(call(what)(e)),
     }
 }

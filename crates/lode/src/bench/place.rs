@@ -39,7 +39,8 @@ impl Place {
         system("mount", ["--make-rprivate", "/"])?;
         let root = std::env::temp_dir().join(format!("{PREFIX}{}", std::process::id()));
         std::fs::create_dir(&root)?;
-        let mounted = system("mount", ["-t".as_ref(), "tmpfs".as_ref(), "lode-bench".as_ref(), root.as_os_str()]);
+        let mounted =
+            system("mount", ["-t".as_ref(), "tmpfs".as_ref(), "lode-bench".as_ref(), root.as_os_str()]);
         if let Err(e) = mounted {
             let _ = std::fs::remove_dir(&root);
             return Err(e);
@@ -79,10 +80,11 @@ impl Place {
             Ok(dir) => return Ok((dir, "ext4 on a loop device over tmpfs".to_string())),
             Err(e) => e,
         };
-        let host = std::env::current_dir().ok().filter(|dir| {
-            rustix::fs::statfs(dir).is_ok_and(|fs| fs.f_type as u64 == EXT4_MAGIC)
-        });
-        let host = host.ok_or(format!("no image ({image_error}), and the current directory is not on ext4"))?;
+        let host = std::env::current_dir()
+            .ok()
+            .filter(|dir| rustix::fs::statfs(dir).is_ok_and(|fs| fs.f_type as u64 == EXT4_MAGIC));
+        let host =
+            host.ok_or(format!("no image ({image_error}), and the current directory is not on ext4"))?;
         let dir = host.join(format!("{PREFIX}{}", std::process::id()));
         std::fs::create_dir(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
         self.elsewhere.push(dir.clone());

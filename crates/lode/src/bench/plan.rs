@@ -82,7 +82,9 @@ impl Plan {
     }
 
     fn check(&mut self, options: &BenchOptions, cores: usize) -> Result<()> {
-        let known = |n: &String| super::row_names().any(|k| k == n) || matches!(n.as_str(), "data" | "names" | "mount");
+        let known = |n: &String| {
+            super::row_names().any(|k| k == n) || matches!(n.as_str(), "data" | "names" | "mount")
+        };
         if let Some(name) = options.only.iter().find(|n| !known(n)) {
             let names: Vec<&str> = super::row_names().collect();
             return Err(usage(format!("there is no row {name}; rows: {}", names.join(", "))));
@@ -91,7 +93,10 @@ impl Plan {
             return Err(usage(format!("there is no peer {peer}; peers: {}", PEERS.join(", "))));
         }
         if let Some(n) = self.threads.iter().find(|n| !(1..=cores.min(THREADS_MAX)).contains(n)) {
-            return Err(usage(format!("{n} threads: this machine has cores for 1 to {}", cores.min(THREADS_MAX))));
+            return Err(usage(format!(
+                "{n} threads: this machine has cores for 1 to {}",
+                cores.min(THREADS_MAX)
+            )));
         }
         if !(1..=ROUNDS_MAX).contains(&self.rounds) {
             return Err(usage(format!("{} rounds: give 1 to {ROUNDS_MAX}", self.rounds)));

@@ -32,7 +32,8 @@ fn paint(system: &str) -> (&'static str, &'static str) {
 /// The picture, or `None` where no row has anything to compare with.
 pub fn render(report: &Report) -> Option<String> {
     let groups: Vec<Group> = report.lines().iter().filter_map(|(n, t)| Group::of(report, n, *t)).collect();
-    let widest = groups.iter().map(Group::widest).fold(None, |a: Option<f64>, b| Some(a.map_or(b, |a| a.max(b))));
+    let widest =
+        groups.iter().map(Group::widest).fold(None, |a: Option<f64>, b| Some(a.map_or(b, |a| a.max(b))));
     let scale = Scale { ratio_max: widest?.ceil().clamp(2.0, RATIO_MAX) };
     let height = TOP + groups.iter().map(Group::height).sum::<f64>() + 46.0;
     let mut svg = String::new();
@@ -139,7 +140,8 @@ fn target(svg: &mut String, x: f64, y: f64, what: &str) {
 
 fn text(svg: &mut String, x: f64, y: f64, anchor: &str, class: &str, what: &str) {
     let what = escape(what);
-    let _ = writeln!(svg, r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}" class="{class}">{what}</text>"#);
+    let _ =
+        writeln!(svg, r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}" class="{class}">{what}</text>"#);
 }
 
 fn escape(text: &str) -> String {

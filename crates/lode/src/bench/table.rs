@@ -11,7 +11,9 @@ pub fn render(report: &Report) -> String {
     let mut out = header(report);
     let rates: &dyn Fn(&Row) -> bool = &|r| r.value.is_none();
     section(&mut out, report, "ops/s, median", rates, &|r| si(r.ops_per_s));
-    section(&mut out, report, "us, p50 / p99", rates, &|r| format!("{} / {}", digits(r.p50_us), digits(r.p99_us)));
+    section(&mut out, report, "us, p50 / p99", rates, &|r| {
+        format!("{} / {}", digits(r.p50_us), digits(r.p99_us))
+    });
     section(&mut out, report, "CPU s/GiB", &|r| r.cpu_s_per_gib.is_some(), &|r| {
         r.cpu_s_per_gib.map_or(String::new(), |s| format!("{s:.3}"))
     });
@@ -70,8 +72,7 @@ fn section(
         let of = |system: &&str| {
             rows.iter().find(|r| r.name == name && r.system == *system && r.threads == threads)
         };
-        let cells: Vec<String> =
-            systems.iter().map(|s| of(s).map_or("-".to_string(), |r| cell(r))).collect();
+        let cells: Vec<String> = systems.iter().map(|s| of(s).map_or("-".to_string(), |r| cell(r))).collect();
         if cells.iter().all(|c| c == "-") {
             continue;
         }
