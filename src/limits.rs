@@ -20,3 +20,5 @@ pub const XATTR_VALUE_BYTES_MAX: usize = 65_536;
 pub const XATTR_LIST_BYTES_MAX: usize = 65_536;
 /// Regions in one pool.
 pub const REGIONS_MAX: usize = 64;
+/// Regions mapped by one process at a time, all its pools together (the fault handler searches them).
+pub const REGIONS_MAPPED_MAX: usize = 1024;
