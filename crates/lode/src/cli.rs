@@ -2,7 +2,6 @@
 //! environment variables and the keys of the configuration file are all derived from here.
 
 use std::ffi::OsString;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, Args, Command, CommandFactory, Parser, Subcommand, ValueEnum};
@@ -100,6 +99,8 @@ pub enum Assume {
 }
 
 /// Mount a pool on a directory, for every program
+///
+/// Returns once the mount is live. Also the mount helper of fstab's type fuse.lode.
 #[derive(Args, Debug)]
 pub struct Mount {
     /// The file or device of the pool, the first of several
@@ -115,9 +116,6 @@ pub struct Mount {
     /// Take the media for persistent memory of this kind (emulation)
     #[arg(long, value_name = "DOMAIN")]
     pub assume: Option<Assume>,
-    /// Serve Prometheus metrics at this address
-    #[arg(long, value_name = "ADDR")]
-    pub metrics: Option<SocketAddr>,
 }
 
 /// Unmount a directory
@@ -207,17 +205,41 @@ pub struct Dump {
 }
 
 /// Measure this file system, others, and the memory below them
+///
+/// Systems take turns within one run; each row is the median of its rounds. A row marked emulated ran on
+/// ordinary memory that was taken for persistent memory.
 #[derive(Args, Debug)]
 pub struct Bench {
     /// Only these rows
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub only: Vec<String>,
-    /// Compare with these file systems
+    /// Compare with these file systems: tmpfs, ext4
     #[arg(long, value_name = "FS", value_delimiter = ',')]
     pub peers: Vec<String>,
-    /// Small sizes: shows that it works, not how fast it is
+    /// Smaller sizes, shorter rounds, one thread
     #[arg(long)]
     pub quick: bool,
+    /// Shows that every row works; the numbers mean nothing
+    #[arg(long)]
+    pub smoke: bool,
+    /// The rows of the mount too
+    #[arg(long)]
+    pub mount: bool,
+    /// Numbers of threads
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    pub threads: Vec<usize>,
+    /// Rounds of each row
+    #[arg(long, value_name = "N")]
+    pub rounds: Option<usize>,
+    /// Take the media for persistent memory of these kinds (emulation)
+    #[arg(long, value_name = "DOMAIN", value_delimiter = ',')]
+    pub assume: Vec<Assume>,
+    /// Where to make the pool: a path that is free
+    #[arg(long, value_name = "PATH")]
+    pub pool: Option<PathBuf>,
+    /// Write a picture of the result here
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,

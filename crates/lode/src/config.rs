@@ -13,7 +13,7 @@
 //! error: a misspelt setting that does nothing is worse than a message.
 
 use std::collections::HashMap;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 

@@ -21,6 +21,8 @@ pub enum Failure {
     Reported,
     /// Nobody reads standard output any more: exit 0.
     ReaderGone,
+    /// The command ended with this code and has said why.
+    Ended(ExitCode),
 }
 
 impl Failure {
@@ -45,13 +47,14 @@ impl Failure {
             }
             Failure::Reported => ExitCode::from(1),
             Failure::ReaderGone => ExitCode::SUCCESS,
+            Failure::Ended(code) => code,
         }
     }
 }
 
 impl From<lodestone::Error> for Failure {
     fn from(e: lodestone::Error) -> Failure {
-        Failure::Failed(e.to_string())
+        Failure::Failed(reason(&e))
     }
 }
 

@@ -5,7 +5,7 @@
 //! machine that we do not have. Nothing is loaded, mounted or switched on.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Serialize;
 
@@ -297,19 +297,11 @@ impl Sys<'_> {
     }
 }
 
-/// The command names of processes, for messages: `1234 (lode)`.
-pub fn process_name(pid: u32) -> String {
-    let path = PathBuf::from(format!("/proc/{pid}/comm"));
-    match fs::read_to_string(path) {
-        Ok(name) => format!("{pid} ({})", name.trim()),
-        Err(_) => pid.to_string(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
+    use std::path::PathBuf;
 
     /// A machine laid out as files.
     struct Fake(PathBuf);

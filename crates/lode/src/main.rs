@@ -3,17 +3,20 @@
 //! `cli` defines what can be said, `config` adds what files say, `cmd` does it, `failure` is the one way out.
 //! Called as `mount.lode` or `mount.fuse.lode` (by mount(8), from fstab) the binary is the mount helper.
 
+mod bench;
 mod cli;
 mod cmd;
 mod config;
 mod failure;
 mod interrupt;
 mod machine;
+mod mount;
 mod pool;
 mod progress;
 mod quote;
 mod size;
 mod target;
+mod tree;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -36,6 +39,10 @@ fn main() -> ExitCode {
 
 fn run(arguments: &[OsString]) -> Result<()> {
     start_log()?;
+    let is_subcommand = |word: &str| cli::command().find_subcommand(word).is_some();
+    if let Some(request) = mount::helper(arguments, is_subcommand) {
+        return Err(Failure::Ended(mount::run(request.map_err(Failure::Usage)?)));
+    }
     let configured = config::apply(cli::command(), arguments)?;
     match configured.command.clone().try_get_matches_from(arguments) {
         Ok(matches) => {
@@ -73,7 +80,8 @@ fn usage(e: &clap::Error, configured: &Configured) -> Failure {
     let message: Vec<&str> = text.lines().take_while(|l| !l.trim().is_empty()).map(str::trim).collect();
     let message = message.join(" ");
     let message = message.strip_prefix("error: ").unwrap_or(&message);
-    let tip = text.lines().find_map(|l| l.trim().strip_prefix("tip: ")).map(|t| format!("; {t}"));
+    let tips = text.lines().filter_map(|l| l.trim().strip_prefix("tip: "));
+    let tip = tips.filter(|t| t.contains("similar")).map(|t| format!("; {t}")).next();
     let subcommand = std::env::args().nth(1).filter(|name| configured.command.find_subcommand(name).is_some());
     let from = subcommand.as_deref().and_then(|name| origin(e, configured, name));
     let help = subcommand.map_or("lode --help".to_string(), |name| format!("lode {name} --help"));

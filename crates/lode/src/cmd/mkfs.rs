@@ -38,7 +38,8 @@ pub fn run(args: &cli::Mkfs) -> Result<()> {
     format(args, &media).inspect_err(|_| states.iter().for_each(Region::undo))?;
     let mode = if args.data == Data::Cow { "cow" } else { "inplace" };
     let mut out = Output::new();
-    out.line(format_args!("made {}: {}, data={mode}, {}", show(&paths[0]), Size(media.len()), media.describe()))?;
+    let (path, size, domain) = (show(&paths[0]), Size(media.len()), media.describe().domain);
+    out.line(format_args!("made {path}: {size}, data={mode}, domain {domain}"))?;
     out.finish()
 }
 

@@ -1,0 +1,2 @@
+//! stub
+pub fn run(_: &crate::cli::Dump) -> crate::failure::Result<()> { todo!() }
