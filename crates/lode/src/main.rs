@@ -6,6 +6,7 @@
 mod bench;
 mod cli;
 mod cmd;
+mod door;
 mod config;
 mod failure;
 mod interrupt;
@@ -40,7 +41,7 @@ fn main() -> ExitCode {
 fn run(arguments: &[OsString]) -> Result<()> {
     start_log()?;
     let is_subcommand = |word: &str| cli::command().find_subcommand(word).is_some();
-    if let Some(request) = mount::helper(arguments, is_subcommand) {
+    if let Some(request) = mount::options::helper(arguments, is_subcommand) {
         return Err(Failure::Ended(mount::run(request.map_err(Failure::Usage)?)));
     }
     let configured = config::apply(cli::command(), arguments)?;
