@@ -298,10 +298,7 @@ pub fn examples(subcommand: &str) -> &'static [(&'static str, &'static str)] {
             ("A pool in a file", "lode mkfs demo.pool --size 4G"),
             ("A pool over two NUMA nodes", "lode mkfs /dev/dax0.0,/dev/dax1.0 --label data"),
         ],
-        "info" => &[
-            ("What this machine can do", "lode info"),
-            ("What a pool is", "lode info demo.pool"),
-        ],
+        "info" => &[("What this machine can do", "lode info"), ("What a pool is", "lode info demo.pool")],
         "mount" => &[
             ("Mount, and return once it is there", "lode mount demo.pool /mnt"),
             ("Stay in the foreground, read only", "lode mount demo.pool /mnt -f -o ro"),
@@ -392,11 +389,9 @@ impl clap::builder::TypedValueParser for TargetParser {
         value: &std::ffi::OsStr,
     ) -> Result<Target, clap::Error> {
         match Target::parse(value) {
-            Target::Pool(p) if p.pool.is_empty() => {
-                parse_pool_path(value).map(Target::Pool).map_err(|e| {
-                    clap::Error::raw(clap::error::ErrorKind::ValueValidation, e)
-                })
-            }
+            Target::Pool(p) if p.pool.is_empty() => parse_pool_path(value)
+                .map(Target::Pool)
+                .map_err(|e| clap::Error::raw(clap::error::ErrorKind::ValueValidation, e)),
             target => Ok(target),
         }
     }

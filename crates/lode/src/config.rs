@@ -142,11 +142,11 @@ impl Configured {
             return Ok(false);
         };
         let (id, is_switch) = (arg.get_id().clone(), matches!(arg.get_action(), ArgAction::SetTrue));
-        let values = words(value, is_switch)
-            .ok_or_else(|| unknown(file, key, if is_switch { "wants true or false" } else { "wants one value" }))?;
+        let values = words(value, is_switch).ok_or_else(|| {
+            unknown(file, key, if is_switch { "wants true or false" } else { "wants one value" })
+        })?;
         let command = std::mem::take(&mut self.command);
-        self.command =
-            command.mut_subcommand(subcommand, |c| c.mut_arg(id, |a| a.default_values(values)));
+        self.command = command.mut_subcommand(subcommand, |c| c.mut_arg(id, |a| a.default_values(values)));
         self.origin.insert(setting(subcommand, key), file.to_path_buf());
         Ok(true)
     }
@@ -216,7 +216,8 @@ mod tests {
     #[test]
     fn a_section_beats_the_top_in_any_order() {
         // Tables are read in the order of their keys: `data` stands before `mkfs`, `size` behind it.
-        let c = configured("data = \"cow\"\nsize = \"1G\"\n[mkfs]\nsize = \"8G\"\ndata = \"inplace\"").unwrap();
+        let c =
+            configured("data = \"cow\"\nsize = \"1G\"\n[mkfs]\nsize = \"8G\"\ndata = \"inplace\"").unwrap();
         assert_eq!(mkfs_size(&c, &["lode", "mkfs", "p"]), Some(8 << 30));
         let matches = c.command.clone().try_get_matches_from(["lode", "mkfs", "p"]).unwrap();
         let data = matches.subcommand_matches("mkfs").unwrap().get_one::<cli::Data>("data").copied();

@@ -197,9 +197,9 @@ impl Sys<'_> {
 
     fn persistent_memory(&self) -> Vec<String> {
         let devices = |n: &String| {
-            ["pmem", "dax"].iter().any(|p| {
-                n.strip_prefix(p).is_some_and(|r| r.starts_with(|c: char| c.is_ascii_digit()))
-            })
+            ["pmem", "dax"]
+                .iter()
+                .any(|p| n.strip_prefix(p).is_some_and(|r| r.starts_with(|c: char| c.is_ascii_digit())))
         };
         let class = |path| self.names(path).into_iter().filter(devices).map(|n| format!("/dev/{n}"));
         class("sys/class/block").chain(class("sys/bus/dax/devices")).collect()
@@ -223,7 +223,8 @@ impl Sys<'_> {
             let dir = words.next()?;
             (words.next() == Some("resctrl")).then_some(dir)
         });
-        let kernel = self.text("proc/filesystems").is_some_and(|t| t.lines().any(|l| l.ends_with("\tresctrl")));
+        let kernel =
+            self.text("proc/filesystems").is_some_and(|t| t.lines().any(|l| l.ends_with("\tresctrl")));
         match (mounted, kernel && (flags.has("cat_l3") || flags.has("cat_l2"))) {
             (Some(dir), _) => found("resctrl", format!("cache ways can be reserved at {dir}")),
             (None, true) => missing(

@@ -6,8 +6,8 @@
 mod bench;
 mod cli;
 mod cmd;
-mod door;
 mod config;
+mod door;
 mod failure;
 mod interrupt;
 mod machine;
@@ -63,7 +63,9 @@ fn start_log() -> Result<()> {
     let text = std::env::var("LODE_LOG").unwrap_or_default();
     let text = if text.is_empty() { "warn" } else { &text };
     let filter = EnvFilter::try_new(text).map_err(|e| {
-        Failure::usage(format_args!("LODE_LOG={text}: {e}; write a level (info) or targets (lodestone=debug)"))
+        Failure::usage(format_args!(
+            "LODE_LOG={text}: {e}; write a level (info) or targets (lodestone=debug)"
+        ))
     })?;
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     Ok(())
@@ -83,10 +85,15 @@ fn usage(e: &clap::Error, configured: &Configured) -> Failure {
     let message = message.strip_prefix("error: ").unwrap_or(&message);
     let tips = text.lines().filter_map(|l| l.trim().strip_prefix("tip: "));
     let tip = tips.filter(|t| t.contains("similar")).map(|t| format!("; {t}")).next();
-    let subcommand = std::env::args().nth(1).filter(|name| configured.command.find_subcommand(name).is_some());
+    let subcommand =
+        std::env::args().nth(1).filter(|name| configured.command.find_subcommand(name).is_some());
     let from = subcommand.as_deref().and_then(|name| origin(e, configured, name));
     let help = subcommand.map_or("lode --help".to_string(), |name| format!("lode {name} --help"));
-    Failure::usage(format_args!("{message}{}{}; see {help}", from.unwrap_or_default(), tip.unwrap_or_default()))
+    Failure::usage(format_args!(
+        "{message}{}{}; see {help}",
+        from.unwrap_or_default(),
+        tip.unwrap_or_default()
+    ))
 }
 
 /// ` (from FILE)` or ` (from LODE_X)` where a refused value was not given on the command line.

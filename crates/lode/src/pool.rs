@@ -42,7 +42,8 @@ impl Pools {
     /// Opens `pool`, unless that is done. Of several uses of a pool the first says for what it is opened.
     pub fn open(&mut self, pool: &OsStr, access: Access) -> Result<()> {
         let identity = std::fs::metadata(pool).ok().map(|m| (m.dev(), m.ino()));
-        let same = |o: &&mut Open| o.names.iter().any(|n| n == pool) || identity.is_some() && o.identity == identity;
+        let same =
+            |o: &&mut Open| o.names.iter().any(|n| n == pool) || identity.is_some() && o.identity == identity;
         if let Some(open) = self.open.iter_mut().find(same) {
             open.names.push(pool.to_os_string());
             return Ok(());

@@ -46,7 +46,8 @@ fn is_plain(text: &str) -> bool {
 
 /// Neither a control character nor one that changes the direction or the shape of what stands around it.
 fn is_safe(c: char) -> bool {
-    !c.is_control() && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
+    !c.is_control()
+        && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
 }
 
 #[cfg(test)]

@@ -55,7 +55,9 @@ mod tests {
 
     #[test]
     fn what_is_no_size_is_refused() {
-        for bad in ["", "G", "-1", "4X", "1.5G", "4 G", "0x10", "٤G", "4GG", "99999999999999999999", "16777216T"] {
+        for bad in
+            ["", "G", "-1", "4X", "1.5G", "4 G", "0x10", "٤G", "4GG", "99999999999999999999", "16777216T"]
+        {
             assert!(parse(bad).is_err(), "{bad:?} was taken for a size");
         }
     }

@@ -1,2 +1,4 @@
 //! stub
-pub fn run(_: &crate::cli::Dump) -> crate::failure::Result<()> { todo!() }
+pub fn run(_: &crate::cli::Dump) -> crate::failure::Result<()> {
+    todo!()
+}

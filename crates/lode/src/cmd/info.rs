@@ -107,7 +107,8 @@ fn describe(pool: &OsStr, args: &cli::Info) -> Result<About> {
 /// change everything else while we read; the superblock is written by mkfs alone.
 fn in_use(pool: &OsStr, busy: &lodestone::Error) -> Result<About> {
     let mut bytes = [0; SUPER_BYTES];
-    let read = std::fs::File::open(pool).and_then(|f| f.read_exact_at(&mut bytes, SUPER_BLOCK * BLOCK as u64));
+    let read =
+        std::fs::File::open(pool).and_then(|f| f.read_exact_at(&mut bytes, SUPER_BLOCK * BLOCK as u64));
     let sb = read.ok().and_then(|()| Super::decode(&bytes).ok());
     // Nothing to add: a device that cannot be read as a file, or a pool being made right now.
     let Some(sb) = sb else { return Err(Failure::failed(reason(busy))) };

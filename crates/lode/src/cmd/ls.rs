@@ -99,9 +99,8 @@ fn list(
             Ok(listing) => {
                 if args.recursive && listing.directory {
                     let below = listing.entries.iter().rev().filter(|e| e.is_directory_below());
-                    waiting.extend(
-                        below.map(|e| PoolPath { path: join(&path.path, &e.name), ..path.clone() }),
-                    );
+                    waiting
+                        .extend(below.map(|e| PoolPath { path: join(&path.path, &e.name), ..path.clone() }));
                 }
                 listings.push(listing);
             }
@@ -182,7 +181,8 @@ struct Widths {
 
 impl Widths {
     fn of(entries: &[Entry]) -> Widths {
-        let widest = |text: &dyn Fn(&Entry) -> String| entries.iter().map(|e| text(e).len()).max().unwrap_or(0);
+        let widest =
+            |text: &dyn Fn(&Entry) -> String| entries.iter().map(|e| text(e).len()).max().unwrap_or(0);
         Widths {
             nlink: widest(&|e| e.nlink.to_string()),
             uid: widest(&|e| e.uid.to_string()),
@@ -297,7 +297,8 @@ mod tests {
 
     #[test]
     fn dates_agree_with_date() {
-        let seconds = [0, -1, 951_782_400, 951_868_800, 1_709_208_000, 4_107_542_399, Time::SEC_MIN, Time::SEC_MAX];
+        let seconds =
+            [0, -1, 951_782_400, 951_868_800, 1_709_208_000, 4_107_542_399, Time::SEC_MIN, Time::SEC_MAX];
         for sec in seconds {
             let at = format!("@{sec}");
             let date = Command::new("date").args(["-u", "-d", &at, "+%Y-%m-%dT%H:%M:%SZ"]).output().unwrap();

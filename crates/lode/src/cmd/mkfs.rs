@@ -33,7 +33,8 @@ pub fn run(args: &cli::Mkfs) -> Result<()> {
     if let Some(size) = size {
         fits_the_host(size, &states)?;
     }
-    let options = PoolOptions { stripe_bytes: Some(args.stripe), force: args.force, ..PoolOptions::default() };
+    let options =
+        PoolOptions { stripe_bytes: Some(args.stripe), force: args.force, ..PoolOptions::default() };
     let media = Pool::create(&paths, size, &options)?;
     format(args, &media).inspect_err(|_| states.iter().for_each(Region::undo))?;
     let mode = if args.data == Data::Cow { "cow" } else { "inplace" };
@@ -120,10 +121,13 @@ impl<'a> Region<'a> {
 
 /// An I/O error without the number behind it.
 fn plain(e: &std::io::Error) -> String {
-    Errno::from_io_error(e).map_or_else(|| e.to_string(), |errno| {
-        let text = std::io::Error::from(errno).to_string();
-        text.split(" (os error").next().unwrap_or_default().to_string()
-    })
+    Errno::from_io_error(e).map_or_else(
+        || e.to_string(),
+        |errno| {
+            let text = std::io::Error::from(errno).to_string();
+            text.split(" (os error").next().unwrap_or_default().to_string()
+        },
+    )
 }
 
 /// The offset of the first byte that is not zero. Holes are jumped over, so that a sparse file of any size
@@ -159,7 +163,9 @@ fn pool_size(args: &cli::Mkfs, regions: &[Region]) -> Result<Option<u64>> {
     for region in new.iter().filter(|r| r.found.is_none()) {
         if region.path.starts_with("/dev") && !region.path.starts_with("/dev/shm") {
             let path = show(region.path);
-            return Err(Failure::failed(format_args!("{path} is not there, and devices are not made by mkfs")));
+            return Err(Failure::failed(format_args!(
+                "{path} is not there, and devices are not made by mkfs"
+            )));
         }
     }
     match (args.size, new.first(), regions.len()) {

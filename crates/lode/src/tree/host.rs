@@ -79,7 +79,8 @@ impl Tree for HostTree {
     }
 
     fn mknod(&self, path: &[u8], mode: u32, rdev: u64) -> Result<()> {
-        sys::mknodat(CWD, path, FileType::from_raw_mode(mode), Mode::from_raw_mode(mode), rdev).map_err(failed)
+        sys::mknodat(CWD, path, FileType::from_raw_mode(mode), Mode::from_raw_mode(mode), rdev)
+            .map_err(failed)
     }
 
     fn link(&self, old: &[u8], new: &[u8]) -> Result<()> {

@@ -90,7 +90,8 @@ mod tests {
         assert_eq!(join(b"/", b"a"), b"/a");
         assert_eq!(join(b"/a", b"b"), b"/a/b");
         assert_eq!(join(b"", b"b"), b"b");
-        for (path, base) in [("/a/b", "b"), ("/a/b//", "b"), ("/", ""), ("", ""), ("a", "a"), ("a/..", "..")] {
+        for (path, base) in [("/a/b", "b"), ("/a/b//", "b"), ("/", ""), ("", ""), ("a", "a"), ("a/..", "..")]
+        {
             assert_eq!(base_name(path.as_bytes()), base.as_bytes(), "{path}");
         }
     }
