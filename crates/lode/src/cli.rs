@@ -199,9 +199,6 @@ pub struct Dump {
     pub pool: OsString,
     /// An inode number (1 is the root directory)
     pub ino: Option<u32>,
-    /// Print one JSON document
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// Measure this file system, others, and the memory below them

@@ -98,8 +98,7 @@ fn found(name: &'static str, detail: impl Into<String>) -> Facility {
 }
 
 fn missing(name: &'static str, detail: impl Into<String>, remedy: &str) -> Facility {
-    let remedy = Some(remedy.to_string()).filter(|r| !r.is_empty());
-    Facility { name, found: false, detail: detail.into(), remedy }
+    Facility { name, found: false, detail: detail.into(), remedy: Some(remedy.to_string()) }
 }
 
 /// The calling thread's own copies: always there; the flush instruction decides what they cost.
@@ -154,7 +153,7 @@ impl Sys<'_> {
             self.names("sys/bus/dsa/devices").into_iter().filter(|n| n.starts_with("dsa")).collect();
         if devices.is_empty() {
             let remedy = match (flags.has("movdir64b"), self.exists("sys/bus/dsa")) {
-                (true, false) => "on Xeon since 2023: enable it in firmware and load the idxd module",
+                (true, false) => "on a Xeon since 2023: enable it in firmware, or pass it to this machine, and load idxd",
                 _ => "needs a Xeon since 2023 with DSA enabled in firmware",
             };
             return missing("dsa", "no Intel DSA device; copies run on the cpu", remedy);
@@ -235,7 +234,7 @@ impl Sys<'_> {
             (None, false) => missing(
                 "resctrl",
                 "no cache allocation in this processor or kernel: cache ways cannot be reserved",
-                "",
+                "needs a Xeon with CAT and a kernel with CONFIG_X86_CPU_RESCTRL",
             ),
         }
     }
@@ -341,7 +340,7 @@ mod tests {
         let machine = Machine::probe(&Fake::new("empty").0);
         for f in &machine.facilities {
             assert!(!f.found, "{} found in an empty machine", f.name);
-            assert!(f.remedy.is_some() || f.name == "resctrl", "{} has no remedy", f.name);
+            assert!(f.remedy.is_some(), "{} has no remedy", f.name);
         }
     }
 

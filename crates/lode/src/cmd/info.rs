@@ -10,7 +10,8 @@ use std::path::Path;
 
 use lodestone::fs::format::{BLOCK, SUPER_BLOCK, SUPER_BYTES, Super, SuperFault, unpack_time};
 use lodestone::fs::{DataMode, Fs, PoolInfo};
-use lodestone::media::{Addr, Description, Media, Pool, PoolOptions, RegionDescription};
+use lodestone::limits::POOL_BYTES_MIN;
+use lodestone::media::{Addr, Description, Domain, Media, Pool, PoolOptions, RegionDescription};
 use serde::Serialize;
 
 use super::ls::utc;
@@ -23,8 +24,12 @@ use crate::target::show;
 
 pub fn run(args: &cli::Info) -> Result<()> {
     let pool = args.pool.as_deref().map(|pool| describe(pool, args)).transpose()?;
-    let document =
-        Document { version: env!("CARGO_PKG_VERSION"), pool, machine: Machine::probe(Path::new("/")) };
+    let document = Document {
+        version: env!("CARGO_PKG_VERSION"),
+        pool,
+        machine: Machine::probe(Path::new("/")),
+        routines: Routines::chosen()?,
+    };
     let mut out = Output::new();
     if args.json {
         out.json(&document)?;
@@ -40,6 +45,33 @@ struct Document {
     #[serde(skip_serializing_if = "Option::is_none")]
     pool: Option<About>,
     machine: Machine,
+    routines: Routines,
+}
+
+/// How this process moves data on this processor.
+#[derive(Serialize)]
+struct Routines {
+    copy: String,
+    available: Vec<String>,
+    write_back: &'static str,
+    checksum: &'static str,
+}
+
+impl Routines {
+    /// The same choice as for any pool; asked of one in memory, because there may be no other.
+    fn chosen() -> Result<Routines> {
+        let assume = Some(Domain::Memory);
+        let options = PoolOptions { assume, ..PoolOptions::default() };
+        let pool = Pool::memfd(POOL_BYTES_MIN, &options)
+            .or_else(|_| Pool::memfd(POOL_BYTES_MIN, &PoolOptions::default()))?;
+        let d = pool.describe();
+        Ok(Routines {
+            copy: d.isa.to_string(),
+            available: d.isas.iter().map(|isa| isa.to_string()).collect(),
+            write_back: d.write_back,
+            checksum: d.crc,
+        })
+    }
 }
 
 #[derive(Serialize)]
@@ -184,7 +216,8 @@ impl About {
         }
         if let Some(state) = &self.state {
             let word = if state.clean { "clean" } else { "not closed; the next use recovers it" };
-            out.line(format_args!("  state     {word}, {} mounts so far", state.mounts))?;
+            let times = if state.mounts == 1 { "once" } else { &format!("{} times", state.mounts) };
+            out.line(format_args!("  state     {word}; opened {times}"))?;
         }
         for damage in &self.damage {
             out.line(format_args!("  damage    {damage}"))?;
@@ -246,9 +279,14 @@ impl Document {
             pool.print(out)?;
         }
         let m = &self.machine;
-        out.line(format_args!("machine     {}, {} cpus, {} nodes", m.cpu, m.cpus, m.numa_nodes))?;
+        let plural = |n: usize| if n == 1 { "" } else { "s" };
+        let (cpus, nodes) = (plural(m.cpus), plural(m.numa_nodes));
+        out.line(format_args!("machine     {}, {} CPU{cpus}, {} NUMA node{nodes}", m.cpu, m.cpus, m.numa_nodes))?;
         out.line(format_args!("  kernel    {}", m.kernel))?;
         out.line(format_args!("  cpu has   {}", m.instructions.join(" ")))?;
+        let r = &self.routines;
+        out.line(format_args!("  copies by {} (of {})", r.copy, r.available.join(", ")))?;
+        out.line(format_args!("            write-back {}, checksums {}", r.write_back, r.checksum))?;
         for f in m.facilities.iter().filter(|f| f.found) {
             out.line(format_args!("  found     {}: {}", f.name, f.detail))?;
         }

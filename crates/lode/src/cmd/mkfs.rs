@@ -36,7 +36,7 @@ pub fn run(args: &cli::Mkfs) -> Result<()> {
     let options =
         PoolOptions { stripe_bytes: Some(args.stripe), force: args.force, ..PoolOptions::default() };
     let media = Pool::create(&paths, size, &options)?;
-    format(args, &media).inspect_err(|_| states.iter().for_each(Region::undo))?;
+    let media = format(args, media).inspect_err(|_| states.iter().for_each(Region::undo))?;
     let mode = if args.data == Data::Cow { "cow" } else { "inplace" };
     let mut out = Output::new();
     let (path, size, domain) = (show(&paths[0]), Size(media.len()), media.describe().domain);
@@ -44,7 +44,7 @@ pub fn run(args: &cli::Mkfs) -> Result<()> {
     out.finish()
 }
 
-fn format(args: &cli::Mkfs, media: &Pool) -> Result<()> {
+fn format(args: &cli::Mkfs, media: Pool) -> Result<Pool> {
     let options = MkfsOptions {
         label: args.label.clone().unwrap_or_default(),
         data: if args.data == Data::Cow { DataMode::Cow } else { DataMode::InPlace },
@@ -52,9 +52,10 @@ fn format(args: &cli::Mkfs, media: &Pool) -> Result<()> {
         root_uid: rustix::process::geteuid().as_raw(),
         root_gid: rustix::process::getegid().as_raw(),
     };
-    Fs::mkfs(media, &options).map_err(|e| about(&args.pool, &e))?;
+    let media = Fs::mkfs(media, &options).map_err(|e| about(&args.pool, &e))?;
     let synced = media.sync();
-    synced.map_err(|e| Failure::failed(format_args!("cannot sync {}: {e}", show(Path::new(&args.pool)))))
+    synced.map_err(|e| Failure::failed(format_args!("cannot sync {}: {e}", show(Path::new(&args.pool)))))?;
+    Ok(media)
 }
 
 /// What stands at the path of a region before anything is done.
