@@ -20,3 +20,7 @@ pub const XATTR_VALUE_BYTES_MAX: usize = 65_536;
 pub const XATTR_LIST_BYTES_MAX: usize = 65_536;
 /// Regions in one pool.
 pub const REGIONS_MAX: usize = 64;
+/// Descriptors open at a time in one descriptor table (EMFILE beyond).
+pub const OPEN_FILES_MAX: usize = 1 << 20;
+/// Bytes moved by one read or write call at most (Linux `MAX_RW_COUNT`); longer ones return short.
+pub const RW_BYTES_MAX: usize = 0x7fff_f000;

@@ -3,6 +3,7 @@
 //! Callers by inode number (the FUSE door, the mediator) use the node operations of [`Fs`]; callers by
 //! path and descriptor use [`files`].
 
+pub mod files;
 pub mod types;
 
 use std::sync::Arc;
