@@ -12,13 +12,13 @@ struct Last {
     call: &'static str,
     error: Option<Error>,
     /// What `lode_last_error` and `lode_strerror` handed out.
-    text: CString,
-    errno_text: CString,
+    text: Option<CString>,
+    errno_text: Option<CString>,
 }
 
 thread_local! {
     static LAST: RefCell<Last> = const {
-        RefCell::new(Last { call: "", error: None, text: EMPTY, errno_text: EMPTY })
+        RefCell::new(Last { call: "", error: None, text: None, errno_text: None })
     };
 }
 
@@ -46,8 +46,7 @@ pub extern "C" fn lode_last_error() -> *const c_char {
             Some(error) => format!("{}: {error}", last.call),
             None => String::new(),
         };
-        last.text = c_string(&sentence);
-        last.text.as_ptr()
+        last.text.insert(c_string(&sentence)).as_ptr()
     })
 }
 
@@ -59,12 +58,12 @@ pub extern "C" fn lode_strerror(errnum: c_int) -> *const c_char {
         let mut buffer = [0 as c_char; 256];
         // SAFETY: strerror_r writes at most the given length and closes it with a NUL.
         let known = unsafe { libc::strerror_r(errnum, buffer.as_mut_ptr(), buffer.len()) } == 0;
-        last.errno_text = match known {
+        let sentence = match known {
             // SAFETY: as above.
             true => unsafe { CStr::from_ptr(buffer.as_ptr()) }.to_owned(),
             false => c_string(&format!("Unknown error {errnum}")),
         };
-        last.errno_text.as_ptr()
+        last.errno_text.insert(sentence).as_ptr()
     })
 }
 

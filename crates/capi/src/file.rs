@@ -72,9 +72,10 @@ pub unsafe extern "C" fn lode_pread(
     count: size_t,
     offset: off_t,
 ) -> ssize_t {
-    // SAFETY: the contract at the head of the header.
     on_pool("lode_pread", fs, |pool| {
-        Ok(pool.files.pread(fd, unsafe { output(buf, count) }?, offset)? as ssize_t)
+        // SAFETY: the contract at the head of the header.
+        let buf = unsafe { output(buf, count) }?;
+        Ok(pool.files.pread(fd, buf, offset)? as ssize_t)
     })
 }
 
@@ -105,9 +106,10 @@ pub unsafe extern "C" fn lode_pwrite(
     count: size_t,
     offset: off_t,
 ) -> ssize_t {
-    // SAFETY: the contract at the head of the header.
     on_pool("lode_pwrite", fs, |pool| {
-        Ok(pool.files.pwrite(fd, unsafe { input(buf, count) }?, offset)? as ssize_t)
+        // SAFETY: the contract at the head of the header.
+        let buf = unsafe { input(buf, count) }?;
+        Ok(pool.files.pwrite(fd, buf, offset)? as ssize_t)
     })
 }
 

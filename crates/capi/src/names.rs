@@ -57,8 +57,8 @@ pub unsafe extern "C" fn lode_link(fs: *mut lode_fs, from: *const c_char, to: *c
 /// Errors: as lode_link, and EBADF; ENOENT where the file has lost its last name. Durable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lode_flink(fs: *mut lode_fs, fd: c_int, to: *const c_char) -> c_int {
-    // SAFETY: the contract at the head of the header.
     done("lode_flink", fs, |pool| {
+        // SAFETY: the contract at the head of the header.
         let to = unsafe { string(to) }?;
         pool.files.linkat(fd, b"", libc::AT_FDCWD, to, libc::AT_EMPTY_PATH)
     })
