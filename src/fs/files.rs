@@ -11,7 +11,8 @@
 //!
 //! Each descriptor holds one *open* of its inode ([`Fs::open_node`]), so that an unlinked file lives
 //! until its last descriptor is closed; duplicates share the open, the offset and the status flags.
-//! References that node operations hand out are given back at once ([`Fs::forget`]).
+//! References that node operations hand out are given back at once ([`Fs::forget`]). Calls by path hold an
+//! open too while they use an inode by its number.
 //!
 //! Files: `table` numbers and slots, `open` the rules of open(2), `io` reading and writing through a
 //! descriptor, `names` making, moving and removing names, `attrs` stat and its kin, `list` directories.
@@ -24,8 +25,8 @@ mod open;
 pub mod table;
 
 use crate::error::{Error, Result};
-use crate::fs::{Cred, Fs, Kind, Node};
-use crate::limits::{OPEN_FILES_MAX, PATH_BYTES_MAX};
+use crate::fs::{Cred, Fs, Ino, Kind, Node};
+use crate::limits::{OPEN_FILES_MAX, PATH_BYTES_MAX, WALK_RETRIES_MAX};
 use crate::media::Media;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -50,7 +51,6 @@ pub struct Files<M: Media> {
 /// An open file description: what the duplicates of a descriptor share.
 struct File {
     node: Node,
-    kind: Kind,
     /// As open(2) took them; O_APPEND can change later.
     flags: AtomicI32,
     /// The file offset, or the cookie of a directory. Locked for the whole of a read or write that
@@ -127,7 +127,7 @@ impl<M: Media> Files<M> {
     /// Gives the open of a file back when its last descriptor has gone.
     fn release(&self, file: Arc<File>) {
         if let Some(file) = Arc::into_inner(file) {
-            self.fs.release(file.node.ino());
+            self.fs.release_node(&file.node);
         }
     }
 
@@ -152,23 +152,70 @@ impl<M: Media> Files<M> {
 
     fn directory<'t>(&self, file: Option<Held<'t, Arc<File>>>) -> Result<Held<'t, Arc<File>>> {
         let file = file.ok_or(Error::new(libc::EBADF, "files::base"))?;
-        match file.kind {
+        match file.node.kind() {
             Kind::Directory => Ok(file),
             _ => Err(Error::new(libc::ENOTDIR, "files::base")),
         }
     }
 
-    /// The inode that a path names. `flags`: AT_EMPTY_PATH lets an empty path name the base itself.
+    /// Does `run` to the inode that a path names. `flags`: AT_EMPTY_PATH lets an empty path name the base
+    /// itself.
+    ///
+    /// Between the walk and `run` the inode may lose its last name and go (ESTALE): the path is walked
+    /// again, as if the call had come a little later.
     #[inline]
-    fn find(&self, at: Fd, path: &[u8], follow: bool, flags: i32) -> Result<Node> {
-        if path.is_empty() && flags & libc::AT_EMPTY_PATH != 0 {
-            return match at {
-                AT_FDCWD => self.fs.walk(&self.cred, None, b"/", true),
-                fd => Ok(self.file(fd)?.node.clone()),
-            };
+    fn at_path<R>(
+        &self,
+        at: Fd,
+        path: &[u8],
+        follow: bool,
+        flags: i32,
+        run: impl Fn(&Node) -> Result<R>,
+    ) -> Result<R> {
+        if path.is_empty() && flags & libc::AT_EMPTY_PATH != 0 && at != AT_FDCWD {
+            return run(&self.file(at)?.node);
         }
+        let path = if path.is_empty() && flags & libc::AT_EMPTY_PATH != 0 { b"/" } else { path };
         let base = self.base(at, path)?;
-        self.fs.walk(&self.cred, base.as_ref().map(|f| &f.node), path, follow)
+        for _ in 0..WALK_RETRIES_MAX {
+            let node = self.fs.walk(&self.cred, base.as_ref().map(|f| &f.node), path, follow)?;
+            match run(&node) {
+                Err(e) if e.errno() == libc::ESTALE => continue,
+                done => return done,
+            }
+        }
+        Err(Error::new(libc::ENOENT, "files::at_path"))
+    }
+
+    /// As [`at_path`](Files::at_path) for operations that know inodes by number: the number cannot be
+    /// given to another inode while `run` works on it.
+    fn pinned_at_path<R>(
+        &self,
+        at: Fd,
+        path: &[u8],
+        follow: bool,
+        flags: i32,
+        run: impl Fn(Ino) -> Result<R>,
+    ) -> Result<R> {
+        self.at_path(at, path, follow, flags, |node| run(self.pin(node.clone())?.node.ino()))
+    }
+
+    /// ESTALE for an inode that has gone.
+    fn pin(&self, node: Node) -> Result<Pinned<'_, M>> {
+        self.fs.open_inode(&self.granted, &node, libc::O_RDONLY)?;
+        Ok(Pinned { fs: &self.fs, node })
+    }
+}
+
+/// An inode that keeps its number while this lives.
+struct Pinned<'f, M: Media> {
+    fs: &'f Fs<M>,
+    node: Node,
+}
+
+impl<M: Media> Drop for Pinned<'_, M> {
+    fn drop(&mut self) {
+        self.fs.release_node(&self.node);
     }
 }
 

@@ -93,8 +93,7 @@ pub unsafe extern "C" fn lode_opendir(fs: *mut lode_fs, path: *const c_char) -> 
 
 /// The next entry, "." and ".." first; NULL at the end with errno as it was, and NULL with errno on
 /// failure. The entry is valid until the next call on the same stream. Entries that come or go while the
-/// stream is read may or may not be seen; all others are seen once. Errors: EBADF, EIO, ENOENT (the
-/// directory was removed).
+/// stream is read may or may not be seen; all others are seen once. Errors: EBADF, EIO.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lode_readdir(fs: *mut lode_fs, dir: *mut lode_dir) -> *mut dirent {
     on_pool("lode_readdir", fs, |pool| stream(pool, dir)?.lock().read(pool))

@@ -227,7 +227,7 @@ pub unsafe extern "C" fn lode_mkfs(path: *const c_char, size: u64, opts: *const 
         let path = Path::new(OsStr::from_bytes(path)).to_owned();
         let pool_options = PoolOptions { force: settings.force, ..PoolOptions::default() };
         let pool = Pool::create(&[path], (size != 0).then_some(size), &pool_options)?;
-        Fs::mkfs(&pool, &settings).map(|()| 0)
+        Fs::mkfs(pool, &settings).map(|_| 0)
     })
 }
 

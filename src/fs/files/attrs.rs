@@ -2,19 +2,19 @@
 
 use super::{AT_FDCWD, Fd, Files, check_flags};
 use crate::error::{Error, Result};
-use crate::fs::{Attr, Cred, Ino, Kind, Node, SetAttr, SetTime, StatFs};
+use crate::fs::{Attr, Kind, Node, SetAttr, SetTime, StatFs};
 use crate::media::Media;
-use libc::{AT_EACCESS, AT_EMPTY_PATH, AT_NO_AUTOMOUNT, AT_SYMLINK_NOFOLLOW};
+use libc::{AT_EACCESS, AT_EMPTY_PATH, AT_NO_AUTOMOUNT, AT_SYMLINK_NOFOLLOW, XATTR_CREATE, XATTR_REPLACE};
 
 impl<M: Media> Files<M> {
     #[inline]
     pub fn stat(&self, path: &[u8]) -> Result<Attr> {
-        self.fs.attr_of(&self.find(AT_FDCWD, path, true, 0)?)
+        self.at_path(AT_FDCWD, path, true, 0, |node| self.fs.attr_of(node))
     }
 
     #[inline]
     pub fn lstat(&self, path: &[u8]) -> Result<Attr> {
-        self.fs.attr_of(&self.find(AT_FDCWD, path, false, 0)?)
+        self.at_path(AT_FDCWD, path, false, 0, |node| self.fs.attr_of(node))
     }
 
     #[inline]
@@ -25,7 +25,7 @@ impl<M: Media> Files<M> {
     /// `flags`: AT_SYMLINK_NOFOLLOW, AT_EMPTY_PATH.
     pub fn fstatat(&self, at: Fd, path: &[u8], flags: i32) -> Result<Attr> {
         check_flags(flags, AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH | AT_NO_AUTOMOUNT)?;
-        self.fs.attr_of(&self.find(at, path, flags & AT_SYMLINK_NOFOLLOW == 0, flags)?)
+        self.at_path(at, path, flags & AT_SYMLINK_NOFOLLOW == 0, flags, |node| self.fs.attr_of(node))
     }
 
     pub fn chmod(&self, path: &[u8], mode: u32) -> Result<()> {
@@ -33,17 +33,16 @@ impl<M: Media> Files<M> {
     }
 
     pub fn fchmod(&self, fd: Fd, mode: u32) -> Result<()> {
-        self.set(&self.cred, self.open_file(fd)?.node.ino(), mode_to(mode))
+        self.set(&self.open_file(fd)?.node, mode_to(mode))
     }
 
     /// `flags`: AT_SYMLINK_NOFOLLOW (a link's mode cannot change: EOPNOTSUPP), AT_EMPTY_PATH.
     pub fn fchmodat(&self, at: Fd, path: &[u8], mode: u32, flags: i32) -> Result<()> {
         check_flags(flags, AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH)?;
-        let node = self.find(at, path, flags & AT_SYMLINK_NOFOLLOW == 0, flags)?;
-        if self.fs.attr_of(&node)?.kind() == Kind::Symlink {
-            return Err(Error::new(libc::EOPNOTSUPP, "files::chmod"));
-        }
-        self.set(&self.cred, node.ino(), mode_to(mode))
+        self.at_path(at, path, flags & AT_SYMLINK_NOFOLLOW == 0, flags, |node| match node.kind() {
+            Kind::Symlink => Err(Error::new(libc::EOPNOTSUPP, "files::chmod")),
+            _ => self.set(node, mode_to(mode)),
+        })
     }
 
     pub fn chown(&self, path: &[u8], uid: u32, gid: u32) -> Result<()> {
@@ -55,14 +54,14 @@ impl<M: Media> Files<M> {
     }
 
     pub fn fchown(&self, fd: Fd, uid: u32, gid: u32) -> Result<()> {
-        self.set(&self.cred, self.open_file(fd)?.node.ino(), owner_to(uid, gid))
+        self.set(&self.open_file(fd)?.node, owner_to(uid, gid))
     }
 
     /// `u32::MAX` leaves the user or the group. `flags`: AT_SYMLINK_NOFOLLOW, AT_EMPTY_PATH.
     pub fn fchownat(&self, at: Fd, path: &[u8], uid: u32, gid: u32, flags: i32) -> Result<()> {
         check_flags(flags, AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH)?;
-        let node = self.find(at, path, flags & AT_SYMLINK_NOFOLLOW == 0, flags)?;
-        self.set(&self.cred, node.ino(), owner_to(uid, gid))
+        let set = owner_to(uid, gid);
+        self.at_path(at, path, flags & AT_SYMLINK_NOFOLLOW == 0, flags, |node| self.set(node, set))
     }
 
     /// Access and modification time; `None` leaves one (UTIME_OMIT). `flags`: AT_SYMLINK_NOFOLLOW,
@@ -79,8 +78,8 @@ impl<M: Media> Files<M> {
         if atime.is_none() && mtime.is_none() {
             return Ok(());
         }
-        let node = self.find(at, path, flags & AT_SYMLINK_NOFOLLOW == 0, flags)?;
-        self.set(&self.cred, node.ino(), SetAttr { atime, mtime, ..SetAttr::default() })
+        let set = SetAttr { atime, mtime, ..SetAttr::default() };
+        self.at_path(at, path, flags & AT_SYMLINK_NOFOLLOW == 0, flags, |node| self.set(node, set))
     }
 
     pub fn futimens(&self, fd: Fd, atime: Option<SetTime>, mtime: Option<SetTime>) -> Result<()> {
@@ -88,7 +87,7 @@ impl<M: Media> Files<M> {
         if atime.is_none() && mtime.is_none() {
             return Ok(());
         }
-        self.set(&self.cred, file.node.ino(), SetAttr { atime, mtime, ..SetAttr::default() })
+        self.set(&file.node, SetAttr { atime, mtime, ..SetAttr::default() })
     }
 
     pub fn access(&self, path: &[u8], mask: i32) -> Result<()> {
@@ -100,17 +99,15 @@ impl<M: Media> Files<M> {
     pub fn faccessat(&self, at: Fd, path: &[u8], mask: i32, flags: i32) -> Result<()> {
         check_flags(mask, libc::R_OK | libc::W_OK | libc::X_OK)?;
         check_flags(flags, AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH | AT_EACCESS)?;
-        let node = self.find(at, path, flags & AT_SYMLINK_NOFOLLOW == 0, flags)?;
-        match mask {
+        self.pinned_at_path(at, path, flags & AT_SYMLINK_NOFOLLOW == 0, flags, |ino| match mask {
             libc::F_OK => Ok(()),
-            _ => self.fs.access(&self.cred, node.ino(), mask),
-        }
+            _ => self.fs.access(&self.cred, ino, mask),
+        })
     }
 
     /// The whole file system; the path has only to exist.
     pub fn statvfs(&self, path: &[u8]) -> Result<StatFs> {
-        self.find(AT_FDCWD, path, true, 0)?;
-        Ok(self.fs.statfs())
+        self.at_path(AT_FDCWD, path, true, 0, |_| Ok(self.fs.statfs()))
     }
 
     pub fn fstatvfs(&self, fd: Fd) -> Result<StatFs> {
@@ -119,7 +116,7 @@ impl<M: Media> Files<M> {
 
     /// The value of an extended attribute. `follow`: of what a symbolic link points to.
     pub fn getxattr(&self, path: &[u8], follow: bool, name: &[u8]) -> Result<Vec<u8>> {
-        self.fs.getxattr(&self.cred, self.find(AT_FDCWD, path, follow, 0)?.ino(), name)
+        self.pinned_at_path(AT_FDCWD, path, follow, 0, |ino| self.fs.getxattr(&self.cred, ino, name))
     }
 
     pub fn fgetxattr(&self, fd: Fd, name: &[u8]) -> Result<Vec<u8>> {
@@ -128,23 +125,20 @@ impl<M: Media> Files<M> {
 
     /// `flags`: 0, XATTR_CREATE or XATTR_REPLACE.
     pub fn setxattr(&self, path: &[u8], follow: bool, name: &[u8], value: &[u8], flags: i32) -> Result<()> {
-        let node = self.find(AT_FDCWD, path, follow, 0)?;
-        self.set_xattr(&node, name, value, flags)
+        check_flags(flags, XATTR_CREATE | XATTR_REPLACE)?;
+        self.pinned_at_path(AT_FDCWD, path, follow, 0, |ino| {
+            self.fs.setxattr(&self.cred, ino, name, value, flags)
+        })
     }
 
     pub fn fsetxattr(&self, fd: Fd, name: &[u8], value: &[u8], flags: i32) -> Result<()> {
-        let file = self.open_file(fd)?;
-        self.set_xattr(&file.node, name, value, flags)
-    }
-
-    fn set_xattr(&self, node: &Node, name: &[u8], value: &[u8], flags: i32) -> Result<()> {
-        check_flags(flags, libc::XATTR_CREATE | libc::XATTR_REPLACE)?;
-        self.fs.setxattr(&self.cred, node.ino(), name, value, flags)
+        check_flags(flags, XATTR_CREATE | XATTR_REPLACE)?;
+        self.fs.setxattr(&self.cred, self.open_file(fd)?.node.ino(), name, value, flags)
     }
 
     /// Names, each closed by a NUL.
     pub fn listxattr(&self, path: &[u8], follow: bool) -> Result<Vec<u8>> {
-        self.fs.listxattr(&self.cred, self.find(AT_FDCWD, path, follow, 0)?.ino())
+        self.pinned_at_path(AT_FDCWD, path, follow, 0, |ino| self.fs.listxattr(&self.cred, ino))
     }
 
     pub fn flistxattr(&self, fd: Fd) -> Result<Vec<u8>> {
@@ -152,15 +146,15 @@ impl<M: Media> Files<M> {
     }
 
     pub fn removexattr(&self, path: &[u8], follow: bool, name: &[u8]) -> Result<()> {
-        self.fs.removexattr(&self.cred, self.find(AT_FDCWD, path, follow, 0)?.ino(), name)
+        self.pinned_at_path(AT_FDCWD, path, follow, 0, |ino| self.fs.removexattr(&self.cred, ino, name))
     }
 
     pub fn fremovexattr(&self, fd: Fd, name: &[u8]) -> Result<()> {
         self.fs.removexattr(&self.cred, self.open_file(fd)?.node.ino(), name)
     }
 
-    pub(super) fn set(&self, cred: &Cred, ino: Ino, set: SetAttr) -> Result<()> {
-        self.fs.setattr(cred, ino, &set).map(|_| ())
+    fn set(&self, node: &Node, set: SetAttr) -> Result<()> {
+        self.fs.setattr_node(&self.cred, node, &set).map(|_| ())
     }
 }
 

@@ -4,7 +4,7 @@
 
 use super::{AT_FDCWD, Fd, File, Files};
 use crate::error::{Error, Result};
-use crate::fs::{Cred, Ino, Kind, SetAttr};
+use crate::fs::{Cred, Kind, Node, SetAttr};
 use crate::limits::{FILE_BYTES_MAX, RW_BYTES_MAX};
 use crate::media::Media;
 use libc::{O_APPEND, O_DSYNC, O_SYNC, SEEK_CUR, SEEK_DATA, SEEK_END, SEEK_HOLE, SEEK_SET};
@@ -74,14 +74,14 @@ impl<M: Media> Files<M> {
     pub fn lseek(&self, fd: Fd, offset: i64, whence: i32) -> Result<u64> {
         let file = self.open_file(fd)?;
         let mut position = file.offset.lock();
-        let is_dir = file.kind == Kind::Directory;
+        let is_dir = file.node.kind() == Kind::Directory;
         let start = match whence {
             SEEK_SET => 0,
             SEEK_CUR => *position,
             SEEK_END if !is_dir => self.fs.attr_of(&file.node)?.size,
             SEEK_DATA | SEEK_HOLE if !is_dir => {
                 let from = u64::try_from(offset).map_err(|_| Error::new(libc::ENXIO, "files::lseek"))?;
-                *position = self.fs.seek(file.node.ino(), from, whence)?;
+                *position = self.fs.seek_node(&file.node, from, whence)?;
                 return Ok(*position);
             }
             _ => return Err(Error::new(libc::EINVAL, "files::lseek")),
@@ -96,28 +96,27 @@ impl<M: Media> Files<M> {
     pub fn ftruncate(&self, fd: Fd, size: i64) -> Result<()> {
         let size = unsigned(size)?;
         let file = self.open_file(fd)?;
-        if !file.writable() || file.kind != Kind::File {
+        if !file.writable() || file.node.kind() != Kind::File {
             return Err(Error::new(libc::EINVAL, "files::ftruncate"));
         }
-        self.set_size(&self.granted, file.node.ino(), size)
+        self.set_size(&self.granted, &file.node, size)
     }
 
     /// As [`ftruncate`](Files::ftruncate), by path.
     pub fn truncate(&self, path: &[u8], size: i64) -> Result<()> {
         let size = unsigned(size)?;
-        let node = self.find(AT_FDCWD, path, true, 0)?;
-        match self.fs.attr_of(&node)?.kind() {
-            Kind::File => self.set_size(&self.cred, node.ino(), size),
+        self.at_path(AT_FDCWD, path, true, 0, |node| match node.kind() {
+            Kind::File => self.set_size(&self.cred, node, size),
             Kind::Directory => Err(Error::new(libc::EISDIR, "files::truncate")),
             _ => Err(Error::new(libc::EINVAL, "files::truncate")),
-        }
+        })
     }
 
-    fn set_size(&self, cred: &Cred, ino: Ino, size: u64) -> Result<()> {
+    fn set_size(&self, cred: &Cred, node: &Node, size: u64) -> Result<()> {
         if size > FILE_BYTES_MAX {
             return Err(Error::new(libc::EFBIG, "files::set_size"));
         }
-        self.set(cred, ino, SetAttr { size: Some(size), ..SetAttr::default() })
+        self.fs.setattr_node(cred, node, &SetAttr { size: Some(size), ..SetAttr::default() }).map(|_| ())
     }
 
     /// Reserves, punches or zeros a range; `mode` holds FALLOC_FL_* bits.
@@ -133,7 +132,7 @@ impl<M: Media> Files<M> {
         if offset + len > FILE_BYTES_MAX {
             return Err(Error::new(libc::EFBIG, "files::fallocate"));
         }
-        self.fs.fallocate(file.node.ino(), mode, offset, len)
+        self.fs.fallocate_node(&file.node, mode, offset, len)
     }
 
     /// The file survives power loss on return, in every domain that can.
@@ -153,7 +152,7 @@ impl File {
         if !self.readable() {
             return Err(Error::new(libc::EBADF, "files::read"));
         }
-        match self.kind {
+        match self.node.kind() {
             Kind::Directory => Err(Error::new(libc::EISDIR, "files::read")),
             _ => Ok(()),
         }

@@ -80,7 +80,7 @@ impl<M: Media> Files<M> {
 
 impl File {
     fn check_directory(&self) -> Result<()> {
-        match self.kind {
+        match self.node.kind() {
             Kind::Directory => Ok(()),
             _ => Err(Error::new(libc::ENOTDIR, "files::readdir")),
         }

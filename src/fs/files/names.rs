@@ -3,7 +3,7 @@
 //! The last component decides before the directory does: Linux gives "." and "..", the root and a
 //! trailing slash an answer of their own in each call.
 
-use super::{AT_FDCWD, Fd, Files};
+use super::{AT_FDCWD, Fd, Files, Pinned};
 use crate::error::{Error, Result};
 use crate::fs::{Attr, Kind, Node, RENAME_EXCHANGE, RENAME_NOREPLACE};
 use crate::limits::PATH_BYTES_MAX;
@@ -11,16 +11,16 @@ use crate::media::Media;
 use libc::{AT_EMPTY_PATH, AT_REMOVEDIR, AT_SYMLINK_FOLLOW, O_EXCL, O_TMPFILE, S_IFMT};
 
 /// Where a name stands or will stand.
-struct Place<'p> {
-    dir: Node,
-    name: &'p [u8],
+pub(super) struct Place<'f, 'p, M: Media> {
+    pub dir: Pinned<'f, M>,
+    pub name: &'p [u8],
     /// The path ends with a slash: it can only mean a directory.
-    slash: bool,
+    pub slash: bool,
 }
 
-impl Place<'_> {
+impl<M: Media> Place<'_, '_, M> {
     /// The root, "." or "..": never a name that comes or goes.
-    fn is_dot(&self) -> bool {
+    pub fn is_dot(&self) -> bool {
         matches!(self.name, b"" | b"." | b"..")
     }
 }
@@ -36,7 +36,7 @@ impl<M: Media> Files<M> {
             return Err(Error::new(libc::EEXIST, "files::mkdir"));
         }
         let mode = libc::S_IFDIR | mode & 0o7777;
-        let made = self.fs.mkdir(&self.cred, place.dir.ino(), place.name, mode, self.umask());
+        let made = self.fs.mkdir(&self.cred, place.dir.node.ino(), place.name, mode, self.umask());
         self.forget_made(made)
     }
 
@@ -63,7 +63,7 @@ impl<M: Media> Files<M> {
         }
         let mode = kind.mode_bits() | mode & 0o7777;
         let rdev = if device { rdev } else { 0 };
-        let made = self.fs.mknod(&self.cred, place.dir.ino(), place.name, mode, self.umask(), rdev);
+        let made = self.fs.mknod(&self.cred, place.dir.node.ino(), place.name, mode, self.umask(), rdev);
         self.forget_made(made)
     }
 
@@ -79,7 +79,7 @@ impl<M: Media> Files<M> {
         }
         let place = self.place(at, path)?;
         self.check_new(&place)?;
-        self.forget_made(self.fs.symlink(&self.cred, place.dir.ino(), place.name, target))
+        self.forget_made(self.fs.symlink(&self.cred, place.dir.node.ino(), place.name, target))
     }
 
     pub fn link(&self, from: &[u8], to: &[u8]) -> Result<()> {
@@ -96,10 +96,11 @@ impl<M: Media> Files<M> {
                 return Err(Error::new(libc::ENOENT, "files::link"));
             }
         }
-        let node = self.find(from_at, from, flags & AT_SYMLINK_FOLLOW != 0, flags)?;
         let place = self.place(to_at, to)?;
-        self.check_new(&place)?;
-        self.forget_made(self.fs.link(&self.cred, node.ino(), place.dir.ino(), place.name))
+        self.pinned_at_path(from_at, from, flags & AT_SYMLINK_FOLLOW != 0, flags, |ino| {
+            self.check_new(&place)?;
+            self.forget_made(self.fs.link(&self.cred, ino, place.dir.node.ino(), place.name))
+        })
     }
 
     pub fn unlink(&self, path: &[u8]) -> Result<()> {
@@ -114,7 +115,7 @@ impl<M: Media> Files<M> {
     pub fn unlinkat(&self, at: Fd, path: &[u8], flags: i32) -> Result<()> {
         super::check_flags(flags, AT_REMOVEDIR)?;
         let place = self.place(at, path)?;
-        let dir = place.dir.ino();
+        let dir = place.dir.node.ino();
         let errno = match (flags, place.name) {
             (0, b"" | b"." | b"..") => libc::EISDIR,
             (0, name) if !place.slash => return self.fs.unlink(&self.cred, dir, name),
@@ -151,11 +152,11 @@ impl<M: Media> Files<M> {
             return Err(Error::new(errno, "files::rename"));
         }
         self.check_rename_slashes(&from, &to, flags)?;
-        self.fs.rename(&self.cred, from.dir.ino(), from.name, to.dir.ino(), to.name, flags)
+        self.fs.rename(&self.cred, from.dir.node.ino(), from.name, to.dir.node.ino(), to.name, flags)
     }
 
     /// A trailing slash demands a directory: as the thing moved, or, in an exchange, on its own side.
-    fn check_rename_slashes(&self, from: &Place<'_>, to: &Place<'_>, flags: u32) -> Result<()> {
+    fn check_rename_slashes(&self, from: &Place<'_, '_, M>, to: &Place<'_, '_, M>, flags: u32) -> Result<()> {
         let exchange = flags == RENAME_EXCHANGE;
         let from_must = from.slash || to.slash && !exchange;
         if from_must && self.kind(from)? != Kind::Directory
@@ -173,33 +174,41 @@ impl<M: Media> Files<M> {
     /// What a symbolic link points to. An empty path names a link opened with O_PATH and O_NOFOLLOW.
     pub fn readlinkat(&self, at: Fd, path: &[u8]) -> Result<Vec<u8>> {
         let flags = if at == AT_FDCWD { 0 } else { AT_EMPTY_PATH };
-        let node = self.find(at, path, false, flags)?;
-        match (self.fs.attr_of(&node)?.kind(), path.is_empty()) {
-            (Kind::Symlink, _) => self.fs.readlink(node.ino()),
+        self.at_path(at, path, false, flags, |node| match (node.kind(), path.is_empty()) {
+            (Kind::Symlink, _) => self.fs.readlink(self.pin(node.clone())?.node.ino()),
             (_, true) => Err(Error::new(libc::ENOENT, "files::readlink")),
             (_, false) => Err(Error::new(libc::EINVAL, "files::readlink")),
-        }
+        })
     }
 
-    fn place<'p>(&self, at: Fd, path: &'p [u8]) -> Result<Place<'p>> {
+    fn place<'f, 'p>(&'f self, at: Fd, path: &'p [u8]) -> Result<Place<'f, 'p, M>> {
         let base = self.base(at, path)?;
         self.place_from(base.as_ref().map(|f| &f.node), path)
     }
 
-    fn place_from<'p>(&self, base: Option<&Node>, path: &'p [u8]) -> Result<Place<'p>> {
+    /// ENOENT where the directory goes at this moment.
+    pub(super) fn place_from<'f, 'p>(
+        &'f self,
+        base: Option<&Node>,
+        path: &'p [u8],
+    ) -> Result<Place<'f, 'p, M>> {
         let (dir, name) = self.fs.walk_parent(&self.cred, base, path)?;
+        let dir = self.pin(dir).map_err(|e| match e.errno() {
+            libc::ESTALE => Error::new(libc::ENOENT, "files::place"),
+            _ => e,
+        })?;
         Ok(Place { dir, name, slash: path.ends_with(b"/") })
     }
 
     /// What stands at a place now.
-    fn kind(&self, place: &Place<'_>) -> Result<Kind> {
-        let attr = self.fs.lookup(&self.cred, place.dir.ino(), place.name)?;
+    fn kind(&self, place: &Place<'_, '_, M>) -> Result<Kind> {
+        let attr = self.fs.lookup(&self.cred, place.dir.node.ino(), place.name)?;
         self.fs.forget(attr.ino, 1);
         Ok(attr.kind())
     }
 
     /// The place of a new name that is not a directory: a trailing slash finds what is there or nothing.
-    fn check_new(&self, place: &Place<'_>) -> Result<()> {
+    fn check_new(&self, place: &Place<'_, '_, M>) -> Result<()> {
         if place.is_dot() {
             return Err(Error::new(libc::EEXIST, "files::check_new"));
         }

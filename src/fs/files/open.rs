@@ -2,9 +2,10 @@
 //!
 //! The number is reserved before anything is opened or made, so that a full table has no effects.
 
-use super::{AT_FDCWD, Fd, File, Files, check_path};
+use super::names::Place;
+use super::{AT_FDCWD, Fd, File, Files};
 use crate::error::{Error, Result};
-use crate::fs::{Attr, Ino, Kind, Node};
+use crate::fs::{Attr, Kind, Node};
 use crate::limits::SYMLINK_DEPTH_MAX;
 use crate::media::Media;
 use libc::{
@@ -33,92 +34,99 @@ impl<M: Media> Files<M> {
         };
         let mode = S_IFREG | mode & 0o7777;
         let slot = self.table.reserve()?;
-        let (node, kind) = match flags & (TMPFILE | O_CREAT) {
+        let node = match flags & (TMPFILE | O_CREAT) {
             0 => self.open_existing(at, path, flags)?,
             TMPFILE => self.open_tmpfile(at, path, flags, mode)?,
             O_CREAT => self.open_or_create(at, path, flags, mode)?,
             _ => return Err(einval()),
         };
-        let file = File { node, kind, flags: AtomicI32::new(flags), offset: Mutex::new(0) };
+        let file = File { node, flags: AtomicI32::new(flags), offset: Mutex::new(0) };
         Ok(slot.fill(Arc::new(file)) as Fd)
     }
 
-    fn open_existing(&self, at: Fd, path: &[u8], flags: i32) -> Result<(Node, Kind)> {
-        let node = self.find(at, path, flags & O_NOFOLLOW == 0, 0)?;
-        let kind = self.fs.attr_of(&node)?.kind();
-        check_kind(kind, flags)?;
-        self.fs.open_node(&self.cred, node.ino(), flags)?;
-        Ok((node, kind))
+    fn open_existing(&self, at: Fd, path: &[u8], flags: i32) -> Result<Node> {
+        // What O_PATH opens is not looked into, so nothing has to be permitted.
+        let cred = if flags & O_PATH != 0 { &self.granted } else { &self.cred };
+        self.at_path(at, path, flags & O_NOFOLLOW == 0, 0, |node| {
+            check_kind(node.kind(), flags)?;
+            self.fs.open_inode(cred, node, flags)?;
+            Ok(node.clone())
+        })
     }
 
-    fn open_tmpfile(&self, at: Fd, path: &[u8], flags: i32, mode: u32) -> Result<(Node, Kind)> {
+    fn open_tmpfile(&self, at: Fd, path: &[u8], flags: i32, mode: u32) -> Result<Node> {
         if flags & O_DIRECTORY == 0 || flags & O_ACCMODE == O_RDONLY {
             return Err(einval());
         }
-        let dir = self.find(at, path, flags & O_NOFOLLOW == 0, 0)?;
-        let attr = self.fs.tmpfile(&self.cred, dir.ino(), mode, self.umask())?;
-        self.opened(attr)
+        let follow = flags & O_NOFOLLOW == 0;
+        let made = self
+            .pinned_at_path(at, path, follow, 0, |dir| self.fs.tmpfile(&self.cred, dir, mode, self.umask()));
+        self.opened(made?)
     }
 
     /// O_CREAT. A symbolic link as the last component is followed, dangling or not, unless O_EXCL or
     /// O_NOFOLLOW stand against it.
-    fn open_or_create(&self, at: Fd, path: &[u8], flags: i32, mode: u32) -> Result<(Node, Kind)> {
+    fn open_or_create(&self, at: Fd, path: &[u8], flags: i32, mode: u32) -> Result<Node> {
         if flags & O_DIRECTORY != 0 {
             return Err(einval());
         }
         let mut base = self.base(at, path)?.map(|file| file.node.clone());
         let mut path = Cow::Borrowed(path);
         for _ in 0..=SYMLINK_DEPTH_MAX {
-            check_path(&path)?;
-            let (dir, name) = self.fs.walk_parent(&self.cred, base.as_ref(), &path)?;
-            if path.ends_with(b"/") && !name.is_empty() {
+            let place = self.place_from(base.as_ref(), &path)?;
+            if place.slash && !place.name.is_empty() {
                 return Err(Error::new(libc::EISDIR, "files::open"));
             }
-            if matches!(name, b"" | b"." | b"..") {
+            if place.is_dot() {
                 let errno = if flags & O_EXCL != 0 { libc::EEXIST } else { libc::EISDIR };
                 return Err(Error::new(errno, "files::open"));
             }
-            match self.fs.create(&self.cred, dir.ino(), name, mode, self.umask(), flags) {
-                Ok((attr, _)) => return self.opened_as(attr, flags),
-                Err(e) if e.errno() == libc::ELOOP && flags & (O_EXCL | O_NOFOLLOW) == 0 => {
-                    let target = self.target(dir.ino(), name)?;
-                    path = Cow::Owned(target);
-                    base = Some(dir);
+            let dir = place.dir.node.ino();
+            let attr = match self.fs.create(&self.cred, dir, place.name, mode, self.umask(), flags) {
+                Ok((attr, true)) => return self.opened(attr),
+                Ok((attr, false)) => attr,
+                Err(e) if e.errno() == libc::EROFS && flags & O_EXCL == 0 => {
+                    return self.open_unmade(&place, flags);
                 }
                 Err(e) => return Err(e),
+            };
+            let node = self.opened(attr)?;
+            if node.kind() == Kind::Symlink && flags & O_NOFOLLOW == 0 {
+                let target = self.fs.readlink(node.ino());
+                self.fs.release_node(&node);
+                base = Some(place.dir.node.clone());
+                path = Cow::Owned(target?);
+                continue;
             }
+            return match check_kind(node.kind(), flags) {
+                Ok(()) => Ok(node),
+                Err(e) => {
+                    self.fs.release_node(&node);
+                    Err(e)
+                }
+            };
         }
         Err(Error::new(libc::ELOOP, "files::open"))
     }
 
-    /// What the symbolic link `name` points to.
-    fn target(&self, dir: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        let link = self.fs.lookup(&self.cred, dir, name)?;
-        let target = self.fs.readlink(link.ino);
-        self.fs.forget(link.ino, 1);
-        target
+    /// O_CREAT where nothing can be made: what is there already opens all the same.
+    fn open_unmade(&self, place: &Place<'_, '_, M>, flags: i32) -> Result<Node> {
+        let follow = flags & O_NOFOLLOW == 0;
+        let found = self.fs.walk(&self.cred, Some(&place.dir.node), place.name, follow);
+        let node = found.map_err(|e| match e.errno() {
+            libc::ENOENT => Error::new(libc::EROFS, "files::open"),
+            _ => e,
+        })?;
+        check_kind(node.kind(), flags)?;
+        self.fs.open_inode(&self.cred, &node, flags)?;
+        Ok(node)
     }
 
-    /// Takes over the open and gives back the reference that making a file took.
-    fn opened(&self, attr: Attr) -> Result<(Node, Kind)> {
+    /// Takes over the open and gives back the reference that making or finding a file took.
+    fn opened(&self, attr: Attr) -> Result<Node> {
         let node = self.fs.node(attr.ino);
         self.fs.forget(attr.ino, 1);
-        match node {
-            Ok(node) => Ok((node, attr.kind())),
-            Err(e) => {
-                self.fs.release(attr.ino);
-                Err(e)
-            }
-        }
-    }
-
-    fn opened_as(&self, attr: Attr, flags: i32) -> Result<(Node, Kind)> {
-        let (node, kind) = self.opened(attr)?;
-        if let Err(e) = check_kind(kind, flags) {
-            self.fs.release(attr.ino);
-            return Err(e);
-        }
-        Ok((node, kind))
+        node.inspect_err(|_| self.fs.release(attr.ino))
     }
 }
 
@@ -126,7 +134,7 @@ impl<M: Media> Files<M> {
 fn check_kind(kind: Kind, flags: i32) -> Result<()> {
     let writes = flags & O_ACCMODE != O_RDONLY || flags & O_TRUNC != 0;
     let errno = match kind {
-        Kind::Directory if writes => libc::EISDIR,
+        Kind::Directory if writes || flags & O_CREAT != 0 => libc::EISDIR,
         Kind::Directory => return Ok(()),
         _ if flags & O_DIRECTORY != 0 => libc::ENOTDIR,
         _ if flags & O_PATH != 0 => return Ok(()),
