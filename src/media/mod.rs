@@ -24,8 +24,8 @@ mod pool;
 mod region;
 mod token;
 
-pub use copy::{Isa, crc32c};
-pub use describe::{Description, RegionDescription};
+pub use copy::{Isa, ReadStep, ReadTable, crc32c};
+pub use describe::{Description, Pages, RegionDescription};
 pub use domain::Domain;
 pub use pool::{Pool, PoolOptions};
 pub use region::RegionKind;

@@ -9,7 +9,7 @@
 use super::{Domain, LINE, ReadStep, ReadTable, Routines};
 
 /// Below this many bytes a store that need not be durable stays in the cache.
-const NON_TEMPORAL_BYTES_MIN: usize = 1024;
+const NON_TEMPORAL_BYTES_MIN: usize = 2048;
 
 /// Loads and stores one contiguous range of mapped media.
 ///

@@ -7,22 +7,25 @@
 
 mod copier;
 mod crc_table;
+#[cfg(target_arch = "x86_64")]
+mod fold;
+mod isa;
+#[cfg(any(test, miri, not(target_arch = "x86_64")))]
+#[cfg_attr(
+    all(test, not(miri), target_arch = "x86_64"),
+    expect(dead_code, reason = "only its routines are tested")
+)]
 mod portable;
+#[cfg(test)]
+mod tests;
+#[cfg(all(not(miri), target_arch = "x86_64"))]
+mod x86_64;
 
 pub(super) use copier::Copier;
+pub use isa::{Isa, crc32c};
+pub(in crate::media) use isa::{features, return_fault};
 
 use super::{Domain, LINE};
-use crate::error::Result;
-
-/// The instruction sets that have routines.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Isa {
-    /// Plain Rust: no write-back, no recovery from faults.
-    Portable,
-    Sse2,
-    Avx2,
-    Avx512,
-}
 
 /// What a routine returns, in two registers.
 #[repr(C)]
@@ -39,7 +42,7 @@ impl Outcome {
     }
 
     #[inline]
-    fn check(self) -> std::result::Result<u64, usize> {
+    fn check(self) -> Result<u64, usize> {
         if self.fault == 0 { Ok(self.value) } else { Err(self.fault as usize) }
     }
 }
@@ -77,11 +80,6 @@ pub(super) struct Routines {
     pub write_back: WriteBackFn,
 }
 
-/// CRC-32C of bytes in DRAM, continuing from `crc` (0 to begin).
-pub fn crc32c(bytes: &[u8], crc: u32) -> u32 {
-    !crc_table::update(!crc, bytes.iter().copied())
-}
-
 /// From `bytes_min` on, a read runs as `streams` (2, 4 or 8) streams of at most `span_max` bytes each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReadStep {
@@ -93,14 +91,13 @@ pub struct ReadStep {
 /// How many streams a read uses, by size, ascending. The default was measured on one machine; tuning
 /// may replace it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ReadTable(pub [ReadStep; 3]);
+pub struct ReadTable(pub [ReadStep; 2]);
 
 impl Default for ReadTable {
     fn default() -> ReadTable {
         ReadTable([
-            ReadStep { bytes_min: 4 << 10, streams: 2, span_max: 4 << 10 },
-            ReadStep { bytes_min: 32 << 10, streams: 4, span_max: 8 << 10 },
-            ReadStep { bytes_min: 256 << 10, streams: 8, span_max: 32 << 10 },
+            ReadStep { bytes_min: 16 << 10, streams: 4, span_max: 16 << 10 },
+            ReadStep { bytes_min: 64 << 10, streams: 8, span_max: 32 << 10 },
         ])
     }
 }
@@ -120,15 +117,4 @@ fn store_fence() {
     };
     #[cfg(not(target_arch = "x86_64"))]
     std::sync::atomic::fence(std::sync::atomic::Ordering::Release);
-}
-
-impl Routines {
-    pub fn choose(wanted: Option<Isa>) -> Result<(Isa, Routines)> {
-        let _ = wanted;
-        Ok((Isa::Sse2, portable::ROUTINES))
-    }
-}
-
-pub(super) unsafe fn return_fault(_context: *mut libc::c_void, _address: usize) -> bool {
-    false
 }

@@ -3,21 +3,57 @@
 //! No cache line is written back and no fault is caught, so that on such a processor only domains that
 //! need neither (`page-cache`, `volatile`) keep their promise; the pool refuses the others.
 
-use super::{Outcome, Routines, crc_table};
+use super::{Isa, Outcome, Routines, crc_table};
 
-pub(super) const ROUTINES: Routines = Routines {
-    copy,
-    copy_lines: copy,
-    copy_lines_crc,
-    zero_lines,
-    load64,
-    store64,
-    crc,
-    read_2: read_streams::<2>,
-    read_4: read_streams::<4>,
-    read_8: read_streams::<8>,
-    write_back,
-};
+/// Nothing to find out.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::media) struct Features;
+
+impl Features {
+    pub fn detect() -> Features {
+        Features
+    }
+
+    pub fn has(&self, isa: Isa) -> bool {
+        isa == Isa::Portable
+    }
+
+    pub fn list(&self) -> Vec<(&'static str, bool)> {
+        vec![("routines of this processor", false)]
+    }
+
+    pub fn write_back_name(&self) -> &'static str {
+        "none"
+    }
+
+    pub fn crc_name(&self, _isa: Isa) -> &'static str {
+        "table"
+    }
+}
+
+pub(super) fn routines(_isa: Isa, _features: &Features) -> Routines {
+    Routines {
+        copy,
+        copy_lines: copy,
+        copy_lines_crc,
+        zero_lines,
+        load64,
+        store64,
+        crc,
+        read_2: read_streams::<2>,
+        read_4: read_streams::<4>,
+        read_8: read_streams::<8>,
+        write_back,
+    }
+}
+
+/// No fault is caught here.
+///
+/// # Safety
+/// None needed; the signature is that of the other processors.
+pub(in crate::media) unsafe fn return_fault(_context: *mut libc::c_void, _address: usize) -> bool {
+    false
+}
 
 /// # Safety
 /// As [`super::CopyFn`].
