@@ -240,6 +240,13 @@ fn what_goes_leaves_nothing() {
     assert_eq!(files.open(b"x", O_CREAT | O_RDWR, 0o600).unwrap(), 0);
 }
 
+#[track_caller]
+fn there_or_not(result: Result<()>) {
+    if let Err(e) = result {
+        assert_eq!(e.errno(), libc::ENOENT, "{e:?}");
+    }
+}
+
 /// A name that comes and goes is there or not, never stale.
 #[test]
 fn calls_by_path_race_with_removal() {
@@ -257,10 +264,6 @@ fn calls_by_path_race_with_removal() {
             }
             done.store(true, Ordering::Relaxed);
         });
-        let there_or_not = |result: Result<()>| match result {
-            Ok(()) => (),
-            Err(e) => assert_eq!(e.errno(), libc::ENOENT, "{e:?}"),
-        };
         s.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 there_or_not(files.stat(b"f").map(drop));
