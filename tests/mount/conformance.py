@@ -106,7 +106,7 @@ def fsx(context):
     program = context.tool("fsx")
     config = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fsx.toml")
     running = {}
-    for seed in range(1, 5):
+    for seed in range(4 * context.seed + 1, 4 * context.seed + 5):
         command = [program, "-f", config, "-N", "50000", "-S", str(seed), "-P", context.work, context.path(f"f{seed}")]
         context.say("+", *command, "&")
         running[seed] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -344,7 +344,7 @@ def server_killed(context):
     total = 0
     for turn in range(ROUNDS):
         logs = [context.outside(f"log{i}") for i in range(WRITERS)]
-        seeds = [turn * 100 + i for i in range(WRITERS)]
+        seeds = [context.seed * 10_000 + turn * 100 + i for i in range(WRITERS)]
         writers = [start(write_until_death, *each) for each in zip(roots, logs, seeds, [m.copy_of() for m in models])]
         time.sleep(0.4 + 0.23 * (turn % 4))
         context.target.kill()

@@ -35,8 +35,9 @@ SUITES = conformance.SUITES + processes.SUITES + programs.SUITES + crash.SUITES
 class Context:
     """What a suite gets: the mounted directory, a place outside of it, and a logged way to run things."""
 
-    def __init__(self, target, work, log, tools):
+    def __init__(self, target, work, log, tools, seed):
         self.target = target
+        self.seed = seed
         self.dir = target.dir
         self.work = work
         self.log = log
@@ -107,6 +108,7 @@ def parse():
     parser.add_argument("--lode", default="target/release/lode")
     parser.add_argument("--mount-options", default=targets.Lode.options)
     parser.add_argument("--only", default="")
+    parser.add_argument("--seed", type=int, default=0, help="another number, other random operations")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--logs", default="target/test-logs/mount")
     parser.add_argument("--tools", default="target/tools/bin")
@@ -132,7 +134,7 @@ def run_suite(suite, options):
     os.chmod(work, 0o755)
     with open(log_path, "w", encoding="utf-8", errors="replace") as log:
         target = targets.TARGETS[options.on](work, log, getattr(suite, "mib", 1024))
-        context = Context(target, work, log, os.path.abspath(options.tools))
+        context = Context(target, work, log, os.path.abspath(options.tools), options.seed)
         try:
             with watchdog(target, getattr(suite, "seconds_max", 300)) as timer:
                 attempt(suite, target, context, timer)
