@@ -281,7 +281,10 @@ impl Document {
         let m = &self.machine;
         let plural = |n: usize| if n == 1 { "" } else { "s" };
         let (cpus, nodes) = (plural(m.cpus), plural(m.numa_nodes));
-        out.line(format_args!("machine     {}, {} CPU{cpus}, {} NUMA node{nodes}", m.cpu, m.cpus, m.numa_nodes))?;
+        out.line(format_args!(
+            "machine     {}, {} CPU{cpus}, {} NUMA node{nodes}",
+            m.cpu, m.cpus, m.numa_nodes
+        ))?;
         out.line(format_args!("  kernel    {}", m.kernel))?;
         out.line(format_args!("  cpu has   {}", m.instructions.join(" ")))?;
         let r = &self.routines;
