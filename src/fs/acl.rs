@@ -43,7 +43,11 @@ impl Acl {
     pub fn parse(value: &[u8]) -> Result<Option<Acl>> {
         let invalid = || Error::new(libc::EINVAL, "acl::parse");
         if value.len() < HEADER || get32(value, 0) != VERSION {
-            return Err(if value.len() < HEADER { invalid() } else { Error::new(libc::EOPNOTSUPP, "acl::parse") });
+            return Err(if value.len() < HEADER {
+                invalid()
+            } else {
+                Error::new(libc::EOPNOTSUPP, "acl::parse")
+            });
         }
         let body = &value[HEADER..];
         if !body.len().is_multiple_of(ENTRY) || body.len() / ENTRY > ENTRIES_MAX {
@@ -134,7 +138,8 @@ impl Acl {
 /// The rules of posix_acl_valid: order by tag, unique and ordered qualifiers, a mask where needed.
 fn valid(entries: &[Entry]) -> bool {
     let count = |tag| entries.iter().filter(|e| e.tag == tag).count();
-    let ordered = entries.windows(2).all(|w| (w[0].tag, w[0].id) < (w[1].tag, w[1].id) || w[0].tag < w[1].tag);
+    let ordered =
+        entries.windows(2).all(|w| (w[0].tag, w[0].id) < (w[1].tag, w[1].id) || w[0].tag < w[1].tag);
     let known = entries.iter().all(|e| {
         e.perm <= 7
             && match e.tag {
@@ -182,7 +187,8 @@ mod tests {
 
     #[test]
     fn what_the_kernel_refuses_is_refused() {
-        let good = [(USER_OBJ, 7, NO_ID), (USER, 5, 10), (GROUP_OBJ, 4, NO_ID), (MASK, 6, NO_ID), (OTHER, 0, NO_ID)];
+        let good =
+            [(USER_OBJ, 7, NO_ID), (USER, 5, 10), (GROUP_OBJ, 4, NO_ID), (MASK, 6, NO_ID), (OTHER, 0, NO_ID)];
         let acl = Acl::parse(&list(&good)).unwrap().unwrap();
         assert_eq!(acl.mode(), 0o760);
         assert!(!acl.is_minimal());
@@ -200,7 +206,8 @@ mod tests {
 
     #[test]
     fn a_new_file_gets_the_common_bits() {
-        let good = [(USER_OBJ, 7, NO_ID), (USER, 7, 10), (GROUP_OBJ, 5, NO_ID), (MASK, 7, NO_ID), (OTHER, 1, NO_ID)];
+        let good =
+            [(USER_OBJ, 7, NO_ID), (USER, 7, 10), (GROUP_OBJ, 5, NO_ID), (MASK, 7, NO_ID), (OTHER, 1, NO_ID)];
         let (acl, mode) = Acl::parse(&list(&good)).unwrap().unwrap().inherit(0o100640);
         assert_eq!(mode, 0o100640);
         assert_eq!(acl.mode(), 0o640);

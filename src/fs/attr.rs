@@ -96,7 +96,7 @@ impl<M: Media> Fs<M> {
             self.core.fence(flushed);
         }
         body.size = size;
-        body.attr_record(atime, attr::TRUNCATE, batch);
+        body.attr_record(atime, field::attr::TRUNCATE, batch);
         self.commit(inode, body, batch, guard, Class::Release, Flushed::issued())?;
         let reuse = self.core.reuse_after(guard);
         let page = size.div_ceil(PAGE) as u32;

@@ -29,7 +29,7 @@ pub(super) fn store<M: Media>(fs: &Fs<M>) -> Result<Option<u32>> {
     let Some(head) = core.alloc.alloc(1, Class::Release, None) else { return Ok(None) };
     let mut runs = Vec::new();
     let blocks = body.len().div_ceil(BLOCK) as u32;
-    if core.alloc.alloc_all(blocks, Class::Release, None, &mut runs).is_err() || runs.len() > RUNS_MAX {
+    if core.alloc.alloc_all(blocks, Class::Release, &mut runs).is_err() || runs.len() > RUNS_MAX {
         return Ok(None);
     }
     let mut block = [0; BLOCK];
@@ -118,7 +118,8 @@ fn load_space<M: Media>(core: &mut Core<M>, fields: &mut Fields) -> Result<()> {
         }
         runs.push(run);
     }
-    core.alloc = Allocator::from_free_runs(core.sb.blocks as u32, runs.into_iter());
+    core.alloc = Allocator::from_free_runs(core.sb.blocks as u32, runs.into_iter())
+        .map_err(|_| damaged("it frees a block twice"))?;
     let count = fields.next()?;
     for _ in 0..count {
         let (block, used) = (fields.next()?, fields.next()?);

@@ -53,7 +53,13 @@ impl<M: Media> Fs<M> {
         }
     }
 
-    fn clean_segment(&self, inode: &Inode, body: &mut Body, guard: &epoch::Guard, oldest: Segment) -> Result<()> {
+    fn clean_segment(
+        &self,
+        inode: &Inode,
+        body: &mut Body,
+        guard: &epoch::Guard,
+        oldest: Segment,
+    ) -> Result<()> {
         let mut live = Live::default();
         let mut redone = crate::media::Flushed::issued();
         let mut buffer = [0; BLOCK];
@@ -76,10 +82,14 @@ impl<M: Media> Fs<M> {
             at = end;
         }
         let Live { mut batch, copies, written, reserved } = live;
-        for (extents, flags) in [(written, 0), (reserved, write::UNWRITTEN)] {
+        for (extents, flags) in [(written, 0), (reserved, field::write::UNWRITTEN)] {
             if !extents.is_empty() {
-                let flags = flags | write::MOVED;
-                write_records(&mut batch, &extents, &WriteFields { start: 0, len: 0, size: 0, mtime: 0, crc: None, flags });
+                let flags = flags | field::write::MOVED;
+                write_records(
+                    &mut batch,
+                    &extents,
+                    &WriteFields { start: 0, len: 0, size: 0, mtime: 0, crc: None, flags },
+                );
             }
         }
         // Attributes may have been set by any record that goes.
@@ -90,7 +100,9 @@ impl<M: Media> Fs<M> {
         for (i, copy) in copies {
             let (seq, lines) = batch.placed(i);
             match copy {
-                Copy::Entry(cookie) => body.dir_mut().set_seq(cookie, seq, lines),
+                Copy::Entry(cookie) => {
+                    body.dir_mut().set_seq(cookie, seq, lines);
+                }
                 Copy::Xattr(at) => body.xattrs[at].seq = seq,
                 Copy::Target => {}
             }
@@ -108,8 +120,8 @@ impl<M: Media> Fs<M> {
     fn flush_redo(&self, body: &Body, record: &[u8]) -> crate::media::Flushed {
         let mut pending = crate::media::Flushed::issued();
         let Some(index) = body.file() else { return pending };
-        let mut at = get64(record, redo::OFFSET);
-        let end = (at + get16(record, redo::LEN) as u64).min(body.size);
+        let mut at = get64(record, field::redo::OFFSET);
+        let end = (at + get16(record, field::redo::LEN) as u64).min(body.size);
         while at < end {
             let n = (end - at).min(BLOCK as u64 - at % BLOCK as u64);
             if let Mapping::Written(block) = index.get((at / BLOCK as u64) as u32) {
@@ -156,21 +168,22 @@ impl Live {
     fn keep(&mut self, body: &Body, head: &Head, bytes: &[u8]) {
         match (head.kind, &body.data) {
             (Type::Write, Data::File(_)) => {
-                let unwritten = get16(bytes, write::FLAGS) & write::UNWRITTEN != 0;
+                let unwritten = get16(bytes, field::write::FLAGS) & field::write::UNWRITTEN != 0;
                 inode::extents(bytes).flatten().for_each(|e| self.keep_extent(body, e, unwritten));
             }
             (Type::Add, Data::Dir(dir)) => {
                 let Some(record) = AddRecord::decode(bytes) else { return };
-                if dir.by_cookie(record.cookie).is_some_and(|e| e.seq == head.seq) {
+                if dir.by_cookie(record.cookie).is_some_and(|n| n.entry.seq == head.seq) {
                     self.copies.push((self.batch.count(), Copy::Entry(record.cookie)));
-                    let flags = add::COPIED;
-                    AddRecord { replaces: 0, moved: 0, lines: 0, partner: None, flags, ..record }.encode(&mut self.batch);
+                    let flags = field::add::COPIED;
+                    AddRecord { replaces: 0, moved: 0, lines: 0, partner: None, flags, ..record }
+                        .encode(&mut self.batch);
                 }
             }
             (Type::Xattr, _) => {
                 if let Some(i) = body.xattrs.iter().position(|x| x.seq == head.seq) {
                     self.copies.push((self.batch.count(), Copy::Xattr(i)));
-                    self.copy(head.kind, bytes)[xattr::FLAGS] |= xattr::COPIED;
+                    self.copy(head.kind, bytes)[field::xattr::FLAGS] |= field::xattr::COPIED;
                 }
             }
             (Type::Symlink, _) => {
@@ -216,7 +229,7 @@ impl Live {
 fn live_lines(body: &Body) -> u32 {
     let data = match &body.data {
         Data::File(index) => (index.mapped() / 4).min(1 << 30) as u32,
-        Data::Dir(dir) => dir.live_lines(),
+        Data::Dir(dir) => dir.live_lines().min(1 << 30) as u32,
         Data::Symlink(target) => (target.len() / LINE) as u32,
         Data::None => 0,
     };

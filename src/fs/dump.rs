@@ -16,7 +16,13 @@ impl<M: Media> Fs<M> {
         let mut s = String::new();
         let uuid: String = info.uuid.iter().map(|b| format!("{b:02x}")).collect();
         let _ = writeln!(s, "format {}  uuid {uuid}  label {:?}", info.format_version, info.label);
-        let _ = writeln!(s, "blocks {} of {BLOCK} bytes  data {:?}  created {}", sb.blocks, info.data, time(sb.created));
+        let _ = writeln!(
+            s,
+            "blocks {} of {BLOCK} bytes  data {:?}  created {}",
+            sb.blocks,
+            info.data,
+            time(sb.created)
+        );
         let _ = writeln!(
             s,
             "mount {}  last crashed mount {}  settled epoch {}  current epoch {}",
@@ -56,11 +62,24 @@ impl<M: Media> Fs<M> {
         let mut op = Op::default();
         while reader.next(&mut op)? {
             for record in op.records() {
-                let _ = writeln!(s, "{:>8} @{:#x} epoch {}: {}", record.seq, record.addr.0, record.epoch, describe(&record));
+                let _ = writeln!(
+                    s,
+                    "{:>8} @{:#x} epoch {}: {}",
+                    record.seq,
+                    record.addr.0,
+                    record.epoch,
+                    describe(&record)
+                );
             }
         }
         let log = reader.into_log();
-        let _ = writeln!(s, "log: {} lines in {} segments, next record {}", log.lines(), log.segments().len(), log.seq());
+        let _ = writeln!(
+            s,
+            "log: {} lines in {} segments, next record {}",
+            log.lines(),
+            log.segments().len(),
+            log.seq()
+        );
         Ok(s)
     }
 }
@@ -83,37 +102,37 @@ fn describe(r: &Record) -> String {
     match r.kind {
         Type::Attr => format!(
             "attributes mode {:o} uid {} gid {} size {}{} atime {} mtime {} ctime {}",
-            get32(b, attr::MODE),
-            get32(b, attr::UID),
-            get32(b, attr::GID),
-            get64(b, attr::SIZE),
-            if get32(b, attr::FLAGS) & attr::TRUNCATE != 0 { " (truncates)" } else { "" },
-            time(get64(b, attr::ATIME)),
-            time(get64(b, attr::MTIME)),
-            time(get64(b, attr::CTIME))
+            get32(b, field::attr::MODE),
+            get32(b, field::attr::UID),
+            get32(b, field::attr::GID),
+            get64(b, field::attr::SIZE),
+            if get32(b, field::attr::FLAGS) & field::attr::TRUNCATE != 0 { " (truncates)" } else { "" },
+            time(get64(b, field::attr::ATIME)),
+            time(get64(b, field::attr::MTIME)),
+            time(get64(b, field::attr::CTIME))
         ),
         Type::Write => {
-            let flags = get16(b, write::FLAGS);
+            let flags = get16(b, field::write::FLAGS);
             let mut s = String::from("write");
             for e in extents(b).flatten() {
                 let _ = write!(s, " pages {}+{} -> blocks {}+{}", e.page, e.count, e.block.0, e.count);
             }
-            if flags & write::UNWRITTEN != 0 {
+            if flags & field::write::UNWRITTEN != 0 {
                 s.push_str(" reserved");
             }
-            if flags & write::MOVED != 0 {
+            if flags & field::write::MOVED != 0 {
                 s.push_str(" (kept by the cleaner)");
             } else {
-                let _ = write!(s, " size {}", get64(b, write::SIZE));
+                let _ = write!(s, " size {}", get64(b, field::write::SIZE));
             }
-            if flags & (write::SETTLED | write::MOVED | write::UNWRITTEN) == 0 {
-                let (start, len) = (get64(b, write::START), get32(b, write::LEN));
-                let _ = write!(s, " bytes {start}+{len} crc {:08x}", get32(b, write::CRC));
+            if flags & (field::write::SETTLED | field::write::MOVED | field::write::UNWRITTEN) == 0 {
+                let (start, len) = (get64(b, field::write::START), get32(b, field::write::LEN));
+                let _ = write!(s, " bytes {start}+{len} crc {:08x}", get32(b, field::write::CRC));
             }
             s
         }
-        Type::Hole => format!("hole pages {}+{}", get32(b, hole::PAGE), get32(b, hole::COUNT)),
-        Type::Redo => format!("redo bytes {}+{}", get64(b, redo::OFFSET), get16(b, redo::LEN)),
+        Type::Hole => format!("hole pages {}+{}", get32(b, field::hole::PAGE), get32(b, field::hole::COUNT)),
+        Type::Redo => format!("redo bytes {}+{}", get64(b, field::redo::OFFSET), get16(b, field::redo::LEN)),
         Type::Add => match AddRecord::decode(b) {
             Some(a) => format!(
                 "add {} inode {} cookie {}{}{}{}",
@@ -126,22 +145,28 @@ fn describe(r: &Record) -> String {
             ),
             None => "add (malformed)".into(),
         },
-        Type::Remove => format!("remove cookie {} inode {}", get32(b, remove::COOKIE), get32(b, remove::INO)),
+        Type::Remove => format!(
+            "remove cookie {} inode {}",
+            get32(b, field::remove::COOKIE),
+            get32(b, field::remove::INO)
+        ),
         Type::RemoveMoved => format!(
             "remove cookie {} inode {}{}",
-            get32(b, remove::COOKIE),
-            get32(b, remove::INO),
-            pair(&Partner::decode(&b[remove::PARTNER..]))
+            get32(b, field::remove::COOKIE),
+            get32(b, field::remove::INO),
+            pair(&Partner::decode(&b[field::remove::PARTNER..]))
         ),
         Type::Xattr => {
-            let n = name(&b[xattr::NAME..][..b[xattr::NAME_LEN] as usize]);
-            if b[xattr::FLAGS] & xattr::REMOVE != 0 {
+            let n = name(&b[field::xattr::NAME..][..b[field::xattr::NAME_LEN] as usize]);
+            if b[field::xattr::FLAGS] & field::xattr::REMOVE != 0 {
                 format!("attribute {n} removed")
             } else {
-                format!("attribute {n} of {} bytes", get32(b, xattr::VALUE_LEN))
+                format!("attribute {n} of {} bytes", get32(b, field::xattr::VALUE_LEN))
             }
         }
-        Type::Symlink => format!("target, {} bytes at {}", get16(b, symlink::LEN), get16(b, symlink::OFFSET)),
+        Type::Symlink => {
+            format!("target, {} bytes at {}", get16(b, field::symlink::LEN), get16(b, field::symlink::OFFSET))
+        }
         Type::Link | Type::Segment | Type::Seal => format!("{:?}", r.kind),
     }
 }

@@ -45,7 +45,9 @@ impl Epochs {
     pub fn new(current: u64) -> Epochs {
         Epochs {
             current: CachePadded::new(AtomicU64::new(current)),
-            inside: Box::new(std::array::from_fn(|_| CachePadded::new([AtomicU64::new(0), AtomicU64::new(0)]))),
+            inside: Box::new(std::array::from_fn(|_| {
+                CachePadded::new([AtomicU64::new(0), AtomicU64::new(0)])
+            })),
             advancing: Mutex::new(()),
         }
     }

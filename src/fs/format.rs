@@ -398,147 +398,149 @@ pub struct Extent {
 
 pub const EXTENT: usize = 12;
 
-/// Offsets of a Write record's fields.
-pub mod write {
-    pub const START: usize = 16;
-    pub const SIZE: usize = 24;
-    pub const MTIME: usize = 32;
-    pub const LEN: usize = 40;
-    pub const CRC: usize = 44;
-    pub const FLAGS: usize = 48;
-    pub const EXTENTS: usize = 50;
-    /// The first extent stands in the first line, five more in each further line.
-    pub const FIRST: usize = 52;
-    pub const PER_LINE: usize = 5;
+/// Offsets of the fields of each record type, from the record's first byte.
+pub mod field {
+    pub mod write {
+        pub const START: usize = 16;
+        pub const SIZE: usize = 24;
+        pub const MTIME: usize = 32;
+        pub const LEN: usize = 40;
+        pub const CRC: usize = 44;
+        pub const FLAGS: usize = 48;
+        pub const EXTENTS: usize = 50;
+        /// The first extent stands in the first line, five more in each further line.
+        pub const FIRST: usize = 52;
+        pub const PER_LINE: usize = 5;
 
-    /// The data was durable before the record was written: nothing to verify.
-    pub const SETTLED: u16 = 1;
-    /// The blocks are reserved and read as zeros.
-    pub const UNWRITTEN: u16 = 2;
-    /// Times and size stay as they are (log cleaning).
-    pub const MOVED: u16 = 4;
-    /// Reserved for offloaded copies: the first 16 bytes of a second line hold the ticket (epoch,
-    /// channel, sequence), and the record counts once the channel's completion record reached it.
-    pub const OFFLOADED: u16 = 8;
-}
+        /// The data was durable before the record was written: nothing to verify.
+        pub const SETTLED: u16 = 1;
+        /// The blocks are reserved and read as zeros.
+        pub const UNWRITTEN: u16 = 2;
+        /// Times and size stay as they are (log cleaning).
+        pub const MOVED: u16 = 4;
+        /// Reserved for offloaded copies: the first 16 bytes of a second line hold the ticket (epoch,
+        /// channel, sequence), and the record counts once the channel's completion record reached it.
+        pub const OFFLOADED: u16 = 8;
+    }
 
-pub mod hole {
-    pub const PAGE: usize = 16;
-    pub const COUNT: usize = 20;
-    pub const SIZE: usize = 24;
-    pub const MTIME: usize = 32;
-}
+    pub mod hole {
+        pub const PAGE: usize = 16;
+        pub const COUNT: usize = 20;
+        pub const SIZE: usize = 24;
+        pub const MTIME: usize = 32;
+    }
 
-pub mod attr {
-    pub const MODE: usize = 16;
-    pub const UID: usize = 20;
-    pub const GID: usize = 24;
-    pub const FLAGS: usize = 28;
-    pub const SIZE: usize = 32;
-    pub const ATIME: usize = 40;
-    pub const MTIME: usize = 48;
-    pub const CTIME: usize = 56;
-    /// Pages behind the size lose their blocks.
-    pub const TRUNCATE: u32 = 1;
-}
+    pub mod attr {
+        pub const MODE: usize = 16;
+        pub const UID: usize = 20;
+        pub const GID: usize = 24;
+        pub const FLAGS: usize = 28;
+        pub const SIZE: usize = 32;
+        pub const ATIME: usize = 40;
+        pub const MTIME: usize = 48;
+        pub const CTIME: usize = 56;
+        /// Pages behind the size lose their blocks.
+        pub const TRUNCATE: u32 = 1;
+    }
 
-pub mod redo {
-    pub const OFFSET: usize = 16;
-    pub const MTIME: usize = 24;
-    pub const LEN: usize = 32;
-    pub const DATA: usize = 36;
-}
+    pub mod redo {
+        pub const OFFSET: usize = 16;
+        pub const MTIME: usize = 24;
+        pub const LEN: usize = 32;
+        pub const DATA: usize = 36;
+    }
 
-pub mod add {
-    pub const GENERATION: usize = 16;
-    pub const MTIME: usize = 24;
-    pub const INO: usize = 32;
-    pub const COOKIE: usize = 36;
-    /// Cookie of the entry of the same name that goes, or 0.
-    pub const REPLACES: usize = 40;
-    /// Cookie of the entry of this directory under which the inode was known, or 0.
-    pub const MOVED: usize = 44;
-    pub const KIND: usize = 48;
-    pub const NAME_LEN: usize = 49;
-    pub const FLAGS: usize = 50;
-    /// Lines that the new inode's own log must have (symbolic link, inherited ACL).
-    pub const LINES: usize = 51;
-    pub const NAME: usize = 52;
+    pub mod add {
+        pub const GENERATION: usize = 16;
+        pub const MTIME: usize = 24;
+        pub const INO: usize = 32;
+        pub const COOKIE: usize = 36;
+        /// Cookie of the entry of the same name that goes, or 0.
+        pub const REPLACES: usize = 40;
+        /// Cookie of the entry of this directory under which the inode was known, or 0.
+        pub const MOVED: usize = 44;
+        pub const KIND: usize = 48;
+        pub const NAME_LEN: usize = 49;
+        pub const FLAGS: usize = 50;
+        /// Lines that the new inode's own log must have (symbolic link, inherited ACL).
+        pub const LINES: usize = 51;
+        pub const NAME: usize = 52;
 
-    /// The inode was made for this entry.
-    pub const CREATE: u8 = 1;
-    /// Half of an operation on two directories: a [`super::partner`] stands before the name.
-    pub const PARTNER: u8 = 2;
-    /// Times stay as they are (log cleaning).
-    pub const COPIED: u8 = 4;
-}
+        /// The inode was made for this entry.
+        pub const CREATE: u8 = 1;
+        /// Half of an operation on two directories: a [`partner`] stands before the name.
+        pub const PARTNER: u8 = 2;
+        /// Times stay as they are (log cleaning).
+        pub const COPIED: u8 = 4;
+    }
 
-pub mod remove {
-    pub const GENERATION: usize = 16;
-    pub const MTIME: usize = 24;
-    pub const INO: usize = 32;
-    pub const COOKIE: usize = 36;
-    /// Of RemoveMoved alone.
-    pub const PARTNER: usize = 40;
-}
+    pub mod remove {
+        pub const GENERATION: usize = 16;
+        pub const MTIME: usize = 24;
+        pub const INO: usize = 32;
+        pub const COOKIE: usize = 36;
+        /// Of RemoveMoved alone.
+        pub const PARTNER: usize = 40;
+    }
 
-/// The other half of an operation on two directories: which log, where in it, and the number that
-/// both halves carry.
-pub mod partner {
-    pub const GENERATION: usize = 0;
-    pub const INO: usize = 8;
-    pub const SEQ: usize = 12;
-    pub const TRANSACTION: usize = 16;
-    pub const BYTES: usize = 24;
-}
+    /// The other half of an operation on two directories: which log, where in it, and the number that
+    /// both halves carry.
+    pub mod partner {
+        pub const GENERATION: usize = 0;
+        pub const INO: usize = 8;
+        pub const SEQ: usize = 12;
+        pub const TRANSACTION: usize = 16;
+        pub const BYTES: usize = 24;
+    }
 
-pub mod xattr {
-    pub const CTIME: usize = 16;
-    pub const VALUE_LEN: usize = 24;
-    pub const BLOCK: usize = 28;
-    pub const CRC: usize = 32;
-    pub const NAME_LEN: usize = 36;
-    pub const FLAGS: usize = 37;
-    pub const NAME: usize = 38;
+    pub mod xattr {
+        pub const CTIME: usize = 16;
+        pub const VALUE_LEN: usize = 24;
+        pub const BLOCK: usize = 28;
+        pub const CRC: usize = 32;
+        pub const NAME_LEN: usize = 36;
+        pub const FLAGS: usize = 37;
+        pub const NAME: usize = 38;
 
-    pub const REMOVE: u8 = 1;
-    /// The value stands in blocks of its own, one run.
-    pub const IN_BLOCKS: u8 = 2;
-    /// The change time stays as it is (log cleaning).
-    pub const COPIED: u8 = 4;
-}
+        pub const REMOVE: u8 = 1;
+        /// The value stands in blocks of its own, one run.
+        pub const IN_BLOCKS: u8 = 2;
+        /// The change time stays as it is (log cleaning).
+        pub const COPIED: u8 = 4;
+    }
 
-pub mod symlink {
-    pub const LEN: usize = 16;
-    /// Of this part in the target: a long one takes two records.
-    pub const OFFSET: usize = 18;
-    pub const TARGET: usize = 20;
-}
+    pub mod symlink {
+        pub const LEN: usize = 16;
+        /// Of this part in the target: a long one takes two records.
+        pub const OFFSET: usize = 18;
+        pub const TARGET: usize = 20;
+    }
 
-pub mod link {
-    pub const ADDR: usize = 16;
-    pub const LINES: usize = 24;
-}
+    pub mod link {
+        pub const ADDR: usize = 16;
+        pub const LINES: usize = 24;
+    }
 
-pub mod segment {
-    pub const LINES: usize = 16;
-    pub const INCARNATION: usize = 20;
-}
+    pub mod segment {
+        pub const LINES: usize = 16;
+        pub const INCARNATION: usize = 20;
+    }
 
-pub mod seal {
-    pub const INCARNATION: usize = 16;
+    pub mod seal {
+        pub const INCARNATION: usize = 16;
+    }
 }
 
 const _: () = {
     assert!(BLOCK % LINE == 0 && SLOT % LINE == 0 && MINI % LINE == 0);
     assert!(SUPER_BYTES <= STATE_COPY_OFFSET as usize);
-    assert!(write::FIRST + EXTENT == LINE);
-    assert!(write::PER_LINE * EXTENT <= LINE);
-    assert!(attr::CTIME + 8 == LINE);
-    assert!(remove::PARTNER + partner::BYTES == LINE);
-    assert!(add::NAME + partner::BYTES + crate::limits::NAME_BYTES_MAX <= 6 * LINE);
+    assert!(field::write::FIRST + EXTENT == LINE);
+    assert!(field::write::PER_LINE * EXTENT <= LINE);
+    assert!(field::attr::CTIME + 8 == LINE);
+    assert!(field::remove::PARTNER + field::partner::BYTES == LINE);
+    assert!(field::add::NAME + field::partner::BYTES + crate::limits::NAME_BYTES_MAX <= 6 * LINE);
     assert!(LOG_HEAD_OFFSET as usize + 8 == LINE);
-    assert!(redo::DATA + 1024 <= RECORD_LINES_MAX as usize * LINE);
+    assert!(field::redo::DATA + 1024 <= RECORD_LINES_MAX as usize * LINE);
 };
 
 #[cfg(test)]

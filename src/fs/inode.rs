@@ -5,8 +5,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use hashbrown::HashMap;
 use parking_lot::RwLock;
+use std::collections::HashMap;
 
 use super::Core;
 use super::alloc::{Block, Run};
@@ -165,15 +165,15 @@ impl Body {
 
     /// Puts a record with all attributes into `batch`.
     pub fn attr_record(&self, atime: u64, flags: u32, batch: &mut log::Batch) {
-        let r = batch.record(Type::Attr, attr::CTIME + 8);
-        put32(r, attr::MODE, self.mode);
-        put32(r, attr::UID, self.uid);
-        put32(r, attr::GID, self.gid);
-        put32(r, attr::FLAGS, flags);
-        put64(r, attr::SIZE, self.size);
-        put64(r, attr::ATIME, atime);
-        put64(r, attr::MTIME, self.mtime);
-        put64(r, attr::CTIME, self.ctime);
+        let r = batch.record(Type::Attr, field::attr::CTIME + 8);
+        put32(r, field::attr::MODE, self.mode);
+        put32(r, field::attr::UID, self.uid);
+        put32(r, field::attr::GID, self.gid);
+        put32(r, field::attr::FLAGS, flags);
+        put64(r, field::attr::SIZE, self.size);
+        put64(r, field::attr::ATIME, atime);
+        put64(r, field::attr::MTIME, self.mtime);
+        put64(r, field::attr::CTIME, self.ctime);
     }
 
     pub fn heap_bytes(&self) -> usize {
@@ -287,7 +287,7 @@ fn apply_record<M: Media>(
     match (record.kind, &mut body.data) {
         (Type::Attr, _) => apply_attr(body, atime, b, redos),
         (Type::Write, Data::File(index)) => {
-            let flags = get16(b, write::FLAGS);
+            let flags = get16(b, field::write::FLAGS);
             for e in extents(b) {
                 let e = e.ok_or_else(|| log::damaged(owner, "a write record is too short"))?;
                 if e.count == 0
@@ -296,45 +296,46 @@ fn apply_record<M: Media>(
                 {
                     return Err(log::damaged(owner, "a write record names blocks outside the pool"));
                 }
-                index.set_run(e.page, e.count, e.block, flags & write::UNWRITTEN != 0, &mut |_, _| {});
+                index.set_run(e.page, e.count, e.block, flags & field::write::UNWRITTEN != 0, &mut |_, _| {});
             }
             if let Some(redos) = redos
-                && flags & write::MOVED == 0
+                && flags & field::write::MOVED == 0
             {
                 extents(b).flatten().for_each(|e| redos.remap(e.page, e.count));
             }
-            if flags & write::MOVED == 0 {
-                body.size = get64(b, write::SIZE);
-                body.mtime = get64(b, write::MTIME);
+            if flags & field::write::MOVED == 0 {
+                body.size = get64(b, field::write::SIZE);
+                body.mtime = get64(b, field::write::MTIME);
                 body.ctime = body.mtime;
             }
             Ok(())
         }
         (Type::Hole, Data::File(index)) => {
-            let (page, count) = (get32(b, hole::PAGE), get32(b, hole::COUNT));
+            let (page, count) = (get32(b, field::hole::PAGE), get32(b, field::hole::COUNT));
             index.clear(page, count, &mut |_, _| {});
             if let Some(redos) = redos {
                 redos.remap(page, count);
             }
-            body.size = get64(b, hole::SIZE);
-            body.mtime = get64(b, hole::MTIME);
+            body.size = get64(b, field::hole::SIZE);
+            body.mtime = get64(b, field::hole::MTIME);
             body.ctime = body.mtime;
             Ok(())
         }
         (Type::Redo, Data::File(_)) => {
-            let len = get16(b, redo::LEN) as usize;
+            let len = get16(b, field::redo::LEN) as usize;
             let data = b
-                .get(redo::DATA..redo::DATA + len)
+                .get(field::redo::DATA..field::redo::DATA + len)
                 .ok_or_else(|| log::damaged(owner, "a redo record is too short"))?;
             if let Some(redos) = redos {
-                redos.add(get64(b, redo::OFFSET), data);
+                redos.add(get64(b, field::redo::OFFSET), data);
             }
-            body.mtime = get64(b, redo::MTIME);
+            body.mtime = get64(b, field::redo::MTIME);
             body.ctime = body.mtime;
             Ok(())
         }
         (Type::Add, Data::Dir(dir)) => {
-            let entry = AddRecord::decode(b).ok_or_else(|| log::damaged(owner, "an add record is too short"))?;
+            let entry =
+                AddRecord::decode(b).ok_or_else(|| log::damaged(owner, "an add record is too short"))?;
             let stamp = entry.apply(dir, record.seq, (b.len() / LINE) as u8, owner)?;
             if let Some(mtime) = stamp {
                 (body.mtime, body.ctime) = (mtime, mtime);
@@ -342,20 +343,19 @@ fn apply_record<M: Media>(
             Ok(())
         }
         (Type::Remove | Type::RemoveMoved, Data::Dir(dir)) => {
-            if dir.remove_cookie(get32(b, remove::COOKIE)).is_none() {
-                return Err(log::damaged(owner, "a remove record names an entry that is not there"));
-            }
-            body.mtime = get64(b, remove::MTIME);
+            // The cleaner drops dead add records before the remove records that made them so.
+            dir.remove_cookie(get32(b, field::remove::COOKIE));
+            body.mtime = get64(b, field::remove::MTIME);
             body.ctime = body.mtime;
             Ok(())
         }
         (Type::Xattr, _) => apply_xattr(core, owner, body, record),
         (Type::Symlink, Data::Symlink(target)) => {
-            let len = get16(b, symlink::LEN) as usize;
+            let len = get16(b, field::symlink::LEN) as usize;
             let part = b
-                .get(symlink::TARGET..symlink::TARGET + len)
+                .get(field::symlink::TARGET..field::symlink::TARGET + len)
                 .ok_or_else(|| log::damaged(owner, "its target record is too short"))?;
-            let at = get16(b, symlink::OFFSET) as usize;
+            let at = get16(b, field::symlink::OFFSET) as usize;
             let mut whole = std::mem::take(target).into_vec();
             whole.resize(whole.len().max(at + len), 0);
             whole[at..at + len].copy_from_slice(part);
@@ -368,15 +368,15 @@ fn apply_record<M: Media>(
 
 fn apply_attr(body: &mut Body, atime: &mut u64, b: &[u8], redos: Option<&mut Redos>) -> Result<()> {
     // The type is the header's: a record cannot change it.
-    body.mode = body.mode & libc::S_IFMT | get32(b, attr::MODE) & 0o7777;
-    body.uid = get32(b, attr::UID);
-    body.gid = get32(b, attr::GID);
-    *atime = get64(b, attr::ATIME);
-    body.mtime = get64(b, attr::MTIME);
-    body.ctime = get64(b, attr::CTIME);
+    body.mode = body.mode & libc::S_IFMT | get32(b, field::attr::MODE) & 0o7777;
+    body.uid = get32(b, field::attr::UID);
+    body.gid = get32(b, field::attr::GID);
+    *atime = get64(b, field::attr::ATIME);
+    body.mtime = get64(b, field::attr::MTIME);
+    body.ctime = get64(b, field::attr::CTIME);
     if let Data::File(index) = &mut body.data {
-        body.size = get64(b, attr::SIZE).min(crate::limits::FILE_BYTES_MAX);
-        if get32(b, attr::FLAGS) & attr::TRUNCATE != 0 {
+        body.size = get64(b, field::attr::SIZE).min(crate::limits::FILE_BYTES_MAX);
+        if get32(b, field::attr::FLAGS) & field::attr::TRUNCATE != 0 {
             let page = body.size.div_ceil(BLOCK as u64);
             index.clear(page as u32, u32::MAX - page as u32, &mut |_, _| {});
             if let Some(redos) = redos {
@@ -390,22 +390,22 @@ fn apply_attr(body: &mut Body, atime: &mut u64, b: &[u8], redos: Option<&mut Red
 fn apply_xattr<M: Media>(core: &Core<M>, owner: &Owner, body: &mut Body, record: &Record) -> Result<()> {
     let b = record.bytes;
     let short = || log::damaged(owner, "an attribute record is too short");
-    let flags = b[xattr::FLAGS];
-    let end = xattr::NAME + b[xattr::NAME_LEN] as usize;
-    let name = b.get(xattr::NAME..end).ok_or_else(short)?;
-    if flags & xattr::COPIED == 0 {
-        body.ctime = get64(b, xattr::CTIME);
+    let flags = b[field::xattr::FLAGS];
+    let end = field::xattr::NAME + b[field::xattr::NAME_LEN] as usize;
+    let name = b.get(field::xattr::NAME..end).ok_or_else(short)?;
+    if flags & field::xattr::COPIED == 0 {
+        body.ctime = get64(b, field::xattr::CTIME);
     }
     let old = body.xattrs.iter().position(|x| *x.name == *name);
-    if flags & xattr::REMOVE != 0 {
+    if flags & field::xattr::REMOVE != 0 {
         if let Some(i) = old {
             body.xattrs.swap_remove(i);
         }
         return Ok(());
     }
-    let len = get32(b, xattr::VALUE_LEN) as usize;
-    let (value, blocks): (Box<[u8]>, _) = if flags & xattr::IN_BLOCKS != 0 {
-        let run = Run { start: Block(get32(b, xattr::BLOCK)), count: len.div_ceil(BLOCK) as u32 };
+    let len = get32(b, field::xattr::VALUE_LEN) as usize;
+    let (value, blocks): (Box<[u8]>, _) = if flags & field::xattr::IN_BLOCKS != 0 {
+        let run = Run { start: Block(get32(b, field::xattr::BLOCK)), count: len.div_ceil(BLOCK) as u32 };
         if len == 0 || len > crate::limits::XATTR_VALUE_BYTES_MAX || !core.holds_blocks(run) {
             return Err(log::damaged(owner, "an attribute value lies outside the pool"));
         }
@@ -425,7 +425,7 @@ fn apply_xattr<M: Media>(core: &Core<M>, owner: &Owner, body: &mut Body, record:
 
 /// The extents of a write record; `None` where the record is too short for its count.
 pub fn extents(b: &[u8]) -> impl Iterator<Item = Option<Extent>> + '_ {
-    let count = get16(b, write::EXTENTS) as usize;
+    let count = get16(b, field::write::EXTENTS) as usize;
     (0..count).map(move |i| {
         let at = extent_offset(i);
         (at + EXTENT <= b.len()).then(|| Extent {
@@ -439,13 +439,17 @@ pub fn extents(b: &[u8]) -> impl Iterator<Item = Option<Extent>> + '_ {
 /// Where the `i`th extent stands in a write record.
 #[inline]
 pub fn extent_offset(i: usize) -> usize {
-    if i == 0 { write::FIRST } else { LINE * (1 + (i - 1) / write::PER_LINE) + (i - 1) % write::PER_LINE * EXTENT }
+    if i == 0 {
+        field::write::FIRST
+    } else {
+        LINE * (1 + (i - 1) / field::write::PER_LINE) + (i - 1) % field::write::PER_LINE * EXTENT
+    }
 }
 
 /// Bytes of a write record with `count` extents.
 #[inline]
 pub fn write_record_bytes(count: usize) -> usize {
-    if count == 0 { write::FIRST } else { extent_offset(count - 1) + EXTENT }
+    if count == 0 { field::write::FIRST } else { extent_offset(count - 1) + EXTENT }
 }
 
 /// A directory entry as its record has it.
@@ -474,41 +478,45 @@ pub struct Partner {
 impl Partner {
     pub fn decode(b: &[u8]) -> Partner {
         Partner {
-            generation: get64(b, partner::GENERATION),
-            ino: get32(b, partner::INO),
-            seq: get32(b, partner::SEQ),
-            transaction: get64(b, partner::TRANSACTION),
+            generation: get64(b, field::partner::GENERATION),
+            ino: get32(b, field::partner::INO),
+            seq: get32(b, field::partner::SEQ),
+            transaction: get64(b, field::partner::TRANSACTION),
         }
     }
 
     pub fn encode(&self, b: &mut [u8]) {
-        put64(b, partner::GENERATION, self.generation);
-        put32(b, partner::INO, self.ino);
-        put32(b, partner::SEQ, self.seq);
-        put64(b, partner::TRANSACTION, self.transaction);
+        put64(b, field::partner::GENERATION, self.generation);
+        put32(b, field::partner::INO, self.ino);
+        put32(b, field::partner::SEQ, self.seq);
+        put64(b, field::partner::TRANSACTION, self.transaction);
     }
 }
 
 impl<'a> AddRecord<'a> {
     pub fn decode(b: &'a [u8]) -> Option<AddRecord<'a>> {
-        let flags = b[add::FLAGS];
-        let (partner, at) = if flags & add::PARTNER != 0 {
-            (Some(Partner::decode(b.get(add::NAME..add::NAME + partner::BYTES)?)), add::NAME + partner::BYTES)
+        let flags = b[field::add::FLAGS];
+        let (partner, at) = if flags & field::add::PARTNER != 0 {
+            (
+                Some(Partner::decode(b.get(field::add::NAME..field::add::NAME + field::partner::BYTES)?)),
+                field::add::NAME + field::partner::BYTES,
+            )
         } else {
-            (None, add::NAME)
+            (None, field::add::NAME)
         };
-        let name = b.get(at..at + b[add::NAME_LEN] as usize)?;
-        let valid = !name.is_empty() && !name.contains(&b'/') && !name.contains(&0) && name != b"." && name != b"..";
-        (valid && Kind::from_dtype(b[add::KIND]).is_some()).then(|| AddRecord {
-            ino: get32(b, add::INO),
-            generation: get64(b, add::GENERATION),
-            mtime: get64(b, add::MTIME),
-            cookie: get32(b, add::COOKIE),
-            replaces: get32(b, add::REPLACES),
-            moved: get32(b, add::MOVED),
-            kind: b[add::KIND],
+        let name = b.get(at..at + b[field::add::NAME_LEN] as usize)?;
+        let valid =
+            !name.is_empty() && !name.contains(&b'/') && !name.contains(&0) && name != b"." && name != b"..";
+        (valid && Kind::from_dtype(b[field::add::KIND]).is_some()).then(|| AddRecord {
+            ino: get32(b, field::add::INO),
+            generation: get64(b, field::add::GENERATION),
+            mtime: get64(b, field::add::MTIME),
+            cookie: get32(b, field::add::COOKIE),
+            replaces: get32(b, field::add::REPLACES),
+            moved: get32(b, field::add::MOVED),
+            kind: b[field::add::KIND],
             flags,
-            lines: b[add::LINES],
+            lines: b[field::add::LINES],
             partner,
             name,
         })
@@ -517,60 +525,58 @@ impl<'a> AddRecord<'a> {
     /// Puts the record into `batch`.
     #[inline]
     pub fn encode(&self, batch: &mut log::Batch) {
-        let partner_bytes = if self.partner.is_some() { partner::BYTES } else { 0 };
-        let at = add::NAME + partner_bytes;
+        let partner_bytes = if self.partner.is_some() { field::partner::BYTES } else { 0 };
+        let at = field::add::NAME + partner_bytes;
         let b = batch.record(Type::Add, at + self.name.len());
-        put64(b, add::GENERATION, self.generation);
-        put64(b, add::MTIME, self.mtime);
-        put32(b, add::INO, self.ino);
-        put32(b, add::COOKIE, self.cookie);
-        put32(b, add::REPLACES, self.replaces);
-        put32(b, add::MOVED, self.moved);
-        b[add::KIND] = self.kind;
-        b[add::NAME_LEN] = self.name.len() as u8;
-        b[add::FLAGS] = self.flags | if self.partner.is_some() { add::PARTNER } else { 0 };
-        b[add::LINES] = self.lines;
+        put64(b, field::add::GENERATION, self.generation);
+        put64(b, field::add::MTIME, self.mtime);
+        put32(b, field::add::INO, self.ino);
+        put32(b, field::add::COOKIE, self.cookie);
+        put32(b, field::add::REPLACES, self.replaces);
+        put32(b, field::add::MOVED, self.moved);
+        b[field::add::KIND] = self.kind;
+        b[field::add::NAME_LEN] = self.name.len() as u8;
+        b[field::add::FLAGS] = self.flags | if self.partner.is_some() { field::add::PARTNER } else { 0 };
+        b[field::add::LINES] = self.lines;
         if let Some(p) = &self.partner {
-            p.encode(&mut b[add::NAME..]);
+            p.encode(&mut b[field::add::NAME..]);
         }
         b[at..at + self.name.len()].copy_from_slice(self.name);
     }
 
     /// Changes the directory as the record says; the new times, if it sets any.
     fn apply(&self, dir: &mut DirIndex, seq: u32, lines: u8, owner: &Owner) -> Result<Option<u64>> {
-        let gone = |dir: &mut DirIndex, cookie: u32| match cookie == 0 || dir.remove_cookie(cookie).is_some() {
-            true => Ok(()),
-            false => Err(log::damaged(owner, "an add record replaces an entry that is not there")),
-        };
-        if self.flags & add::COPIED != 0 {
+        if self.flags & field::add::COPIED != 0 {
             // The cleaner wrote it again; the older one may or may not be gone.
             if dir.by_cookie(self.cookie).is_some() {
                 dir.set_seq(self.cookie, seq, lines);
                 return Ok(None);
             }
         } else {
-            gone(dir, self.replaces)?;
-            gone(dir, self.moved)?;
+            // Absent where the cleaner dropped their dead records.
+            dir.remove_cookie(self.replaces);
+            dir.remove_cookie(self.moved);
         }
-        let entry = super::dirindex::NewEntry {
-            ino: self.ino,
+        let entry = super::dirindex::Dirent {
+            ino: Ino(self.ino),
             generation: self.generation,
-            kind: self.kind,
+            kind: Kind::from_dtype(self.kind).expect("decode checked it"),
             cookie: self.cookie,
             seq,
             lines,
         };
         dir.insert(self.name, entry)
             .map_err(|_| log::damaged(owner, "two of its entries have one name or one cookie"))?;
-        Ok((self.flags & add::COPIED == 0).then_some(self.mtime))
+        Ok((self.flags & field::add::COPIED == 0).then_some(self.mtime))
     }
 }
 
 /// Reads an inode from media: its slot and its whole log. Everything is complete: the pool was closed
 /// cleanly, or recovery has been over it.
 pub fn load<M: Media>(core: &Core<M>, ino: u32, slot: Addr) -> Result<Inode> {
-    let header = read_header(core, ino, slot)?
-        .ok_or_else(|| Error::message(libc::EUCLEAN, "inode::load", format!("inode {ino} has no valid slot")))?;
+    let header = read_header(core, ino, slot)?.ok_or_else(|| {
+        Error::message(libc::EUCLEAN, "inode::load", format!("inode {ino} has no valid slot"))
+    })?;
     let owner = Owner { ino, generation: header.generation, slot };
     let mut reader = Reader::new(core, owner)?;
     let mut body = Body::new(&header, Log::new(core.key_crc, &owner));
@@ -580,9 +586,6 @@ pub fn load<M: Media>(core: &Core<M>, ino: u32, slot: Addr) -> Result<Inode> {
         apply(core, &owner, &mut body, &mut atime, &op, None)?;
     }
     body.log = reader.into_log();
-    if let Data::Dir(dir) = &mut body.data {
-        dir.loaded();
-    }
     Ok(assemble(&header, &owner, body, atime))
 }
 
@@ -613,12 +616,14 @@ pub fn read_header<M: Media>(core: &Core<M>, ino: u32, slot: Addr) -> Result<Opt
 pub fn verify_data<M: Media>(core: &Core<M>, index: &PageIndex, op: &Op) -> Result<bool> {
     for record in op.records() {
         if record.kind != Type::Write
-            || get16(record.bytes, write::FLAGS) & (write::SETTLED | write::UNWRITTEN | write::MOVED) != 0
+            || get16(record.bytes, field::write::FLAGS)
+                & (field::write::SETTLED | field::write::UNWRITTEN | field::write::MOVED)
+                != 0
         {
             continue;
         }
-        let mut offset = get64(record.bytes, write::START);
-        let end = offset + get32(record.bytes, write::LEN) as u64;
+        let mut offset = get64(record.bytes, field::write::START);
+        let end = offset + get32(record.bytes, field::write::LEN) as u64;
         let mut crc = 0;
         while offset < end {
             let n = (end - offset).min(BLOCK as u64 - offset % BLOCK as u64);
@@ -632,7 +637,7 @@ pub fn verify_data<M: Media>(core: &Core<M>, index: &PageIndex, op: &Op) -> Resu
             };
             offset += n;
         }
-        if crc != get32(record.bytes, write::CRC) {
+        if crc != get32(record.bytes, field::write::CRC) {
             return Ok(false);
         }
     }

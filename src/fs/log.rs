@@ -230,7 +230,7 @@ impl Log {
     /// Begins a new incarnation, so that no record that a crash left behind the tail ever counts.
     fn seal<M: Media>(&mut self, core: &Core<M>, owner: &Owner, epoch: u64) -> Result<Flushed> {
         let mut record = [0; LINE];
-        put32(&mut record, format::seal::INCARNATION, core.mount());
+        put32(&mut record, field::seal::INCARNATION, core.mount());
         let flushed = self.put(core, &mut record, Type::Seal as u8, epoch)?;
         self.incarnation = core.mount();
         self.seed = log_seed(core.key_crc, owner.ino, owner.generation, self.incarnation);
@@ -280,16 +280,16 @@ impl Log {
         }
         let (addr, segment_lines) = fresh.next().expect("reserve counted the segments");
         let mut record = [0; LINE];
-        put64(&mut record, link::ADDR, addr.0);
-        put32(&mut record, link::LINES, segment_lines as u32);
+        put64(&mut record, field::link::ADDR, addr.0);
+        put32(&mut record, field::link::LINES, segment_lines as u32);
         let linked = self.put(core, &mut record, Type::Link as u8, epoch)?;
         self.tail = addr;
         self.room = segment_lines - 1;
         self.segments.push(Segment { addr, seq: self.seq, lines: segment_lines });
         self.grown = true;
         let mut record = [0; LINE];
-        put32(&mut record, segment::LINES, segment_lines as u32);
-        put32(&mut record, segment::INCARNATION, self.incarnation);
+        put32(&mut record, field::segment::LINES, segment_lines as u32);
+        put32(&mut record, field::segment::INCARNATION, self.incarnation);
         let headed = self.put(core, &mut record, Type::Segment as u8, epoch)?;
         *flushed = std::mem::replace(flushed, Flushed::issued()).and(linked).and(headed);
         Ok(())
@@ -299,7 +299,11 @@ impl Log {
     pub fn oldest(&self, owner: &Owner) -> Option<Segment> {
         if self.in_slot {
             let lines = SLOT_LINES as u16;
-            (!self.segments.is_empty()).then_some(Segment { addr: owner.slot.add(LINE as u64), seq: 0, lines })
+            (!self.segments.is_empty()).then_some(Segment {
+                addr: owner.slot.add(LINE as u64),
+                seq: 0,
+                lines,
+            })
         } else {
             (self.segments.len() > 1).then(|| self.segments[0])
         }
@@ -308,7 +312,11 @@ impl Log {
     /// Forgets the oldest part after its live records were appended again and are durable: one 8-byte
     /// store swings the head. The segment may be reused once that is durable, so the caller frees what
     /// this returns after its fence.
-    pub fn drop_oldest<M: Media>(&mut self, core: &Core<M>, owner: &Owner) -> Result<(Flushed, Option<Segment>)> {
+    pub fn drop_oldest<M: Media>(
+        &mut self,
+        core: &Core<M>,
+        owner: &Owner,
+    ) -> Result<(Flushed, Option<Segment>)> {
         let dropped = if self.in_slot { None } else { Some(self.segments.remove(0)) };
         self.in_slot = false;
         let first = self.segments[0];
@@ -371,10 +379,7 @@ fn mini_addr(mini: Mini) -> Addr {
 }
 
 pub fn addr_mini(addr: Addr) -> Mini {
-    Mini {
-        block: Block((addr.0 / BLOCK as u64) as u32),
-        slot: (addr.0 % BLOCK as u64 / MINI as u64) as u8,
-    }
+    Mini { block: Block((addr.0 / BLOCK as u64) as u32), slot: (addr.0 % BLOCK as u64 / MINI as u64) as u8 }
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -494,8 +499,8 @@ impl<'a, M: Media> Reader<'a, M> {
     fn segment_at(&mut self, addr: Addr, seq: Option<u32>) -> Result<Option<(Segment, u32)>> {
         let mut line = [0; LINE];
         self.core.media.read(addr, &mut line)?;
-        let lines = get32(&line, segment::LINES);
-        let incarnation = get32(&line, segment::INCARNATION);
+        let lines = get32(&line, field::segment::LINES);
+        let incarnation = get32(&line, field::segment::INCARNATION);
         let seed = log_seed(self.core.key_crc, self.owner.ino, self.owner.generation, incarnation);
         let Some(head) = Head::decode(&line) else { return Ok(None) };
         let valid = head.kind == Type::Segment
@@ -521,7 +526,7 @@ impl<'a, M: Media> Reader<'a, M> {
             let (from, len) = (self.at(), head.lines as usize * LINE);
             match head.kind {
                 Type::Link => {
-                    let addr = Addr(get64(&self.buffer[from..], link::ADDR));
+                    let addr = Addr(get64(&self.buffer[from..], field::link::ADDR));
                     let next = if addr.0.is_multiple_of(MINI as u64) && self.core.holds(addr, MINI) {
                         self.segment_at(addr, Some(head.seq.wrapping_add(1)))?
                     } else {
@@ -535,7 +540,7 @@ impl<'a, M: Media> Reader<'a, M> {
                     self.enter(segment, incarnation);
                 }
                 Type::Seal => {
-                    let incarnation = get32(&self.buffer[from..], format::seal::INCARNATION);
+                    let incarnation = get32(&self.buffer[from..], field::seal::INCARNATION);
                     self.advance(1);
                     self.log.incarnation = incarnation;
                     let o = &self.owner;
@@ -621,7 +626,7 @@ impl<'a, M: Media> Reader<'a, M> {
         }
         let at = self.at();
         let Some(head) = Head::decode(&self.buffer[at..at + LINE]) else { return Ok(None) };
-        let fits = if head.kind == Type::Link { head.lines == 1 } else { head.lines as usize < left };
+        let fits = if head.kind == Type::Link { head.lines == 1 } else { (head.lines as usize) < left };
         if head.seq != self.log.seq || !fits {
             return Ok(None);
         }

@@ -201,7 +201,9 @@ impl<M: Media> Core<M> {
     #[cold]
     fn poison(&self, why: &Error) {
         if !self.poisoned.swap(true, Ordering::AcqRel) {
-            tracing::error!("a store to the pool failed ({why}); it takes no more changes until it is opened again");
+            tracing::error!(
+                "a store to the pool failed ({why}); it takes no more changes until it is opened again"
+            );
         }
     }
 
@@ -368,7 +370,9 @@ impl<M: Media> Fs<M> {
 
     /// Makes room where the pool is full only because what was freed is not synced yet.
     fn make_room(&self) -> bool {
-        self.core.deferring && self.core.alloc.deferred() > 0 && self.sync().and_then(|()| self.sync()).is_ok()
+        self.core.deferring
+            && self.core.alloc.deferred() != alloc::Deferred::default()
+            && self.sync().and_then(|()| self.sync()).is_ok()
     }
 
     /// Gives back `count` references that lookups and creations took.
@@ -435,7 +439,8 @@ impl<M: Media> Fs<M> {
             inodes: slots + free * format::SLOTS_PER_BLOCK as u64,
             inodes_free,
             name_bytes_max: crate::limits::NAME_BYTES_MAX as u32,
-            fsid: u64::from_le_bytes(uuid[..8].try_into().unwrap()) ^ u64::from_le_bytes(uuid[8..].try_into().unwrap()),
+            fsid: u64::from_le_bytes(uuid[..8].try_into().unwrap())
+                ^ u64::from_le_bytes(uuid[8..].try_into().unwrap()),
         }
     }
 

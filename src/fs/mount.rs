@@ -11,12 +11,13 @@ use std::time::{Duration, Instant};
 use crossbeam_utils::CachePadded;
 use parking_lot::{Condvar, Mutex};
 
-use super::alloc::{Allocator, Block, Class, Run};
+use super::alloc::{Allocator, Block, Class};
 use super::format::*;
-use super::inode::{self, Body, Inode};
-use super::log::{self, Batch, Log, Owner};
+use super::inode::{self, Inode};
+use super::log::{self, Batch, Owner};
 use super::*;
 use crate::limits::{POOL_BLOCKS_MAX, POOL_BYTES_MIN};
+use crate::media::LINE;
 
 /// How often complete operations are named as settled, and, on an ordinary file, synced.
 const TICK: Duration = Duration::from_secs(1);
@@ -134,7 +135,9 @@ impl<M: Media> Fs<M> {
         }
         if copies.first.is_err() || copies.second.is_err() {
             let (bad, good) = if copies.first.is_err() { ("first", "second") } else { ("second", "first") };
-            tracing::warn!("the {bad} copy of the superblock is damaged; the {good} was used and written back");
+            tracing::warn!(
+                "the {bad} copy of the superblock is damaged; the {good} was used and written back"
+            );
             write_super(&media, &sb)?;
         }
         let fs = Fs::start(media, sb, options.read_only)?;
@@ -295,8 +298,19 @@ impl<M: Media> Fs<M> {
         self.core.media.sync().map_err(|e| sync_error(e, "mount::close"))
     }
 
+    /// Forgets all that is in DRAM and gives the media back, as a crash of the process would: the next
+    /// open recovers. `None` while others use the file system.
+    pub fn abandon(self: Arc<Self>) -> Option<M> {
+        let ticker = self.ticker.lock().take();
+        if let Some(ticker) = ticker {
+            ticker.stop();
+        }
+        Arc::into_inner(self).map(|fs| fs.core.media)
+    }
+
     fn loaded(&self) -> impl Iterator<Item = Arc<Inode>> + '_ {
-        (1..self.slot_count.load(Ordering::Acquire)).filter_map(|ino| self.table.entry(ino).node.read().clone())
+        (1..self.slot_count.load(Ordering::Acquire))
+            .filter_map(|ino| self.table.entry(ino).node.read().clone())
     }
 
     /// Files without a name that are still open: nobody can reach them after this.
@@ -359,12 +373,12 @@ impl<M: Media> Fs<M> {
 
 fn table_record(batch: &mut Batch, extent: Extent, size: u64) {
     let r = batch.record(Type::Write, inode::write_record_bytes(1));
-    put64(r, write::SIZE, size);
-    put16(r, write::FLAGS, write::SETTLED);
-    put16(r, write::EXTENTS, 1);
-    put32(r, write::FIRST, extent.page);
-    put32(r, write::FIRST + 4, extent.count);
-    put32(r, write::FIRST + 8, extent.block.0);
+    put64(r, field::write::SIZE, size);
+    put16(r, field::write::FLAGS, field::write::SETTLED);
+    put16(r, field::write::EXTENTS, 1);
+    put32(r, field::write::FIRST, extent.page);
+    put32(r, field::write::FIRST + 4, extent.count);
+    put32(r, field::write::FIRST + 8, extent.block.0);
 }
 
 impl Ticker {
@@ -434,7 +448,11 @@ impl Copies {
             Ok(sb) => sb.blocks,
             Err(_) => media.len() / BLOCK as u64,
         };
-        let second = if end > STATE_BLOCK { read((end - 1).saturating_mul(BLOCK as u64)) } else { Err(SuperFault::Foreign) };
+        let second = if end > STATE_BLOCK {
+            read((end - 1).saturating_mul(BLOCK as u64))
+        } else {
+            Err(SuperFault::Foreign)
+        };
         Ok(Copies { first, second })
     }
 
@@ -449,14 +467,17 @@ impl Copies {
 
 fn super_error(fault: SuperFault, site: &'static str) -> Error {
     let (errno, message) = match fault {
-        SuperFault::Foreign => (libc::EINVAL, "this is not a Lodestone pool; `lode mkfs` makes one".to_owned()),
+        SuperFault::Foreign => {
+            (libc::EINVAL, "this is not a Lodestone pool; `lode mkfs` makes one".to_owned())
+        }
         SuperFault::Newer(v) => (
             libc::EPROTONOSUPPORT,
             format!("the pool has format version {v}, this Lodestone knows up to {VERSION}: use a newer one"),
         ),
-        SuperFault::Damaged => {
-            (libc::EUCLEAN, "both copies of the superblock are damaged; restore the pool from a backup".to_owned())
-        }
+        SuperFault::Damaged => (
+            libc::EUCLEAN,
+            "both copies of the superblock are damaged; restore the pool from a backup".to_owned(),
+        ),
     };
     Error::message(errno, site, message)
 }
@@ -534,14 +555,7 @@ fn write_empty<M: Media>(media: &M, sb: &Super, options: &MkfsOptions) -> Result
     let zeros = media.zero_nt(table, TABLE_BLOCKS as usize * BLOCK)?;
     media.fence(zeros);
     let generation = 1 << 40;
-    let file = SlotHeader {
-        mode: libc::S_IFREG,
-        uid: 0,
-        gid: 0,
-        generation,
-        rdev: 0,
-        btime: sb.created,
-    };
+    let file = SlotHeader { mode: libc::S_IFREG, uid: 0, gid: 0, generation, rdev: 0, btime: sb.created };
     let root = SlotHeader {
         mode: libc::S_IFDIR | 0o755,
         uid: options.root_uid,
@@ -568,11 +582,11 @@ fn write_empty<M: Media>(media: &M, sb: &Super, options: &MkfsOptions) -> Result
 /// The first record of the inode table: its first blocks.
 fn write_table_extent<M: Media>(media: &M, key_crc: u32, generation: u64, slot: Addr) -> Result<()> {
     let mut record = [0; LINE];
-    put64(&mut record, write::SIZE, TABLE_BLOCKS as u64 * BLOCK as u64);
-    put16(&mut record, write::FLAGS, write::SETTLED);
-    put16(&mut record, write::EXTENTS, 1);
-    put32(&mut record, write::FIRST + 4, TABLE_BLOCKS);
-    put32(&mut record, write::FIRST + 8, TABLE_BLOCK);
+    put64(&mut record, field::write::SIZE, TABLE_BLOCKS as u64 * BLOCK as u64);
+    put16(&mut record, field::write::FLAGS, field::write::SETTLED);
+    put16(&mut record, field::write::EXTENTS, 1);
+    put32(&mut record, field::write::FIRST + 4, TABLE_BLOCKS);
+    put32(&mut record, field::write::FIRST + 8, TABLE_BLOCK);
     let seed = log_seed(key_crc, TABLE_INO, generation, incarnation(generation));
     Head::finish(&mut record, 0, 0, Type::Write as u8, seed);
     let flushed = media.copy_nt(slot.add(LINE as u64), &record)?;
@@ -616,4 +630,3 @@ pub(super) fn load_table_inode<M: Media>(core: &Core<M>) -> Result<Inode> {
     }
     Ok(inode)
 }
-

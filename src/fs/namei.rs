@@ -13,7 +13,7 @@ use parking_lot::RwLockWriteGuard;
 
 use super::alloc::Class;
 use super::attr::permit;
-use super::dirindex::{Entry as DirRecord, NewEntry};
+use super::dirindex::{Dirent, Named};
 use super::format::*;
 use super::inode::{self, AddRecord, Body, Data, Inode, Partner};
 use super::log::{Batch, Log, Owner};
@@ -56,7 +56,13 @@ impl<M: Media> Fs<M> {
 
     /// What `name` stands for in a directory whose lock the caller holds.
     #[inline]
-    pub(super) fn child(&self, cred: &Cred, dir: &Arc<Inode>, body: &Body, name: &[u8]) -> Result<Arc<Inode>> {
+    pub(super) fn child(
+        &self,
+        cred: &Cred,
+        dir: &Arc<Inode>,
+        body: &Body,
+        name: &[u8],
+    ) -> Result<Arc<Inode>> {
         let index = body.dir()?;
         permit(cred, body, X)?;
         let Some(entry) = index.lookup(name) else {
@@ -67,7 +73,7 @@ impl<M: Media> Fs<M> {
                 _ => Err(Error::new(libc::ENOENT, "namei::child")),
             };
         };
-        self.inode(Ino(entry.ino))
+        self.inode(entry.ino)
     }
 
     pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
@@ -81,10 +87,20 @@ impl<M: Media> Fs<M> {
 
     /// `mode` holds type and permissions, umask not yet applied (a default ACL replaces it); `umask`
     /// is the caller's.
-    pub fn mknod(&self, cred: &Cred, dir: Ino, name: &[u8], mode: u32, umask: u32, rdev: u64) -> Result<Attr> {
+    pub fn mknod(
+        &self,
+        cred: &Cred,
+        dir: Ino,
+        name: &[u8],
+        mode: u32,
+        umask: u32,
+        rdev: u64,
+    ) -> Result<Attr> {
         let mode = if mode & libc::S_IFMT == 0 { mode | libc::S_IFREG } else { mode };
         match Kind::from_mode(mode) {
-            None | Some(Kind::Directory | Kind::Symlink) => return Err(Error::new(libc::EINVAL, "namei::mknod")),
+            None | Some(Kind::Directory | Kind::Symlink) => {
+                return Err(Error::new(libc::EINVAL, "namei::mknod"));
+            }
             Some(Kind::CharDevice | Kind::BlockDevice) if cred.enforce && !cred.is_root() => {
                 return Err(Error::new(libc::EPERM, "namei::mknod"));
             }
@@ -207,7 +223,7 @@ impl<M: Media> Fs<M> {
             replaces: 0,
             moved: 0,
             kind: inode.kind as u8,
-            flags: add::CREATE,
+            flags: field::add::CREATE,
             lines: inode.body.read().log.lines().min(u8::MAX as u32) as u8,
             partner: None,
             name,
@@ -269,7 +285,8 @@ impl<M: Media> Fs<M> {
             super::xattr::value_record(&mut batch, name, &value, None, now);
             body.xattrs.push(inode::Xattr { name: name.into(), value: value.into(), seq: 0, blocks: None });
         }
-        let stored = self.core.media.copy_nt(slot, &header.encode(self.core.key_crc, ino)).map_err(Error::from);
+        let stored =
+            self.core.media.copy_nt(slot, &header.encode(self.core.key_crc, ino)).map_err(Error::from);
         let stored = stored.and_then(|pending| {
             if batch.is_empty() {
                 return Ok(pending);
@@ -418,23 +435,25 @@ impl<M: Media> Fs<M> {
         name: &[u8],
         want_dir: bool,
     ) -> Result<Arc<Inode>> {
-        let entry = *body.dir()?.lookup(name).ok_or_else(|| Error::new(libc::ENOENT, "namei::remove"))?;
+        let entry = body.dir()?.lookup(name).ok_or_else(|| Error::new(libc::ENOENT, "namei::remove"))?;
         permit(cred, body, W | X)?;
-        let victim = self.inode(Ino(entry.ino))?;
+        let victim = self.inode(entry.ino)?;
         let mut child = victim.body.write();
         check_sticky(cred, body, &child)?;
         match (victim.kind == Kind::Directory, want_dir) {
             (true, false) => return Err(Error::new(libc::EISDIR, "namei::remove")),
             (false, true) => return Err(Error::new(libc::ENOTDIR, "namei::remove")),
-            (true, true) if !child.dir()?.is_empty() => return Err(Error::new(libc::ENOTEMPTY, "namei::remove")),
+            (true, true) if !child.dir()?.is_empty() => {
+                return Err(Error::new(libc::ENOTEMPTY, "namei::remove"));
+            }
             _ => {}
         }
         let now = now();
         let mut batch = Batch::new();
-        let r = batch.record(Type::Remove, remove::COOKIE + 4);
+        let r = batch.record(Type::Remove, field::remove::COOKIE + 4);
         remove_fields(r, &entry, now);
         self.commit(dir, body, &mut batch, guard, Class::Release, Flushed::issued())?;
-        body.dir_mut().remove_cookie(entry.cookie);
+        body.dir_mut().remove(name);
         (body.mtime, body.ctime) = (now, now);
         self.unlinked(dir, &victim, &mut child, now);
         drop(child);
@@ -457,7 +476,15 @@ impl<M: Media> Fs<M> {
     }
 
     /// `flags`: 0, `RENAME_NOREPLACE` or `RENAME_EXCHANGE`; others are EINVAL.
-    pub fn rename(&self, cred: &Cred, from: Ino, name: &[u8], to: Ino, newname: &[u8], flags: u32) -> Result<()> {
+    pub fn rename(
+        &self,
+        cred: &Cred,
+        from: Ino,
+        name: &[u8],
+        to: Ino,
+        newname: &[u8],
+        flags: u32,
+    ) -> Result<()> {
         if !matches!(flags, 0 | RENAME_NOREPLACE | RENAME_EXCHANGE) {
             return Err(Error::new(libc::EINVAL, "namei::rename"));
         }
@@ -496,7 +523,8 @@ impl<M: Media> Fs<M> {
         a: &'a Inode,
         b: &'a Inode,
     ) -> (RwLockWriteGuard<'a, Body>, RwLockWriteGuard<'a, Body>) {
-        let a_first = self.is_ancestor(a.ino.0, b.ino.0) || !self.is_ancestor(b.ino.0, a.ino.0) && a.ino < b.ino;
+        let a_first =
+            self.is_ancestor(a.ino.0, b.ino.0) || !self.is_ancestor(b.ino.0, a.ino.0) && a.ino < b.ino;
         if a_first {
             let first = a.body.write();
             (first, b.body.write())
@@ -531,13 +559,13 @@ impl<M: Media> Fs<M> {
         (to_dir, to): (&Inode, &Body),
         (name, newname): (&[u8], &[u8]),
         flags: u32,
-    ) -> Result<Option<(DirRecord, Option<DirRecord>)>> {
+    ) -> Result<Option<(Dirent, Option<Dirent>)>> {
         let fail = |errno| Err(Error::new(errno, "namei::rename"));
         let (from_index, to_index) = (from.dir()?, to.dir()?);
         permit(cred, from, X)?;
         permit(cred, to, X)?;
-        let Some(&source) = from_index.lookup(name) else { return fail(libc::ENOENT) };
-        let target = to_index.lookup(newname).copied();
+        let Some(source) = from_index.lookup(name) else { return fail(libc::ENOENT) };
+        let target = to_index.lookup(newname);
         match (&target, flags) {
             (Some(_), RENAME_NOREPLACE) => return fail(libc::EEXIST),
             (None, RENAME_EXCHANGE) => return fail(libc::ENOENT),
@@ -551,7 +579,7 @@ impl<M: Media> Fs<M> {
         if target.is_some_and(|t| t.ino == source.ino) {
             return Ok(None); // two names of one file: nothing happens
         }
-        let is_dir = |e: &DirRecord| e.kind == Kind::Directory as u8;
+        let is_dir = |e: &Dirent| e.kind == Kind::Directory;
         if let Some(t) = target.filter(|_| flags != RENAME_EXCHANGE) {
             match (is_dir(&source), is_dir(&t)) {
                 (true, false) => return fail(libc::ENOTDIR),
@@ -560,10 +588,10 @@ impl<M: Media> Fs<M> {
             }
         }
         if from_dir.ino != to_dir.ino {
-            if is_dir(&source) && self.is_ancestor(source.ino, to_dir.ino.0) {
+            if is_dir(&source) && self.is_ancestor(source.ino.0, to_dir.ino.0) {
                 return fail(libc::EINVAL);
             }
-            if let Some(t) = target.filter(|t| is_dir(t) && self.is_ancestor(t.ino, from_dir.ino.0)) {
+            if let Some(t) = target.filter(|t| is_dir(t) && self.is_ancestor(t.ino.0, from_dir.ino.0)) {
                 let _ = t;
                 return fail(if flags == RENAME_EXCHANGE { libc::EINVAL } else { libc::ENOTEMPTY });
             }
@@ -616,11 +644,12 @@ impl<M: Media> Fs<M> {
         names: (&[u8], &[u8]),
         flags: u32,
     ) -> Result<Option<Arc<Inode>>> {
-        let Some((source, target)) = self.rename_entries(cred, (dir, body), (dir, body), names, flags)? else {
+        let Some((source, target)) = self.rename_entries(cred, (dir, body), (dir, body), names, flags)?
+        else {
             return Ok(None);
         };
-        let moved = self.inode(Ino(source.ino))?;
-        let replaced = target.map(|t| self.inode(Ino(t.ino))).transpose()?;
+        let moved = self.inode(source.ino)?;
+        let replaced = target.map(|t| self.inode(t.ino)).transpose()?;
         let (mut moved_body, mut replaced_body) = lock_children(&moved, replaced.as_deref());
         self.check_rename(cred, body, body, &moved_body, replaced_body.as_deref(), false, flags)?;
         let now = now();
@@ -679,8 +708,8 @@ impl<M: Media> Fs<M> {
     ) -> Result<Option<Arc<Inode>>> {
         let entries = self.rename_entries(cred, (from_dir, from), (to_dir, to), names, flags)?;
         let Some((source, target)) = entries else { return Ok(None) };
-        let moved = self.inode(Ino(source.ino))?;
-        let replaced = target.map(|t| self.inode(Ino(t.ino))).transpose()?;
+        let moved = self.inode(source.ino)?;
+        let replaced = target.map(|t| self.inode(t.ino)).transpose()?;
         let (mut moved_body, mut replaced_body) = lock_children(&moved, replaced.as_deref());
         self.check_rename(cred, from, to, &moved_body, replaced_body.as_deref(), true, flags)?;
         let now = now();
@@ -707,9 +736,9 @@ impl<M: Media> Fs<M> {
                 Some(add)
             }
             None => {
-                let r = from_batch.record(Type::RemoveMoved, remove::PARTNER + partner::BYTES);
+                let r = from_batch.record(Type::RemoveMoved, field::remove::PARTNER + field::partner::BYTES);
                 remove_fields(r, &source, now);
-                partner(to_dir, to).expect("always").encode(&mut r[remove::PARTNER..]);
+                partner(to_dir, to).expect("always").encode(&mut r[field::remove::PARTNER..]);
                 None
             }
         };
@@ -755,10 +784,11 @@ impl<M: Media> Fs<M> {
                 return Err(e);
             }
         };
-        let appended = a.log.append_reserved(core, &a_dir.owner(), a_batch, epoch, a_room).and_then(|first| {
-            let second = b.log.append_reserved(core, &b_dir.owner(), b_batch, epoch, b_room)?;
-            Ok(first.and(second))
-        });
+        let appended =
+            a.log.append_reserved(core, &a_dir.owner(), a_batch, epoch, a_room).and_then(|first| {
+                let second = b.log.append_reserved(core, &b_dir.owner(), b_batch, epoch, b_room)?;
+                Ok(first.and(second))
+            });
         let flushed = appended.inspect_err(|e| core.poison(e))?;
         core.fence(flushed);
         Ok(())
@@ -788,9 +818,8 @@ impl<M: Media> Fs<M> {
                 return Ok(());
             }
         }
-        for (name, e) in index.iter_after(cookie.saturating_sub(2).min(u32::MAX as u64) as u32) {
-            let kind = Kind::from_dtype(e.kind).expect("checked when it was loaded");
-            if !each(&DirEntry { ino: Ino(e.ino), cookie: e.cookie as u64 + 2, kind, name }) {
+        for Named { name, entry: e } in index.iter_after(cookie.min(u32::MAX as u64) as u32) {
+            if !each(&DirEntry { ino: e.ino, cookie: e.cookie as u64, kind: e.kind, name }) {
                 break;
             }
         }
@@ -878,7 +907,9 @@ fn inherited(dir: &Body, new: &New) -> (u32, Vec<(&'static [u8], super::acl::Acl
     if new.target.is_some() {
         return (new.mode, Vec::new());
     }
-    let Some(default) = super::acl::default(dir) else { return (new.mode & !(new.umask & 0o777), Vec::new()) };
+    let Some(default) = super::acl::default(dir) else {
+        return (new.mode & !(new.umask & 0o777), Vec::new());
+    };
     let (access, mode) = default.inherit(new.mode);
     let mut acls = Vec::new();
     if !access.is_minimal() {
@@ -896,45 +927,49 @@ fn set_gid_bit(cred: &Cred, dir: &Body, mode: u32, gid: u32) -> u32 {
         return mode | dir.mode & libc::S_ISGID;
     }
     let keeps = !cred.enforce || cred.is_root() || cred.in_group(gid);
-    if mode & libc::S_ISGID != 0 && mode & libc::S_IXGRP != 0 && !keeps { mode & !libc::S_ISGID } else { mode }
+    if mode & libc::S_ISGID != 0 && mode & libc::S_IXGRP != 0 && !keeps {
+        mode & !libc::S_ISGID
+    } else {
+        mode
+    }
 }
 
 /// The target of a symbolic link, in one record or, if it is very long, two.
 fn target_records(batch: &mut Batch, target: &[u8]) {
-    let longest = RECORD_LINES_MAX as usize * crate::media::LINE - symlink::TARGET;
+    let longest = RECORD_LINES_MAX as usize * crate::media::LINE - field::symlink::TARGET;
     for (i, part) in target.chunks(longest).enumerate() {
-        let r = batch.record(Type::Symlink, symlink::TARGET + part.len());
-        put16(r, symlink::LEN, part.len() as u16);
-        put16(r, symlink::OFFSET, (i * longest) as u16);
-        r[symlink::TARGET..symlink::TARGET + part.len()].copy_from_slice(part);
+        let r = batch.record(Type::Symlink, field::symlink::TARGET + part.len());
+        put16(r, field::symlink::LEN, part.len() as u16);
+        put16(r, field::symlink::OFFSET, (i * longest) as u16);
+        r[field::symlink::TARGET..field::symlink::TARGET + part.len()].copy_from_slice(part);
     }
 }
 
-fn next_cookie(body: &mut Body) -> Result<u32> {
+fn next_cookie(body: &Body) -> Result<u32> {
     next_cookie_after(body, 0)
 }
 
 /// A cookie for an entry to come, other than `taken`, which is given already.
-fn next_cookie_after(body: &mut Body, taken: u32) -> Result<u32> {
-    let full = || Error::new(libc::ENOSPC, "namei::next_cookie");
-    loop {
-        let cookie = body.dir_mut().next_cookie().map_err(|_| full())?;
-        if cookie != taken {
-            return Ok(cookie);
-        }
-    }
+fn next_cookie_after(body: &Body, taken: u32) -> Result<u32> {
+    let dir = body.dir()?;
+    let free = |c: &u32| dir.by_cookie(*c).is_none();
+    let cookie = match dir.next_cookie() {
+        Some(c) if c == taken => taken.checked_add(1).filter(free),
+        other => other,
+    };
+    cookie.ok_or_else(|| Error::new(libc::ENOSPC, "namei::next_cookie"))
 }
 
 /// The entry under another name.
-fn named<'a>(e: &DirRecord, name: &'a [u8], cookie: u32, now: u64) -> AddRecord<'a> {
+fn named<'a>(e: &Dirent, name: &'a [u8], cookie: u32, now: u64) -> AddRecord<'a> {
     AddRecord {
-        ino: e.ino,
+        ino: e.ino.0,
         generation: e.generation,
         mtime: now,
         cookie,
         replaces: 0,
         moved: 0,
-        kind: e.kind,
+        kind: e.kind as u8,
         flags: 0,
         lines: 0,
         partner: None,
@@ -943,10 +978,10 @@ fn named<'a>(e: &DirRecord, name: &'a [u8], cookie: u32, now: u64) -> AddRecord<
 }
 
 fn insert(body: &mut Body, record: &AddRecord, (seq, lines): (u32, u8)) {
-    let entry = NewEntry {
-        ino: record.ino,
+    let entry = Dirent {
+        ino: Ino(record.ino),
         generation: record.generation,
-        kind: record.kind,
+        kind: Kind::from_dtype(record.kind).expect("made from an inode"),
         cookie: record.cookie,
         seq,
         lines,
@@ -954,11 +989,11 @@ fn insert(body: &mut Body, record: &AddRecord, (seq, lines): (u32, u8)) {
     body.dir_mut().insert(record.name, entry).expect("the name was free under this lock");
 }
 
-fn remove_fields(r: &mut [u8], e: &DirRecord, now: u64) {
-    put64(r, remove::GENERATION, e.generation);
-    put64(r, remove::MTIME, now);
-    put32(r, remove::INO, e.ino);
-    put32(r, remove::COOKIE, e.cookie);
+fn remove_fields(r: &mut [u8], e: &Dirent, now: u64) {
+    put64(r, field::remove::GENERATION, e.generation);
+    put64(r, field::remove::MTIME, now);
+    put32(r, field::remove::INO, e.ino.0);
+    put32(r, field::remove::COOKIE, e.cookie);
 }
 
 /// Locks what a rename moves and replaces. Files with names in several directories may come in any

@@ -64,12 +64,14 @@ impl<M: Media> Fs<M> {
         let page = (offset / PAGE) as u32;
         let found = match whence {
             libc::SEEK_DATA => index.next_data(page),
-            libc::SEEK_HOLE => Some(index.next_hole(page)),
+            libc::SEEK_HOLE => index.next_hole(page),
             _ => return Err(Error::new(libc::EINVAL, "read::seek")),
         };
         let at = found.map(|p| (p as u64 * PAGE).max(offset));
         match whence {
-            libc::SEEK_DATA => at.filter(|&a| a < body.size).ok_or_else(|| Error::new(libc::ENXIO, "read::seek")),
+            libc::SEEK_DATA => {
+                at.filter(|&a| a < body.size).ok_or_else(|| Error::new(libc::ENXIO, "read::seek"))
+            }
             _ => Ok(at.unwrap_or(body.size).min(body.size)),
         }
     }

@@ -14,13 +14,14 @@
 //!
 //! Every step can be repeated: a crash in recovery is followed by the same recovery.
 
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use hashbrown::HashMap;
 use parking_lot::Mutex;
+use std::collections::HashMap;
 
 use super::alloc::{Block, Class, Conflict, Run};
+use super::dirindex::Named;
 use super::format::*;
 use super::inode::{self, AddRecord, Body, Data, Inode, Partner, Redos};
 use super::log::{self, Batch, Log, Op, Owner, Reader};
@@ -87,7 +88,11 @@ pub(super) fn recover<M: Media>(core: &mut Core<M>, previous: &State) -> Result<
     };
     r.headers = r.read_headers(slots)?;
     if !r.headers[ROOT_INO as usize].is_some_and(|h| h.mode & libc::S_IFMT == libc::S_IFDIR) {
-        return Err(Error::message(libc::EUCLEAN, "recover::recover", "the root directory is damaged; run `lode fsck`"));
+        return Err(Error::message(
+            libc::EUCLEAN,
+            "recover::recover",
+            "the root directory is damaged; run `lode fsck`",
+        ));
     }
     let table = table::Table::new();
     let mut repairs = Repairs::default();
@@ -109,7 +114,10 @@ pub(super) fn recover<M: Media>(core: &mut Core<M>, previous: &State) -> Result<
 }
 
 /// Runs `work` over `[0, count)` in parts, on all CPUs.
-fn parallel<T: Send>(count: u32, work: impl Fn(std::ops::Range<u32>, &mut T) -> Result<()> + Sync) -> Result<Vec<T>>
+fn parallel<T: Send>(
+    count: u32,
+    work: impl Fn(std::ops::Range<u32>, &mut T) -> Result<()> + Sync,
+) -> Result<Vec<T>>
 where
     T: Default,
 {
@@ -144,7 +152,8 @@ where
 impl<M: Media> Recovery<'_, M> {
     fn slot(&self, ino: u32) -> Addr {
         let body = self.table_inode.body.read();
-        let super::index::Mapping::Written(block) = body.file().expect("checked").get(ino / SLOTS_PER_BLOCK) else {
+        let super::index::Mapping::Written(block) = body.file().expect("checked").get(ino / SLOTS_PER_BLOCK)
+        else {
             unreachable!("the table has no holes: checked at load");
         };
         log::block_addr(block).add((ino % SLOTS_PER_BLOCK) as u64 * SLOT as u64)
@@ -162,7 +171,9 @@ impl<M: Media> Recovery<'_, M> {
     fn read_headers(&self, slots: u32) -> Result<Headers> {
         let parts = parallel(slots, |range, out: &mut Vec<(u32, SlotHeader)>| {
             for ino in range {
-                if let Some(h) = inode::read_header(self.core, ino, self.slot(ino))?.filter(|_| ino != TABLE_INO) {
+                if let Some(h) =
+                    inode::read_header(self.core, ino, self.slot(ino))?.filter(|_| ino != TABLE_INO)
+                {
                     out.push((ino, h));
                 }
             }
@@ -232,7 +243,7 @@ impl<M: Media> Recovery<'_, M> {
         for record in op.records() {
             let holds = match record.kind {
                 Type::Add => match AddRecord::decode(record.bytes) {
-                    Some(add) if add.flags & add::COPIED == 0 => self.names_inode(&add)?,
+                    Some(add) if add.flags & field::add::COPIED == 0 => self.names_inode(&add)?,
                     Some(_) => true,
                     None => false,
                 },
@@ -251,7 +262,7 @@ impl<M: Media> Recovery<'_, M> {
         if header.is_none_or(|h| h.generation != add.generation) {
             return Ok(false);
         }
-        if add.flags & add::CREATE == 0 || add.lines == 0 {
+        if add.flags & field::add::CREATE == 0 || add.lines == 0 {
             return Ok(true);
         }
         let mut reader = Reader::new(self.core, self.owner(add.ino))?;
@@ -265,15 +276,17 @@ impl<M: Media> Recovery<'_, M> {
     }
 
     fn has_value(&self, b: &[u8]) -> Result<bool> {
-        if b[xattr::FLAGS] & xattr::IN_BLOCKS == 0 || b[xattr::FLAGS] & xattr::COPIED != 0 {
+        if b[field::xattr::FLAGS] & field::xattr::IN_BLOCKS == 0
+            || b[field::xattr::FLAGS] & field::xattr::COPIED != 0
+        {
             return Ok(true);
         }
-        let len = get32(b, xattr::VALUE_LEN) as usize;
-        let run = Run { start: Block(get32(b, xattr::BLOCK)), count: len.div_ceil(BLOCK) as u32 };
+        let len = get32(b, field::xattr::VALUE_LEN) as usize;
+        let run = Run { start: Block(get32(b, field::xattr::BLOCK)), count: len.div_ceil(BLOCK) as u32 };
         if len > crate::limits::XATTR_VALUE_BYTES_MAX || !self.core.holds_blocks(run) {
             return Ok(false);
         }
-        Ok(self.core.media.crc32c(log::block_addr(run.start), len, 0)? == get32(b, xattr::CRC))
+        Ok(self.core.media.crc32c(log::block_addr(run.start), len, 0)? == get32(b, field::xattr::CRC))
     }
 
     /// Cuts every log before a paired record in doubt whose other half is not there, until no cut
@@ -288,7 +301,9 @@ impl<M: Media> Recovery<'_, M> {
             let mut changed = false;
             for scan in scans.values_mut() {
                 let void = scan.counted().find(|p| {
-                    p.in_doubt && halves[&p.partner.transaction] < 2 && !self.partner_moved_on(&p.partner, &heads)
+                    p.in_doubt
+                        && halves[&p.partner.transaction] < 2
+                        && !self.partner_moved_on(&p.partner, &heads)
                 });
                 if let Some(seq) = void.map(|p| p.seq) {
                     scan.cut = Some(seq);
@@ -306,7 +321,9 @@ impl<M: Media> Recovery<'_, M> {
     fn partner_moved_on(&self, partner: &Partner, heads: &HashMap<u32, u32>) -> bool {
         match self.headers.get(partner.ino as usize).copied().flatten() {
             Some(h) if h.generation != partner.generation => true,
-            Some(_) => heads.get(&partner.ino).is_some_and(|head| (head.wrapping_sub(partner.seq) as i32) > 0),
+            Some(_) => {
+                heads.get(&partner.ino).is_some_and(|head| (head.wrapping_sub(partner.seq) as i32) > 0)
+            }
             None => false,
         }
     }
@@ -357,18 +374,25 @@ impl<M: Media> Recovery<'_, M> {
             inode::apply(self.core, &owner, &mut body, &mut atime, &op, None)?;
             for record in op.records() {
                 match record.kind {
-                    Type::Add if record.bytes[add::FLAGS] & add::CREATE == 0 => {
-                        note(stamps, get32(record.bytes, add::INO), get64(record.bytes, add::MTIME));
+                    Type::Add if record.bytes[field::add::FLAGS] & field::add::CREATE == 0 => {
+                        note(
+                            stamps,
+                            get32(record.bytes, field::add::INO),
+                            get64(record.bytes, field::add::MTIME),
+                        );
                     }
                     Type::Remove | Type::RemoveMoved => {
-                        note(stamps, get32(record.bytes, remove::INO), get64(record.bytes, remove::MTIME));
+                        note(
+                            stamps,
+                            get32(record.bytes, field::remove::INO),
+                            get64(record.bytes, field::remove::MTIME),
+                        );
                     }
                     _ => {}
                 }
             }
         }
         body.log = reader.into_log();
-        body.dir_mut().loaded();
         Ok(inode::assemble(&header, &owner, body, atime))
     }
 
@@ -381,16 +405,18 @@ impl<M: Media> Recovery<'_, M> {
                 return Err(bad_entry(ino, "is named as a directory and is none"));
             };
             let body = dir.body.read();
-            for (_, e) in body.dir()?.iter_after(0) {
-                let header = self.headers.get(e.ino as usize).copied().flatten();
-                if header.is_none_or(|h| h.generation != e.generation || (h.mode & libc::S_IFMT) >> 12 != e.kind as u32) {
+            for Named { entry: e, .. } in body.dir()?.iter_after(0) {
+                let header = self.headers.get(e.ino.0 as usize).copied().flatten();
+                if header.is_none_or(|h| {
+                    h.generation != e.generation || h.mode & libc::S_IFMT != e.kind.mode_bits()
+                }) {
                     return Err(bad_entry(ino, "names an inode that is not there"));
                 }
-                if e.kind == Kind::Directory as u8 {
-                    if parents.insert(e.ino, ino).is_some() {
-                        return Err(bad_entry(e.ino, "is named by two directories"));
+                if e.kind == Kind::Directory {
+                    if parents.insert(e.ino.0, ino).is_some() {
+                        return Err(bad_entry(e.ino.0, "is named by two directories"));
                     }
-                    queue.push(e.ino);
+                    queue.push(e.ino.0);
                 }
             }
         }
@@ -403,7 +429,11 @@ impl<M: Media> Recovery<'_, M> {
         for (ino, scan) in scans.iter_mut().filter(|(ino, _)| reached.contains_key(*ino)) {
             let _ = ino;
             let lost = scan.counted().find(|p| {
-                p.leaves && p.in_doubt && !reached.contains_key(&p.partner.ino) && self.headers[p.partner.ino as usize].is_some_and(|h| h.generation == p.partner.generation)
+                p.leaves
+                    && p.in_doubt
+                    && !reached.contains_key(&p.partner.ino)
+                    && self.headers[p.partner.ino as usize]
+                        .is_some_and(|h| h.generation == p.partner.generation)
             });
             if let Some(seq) = lost.map(|p| p.seq) {
                 scan.cut = Some(seq);
@@ -431,9 +461,9 @@ impl<M: Media> Recovery<'_, M> {
                 table.entry(parent).nlink.fetch_add(1, Ordering::Relaxed);
             }
             let body = dir.body.read();
-            for (_, e) in body.dir()?.iter_after(0) {
-                if e.kind != Kind::Directory as u8 {
-                    table.entry(e.ino).nlink.fetch_add(1, Ordering::Relaxed);
+            for Named { entry: e, .. } in body.dir()?.iter_after(0) {
+                if e.kind != Kind::Directory {
+                    table.entry(e.ino.0).nlink.fetch_add(1, Ordering::Relaxed);
                 }
             }
             if scans[&ino].cut.is_some() {
@@ -519,8 +549,8 @@ impl<M: Media> Recovery<'_, M> {
         // The record's own blocks, and for bytes stored in place those the file has already.
         let mut after = Body::new(header, Log::new(self.core.key_crc, owner));
         for record in op.records().filter(|r| r.kind == Type::Write) {
-            let start = get64(record.bytes, write::START);
-            let pages = get32(record.bytes, write::LEN).div_ceil(BLOCK as u32) + 1;
+            let start = get64(record.bytes, field::write::START);
+            let pages = get32(record.bytes, field::write::LEN).div_ceil(BLOCK as u32) + 1;
             let mut page = (start / BLOCK as u64) as u32;
             let end = page.saturating_add(pages);
             while page < end {
@@ -586,7 +616,7 @@ impl Scan {
 
 fn partner_of(record: &log::Record) -> Option<(Partner, bool)> {
     match record.kind {
-        Type::RemoveMoved => Some((Partner::decode(&record.bytes[remove::PARTNER..]), true)),
+        Type::RemoveMoved => Some((Partner::decode(&record.bytes[field::remove::PARTNER..]), true)),
         Type::Add => AddRecord::decode(record.bytes)?.partner.map(|p| (p, false)),
         _ => None,
     }

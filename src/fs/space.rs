@@ -74,7 +74,7 @@ impl<M: Media> Fs<M> {
         let now = now();
         let mut batch = Batch::new();
         let fields =
-            WriteFields { start: 0, len: 0, size, mtime: now, crc: None, flags: write::UNWRITTEN };
+            WriteFields { start: 0, len: 0, size, mtime: now, crc: None, flags: field::write::UNWRITTEN };
         write_records(&mut batch, &extents, &fields);
         if let Err(e) = self.commit(inode, body, &mut batch, guard, Class::Data, Flushed::issued()) {
             return Err(self.give_back(&fresh, e));
@@ -90,7 +90,13 @@ impl<M: Media> Fs<M> {
     }
 
     /// Blocks for the holes among pages `[from, to)`.
-    fn reserve_holes(&self, body: &mut Body, from: u64, to: u64, fresh: &mut Vec<Run>) -> Result<Vec<Extent>> {
+    fn reserve_holes(
+        &self,
+        body: &mut Body,
+        from: u64,
+        to: u64,
+        fresh: &mut Vec<Run>,
+    ) -> Result<Vec<Extent>> {
         let index = body.file_mut();
         let mut extents = Vec::new();
         let mut page = from as u32;
@@ -100,7 +106,7 @@ impl<M: Media> Fs<M> {
                 let had = fresh.len();
                 self.core
                     .alloc
-                    .alloc_all(count, Class::Data, None, fresh)
+                    .alloc_all(count, Class::Data, fresh)
                     .map_err(|_| Error::new(libc::ENOSPC, "space::reserve"))?;
                 let mut at = page;
                 for run in &fresh[had..] {
@@ -182,7 +188,7 @@ impl<M: Media> Fs<M> {
                 Ok(r) => reserved = r,
                 Err(e) => return Err(self.give_back(&fresh, e)),
             }
-            let fields = WriteFields { flags: write::UNWRITTEN, ..fields };
+            let fields = WriteFields { flags: field::write::UNWRITTEN, ..fields };
             if !reserved.is_empty() || first >= last && edges.is_empty() {
                 write_records(&mut batch, &reserved, &fields);
             }
@@ -227,7 +233,7 @@ impl<M: Media> Fs<M> {
             let had = fresh.len();
             self.core
                 .alloc
-                .alloc_all((last - first) as u32, Class::Data, None, fresh)
+                .alloc_all((last - first) as u32, Class::Data, fresh)
                 .map_err(|_| Error::new(libc::ENOSPC, "space::zero_range"))?;
             let mut page = first as u32;
             for run in &fresh[had..] {
@@ -278,11 +284,11 @@ fn edges_of(offset: u64, end: u64, size: u64) -> impl Iterator<Item = (u32, usiz
 }
 
 fn hole_record(batch: &mut Batch, page: u32, count: u32, size: u64, now: u64) {
-    let r = batch.record(Type::Hole, hole::MTIME + 8);
-    put32(r, hole::PAGE, page);
-    put32(r, hole::COUNT, count);
-    put64(r, hole::SIZE, size);
-    put64(r, hole::MTIME, now);
+    let r = batch.record(Type::Hole, field::hole::MTIME + 8);
+    put32(r, field::hole::PAGE, page);
+    put32(r, field::hole::COUNT, count);
+    put64(r, field::hole::SIZE, size);
+    put64(r, field::hole::MTIME, now);
 }
 
 fn check_allocatable(body: &Body) -> Result<()> {

@@ -52,7 +52,11 @@ impl Table {
             self.root[ino / (LEAF * FAN)].get_or_init(|| (0..FAN).map(|_| OnceLock::new()).collect());
         let leaf = branch[ino / LEAF % FAN].get_or_init(|| {
             (0..LEAF)
-                .map(|_| Entry { nlink: AtomicU32::new(0), parent: AtomicU32::new(0), node: RwLock::new(None) })
+                .map(|_| Entry {
+                    nlink: AtomicU32::new(0),
+                    parent: AtomicU32::new(0),
+                    node: RwLock::new(None),
+                })
                 .collect()
         });
         &leaf[ino % LEAF]

@@ -33,7 +33,7 @@ impl<M: Media> Fs<M> {
         check_path(path)?;
         let (dir_part, name) = split(path);
         if name.is_empty() || path.ends_with(b"/") {
-            let node = self.resolve(cred, self.start(base, path)?, path, true, &mut 0)?;
+            let node = self.resolve(cred, self.start_of(base, path)?, path, true, &mut 0)?;
             if path.ends_with(b"/") && node.kind != Kind::Directory {
                 return Err(Error::new(libc::ENOTDIR, "walk::walk"));
             }
@@ -52,18 +52,27 @@ impl<M: Media> Fs<M> {
 
     /// Walks all but the last component: the directory and the last name (without trailing slashes;
     /// "." and ".." and an empty name are returned as they are, the operation refuses them).
-    pub fn walk_parent<'p>(&self, cred: &Cred, base: Option<&Node>, path: &'p [u8]) -> Result<(Node, &'p [u8])> {
+    pub fn walk_parent<'p>(
+        &self,
+        cred: &Cred,
+        base: Option<&Node>,
+        path: &'p [u8],
+    ) -> Result<(Node, &'p [u8])> {
         check_path(path)?;
         let trimmed = trim_slashes(path);
         let (dir_part, name) = split(trimmed);
-        let dir = if trimmed.is_empty() { self.start(base, path)? } else { self.directory(cred, base, dir_part)? };
+        let dir = if trimmed.is_empty() {
+            self.start_of(base, path)?
+        } else {
+            self.directory(cred, base, dir_part)?
+        };
         if dir.kind != Kind::Directory {
             return Err(Error::new(libc::ENOTDIR, "walk::walk_parent"));
         }
         Ok((Node(dir), name))
     }
 
-    fn start(&self, base: Option<&Node>, path: &[u8]) -> Result<Arc<Inode>> {
+    fn start_of(&self, base: Option<&Node>, path: &[u8]) -> Result<Arc<Inode>> {
         match base {
             Some(node) if !path.starts_with(b"/") => Ok(node.0.clone()),
             _ => self.inode(Ino::ROOT),
@@ -74,7 +83,7 @@ impl<M: Media> Fs<M> {
     #[inline]
     fn directory(&self, cred: &Cred, base: Option<&Node>, path: &[u8]) -> Result<Arc<Inode>> {
         if base.is_some() && !path.starts_with(b"/") || !cred.groups.is_empty() {
-            return self.resolve(cred, self.start(base, path)?, path, true, &mut 0);
+            return self.resolve(cred, self.start_of(base, path)?, path, true, &mut 0);
         }
         let namespace = self.namespace.load(Ordering::Acquire);
         let known = LAST.with_borrow(|last| {

@@ -126,6 +126,7 @@ impl<M: Media> Fs<M> {
             body.mode = drop_set_id(mode);
             body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
         }
+        let uncapped = self.drop_capability(body, &mut batch);
         let now = now();
         let written = match self.way(body, offset, end) {
             Way::Redo => self.overwrite_by_redo(inode, body, guard, offset, src, now, batch),
@@ -133,7 +134,12 @@ impl<M: Media> Fs<M> {
             Way::Blocks => self.write_blocks(inode, body, guard, offset, src, now, batch),
         };
         match &written {
-            Ok(_) => self.tidy_log(inode, body, guard),
+            Ok(_) => {
+                if uncapped {
+                    self.capability_dropped(body, guard);
+                }
+                self.tidy_log(inode, body, guard);
+            }
             Err(_) => body.mode = mode,
         }
         written
@@ -165,11 +171,11 @@ impl<M: Media> Fs<M> {
         now: u64,
         mut batch: Batch,
     ) -> Result<u64> {
-        let r = batch.record(Type::Redo, redo::DATA + src.len());
-        put64(r, redo::OFFSET, offset);
-        put64(r, redo::MTIME, now);
-        put16(r, redo::LEN, src.len() as u16);
-        r[redo::DATA..redo::DATA + src.len()].copy_from_slice(src);
+        let r = batch.record(Type::Redo, field::redo::DATA + src.len());
+        put64(r, field::redo::OFFSET, offset);
+        put64(r, field::redo::MTIME, now);
+        put16(r, field::redo::LEN, src.len() as u16);
+        r[field::redo::DATA..field::redo::DATA + src.len()].copy_from_slice(src);
         self.commit(inode, body, &mut batch, guard, Class::Data, Flushed::issued())?;
         let index = body.file().expect("check_writable");
         let mut at = offset;
@@ -252,7 +258,7 @@ impl<M: Media> Fs<M> {
             .and_then(|in_place| self.copy(body, &plan, in_place, offset, src, &mut sink));
         let (from, to) = match copied {
             Ok(range) => range,
-            Err(e) => return Err(self.abandon(&plan, e)),
+            Err(e) => return Err(self.undo(&plan, e)),
         };
         let pending = if sink.crc.is_none() {
             self.core.fence(sink.flushed);
@@ -271,7 +277,7 @@ impl<M: Media> Fs<M> {
         };
         write_records(&mut batch, &plan.extents, &fields);
         if let Err(e) = self.commit(inode, body, &mut batch, guard, Class::Data, pending) {
-            return Err(self.abandon(&plan, e));
+            return Err(self.undo(&plan, e));
         }
         let reuse = self.core.reuse_after(guard);
         let index = body.file_mut();
@@ -290,7 +296,7 @@ impl<M: Media> Fs<M> {
 
     /// Gives back what a failed write allocated. Nothing of it was committed.
     #[cold]
-    fn abandon(&self, plan: &Plan, e: Error) -> Error {
+    fn undo(&self, plan: &Plan, e: Error) -> Error {
         for &run in &plan.fresh {
             self.core.alloc.free(run);
         }
@@ -346,9 +352,10 @@ impl<M: Media> Fs<M> {
                         let run = self.core.alloc.alloc(1, Class::Data, near);
                         plan.fresh.push(run.ok_or_else(|| Error::new(libc::ENOSPC, "write::plan"))?);
                     } else {
-                        self.core.alloc.alloc_all(count, Class::Data, near, &mut plan.fresh).map_err(|_| {
-                            Error::new(libc::ENOSPC, "write::plan")
-                        })?;
+                        self.core
+                            .alloc
+                            .alloc_all(count, Class::Data, &mut plan.fresh)
+                            .map_err(|_| Error::new(libc::ENOSPC, "write::plan"))?;
                     }
                     let mut at = page;
                     for run in &plan.fresh[from..] {
@@ -417,7 +424,15 @@ impl<M: Media> Fs<M> {
 
     /// Stores the block of file page `page` (an offset), of which `bytes` at `at` are new and the rest
     /// keeps its old content. Returns the file offset up to which the block has content.
-    fn edge(&self, body: &Body, page: u64, bytes: &[u8], at: u64, sink: &mut Sink, media: Addr) -> Result<u64> {
+    fn edge(
+        &self,
+        body: &Body,
+        page: u64,
+        bytes: &[u8],
+        at: u64,
+        sink: &mut Sink,
+        media: Addr,
+    ) -> Result<u64> {
         let mut block = [0; BLOCK];
         let (from, to) = ((at - page) as usize, (at - page) as usize + bytes.len());
         let live = body.size.saturating_sub(page).min(PAGE) as usize;
@@ -492,15 +507,15 @@ pub(super) fn write_records(batch: &mut Batch, extents: &[Extent], fields: &Writ
         let (now, later) = rest.split_at(rest.len().min(EXTENTS_PER_RECORD));
         let verified = later.is_empty() && fields.crc.is_some();
         let r = batch.record(Type::Write, write_record_bytes(now.len()));
-        put64(r, write::SIZE, fields.size);
-        put64(r, write::MTIME, fields.mtime);
+        put64(r, field::write::SIZE, fields.size);
+        put64(r, field::write::MTIME, fields.mtime);
         if verified {
-            put64(r, write::START, fields.start);
-            put32(r, write::LEN, fields.len as u32);
-            put32(r, write::CRC, fields.crc.unwrap_or(0));
+            put64(r, field::write::START, fields.start);
+            put32(r, field::write::LEN, fields.len as u32);
+            put32(r, field::write::CRC, fields.crc.unwrap_or(0));
         }
-        put16(r, write::FLAGS, fields.flags | if verified { 0 } else { write::SETTLED });
-        put16(r, write::EXTENTS, now.len() as u16);
+        put16(r, field::write::FLAGS, fields.flags | if verified { 0 } else { field::write::SETTLED });
+        put16(r, field::write::EXTENTS, now.len() as u16);
         for (i, e) in now.iter().enumerate() {
             let at = extent_offset(i);
             put32(r, at, e.page);

@@ -214,7 +214,14 @@ impl<M: Media> Fs<M> {
     }
 
     /// Commits the removal of a value, if there is one, and what `batch` holds already.
-    fn unset(&self, inode: &Inode, body: &mut Body, guard: &epoch::Guard, name: &[u8], mut batch: Batch) -> Result<()> {
+    fn unset(
+        &self,
+        inode: &Inode,
+        body: &mut Body,
+        guard: &epoch::Guard,
+        name: &[u8],
+        mut batch: Batch,
+    ) -> Result<()> {
         let now = now();
         if body.xattrs.iter().any(|x| *x.name == *name) {
             removal_record(&mut batch, name, now);
@@ -245,33 +252,35 @@ impl<M: Media> Fs<M> {
 /// Puts a record that sets an attribute into `batch`.
 pub(super) fn value_record(batch: &mut Batch, name: &[u8], value: &[u8], blocks: Option<Run>, now: u64) {
     let inline: &[u8] = if blocks.is_some() { &[] } else { value };
-    let end = xattr::NAME + name.len();
+    let end = field::xattr::NAME + name.len();
     let r = batch.record(Type::Xattr, end + inline.len());
-    put64(r, xattr::CTIME, now);
-    put32(r, xattr::VALUE_LEN, value.len() as u32);
-    put32(r, xattr::CRC, value_crc(value));
-    r[xattr::NAME_LEN] = name.len() as u8;
-    r[xattr::NAME..end].copy_from_slice(name);
+    put64(r, field::xattr::CTIME, now);
+    put32(r, field::xattr::VALUE_LEN, value.len() as u32);
+    put32(r, field::xattr::CRC, value_crc(value));
+    r[field::xattr::NAME_LEN] = name.len() as u8;
+    r[field::xattr::NAME..end].copy_from_slice(name);
     r[end..end + inline.len()].copy_from_slice(inline);
     if let Some(run) = blocks {
-        put32(r, xattr::BLOCK, run.start.0);
-        r[xattr::FLAGS] = xattr::IN_BLOCKS;
+        put32(r, field::xattr::BLOCK, run.start.0);
+        r[field::xattr::FLAGS] = field::xattr::IN_BLOCKS;
     }
 }
 
 fn removal_record(batch: &mut Batch, name: &[u8], now: u64) {
-    let r = batch.record(Type::Xattr, xattr::NAME + name.len());
-    put64(r, xattr::CTIME, now);
-    r[xattr::NAME_LEN] = name.len() as u8;
-    r[xattr::FLAGS] = xattr::REMOVE;
-    r[xattr::NAME..xattr::NAME + name.len()].copy_from_slice(name);
+    let r = batch.record(Type::Xattr, field::xattr::NAME + name.len());
+    put64(r, field::xattr::CTIME, now);
+    r[field::xattr::NAME_LEN] = name.len() as u8;
+    r[field::xattr::FLAGS] = field::xattr::REMOVE;
+    r[field::xattr::NAME..field::xattr::NAME + name.len()].copy_from_slice(name);
 }
 
 fn check_name(name: &[u8]) -> Result<()> {
     if name.is_empty() || name.len() > NAME_BYTES_MAX {
         return Err(Error::new(libc::ERANGE, "xattr::check_name"));
     }
-    let known = [b"user.".as_slice(), b"trusted.", b"security."].iter().any(|p| name.starts_with(p) && name.len() > p.len());
+    let known = [b"user.".as_slice(), b"trusted.", b"security."]
+        .iter()
+        .any(|p| name.starts_with(p) && name.len() > p.len());
     if known || name == acl::ACCESS || name == acl::DEFAULT {
         Ok(())
     } else {
@@ -285,7 +294,8 @@ fn check_alive(body: &Body) -> Result<()> {
 
 /// The kernel's rules: who may read or write an attribute of this name.
 fn permit_name(cred: &Cred, body: &Body, name: &[u8], write: bool) -> Result<()> {
-    let not_permitted = || Err(Error::new(if write { libc::EPERM } else { libc::ENODATA }, "xattr::permit_name"));
+    let not_permitted =
+        || Err(Error::new(if write { libc::EPERM } else { libc::ENODATA }, "xattr::permit_name"));
     if name.starts_with(b"user.") {
         if !matches!(body.data, Data::File(_) | Data::Dir(_)) {
             return not_permitted();

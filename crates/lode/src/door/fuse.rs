@@ -662,3 +662,21 @@ impl<M: Media> Filesystem for Requests<M> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_answered_with_eio_and_the_next_request_is_served() {
+        let panicked: Result<(), Errno> = attempt(|| panic!("a broken request"));
+        assert_eq!(panicked.unwrap_err().code(), libc::EIO);
+        assert_eq!(attempt(|| Ok(5)).unwrap(), 5);
+    }
+
+    #[test]
+    fn an_error_keeps_its_errno() {
+        let refused: Result<(), Errno> = attempt(|| Err(lodestone::Error::new(libc::ENOTEMPTY, "test")));
+        assert_eq!(refused.unwrap_err().code(), libc::ENOTEMPTY);
+    }
+}

@@ -11,7 +11,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use lodestone::fs::{Attr, Cred, Fs, Ino, Kind, SetAttr};
+use lodestone::fs::{Attr, Cred, Fs, Ino, SetAttr};
 use lodestone::media::Media;
 use lodestone::{Error, Result};
 
@@ -62,14 +62,14 @@ pub struct Service<M: Media> {
 }
 
 impl<M: Media> Service<M> {
+    /// The protocol does not say whether one who truncates may keep set-id bits, so that only the
+    /// superuser may. A new owner takes them from everyone: the core sees to that.
     pub fn setattr(&self, caller: Caller, ino: Ino, set: &SetAttr) -> Result<Attr> {
         let mut set = *set;
-        if set.uid.is_some() || set.gid.is_some() {
-            let attr = self.fs.getattr(ino)?;
-            // A new owner must not inherit what the old one granted, whoever gives the file away.
-            if attr.kind() != Kind::Directory && set_id_that_falls(attr.mode) != 0 {
-                set.mode = Some(set.mode.unwrap_or(attr.mode & 0o7777) & !set_id_that_falls(attr.mode));
-            }
+        if set.size.is_some() && set.mode.is_none() && caller.uid != 0 {
+            let mode = self.fs.getattr(ino)?.mode;
+            let falls = set_id_that_falls(mode);
+            set.mode = (falls != 0).then_some(mode & 0o7777 & !falls);
         }
         self.fs.setattr(&caller.cred(), ino, &set)
     }

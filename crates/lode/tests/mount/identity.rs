@@ -154,7 +154,7 @@ fn access_acls_bind() {
     assert_eq!(mode(&f), 0o640, "the mask stands as the group's permissions");
     assert!(rig.as_nobody("cat f").status.success());
     assert!(!rig.as_nobody("echo x >> f").status.success());
-    let mut got = vec![0; 100];
+    let mut got = [0; 100];
     let n = rustix::fs::getxattr(&f, "system.posix_acl_access", &mut got[..]).unwrap();
     assert_eq!(got[..n], list);
     // chmod changes the mask, and with it what the named user may do.

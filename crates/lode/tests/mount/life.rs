@@ -337,3 +337,21 @@ fn many_programs_at_once() {
     rig.mount("rw");
     assert_eq!(fs::read_dir(rig.dir()).unwrap().count(), 6);
 }
+
+/// mount(8) falls back to fuse3's helper, which runs `lode` through a shell.
+#[test]
+fn fuse3s_helper_mounts() {
+    need_mount!();
+    let Some(helper) = ["/sbin/mount.fuse3", "/sbin/mount.fuse"].into_iter().find(|h| Path::new(h).exists())
+    else {
+        eprintln!("SKIPPED: fuse3s_helper_mounts: it needs fuse3's mount.fuse");
+        return;
+    };
+    let rig = Rig::new("64M");
+    let binary = Path::new(env!("CARGO_BIN_EXE_lode")).parent().unwrap();
+    let mut mount = Command::new(helper);
+    mount.arg(rig.pool()).arg(rig.dir()).args(["-t", "fuse.lode", "-o", "rw,noatime"]);
+    succeed(mount.env("PATH", format!("{}:/usr/bin:/bin", binary.display())));
+    assert_eq!(rig.mount_line().unwrap()[2], "fuse.lode");
+    rig.umount();
+}
