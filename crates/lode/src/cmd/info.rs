@@ -209,7 +209,7 @@ impl About {
             out.line(format_args!("  state     {word}; opened {times}"))?;
         }
         for damage in &self.damage {
-            out.line(format_args!("  damaged   {damage}; the other copy serves, keep a backup"))?;
+            out.line(format_args!("  damaged   {damage}; the other serves, the next change mends it"))?;
         }
         if let Some(media) = &self.media {
             media.print(out)?;
@@ -270,7 +270,10 @@ impl Document {
         let m = &self.machine;
         let plural = |n: usize| if n == 1 { "" } else { "s" };
         let (cpus, nodes) = (plural(m.cpus), plural(m.numa_nodes));
-        out.line(format_args!("machine     {}, {} CPU{cpus}, {} NUMA node{nodes}", m.cpu, m.cpus, m.numa_nodes))?;
+        out.line(format_args!(
+            "machine     {}, {} CPU{cpus}, {} NUMA node{nodes}",
+            m.cpu, m.cpus, m.numa_nodes
+        ))?;
         out.line(format_args!("  kernel    {}", m.kernel))?;
         out.line(format_args!("  cpu has   {}", m.instructions.join(" ")))?;
         let r = &self.routines;
