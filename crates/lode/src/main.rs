@@ -58,7 +58,7 @@ fn run(arguments: &[OsString]) -> Result<()> {
     }
 }
 
-/// Events of the library go to stderr, as `LODE_LOG` filters them (EnvFilter syntax; default: warn).
+/// Events of the library go to stderr (without colours: a mount's go on to the system log), as `LODE_LOG` filters them (EnvFilter syntax; default: warn).
 fn start_log() -> Result<()> {
     let text = std::env::var("LODE_LOG").unwrap_or_default();
     let text = if text.is_empty() { "warn" } else { &text };
@@ -67,7 +67,7 @@ fn start_log() -> Result<()> {
             "LODE_LOG={text}: {e}; write a level (info) or targets (lodestone=debug)"
         ))
     })?;
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
     Ok(())
 }
 

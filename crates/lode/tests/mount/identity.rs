@@ -223,6 +223,6 @@ fn only_the_mounting_user_enters_where_others_are_not_allowed() {
 fn as_nobody(command: &Command) -> Command {
     use std::os::unix::process::CommandExt;
     let mut other = Command::new(command.get_program());
-    other.args(command.get_args()).uid(NOBODY).gid(NOBODY).current_dir("/");
+    other.args(command.get_args()).uid(NOBODY).gid(NOBODY).current_dir("/").env_remove("HOME");
     other
 }
