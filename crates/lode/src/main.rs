@@ -67,7 +67,9 @@ fn start_log() -> Result<()> {
             "LODE_LOG={text}: {e}; write a level (info) or targets (lodestone=debug)"
         ))
     })?;
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    // A reader of stderr that has gone is no reason to panic, which reporting a failed write would do.
+    let log = tracing_subscriber::fmt().with_writer(std::io::stderr).log_internal_errors(false);
+    log.with_env_filter(filter).with_ansi(false).init();
     Ok(())
 }
 
