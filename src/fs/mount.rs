@@ -247,6 +247,9 @@ impl<M: Media> Fs<M> {
 
     /// Everything acknowledged before survives power loss on return, in every domain that can.
     pub fn sync(&self) -> Result<()> {
+        if self.core.read_only {
+            return Ok(());
+        }
         self.core.check_alive()?;
         if !self.core.deferring {
             return Ok(());
@@ -270,6 +273,9 @@ impl<M: Media> Fs<M> {
     pub fn close(&self) -> Result<()> {
         if let Some(ticker) = self.ticker.lock().take() {
             ticker.stop();
+        }
+        if self.core.read_only {
+            return Ok(());
         }
         self.core.check_alive()?;
         self.reclaim_orphans();
