@@ -15,7 +15,7 @@ mod stop;
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -91,9 +91,14 @@ pub fn umount(dir: &Path) -> ExitCode {
 
 fn report(failure: Failure) -> ExitCode {
     if let Some(message) = failure.message {
-        eprintln!("lode: {}", message.replace(|c: char| c.is_control(), "?"));
+        say(&message);
     }
     ExitCode::from(failure.code)
+}
+
+/// One line on stderr, whatever names it holds; nobody may be there to read it.
+fn say(message: &str) {
+    let _ = writeln!(io::stderr(), "lode: {}", message.replace(|c: char| c.is_control(), "?"));
 }
 
 fn mount(request: &MountOptions) -> Result<(), Failure> {
@@ -168,7 +173,7 @@ fn remove_dead_mounts(path: &Path) -> Result<(), Failure> {
             Failure::failed(format!("{path} is a dead mount that cannot be removed: {e}"))
         };
         connect::unmount(path, true).map_err(failed)?;
-        eprintln!("lode: note: removed the dead mount on {}, whose server has gone", path.display());
+        say(&format!("note: removed the dead mount on {}, whose server has gone", path.display()));
     }
     Ok(())
 }
