@@ -104,9 +104,17 @@ fn tables() -> Vec<String> {
                 ("modification and change time", write::MTIME, 8),
                 ("bytes that the data CRC covers", write::LEN, 4),
                 ("CRC-32C of the data", write::CRC, 4),
-                ("flags: 1 data durable before, 2 reserved, 4 kept by the cleaner, 8 offloaded", write::FLAGS, 2),
+                (
+                    "flags: 1 data durable before, 2 reserved, 4 kept by the cleaner, 8 offloaded",
+                    write::FLAGS,
+                    2,
+                ),
                 ("number of extents", write::EXTENTS, 2),
-                ("first extent: page, count, block (five more in each further line)", write::FIRST, format::EXTENT),
+                (
+                    "first extent: page, count, block (five more in each further line)",
+                    write::FIRST,
+                    format::EXTENT,
+                ),
             ],
         ),
         record(
