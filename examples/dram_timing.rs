@@ -277,7 +277,9 @@ fn pauses(count: u32, names: &[Vec<u8>], order: &[usize], insert: impl Fn(&mut D
         took(begin)
     };
     let inserts: Vec<f64> = names.iter().map(|name| timed(&mut || insert(&mut index, name))).collect();
-    let mut remove = |at: &usize| drop(black_box(index.remove(&names[*at])));
+    let mut remove = |at: &usize| {
+        black_box(index.remove(&names[*at]));
+    };
     let removes: Vec<f64> = order.iter().map(|at| timed(&mut || remove(at))).collect();
     for (what, mut times) in [("insert", inserts), ("remove", removes)] {
         times.sort_by(f64::total_cmp);

@@ -526,15 +526,16 @@ impl Allocator {
         for group in (0..self.group_count()).rev() {
             let bits = self.bits(group);
             let mut at = 0;
-            while held.len() < target as usize
-                && let Some((bit, count)) = bits.free_run(at)
-            {
+            while let Some((bit, count)) = bits.free_run(at).filter(|_| held.len() < target as usize) {
                 at = bit + count;
                 let take = count.min(target - held.len() as u32);
                 let first = group * GROUP_BLOCKS + at - take;
                 held.extend(first..first + self.claim(first, take));
                 // Owned by the reserve, so to say: others come here last.
                 self.owned.set(group);
+            }
+            if held.len() == target as usize {
+                break;
             }
         }
         held.sort_unstable();
