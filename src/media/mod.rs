@@ -8,9 +8,28 @@
 //! [`Media::fence`] turns `Flushed` into [`Durable`]. What acknowledges an operation takes `Durable`,
 //! so that a forgotten fence does not compile.
 //!
-//! Files: `token` the three states, `domain` what makes a store durable here, `region` files and
-//! devices mapped, `pool` one or many regions as one address space, `copy` the routines,
-//! `fault` SIGBUS turned into an error.
+//! Files: `token` the three states, `domain` what makes a store durable here, `region` one file or
+//! device locked and mapped, `label` block 0 of a region, `pool` one or many regions as one address
+//! space, `open` how a pool comes to be, `mapping` an address range, `describe` what a pool says of itself, `copy` the routines, `fault` SIGBUS turned into an
+//! error.
+
+mod copy;
+mod describe;
+mod domain;
+mod fault;
+mod label;
+mod mapping;
+mod open;
+mod pool;
+mod region;
+mod token;
+
+pub use copy::{Isa, ReadStep, ReadTable, crc32c};
+pub use describe::{Description, Pages, RegionDescription};
+pub use domain::Domain;
+pub use pool::{Pool, PoolOptions};
+pub use region::RegionKind;
+pub use token::{Dirty, Durable, Flushed};
 
 /// A byte address in the pool: 0 is the first byte of the first region.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
@@ -32,86 +51,6 @@ pub const LINE: usize = 64;
 pub struct Fault {
     /// Where, as exactly as the hardware said.
     pub at: Addr,
-}
-
-/// What makes a store durable on this media (design: persistence domains).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Domain {
-    /// eADR, CXL global persistent flush: after a fence.
-    CpuCache,
-    /// ADR: after flush and fence.
-    Memory,
-    /// An ordinary file: survives the process at once, power loss after [`Media::sync`].
-    PageCache,
-    /// memfd, tmpfs: survives the process at most.
-    Volatile,
-}
-
-/// Stored through the cache; nothing durable yet.
-#[must_use = "a dirty store is lost at power failure: flush it"]
-#[derive(Debug)]
-pub struct Dirty {
-    pub(crate) at: Addr,
-    pub(crate) len: usize,
-}
-
-/// Written back or stored non-temporally; durable only after a fence by the *same thread*.
-#[must_use = "a flushed store is not ordered: fence it"]
-#[derive(Debug)]
-pub struct Flushed(());
-
-/// Survives power failure, as far as the domain goes.
-#[derive(Clone, Copy, Debug)]
-pub struct Durable(());
-
-impl Dirty {
-    /// For media implementations only.
-    #[inline]
-    pub fn stored(at: Addr, len: usize) -> Dirty {
-        Dirty { at, len }
-    }
-
-    /// Gives up the claim to durability, because the same bytes are durable elsewhere (a redo record)
-    /// and recovery would store them again. `why` is for the reader.
-    #[inline]
-    pub fn redundant(self, _why: &'static str) {}
-
-    #[inline]
-    pub fn at(&self) -> Addr {
-        self.at
-    }
-
-    #[inline]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-}
-
-impl Flushed {
-    /// For media implementations only.
-    #[inline]
-    pub fn issued() -> Flushed {
-        Flushed(())
-    }
-
-    /// One fence covers both.
-    #[inline]
-    pub fn and(self, _other: Flushed) -> Flushed {
-        self
-    }
-}
-
-impl Durable {
-    /// For media implementations only.
-    #[inline]
-    pub fn fenced() -> Durable {
-        Durable(())
-    }
 }
 
 /// Byte-addressable memory that keeps data. All loads and stores of the file system go through here.
@@ -157,6 +96,12 @@ pub trait Media: Send + Sync + 'static {
 
     /// Writes the cache lines of a store back (nothing to do in domain `cpu-cache`).
     fn flush(&self, dirty: Dirty) -> Flushed;
+
+    /// Writes back a range that earlier stores may have left dirty: for stores whose token was given up
+    /// as redundant.
+    fn write_back(&self, at: Addr, len: usize) -> Flushed {
+        self.flush(Dirty::stored(at, len))
+    }
 
     /// Orders and completes all flushed stores of this thread.
     fn fence(&self, flushed: Flushed) -> Durable;

@@ -1,0 +1,94 @@
+//! The routines that load and store media, and the choice among them.
+//!
+//! [`Routines`] is what differs by instruction set: leaf functions that a fault may interrupt and that
+//! then return where it happened (see `fault`). [`Copier`] is what differs by persistence domain: which
+//! routine a store takes, and what happens to its unaligned edges. Both are chosen once, when a pool is
+//! opened. Everything here works on one contiguous range of a mapping; striping is the pool's business.
+
+mod copier;
+mod crc_table;
+#[cfg(target_arch = "x86_64")]
+mod fold;
+mod isa;
+#[cfg(any(test, miri, not(target_arch = "x86_64")))]
+#[cfg_attr(
+    all(test, not(miri), target_arch = "x86_64"),
+    expect(dead_code, reason = "only its routines are tested")
+)]
+mod portable;
+mod streams;
+#[cfg(test)]
+mod tests;
+#[cfg(all(not(miri), target_arch = "x86_64"))]
+mod x86_64;
+
+pub(super) use copier::Copier;
+pub use isa::{Isa, crc32c};
+pub(in crate::media) use isa::{features, return_fault};
+pub use streams::{ReadStep, ReadTable};
+
+use super::{Domain, LINE};
+
+/// What a routine returns, in two registers.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Outcome {
+    value: u64,
+    /// The address of the load or store that failed; 0 where none did.
+    fault: u64,
+}
+
+impl Outcome {
+    fn done(value: u64) -> Outcome {
+        Outcome { value, fault: 0 }
+    }
+
+    #[inline]
+    fn check(self) -> Result<u64, usize> {
+        if self.fault == 0 { Ok(self.value) } else { Err(self.fault as usize) }
+    }
+}
+
+/// (destination, source, bytes): any alignment. Ranges are valid and do not overlap.
+pub(super) type CopyFn = unsafe extern "C" fn(*mut u8, *const u8, usize) -> Outcome;
+/// As [`CopyFn`], continuing a CRC state, which the value of the outcome returns.
+pub(super) type CopyCrcFn = unsafe extern "C" fn(*mut u8, *const u8, usize, u32) -> Outcome;
+/// (destination, bytes), whole lines.
+pub(super) type ZeroFn = unsafe extern "C" fn(*mut u8, usize) -> Outcome;
+pub(super) type Load64Fn = unsafe extern "C" fn(*const u64) -> Outcome;
+pub(super) type Store64Fn = unsafe extern "C" fn(*mut u64, u64) -> Outcome;
+/// (source, bytes, state).
+pub(super) type CrcFn = unsafe extern "C" fn(*const u8, usize, u32) -> Outcome;
+/// (destination, source, span): `N` adjacent spans of whole lines, read side by side.
+pub(super) type ReadStreamsFn = unsafe extern "C" fn(*mut u8, *const u8, usize) -> Outcome;
+/// (start, bytes): writes back every line that the range touches.
+pub(super) type WriteBackFn = unsafe extern "C" fn(*const u8, usize) -> Outcome;
+
+/// The routines of one instruction set.
+#[derive(Clone, Copy)]
+pub(super) struct Routines {
+    /// Through the cache, any alignment.
+    pub copy: CopyFn,
+    /// Non-temporal where there is such a store: whole lines, destination aligned to a line.
+    pub copy_lines: CopyFn,
+    pub copy_lines_crc: CopyCrcFn,
+    pub zero_lines: ZeroFn,
+    pub load64: Load64Fn,
+    pub store64: Store64Fn,
+    pub crc: CrcFn,
+    pub read_2: ReadStreamsFn,
+    pub read_4: ReadStreamsFn,
+    pub read_8: ReadStreamsFn,
+    pub write_back: WriteBackFn,
+}
+
+#[inline]
+fn store_fence() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE is part of every 64-bit x86.
+    unsafe {
+        std::arch::x86_64::_mm_sfence()
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    std::sync::atomic::fence(std::sync::atomic::Ordering::Release);
+}

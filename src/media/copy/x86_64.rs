@@ -1,0 +1,260 @@
+//! The routines of x86-64: bindings of the assembly, and which of them this processor can run.
+
+use std::arch::x86_64::__cpuid_count;
+
+use super::fold::FOLD;
+use super::{
+    CopyCrcFn, CopyFn, CrcFn, Isa, Load64Fn, Outcome, ReadStreamsFn, Routines, Store64Fn, WriteBackFn,
+    ZeroFn, crc_table,
+};
+
+std::arch::global_asm!(include_str!("x86_64.s"), fold = sym FOLD);
+
+macro_rules! import {
+    ($($name:ident : fn($($argument:ty),*);)*) => {
+        unsafe extern "C" {
+            $(fn $name($(_: $argument),*) -> Outcome;)*
+        }
+    };
+}
+
+import! {
+    lode_load64: fn(*const u64);
+    lode_store64: fn(*mut u64, u64);
+    lode_clwb: fn(*const u8, usize);
+    lode_clflushopt: fn(*const u8, usize);
+    lode_clflush: fn(*const u8, usize);
+    lode_copy_sse2: fn(*mut u8, *const u8, usize);
+    lode_copy_avx2: fn(*mut u8, *const u8, usize);
+    lode_copy_avx512: fn(*mut u8, *const u8, usize);
+    lode_copy_lines_sse2: fn(*mut u8, *const u8, usize);
+    lode_copy_lines_avx2: fn(*mut u8, *const u8, usize);
+    lode_copy_lines_avx512: fn(*mut u8, *const u8, usize);
+    lode_copy_lines_crc_sse42: fn(*mut u8, *const u8, usize, u32);
+    lode_copy_lines_crc_avx512: fn(*mut u8, *const u8, usize, u32);
+    lode_zero_lines_sse2: fn(*mut u8, usize);
+    lode_zero_lines_avx2: fn(*mut u8, usize);
+    lode_zero_lines_avx512: fn(*mut u8, usize);
+    lode_crc_sse42: fn(*const u8, usize, u32);
+    lode_crc_avx512: fn(*const u8, usize, u32);
+    lode_read_2_sse2: fn(*mut u8, *const u8, usize);
+    lode_read_4_sse2: fn(*mut u8, *const u8, usize);
+    lode_read_8_sse2: fn(*mut u8, *const u8, usize);
+    lode_read_2_avx2: fn(*mut u8, *const u8, usize);
+    lode_read_4_avx2: fn(*mut u8, *const u8, usize);
+    lode_read_8_avx2: fn(*mut u8, *const u8, usize);
+    lode_read_2_avx512: fn(*mut u8, *const u8, usize);
+    lode_read_4_avx512: fn(*mut u8, *const u8, usize);
+    lode_read_8_avx512: fn(*mut u8, *const u8, usize);
+}
+
+// Marks in the section of the assembly; only their addresses mean anything.
+unsafe extern "C" {
+    fn lode_media_begin();
+    fn lode_media_vex_begin();
+    fn lode_media_end();
+    fn lode_media_fault();
+    fn lode_media_vex_fault();
+}
+
+/// What the processor has, as far as routines differ by it.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::media) struct Features {
+    avx2: bool,
+    avx512: bool,
+    crc32: bool,
+    wide_fold: bool,
+    clflushopt: bool,
+    clwb: bool,
+}
+
+impl Features {
+    pub fn detect() -> Features {
+        let avx512 = is_x86_feature_detected!("avx512f");
+        let leaf7 = __cpuid_count(7, 0);
+        Features {
+            avx2: is_x86_feature_detected!("avx2"),
+            avx512,
+            crc32: is_x86_feature_detected!("sse4.2") && is_x86_feature_detected!("pclmulqdq"),
+            wide_fold: avx512 && is_x86_feature_detected!("vpclmulqdq"),
+            clflushopt: leaf7.ebx & 1 << 23 != 0,
+            clwb: leaf7.ebx & 1 << 24 != 0,
+        }
+    }
+
+    /// A processor of 2003: the paths that this machine would not take.
+    #[cfg(test)]
+    pub fn oldest() -> Features {
+        Features {
+            avx2: false,
+            avx512: false,
+            crc32: false,
+            wide_fold: false,
+            clflushopt: false,
+            clwb: false,
+        }
+    }
+
+    pub fn has(&self, isa: Isa) -> bool {
+        match isa {
+            Isa::Portable => false,
+            Isa::Sse2 => true,
+            Isa::Avx2 => self.avx2,
+            Isa::Avx512 => self.avx512 && self.avx2,
+        }
+    }
+
+    /// Instructions that routines use beyond SSE2, and whether they are there.
+    pub fn list(&self) -> Vec<(&'static str, bool)> {
+        vec![
+            ("avx512", self.avx512),
+            ("avx2", self.avx2),
+            ("vpclmulqdq", self.wide_fold),
+            ("crc32 and pclmulqdq", self.crc32),
+            ("clwb", self.clwb),
+            ("clflushopt", self.clflushopt),
+        ]
+    }
+
+    pub fn write_back_name(&self) -> &'static str {
+        match (self.clwb, self.clflushopt) {
+            (true, _) => "clwb",
+            (false, true) => "clflushopt",
+            (false, false) => "clflush",
+        }
+    }
+
+    fn write_back(&self) -> WriteBackFn {
+        match (self.clwb, self.clflushopt) {
+            (true, _) => lode_clwb,
+            (false, true) => lode_clflushopt,
+            (false, false) => lode_clflush,
+        }
+    }
+
+    pub fn crc_name(&self, isa: Isa) -> &'static str {
+        match isa {
+            Isa::Avx512 if self.wide_fold => "vpclmulqdq",
+            _ if self.crc32 => "pclmulqdq",
+            _ => "table",
+        }
+    }
+}
+
+/// The routines of `isa`, which the processor has.
+pub(super) fn routines(isa: Isa, features: &Features) -> Routines {
+    let common = sse2(features);
+    match isa {
+        Isa::Portable | Isa::Sse2 => common,
+        Isa::Avx2 => Routines {
+            copy: lode_copy_avx2,
+            copy_lines: lode_copy_lines_avx2,
+            zero_lines: lode_zero_lines_avx2,
+            read_2: lode_read_2_avx2,
+            read_4: lode_read_4_avx2,
+            read_8: lode_read_8_avx2,
+            ..common
+        },
+        Isa::Avx512 => {
+            let wide = features.wide_fold;
+            Routines {
+                copy: lode_copy_avx512,
+                copy_lines: lode_copy_lines_avx512,
+                copy_lines_crc: if wide { lode_copy_lines_crc_avx512 } else { common.copy_lines_crc },
+                zero_lines: lode_zero_lines_avx512,
+                crc: if wide { lode_crc_avx512 } else { common.crc },
+                read_2: lode_read_2_avx512,
+                read_4: lode_read_4_avx512,
+                read_8: lode_read_8_avx512,
+                ..common
+            }
+        }
+    }
+}
+
+fn sse2(features: &Features) -> Routines {
+    let crc32 = features.crc32;
+    Routines {
+        copy: lode_copy_sse2,
+        copy_lines: lode_copy_lines_sse2,
+        copy_lines_crc: if crc32 { lode_copy_lines_crc_sse42 } else { copy_lines_crc_by_table },
+        zero_lines: lode_zero_lines_sse2,
+        load64: lode_load64,
+        store64: lode_store64,
+        crc: if crc32 { lode_crc_sse42 } else { crc_by_table },
+        read_2: lode_read_2_sse2,
+        read_4: lode_read_4_sse2,
+        read_8: lode_read_8_sse2,
+        write_back: features.write_back(),
+    }
+}
+
+/// For processors without crc32: through a buffer, because only the assembly may touch media.
+///
+/// # Safety
+/// As [`CrcFn`].
+unsafe extern "C" fn crc_by_table(mut src: *const u8, len: usize, mut state: u32) -> Outcome {
+    let mut buffer = [0; 512];
+    let mut left = len;
+    while left > 0 {
+        let now = left.min(buffer.len());
+        // SAFETY: `now` bytes of the caller's range, and as many of the buffer.
+        let copied = unsafe { lode_copy_sse2(buffer.as_mut_ptr(), src, now) };
+        if copied.fault != 0 {
+            return copied;
+        }
+        state = crc_table::update(state, buffer[..now].iter().copied());
+        // SAFETY: still inside, or one past the end of, the caller's range.
+        src = unsafe { src.add(now) };
+        left -= now;
+    }
+    Outcome::done(u64::from(state))
+}
+
+/// # Safety
+/// As [`CopyCrcFn`].
+unsafe extern "C" fn copy_lines_crc_by_table(
+    dst: *mut u8,
+    src: *const u8,
+    len: usize,
+    state: u32,
+) -> Outcome {
+    // SAFETY: passed on.
+    let copied = unsafe { lode_copy_lines_sse2(dst, src, len) };
+    if copied.fault != 0 {
+        return copied;
+    }
+    // SAFETY: passed on.
+    unsafe { crc_by_table(src, len, state) }
+}
+
+/// Lets the routine that a fault interrupted return `address`; false where it was no routine of ours.
+///
+/// # Safety
+/// `context` is what the kernel passed to a handler of a synchronous signal.
+pub(in crate::media) unsafe fn return_fault(context: *mut libc::c_void, address: usize) -> bool {
+    // SAFETY: the kernel's argument is a ucontext of the interrupted thread.
+    let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
+    let at = registers[libc::REG_RIP as usize] as usize;
+    let mark = |f: unsafe extern "C" fn()| f as usize;
+    if !(mark(lode_media_begin)..mark(lode_media_end)).contains(&at) {
+        return false;
+    }
+    let is_vex = at >= mark(lode_media_vex_begin);
+    let resume = if is_vex { mark(lode_media_vex_fault) } else { mark(lode_media_fault) };
+    registers[libc::REG_RIP as usize] = resume as libc::greg_t;
+    registers[libc::REG_RDX as usize] = address as libc::greg_t;
+    true
+}
+
+// The bindings have the types that `Routines` names.
+const _: (CopyFn, CopyCrcFn, ZeroFn, CrcFn, Load64Fn, Store64Fn, ReadStreamsFn, WriteBackFn) = (
+    lode_copy_sse2,
+    lode_copy_lines_crc_sse42,
+    lode_zero_lines_sse2,
+    lode_crc_sse42,
+    lode_load64,
+    lode_store64,
+    lode_read_2_sse2,
+    lode_clwb,
+);

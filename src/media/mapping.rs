@@ -1,0 +1,133 @@
+//! A file or device mapped at an address that huge pages can use.
+//!
+//! The address is aligned to 2 MiB (or to what a device asks) by reserving too much and mapping over
+//! the middle. A mapping registers itself with `fault` for as long as it lives.
+
+use std::os::fd::BorrowedFd;
+use std::ptr::{NonNull, null_mut};
+
+use rustix::io::{Errno, Result};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+
+use super::fault::{self, Registration};
+
+/// The huge page that x86 and most others have, in bytes.
+pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Sharing {
+    /// Stores reach the file.
+    Shared,
+    /// As `Shared`, and the file's metadata is durable before a store can reach a new block (DAX only).
+    SharedSync,
+    /// Stores stay in private copies of pages; the file never changes.
+    Private,
+}
+
+/// Whether a file is mapped without a page cache between (`MAP_SYNC` is accepted for no other).
+pub(super) fn is_dax(file: BorrowedFd<'_>) -> bool {
+    let flags = MapFlags::SHARED_VALIDATE | MapFlags::SYNC;
+    let page = rustix::param::page_size();
+    // SAFETY: a new mapping at an address that the kernel chooses, never accessed.
+    let Ok(probe) = (unsafe { mmap(null_mut(), page, ProtFlags::READ, flags, file, 0) }) else {
+        return false;
+    };
+    // SAFETY: nobody uses the probe.
+    let _ = unsafe { munmap(probe, page) };
+    true
+}
+
+#[derive(Debug)]
+pub(super) struct Mapping {
+    base: NonNull<u8>,
+    bytes: usize,
+    _registration: Registration,
+}
+
+// SAFETY: a mapping is an address range; who may touch its bytes is its users' business, and they go
+// through raw pointers.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps the first `bytes` of a file. `align` is a power of two.
+    pub fn new(file: BorrowedFd<'_>, bytes: usize, align: usize, sharing: Sharing) -> Result<Mapping> {
+        debug_assert!(align.is_power_of_two());
+        let flags = match sharing {
+            Sharing::Shared => MapFlags::SHARED,
+            Sharing::SharedSync => MapFlags::SHARED_VALIDATE | MapFlags::SYNC,
+            Sharing::Private => MapFlags::PRIVATE | MapFlags::NORESERVE,
+        };
+        let reserved_bytes = bytes.checked_add(align).ok_or(Errno::NOMEM)?;
+        // SAFETY: a new range of addresses, chosen by the kernel.
+        let reserved = unsafe {
+            let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+            mmap_anonymous(null_mut(), reserved_bytes, ProtFlags::empty(), flags)?
+        };
+        let head = reserved.addr().wrapping_neg() & (align - 1);
+        let start = reserved.wrapping_byte_add(head);
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: MAP_FIXED replaces only what was reserved above.
+        if let Err(e) = unsafe { mmap(start, bytes, prot, flags | MapFlags::FIXED, file, 0) } {
+            // SAFETY: nobody uses the reservation.
+            let _ = unsafe { munmap(reserved, reserved_bytes) };
+            return Err(e);
+        }
+        Self::trim(reserved.addr(), start.addr(), bytes, reserved_bytes);
+        let base = NonNull::new(start.cast::<u8>()).ok_or(Errno::NOMEM)?;
+        let Some(registration) = fault::register(base.as_ptr().addr(), bytes) else {
+            // SAFETY: nobody uses the mapping yet.
+            let _ = unsafe { munmap(start, bytes) };
+            return Err(Errno::MFILE);
+        };
+        let mapping = Mapping { base, bytes, _registration: registration };
+        // Both are hints: where the kernel cannot follow, pages are small and dumps are large.
+        let _ = mapping.advise(Advice::LinuxHugepage);
+        let _ = mapping.advise(Advice::LinuxDontDump);
+        Ok(mapping)
+    }
+
+    /// Gives the ends of a reservation back.
+    fn trim(reserved: usize, start: usize, bytes: usize, reserved_bytes: usize) {
+        let page = rustix::param::page_size();
+        let end = start + bytes.next_multiple_of(page);
+        for (from, to) in [(reserved, start), (end, reserved + reserved_bytes)] {
+            if to > from {
+                // SAFETY: these pages belong to the reservation, and the file is not mapped over them.
+                let _ = unsafe { munmap(std::ptr::without_provenance_mut(from), to - from) };
+            }
+        }
+    }
+
+    #[inline]
+    pub fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    #[inline]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Takes every page now instead of at first use.
+    pub fn prefault(&self, sharing: Sharing) -> Result<()> {
+        self.advise(match sharing {
+            Sharing::Private => Advice::LinuxPopulateRead,
+            Sharing::Shared | Sharing::SharedSync => Advice::LinuxPopulateWrite,
+        })
+    }
+
+    fn advise(&self, advice: Advice) -> Result<()> {
+        // SAFETY: the range is this mapping; none of the advice used changes what its bytes hold.
+        unsafe { madvise(self.base.as_ptr().cast(), self.bytes, advice) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the pool that owned the mapping is gone, and no pointer into it outlives a call.
+        // The registration ends after the mapping: a slot too many is harmless, one too few is not.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}

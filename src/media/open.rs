@@ -1,0 +1,419 @@
+//! How a pool comes to be: created from files and devices, or found through the label of region 0.
+//!
+//! Whatever is wrong with what the user named is found here, before anything is mapped for use, and
+//! each case gets its own sentence with the remedy. Creation undoes what it did to the host when a
+//! later step fails.
+
+use std::path::{Path, PathBuf};
+
+use super::copy::{Copier, Isa, ReadTable, Routines};
+use super::label::{Block0, LABEL_BYTES, Label, STRIPE_BYTES_MAX, STRIPE_BYTES_MIN};
+use super::pool::{Pool, PoolOptions};
+use super::region::{OpenRegion, Region};
+use super::{Domain, RegionKind};
+use crate::error::{Error, Result};
+use crate::limits::{POOL_BYTES_MIN, REGIONS_MAX};
+
+/// Stripe unit of a new pool: one huge page, in bytes.
+const STRIPE_BYTES: u64 = 2 << 20;
+const BLOCK: u64 = LABEL_BYTES as u64;
+const CREATE: &str = "media::open::create";
+const OPEN: &str = "media::open::open";
+
+impl Pool {
+    /// Makes a pool of files or devices. With a `size` (of the whole pool) files are created where they
+    /// do not exist, and their blocks are taken from the host now; without, every path must exist and
+    /// is used as it is, holes included. What holds anything already is taken only by
+    /// [`PoolOptions::force`]. Nothing is left behind on failure.
+    pub fn create(paths: &[PathBuf], size: Option<u64>, options: &PoolOptions) -> Result<Pool> {
+        let stripe_bytes = checked_stripe(options)?;
+        let routines = Routines::choose(options.isa)?;
+        if options.read_only {
+            return Err(Error::message(libc::EINVAL, CREATE, "a pool cannot be created read-only"));
+        }
+        if paths.is_empty() || paths.len() > REGIONS_MAX {
+            let message = format!("a pool has 1 to {REGIONS_MAX} regions, not {}", paths.len());
+            return Err(Error::message(libc::EINVAL, CREATE, message));
+        }
+        let mut undo = Undo::default();
+        let mut opened = Vec::with_capacity(paths.len());
+        for path in paths {
+            opened.push(add_region(path, size.is_some(), options.force, &opened, &mut undo)?);
+        }
+        if let Some(size) = size {
+            let each = region_bytes_for(size, paths.len(), stripe_bytes);
+            opened.iter_mut().try_for_each(|r| r.reserve(each))?;
+        }
+        let smallest = opened.iter().map(|r| r.bytes).min().unwrap_or(0);
+        let label = Label {
+            pool_uuid: new_uuid()?,
+            region_index: 0,
+            stripe_bytes,
+            region_bytes: usable_bytes(smallest, opened.len(), stripe_bytes)?,
+            paths: opened.iter().map(|r| r.path.clone()).collect(),
+        };
+        let pool = assemble(opened, label, routines, options)?;
+        write_labels(&pool)?;
+        undo.forget();
+        Ok(pool)
+    }
+
+    /// Opens the pool whose region 0 is at `path`.
+    pub fn open(path: &Path, options: &PoolOptions) -> Result<Pool> {
+        let routines = Routines::choose(options.isa)?;
+        let first = OpenRegion::open(path, options.read_only)?;
+        let label = read_label(&first)?;
+        if label.region_index != 0 {
+            return Err(Error::message(
+                libc::EINVAL,
+                OPEN,
+                format!(
+                    "{} is region {} of the {} regions of its pool: open region 0, {}",
+                    first.path.display(),
+                    label.region_index,
+                    label.paths.len(),
+                    label.paths[0].display()
+                ),
+            ));
+        }
+        check_length(&first, &label)?;
+        let mut opened = vec![first];
+        for index in 1..label.paths.len() {
+            let region = open_other(&opened[0].path, &label, index, options.read_only)?;
+            opened.push(region);
+        }
+        assemble(opened, label, routines, options)
+    }
+
+    /// A pool in anonymous memory of `bytes`; pages are taken at first use.
+    pub fn memfd(bytes: u64, options: &PoolOptions) -> Result<Pool> {
+        let stripe_bytes = checked_stripe(options)?;
+        let routines = Routines::choose(options.isa)?;
+        let region_bytes = usable_bytes(bytes, 1, stripe_bytes)?;
+        let region = OpenRegion::memfd(region_bytes)?;
+        let paths = vec![region.path.clone()];
+        let label = Label { pool_uuid: new_uuid()?, region_index: 0, stripe_bytes, region_bytes, paths };
+        let pool = assemble(vec![region], label, routines, options)?;
+        write_labels(&pool)?;
+        Ok(pool)
+    }
+}
+
+/// Maps the regions and puts them together.
+fn assemble(
+    opened: Vec<OpenRegion>,
+    label: Label,
+    routines: (Isa, Routines),
+    options: &PoolOptions,
+) -> Result<Pool> {
+    let mut regions = Vec::with_capacity(opened.len());
+    for region in opened {
+        regions.push(region.map(label.region_bytes, options.prefault)?);
+    }
+    let domain = choose_domain(&regions, options.assume, routines.0)?;
+    Ok(Pool::of_regions(regions, label, domain, routines, options))
+}
+
+/// Writes all labels; region 0's last, because it makes the pool.
+fn write_labels(pool: &Pool) -> Result<()> {
+    for (index, region) in pool.regions().iter().enumerate().rev() {
+        let block = Label { region_index: index, ..pool.label().clone() }.encode()?;
+        // SAFETY: block 0 is inside the region's mapping, and `block` is our own.
+        let stored = unsafe { pool.copier().copy_nt(region.map.base(), &block) };
+        stored.map_err(|address| Error::from(pool.fault(address)))?;
+        pool.copier().fence();
+        region.settle()?;
+    }
+    Ok(())
+}
+
+/// The persistence domain to work by.
+fn choose_domain(regions: &[Region], assume: Option<Domain>, isa: Isa) -> Result<Domain> {
+    if let Some(wanted) = assume {
+        for region in regions {
+            if !region.detected.may_assume(wanted) {
+                return Err(Error::message(
+                    libc::EINVAL,
+                    OPEN,
+                    format!(
+                        "{} is in the persistence domain {}, which {wanted} would weaken: leave the \
+                         assumption out, or assume memory",
+                        region.path.display(),
+                        region.detected
+                    ),
+                ));
+            }
+        }
+    }
+    let domain = match (assume, join_domains(regions)) {
+        (Some(wanted), _) => wanted,
+        (None, Some(domain)) => domain,
+        (None, None) => {
+            let kinds: Vec<String> =
+                regions.iter().map(|r| format!("{} is {}", r.path.display(), r.detected)).collect();
+            let message =
+                format!("one pool cannot mix persistent memory with other files ({})", kinds.join(", "));
+            return Err(Error::message(libc::EINVAL, OPEN, message));
+        }
+    };
+    if domain.is_persistent_memory() && isa == Isa::Portable {
+        let message = format!(
+            "{} is in the persistence domain {domain}, and there are no instructions known here that write \
+             caches back on this processor: use an ordinary file",
+            regions[0].path.display()
+        );
+        return Err(Error::message(libc::EOPNOTSUPP, OPEN, message));
+    }
+    Ok(domain)
+}
+
+/// What the regions' domains come to together.
+pub(super) fn join_domains(regions: &[Region]) -> Option<Domain> {
+    regions.iter().map(|r| Some(r.detected)).reduce(|a, b| a?.join(b?)).flatten()
+}
+
+fn checked_stripe(options: &PoolOptions) -> Result<u64> {
+    let bytes = options.stripe_bytes.unwrap_or(STRIPE_BYTES);
+    if bytes.is_power_of_two() && (STRIPE_BYTES_MIN..=STRIPE_BYTES_MAX).contains(&bytes) {
+        return Ok(bytes);
+    }
+    Err(Error::message(
+        libc::EINVAL,
+        CREATE,
+        format!(
+            "a stripe unit of {bytes} bytes is not possible: use a power of two from {STRIPE_BYTES_MIN} \
+             to {STRIPE_BYTES_MAX}"
+        ),
+    ))
+}
+
+/// Bytes of each of `count` regions for a pool of `size` bytes, whole stripes.
+fn region_bytes_for(size: u64, count: usize, stripe_bytes: u64) -> u64 {
+    let unit = if count == 1 { BLOCK } else { stripe_bytes };
+    let each = size.div_ceil(count as u64);
+    each.checked_next_multiple_of(unit).unwrap_or(each)
+}
+
+/// Bytes that a pool uses of each of its `count` regions, the smallest of which has `smallest`.
+fn usable_bytes(smallest: u64, count: usize, stripe_bytes: u64) -> Result<u64> {
+    let unit = if count == 1 { BLOCK } else { stripe_bytes };
+    let min = (POOL_BYTES_MIN / count as u64).next_multiple_of(unit).max(2 * unit);
+    // Larger would overflow a file offset.
+    let max = i64::MAX as u64 / 2 / count as u64;
+    let bytes = smallest & !(unit - 1);
+    if (min..=max).contains(&bytes) {
+        return Ok(bytes);
+    }
+    let message = format!(
+        "a pool of {count} region(s) needs {min} to {max} bytes in each, and the smallest has {smallest}: \
+         give another size"
+    );
+    Err(Error::message(libc::EINVAL, CREATE, message))
+}
+
+/// Opens (or creates, with `may_create`) what is to be a region, and checks that it may be.
+fn add_region(
+    path: &Path,
+    may_create: bool,
+    force: bool,
+    others: &[OpenRegion],
+    undo: &mut Undo,
+) -> Result<OpenRegion> {
+    if may_create {
+        match OpenRegion::create(path) {
+            Ok(region) => {
+                undo.remove.push(region.path.clone());
+                return Ok(region);
+            }
+            Err(e) if e.errno() == libc::EEXIST => {}
+            Err(e) => return Err(e),
+        }
+    }
+    // Compared before it is opened: our own lock on it would look like another process's.
+    if let Some(id) = OpenRegion::identity_of(path)
+        && others.iter().any(|r| r.identity() == id)
+    {
+        let message = format!("{} is named twice: regions must be different files", path.display());
+        return Err(Error::message(libc::EINVAL, CREATE, message));
+    }
+    let region = OpenRegion::open(path, false).map_err(|e| match e.errno() {
+        libc::ENOENT => e.context("give a size to create the pool's file"),
+        _ => e,
+    })?;
+    if !may_create && region.bytes < BLOCK {
+        return Err(too_short(&region));
+    }
+    if !force {
+        check_free(&region)?;
+    }
+    if region.kind() == RegionKind::File {
+        undo.cut_back.push((region.path.clone(), region.bytes));
+    }
+    Ok(region)
+}
+
+/// Refuses to make a pool of what holds something.
+fn check_free(region: &OpenRegion) -> Result<()> {
+    let what = match Label::decode(&read_block0(region)?) {
+        Block0::Blank => return Ok(()),
+        Block0::Label(_) | Block0::Newer(_) => "holds a pool already",
+        Block0::Damaged(_) => "holds a pool already, whose label is damaged",
+        Block0::Foreign => "holds other data already",
+    };
+    Err(Error::message(
+        libc::EEXIST,
+        CREATE,
+        format!("{} {what}: use another file, or --force to destroy what it holds", region.path.display()),
+    ))
+}
+
+fn too_short(region: &OpenRegion) -> Error {
+    let path = region.path.display();
+    let what = if region.bytes == 0 { "is empty" } else { "is too short to hold a pool" };
+    Error::message(
+        libc::EINVAL,
+        OPEN,
+        format!("{path} {what}: make a pool with `lode mkfs {path} --size SIZE`"),
+    )
+}
+
+/// Block 0 of a region, before the region is mapped for use; zeros where the file is shorter.
+fn read_block0(region: &OpenRegion) -> Result<[u8; LABEL_BYTES]> {
+    let mut block = [0; LABEL_BYTES];
+    let have = region.bytes.min(BLOCK) as usize;
+    if have == 0 {
+        return Ok(block);
+    }
+    let copier = Copier::new(Routines::best(), Domain::Volatile, ReadTable::default());
+    let map = region.map_prefix(BLOCK)?;
+    // SAFETY: the mapping covers block 0, of which the file has `have` bytes.
+    unsafe { copier.read(&mut block[..have], map.base()) }.map_err(|_| {
+        let message = format!("block 0 of {} cannot be read: the media is bad there", region.path.display());
+        Error::message(libc::EIO, OPEN, message)
+    })?;
+    Ok(block)
+}
+
+/// The label of a region that must have one.
+fn read_label(region: &OpenRegion) -> Result<Label> {
+    let path = region.path.display();
+    if region.bytes < BLOCK {
+        return Err(too_short(region));
+    }
+    match Label::decode(&read_block0(region)?) {
+        Block0::Label(label) => Ok(label),
+        Block0::Blank | Block0::Foreign => Err(Error::message(
+            libc::EINVAL,
+            OPEN,
+            format!("{path} holds no Lodestone pool: name a pool, or make one with `lode mkfs {path}`"),
+        )),
+        Block0::Newer(version) => Err(Error::message(
+            libc::EOPNOTSUPP,
+            OPEN,
+            format!(
+                "{path} has a label of format version {version}, later than this program knows: use a newer Lodestone"
+            ),
+        )),
+        Block0::Damaged(why) => Err(Error::message(
+            libc::EUCLEAN,
+            OPEN,
+            format!("the label of {path} is damaged ({why}): restore its first {BLOCK} bytes from a copy"),
+        )),
+    }
+}
+
+fn check_length(region: &OpenRegion, label: &Label) -> Result<()> {
+    if region.bytes >= label.region_bytes {
+        return Ok(());
+    }
+    Err(Error::message(
+        libc::EINVAL,
+        OPEN,
+        format!(
+            "{} has {} bytes, and its label says {}: the file was cut; restore it from a copy",
+            region.path.display(),
+            region.bytes,
+            label.region_bytes
+        ),
+    ))
+}
+
+/// Opens region `index` of the pool whose region 0 is `first`: where the label says, or, when the pool
+/// was moved, beside region 0.
+fn open_other(first: &Path, label: &Label, index: usize, read_only: bool) -> Result<OpenRegion> {
+    let labelled = &label.paths[index];
+    let beside = labelled.file_name().map(|name| first.with_file_name(name));
+    let mut result = open_matching(labelled, label, index, read_only);
+    if let Some(beside) = beside.filter(|b| b != labelled)
+        && result.as_ref().is_err_and(|e| e.errno() != libc::EBUSY)
+        && beside.exists()
+    {
+        result = open_matching(&beside, label, index, read_only).or(result);
+    }
+    result.map_err(|e| {
+        let count = label.paths.len();
+        e.context(format!("region {index} of the {count} regions of {}", first.display()))
+    })
+}
+
+fn open_matching(path: &Path, pool: &Label, index: usize, read_only: bool) -> Result<OpenRegion> {
+    let region = OpenRegion::open(path, read_only)?;
+    let label = read_label(&region)?;
+    let same = (label.pool_uuid, label.region_index, label.stripe_bytes, label.region_bytes)
+        == (pool.pool_uuid, index, pool.stripe_bytes, pool.region_bytes);
+    if !same || label.paths.len() != pool.paths.len() {
+        let message = format!(
+            "{} belongs to another pool, or to another place in this one: bring the right file back",
+            path.display()
+        );
+        return Err(Error::message(libc::EINVAL, OPEN, message));
+    }
+    check_length(&region, pool)?;
+    Ok(region)
+}
+
+fn new_uuid() -> Result<[u8; 16]> {
+    let mut uuid = [0; 16];
+    // SAFETY: the buffer is ours and as long as said.
+    let got = unsafe { libc::getrandom(uuid.as_mut_ptr().cast(), uuid.len(), 0) };
+    if got != uuid.len() as isize {
+        return Err(Error::message(
+            libc::EIO,
+            CREATE,
+            "the kernel gave no random numbers for the pool's identity",
+        ));
+    }
+    // Version 4, variant 1 (RFC 9562).
+    uuid[6] = uuid[6] & 0x0f | 0x40;
+    uuid[8] = uuid[8] & 0x3f | 0x80;
+    Ok(uuid)
+}
+
+/// What creation did to the host's files, undone when dropped.
+#[derive(Default)]
+struct Undo {
+    remove: Vec<PathBuf>,
+    cut_back: Vec<(PathBuf, u64)>,
+}
+
+impl Undo {
+    fn forget(mut self) {
+        self.remove.clear();
+        self.cut_back.clear();
+    }
+}
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        // Best effort: the error that led here is what the user needs to see.
+        for path in &self.remove {
+            let _ = std::fs::remove_file(path);
+        }
+        for (path, bytes) in &self.cut_back {
+            let is_longer = std::fs::metadata(path).is_ok_and(|m| m.len() > *bytes);
+            if is_longer && let Ok(file) = std::fs::OpenOptions::new().write(true).open(path) {
+                let _ = file.set_len(*bytes);
+            }
+        }
+    }
+}

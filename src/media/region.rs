@@ -1,0 +1,452 @@
+//! One file or device of a pool: opened, locked against other users, measured, and mapped.
+//!
+//! What a path turns out to be decides everything else: how large it is, whether stores to it survive
+//! power loss and by what, and whether the host may refuse a page later. Exclusive use is a lock on the
+//! open file, not a mark on media, so that a killed process leaves nothing to clean up.
+
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+use super::domain::{self, Domain};
+use super::mapping::{self, HUGE_PAGE_BYTES, Mapping, Sharing};
+use crate::error::{Error, Result};
+
+/// What a region is made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RegionKind {
+    /// A regular file in the host's page cache.
+    File,
+    /// A regular file on a DAX mount: mapped with `MAP_SYNC`.
+    DaxFile,
+    /// A `/dev/daxX.Y` node.
+    DeviceDax,
+    /// A block device in the host's page cache.
+    BlockDevice,
+    /// Anonymous memory behind a descriptor.
+    Memfd,
+}
+
+impl RegionKind {
+    pub fn name(self) -> &'static str {
+        match self {
+            RegionKind::File => "file",
+            RegionKind::DaxFile => "dax-file",
+            RegionKind::DeviceDax => "device-dax",
+            RegionKind::BlockDevice => "block-device",
+            RegionKind::Memfd => "memfd",
+        }
+    }
+}
+
+/// What tells files apart, whatever their names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum FileIdentity {
+    File { dev: u64, ino: u64 },
+    Device { rdev: u64 },
+}
+
+impl FileIdentity {
+    fn of(stat: &Stat) -> FileIdentity {
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::BlockDevice | FileType::CharacterDevice => FileIdentity::Device { rdev: stat.st_rdev },
+            _ => FileIdentity::File { dev: stat.st_dev, ino: stat.st_ino },
+        }
+    }
+}
+
+/// A file or device opened and locked, not mapped yet.
+#[derive(Debug)]
+pub(super) struct OpenRegion {
+    pub path: PathBuf,
+    file: OwnedFd,
+    stat: Stat,
+    kind: RegionKind,
+    /// Bytes that the file or device has.
+    pub bytes: u64,
+    /// Alignment of address and length that the device asks of a mapping.
+    align: usize,
+    read_only: bool,
+}
+
+/// A region in use.
+#[derive(Debug)]
+pub(super) struct Region {
+    pub path: PathBuf,
+    pub kind: RegionKind,
+    pub bytes: u64,
+    /// What the kernel says makes stores durable.
+    pub detected: Domain,
+    pub map: Mapping,
+    file: OwnedFd,
+    stat: Stat,
+}
+
+impl OpenRegion {
+    /// Opens what is at `path` and locks it: shared for `read_only`, else exclusively.
+    pub fn open(path: &Path, read_only: bool) -> Result<OpenRegion> {
+        const SITE: &str = "media::region::open";
+        // Judged before it is opened, because opening a fifo or a tape has effects.
+        let before = rustix::fs::stat(path).map_err(|e| cannot("open", SITE, path, e))?;
+        kind_of(&before, path)?;
+        let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
+        let flags = access | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+        let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| cannot("open", SITE, path, e))?;
+        Self::from_file(file, path, read_only)
+    }
+
+    /// Creates a file; EEXIST where there is one.
+    pub fn create(path: &Path) -> Result<OpenRegion> {
+        const SITE: &str = "media::region::create";
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)
+            .map_err(|e| cannot("create", SITE, path, e))?;
+        Self::from_file(file, path, false)
+    }
+
+    /// Anonymous memory of `bytes`.
+    pub fn memfd(bytes: u64) -> Result<OpenRegion> {
+        const SITE: &str = "media::region::memfd";
+        let path = Path::new("memfd:lodestone");
+        let file = rustix::fs::memfd_create("lodestone", rustix::fs::MemfdFlags::CLOEXEC)
+            .map_err(|e| cannot("create", SITE, path, e))?;
+        rustix::fs::ftruncate(&file, bytes).map_err(|e| cannot("size", SITE, path, e))?;
+        let mut region = Self::from_file(file, path, false)?;
+        region.kind = RegionKind::Memfd;
+        region.path = path.to_owned();
+        Ok(region)
+    }
+
+    fn from_file(file: OwnedFd, path: &Path, read_only: bool) -> Result<OpenRegion> {
+        const SITE: &str = "media::region::open";
+        let stat = rustix::fs::fstat(&file).map_err(|e| cannot("examine", SITE, path, e))?;
+        let kind = kind_of(&stat, path)?;
+        lock(&file, &stat, path, read_only)?;
+        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let (bytes, align) = match kind {
+            RegionKind::DeviceDax => device_dax_size(&stat, &path)?,
+            RegionKind::BlockDevice => {
+                let end = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0));
+                (end.map_err(|e| cannot("measure", SITE, &path, e))?, HUGE_PAGE_BYTES)
+            }
+            _ => (stat.st_size as u64, HUGE_PAGE_BYTES),
+        };
+        let is_dax = kind == RegionKind::File && mapping::is_dax(file.as_fd());
+        let kind = if is_dax { RegionKind::DaxFile } else { kind };
+        Ok(OpenRegion { path, file, stat, kind, bytes, align, read_only })
+    }
+
+    /// Equal for two names of one file or device.
+    pub fn identity(&self) -> FileIdentity {
+        FileIdentity::of(&self.stat)
+    }
+
+    /// The same of a path that is not open.
+    pub fn identity_of(path: &Path) -> Option<FileIdentity> {
+        Some(FileIdentity::of(&rustix::fs::stat(path).ok()?))
+    }
+
+    pub fn kind(&self) -> RegionKind {
+        self.kind
+    }
+
+    /// Makes a regular file `bytes` long and takes its blocks from the host now, so that no store can
+    /// find the host full later. A file that is longer stays; a device only has to be large enough.
+    pub fn reserve(&mut self, bytes: u64) -> Result<()> {
+        const SITE: &str = "media::region::reserve";
+        if matches!(self.kind, RegionKind::DeviceDax | RegionKind::BlockDevice) {
+            if self.bytes >= bytes {
+                return Ok(());
+            }
+            return Err(Error::message(
+                libc::ENOSPC,
+                SITE,
+                format!(
+                    "{} has {} bytes, {bytes} were asked for: give a smaller size",
+                    self.path.display(),
+                    self.bytes
+                ),
+            ));
+        }
+        match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, bytes) {
+            Ok(()) => {}
+            // The host cannot reserve (an old network file system): as long as it should be, at least.
+            Err(Errno::OPNOTSUPP) if self.bytes >= bytes => {}
+            Err(Errno::OPNOTSUPP) => {
+                rustix::fs::ftruncate(&self.file, bytes).map_err(|e| cannot("extend", SITE, &self.path, e))?
+            }
+            Err(Errno::NOSPC) => return Err(self.host_full(bytes)),
+            Err(e) => return Err(cannot("reserve space for", SITE, &self.path, e)),
+        }
+        self.bytes = self.bytes.max(bytes);
+        Ok(())
+    }
+
+    fn host_full(&self, bytes: u64) -> Error {
+        let free = rustix::fs::fstatvfs(&self.file).map_or(0, |s| s.f_bavail * s.f_frsize);
+        Error::message(
+            libc::ENOSPC,
+            "media::region::reserve",
+            format!(
+                "the host file system of {} has no room for {bytes} bytes ({free} are free): \
+                 give a smaller size, or make room there",
+                self.path.display()
+            ),
+        )
+    }
+
+    /// Maps the first `bytes`, with every page present where `prefault` asks for it.
+    pub fn map(self, bytes: u64, prefault: bool) -> Result<Region> {
+        let map = self.map_prefix(bytes)?;
+        if prefault {
+            self.prefault(&map)?;
+        }
+        let detected = self.detect();
+        let OpenRegion { path, file, stat, kind, .. } = self;
+        Ok(Region { path, kind, bytes, detected, map, file, stat })
+    }
+
+    fn prefault(&self, map: &Mapping) -> Result<()> {
+        match map.prefault(self.sharing()?) {
+            // A kernel before 5.14 has no such call; pages then come at first use.
+            Ok(()) | Err(Errno::INVAL) => Ok(()),
+            Err(e) => Err(cannot("take all pages of", "media::region::prefault", &self.path, e)
+                .context("the host is full or the media is bad")),
+        }
+    }
+
+    fn detect(&self) -> Domain {
+        match self.kind {
+            RegionKind::Memfd => Domain::Volatile,
+            RegionKind::DaxFile => domain::of_device(&domain::sysfs_dir("block", self.stat.st_dev)),
+            RegionKind::DeviceDax => domain::of_device(&domain::sysfs_dir("char", self.stat.st_rdev)),
+            RegionKind::BlockDevice => Domain::PageCache,
+            RegionKind::File if is_memory_fs(&self.file) => Domain::Volatile,
+            RegionKind::File => Domain::PageCache,
+        }
+    }
+
+    /// How this region is mapped. EOPNOTSUPP for a private copy of a device-dax node: the kernel has
+    /// none.
+    pub fn sharing(&self) -> Result<Sharing> {
+        match self.kind {
+            RegionKind::DeviceDax if self.read_only => Err(Error::message(
+                libc::EOPNOTSUPP,
+                "media::region::map",
+                format!(
+                    "{} is a device-dax node, of which the kernel maps no private copy: it cannot be \
+                     opened read-only; copy it to a file first",
+                    self.path.display()
+                ),
+            )),
+            _ if self.read_only => Ok(Sharing::Private),
+            RegionKind::DaxFile => Ok(Sharing::SharedSync),
+            _ => Ok(Sharing::Shared),
+        }
+    }
+
+    /// A mapping of the first `bytes`.
+    pub fn map_prefix(&self, bytes: u64) -> Result<Mapping> {
+        let failed = |e: Errno| {
+            let remedy = match e {
+                Errno::MFILE => "this process has too many regions open",
+                Errno::NOMEM => "it does not fit the address space (see ulimit -v)",
+                _ => "the kernel refused",
+            };
+            cannot("map", "media::region::map", &self.path, e).context(format!("{bytes} bytes, {remedy}"))
+        };
+        let length = usize::try_from(bytes).map_err(|_| failed(Errno::NOMEM))?;
+        // Only devices ask for whole huge pages; a file may end anywhere.
+        let is_device = self.kind == RegionKind::DeviceDax;
+        let length = if is_device { length.next_multiple_of(self.align) } else { length };
+        Mapping::new(self.file.as_fd(), length, self.align, self.sharing()?).map_err(failed)
+    }
+}
+
+impl Region {
+    /// Makes stores durable where the page cache stands between.
+    pub fn sync(&self) -> std::io::Result<()> {
+        Ok(rustix::fs::fdatasync(&self.file)?)
+    }
+
+    /// Makes the file itself (a new one also its name) survive power loss.
+    pub fn settle(&self) -> Result<()> {
+        const SITE: &str = "media::region::settle";
+        if !matches!(self.kind, RegionKind::File | RegionKind::DaxFile | RegionKind::BlockDevice) {
+            return Ok(());
+        }
+        rustix::fs::fsync(&self.file).map_err(|e| cannot("sync", SITE, &self.path, e))?;
+        if let Some(dir) = self.path.parent().filter(|_| self.kind != RegionKind::BlockDevice)
+            && let Ok(dir) = fs::File::open(dir)
+        {
+            dir.sync_all().map_err(|e| Error::io(e, SITE, "cannot sync the directory of", &self.path))?;
+        }
+        Ok(())
+    }
+
+    /// Gives a range of whole pages back to the host; only a hint.
+    pub fn discard(&self, offset: u64, bytes: u64) {
+        if matches!(self.kind, RegionKind::File | RegionKind::DaxFile | RegionKind::Memfd) {
+            let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            let _ = rustix::fs::fallocate(&self.file, mode, offset, bytes);
+        }
+    }
+
+    /// The device number of the file system or, for a device, of itself, and its class in sysfs.
+    pub fn device(&self) -> (&'static str, u64) {
+        match self.kind {
+            RegionKind::DeviceDax => ("char", self.stat.st_rdev),
+            RegionKind::BlockDevice => ("block", self.stat.st_rdev),
+            _ => ("block", self.stat.st_dev),
+        }
+    }
+
+    /// The type of the host's file system.
+    pub fn host_fs(&self) -> &'static str {
+        match self.kind {
+            RegionKind::DeviceDax | RegionKind::BlockDevice => "none",
+            _ => rustix::fs::fstatfs(&self.file).map_or("unknown", |s| fs_name(s.f_type as u32)),
+        }
+    }
+}
+
+/// A failed system call on a region, as people see it.
+fn cannot(what: &str, site: &'static str, path: &Path, e: Errno) -> Error {
+    Error::io(e.into(), site, &format!("cannot {what}"), path)
+}
+
+fn kind_of(stat: &Stat, path: &Path) -> Result<RegionKind> {
+    let wrong = |errno, what: &str| {
+        let message =
+            format!("{} is {what}: a pool is a file, a block device or a device-dax node", path.display());
+        Err(Error::message(errno, "media::region::open", message))
+    };
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Ok(RegionKind::File),
+        FileType::BlockDevice => Ok(RegionKind::BlockDevice),
+        FileType::CharacterDevice => {
+            let subsystem = fs::read_link(domain::sysfs_dir("char", stat.st_rdev).join("subsystem"));
+            match subsystem {
+                Ok(link) if link.ends_with("dax") => Ok(RegionKind::DeviceDax),
+                _ => wrong(libc::ENODEV, "a character device that is not device-dax"),
+            }
+        }
+        FileType::Directory => wrong(libc::EISDIR, "a directory"),
+        _ => wrong(libc::EINVAL, "neither file nor device"),
+    }
+}
+
+/// Size and alignment of a device-dax node, from sysfs.
+fn device_dax_size(stat: &Stat, path: &Path) -> Result<(u64, usize)> {
+    let dir = domain::sysfs_dir("char", stat.st_rdev);
+    let number = |name| domain::attribute(&dir, name).and_then(|s| s.parse::<u64>().ok());
+    let bytes = number("size").ok_or_else(|| {
+        let message = format!("the kernel does not tell the size of {} ({})", path.display(), dir.display());
+        Error::message(libc::ENODEV, "media::region::open", message)
+    })?;
+    let align = number("align").filter(|a| a.is_power_of_two()).unwrap_or(0) as usize;
+    Ok((bytes, align.max(HUGE_PAGE_BYTES)))
+}
+
+fn lock(file: &OwnedFd, stat: &Stat, path: &Path, shared: bool) -> Result<()> {
+    let operation =
+        if shared { FlockOperation::NonBlockingLockShared } else { FlockOperation::NonBlockingLockExclusive };
+    match rustix::fs::flock(file, operation) {
+        Ok(()) => Ok(()),
+        Err(Errno::WOULDBLOCK) => Err(Error::message(
+            libc::EBUSY,
+            "media::region::lock",
+            format!(
+                "{} is in use by {}: unmount it there or end that process, then try again",
+                path.display(),
+                lock_holder(stat)
+            ),
+        )),
+        Err(e) => Err(cannot("lock", "media::region::lock", path, e)),
+    }
+}
+
+/// Who holds the lock of a file, in words.
+fn lock_holder(stat: &Stat) -> String {
+    let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
+    match find_holder(&locks, stat.st_dev, stat.st_ino) {
+        Some(pid) => match fs::read_to_string(format!("/proc/{pid}/comm")) {
+            Ok(name) => format!("process {pid} ({})", name.trim()),
+            Err(_) => format!("process {pid}"),
+        },
+        None => "another process".to_owned(),
+    }
+}
+
+/// The process that /proc/locks names for a file. Some file systems show another device number there
+/// than stat does, so that the inode number alone is second best.
+fn find_holder(locks: &str, dev: u64, ino: u64) -> Option<u32> {
+    let device = format!("{:02x}:{:02x}", libc::major(dev), libc::minor(dev));
+    let mut second_best = None;
+    for line in locks.lines() {
+        // "1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF"; waiters have "->" behind the number.
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let [_, "FLOCK", _, _, pid, file, ..] = fields[..] else { continue };
+        let (Ok(pid), Some((on, inode))) = (pid.parse::<u32>(), file.rsplit_once(':')) else { continue };
+        // A holder outside this process's namespace is shown as 0.
+        if pid == 0 || inode.parse() != Ok(ino) {
+            continue;
+        }
+        if on == device {
+            return Some(pid);
+        }
+        second_best.get_or_insert(pid);
+    }
+    second_best
+}
+
+const TMPFS_MAGIC: u32 = 0x0102_1994;
+const RAMFS_MAGIC: u32 = 0x8584_58f6;
+const HUGETLBFS_MAGIC: u32 = 0x9584_58f6;
+
+fn is_memory_fs(file: &OwnedFd) -> bool {
+    rustix::fs::fstatfs(file)
+        .is_ok_and(|s| [TMPFS_MAGIC, RAMFS_MAGIC, HUGETLBFS_MAGIC].contains(&(s.f_type as u32)))
+}
+
+/// The name of a file system from its `statfs` type (linux/magic.h).
+fn fs_name(magic: u32) -> &'static str {
+    match magic {
+        TMPFS_MAGIC => "tmpfs",
+        RAMFS_MAGIC => "ramfs",
+        HUGETLBFS_MAGIC => "hugetlbfs",
+        0xef53 => "ext4",
+        0x5846_5342 => "xfs",
+        0x9123_683e => "btrfs",
+        0xf2f5_2010 => "f2fs",
+        0x2fc1_2fc1 => "zfs",
+        0x794c_7630 => "overlayfs",
+        0x6969 => "nfs",
+        0xff53_4d42 => "cifs",
+        0x6573_5546 => "fuse",
+        0x0102_1997 => "9p",
+        0x4d44 => "vfat",
+        _ => "unknown",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holder_is_found_by_device_and_inode() {
+        let locks = "1: POSIX  ADVISORY  WRITE 11 fe:00:77 0 EOF\n\
+                     2: FLOCK  ADVISORY  WRITE 12 fe:01:77 0 EOF\n\
+                     3: FLOCK  ADVISORY  WRITE 13 fe:00:77 0 EOF\n\
+                     3: -> FLOCK  ADVISORY  WRITE 14 fe:00:77 0 EOF\n\
+                     nonsense\n4: FLOCK\n";
+        let dev = libc::makedev(0xfe, 0);
+        assert_eq!(find_holder(locks, dev, 77), Some(13));
+        assert_eq!(find_holder(locks, libc::makedev(9, 9), 77), Some(12), "the inode alone");
+        assert_eq!(find_holder(locks, dev, 78), None);
+    }
+}

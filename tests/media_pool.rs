@@ -1,0 +1,338 @@
+//! Pools on files: creation, opening, labels, locks, striping, and what each mistake is answered with.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use lodestone::media::{Addr, Domain, Media, Pool, PoolOptions, RegionKind};
+
+/// A directory of its own for one test, removed at the end.
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new(name: &str) -> Dir {
+        let dir = std::env::temp_dir().join(format!("lodestone-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&dir);
+        fs::create_dir_all(&dir).unwrap();
+        Dir(dir)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    fn paths(&self, count: usize) -> Vec<PathBuf> {
+        (0..count).map(|i| self.path(&format!("region{i}"))).collect()
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+const MIB: u64 = 1 << 20;
+
+fn options() -> PoolOptions {
+    PoolOptions::default()
+}
+
+/// Bytes that differ at every place of a few GiB.
+fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed | 1;
+    let mut next = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) as u8
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+#[test]
+fn what_is_stored_is_there_after_reopening() {
+    let dir = Dir::new("reopen");
+    let paths = dir.paths(1);
+    let data = pattern(100_000, 1);
+    let pool = Pool::create(&paths, Some(8 * MIB), &options()).unwrap();
+    assert_eq!(pool.len(), 8 * MIB);
+    let uuid = pool.uuid();
+    let flushed = pool.copy_nt(Addr(5001), &data).unwrap();
+    pool.fence(flushed);
+    pool.sync().unwrap();
+    drop(pool);
+
+    let pool = Pool::open(&paths[0], &options()).unwrap();
+    assert_eq!((pool.len(), pool.uuid()), (8 * MIB, uuid));
+    let mut back = vec![0; data.len()];
+    pool.read(Addr(5001), &mut back).unwrap();
+    assert!(back == data);
+}
+
+#[test]
+fn striping_covers_every_byte_once() {
+    let dir = Dir::new("stripe");
+    let paths = dir.paths(3);
+    let options = PoolOptions { stripe_bytes: Some(64 << 10), ..options() };
+    let pool = Pool::create(&paths, Some(12 * MIB), &options).unwrap();
+    let len = pool.len();
+    assert_eq!(len, (64 << 10) * (1 + 3 * 63));
+    let data = pattern(len as usize - 4096, 2);
+    let flushed = pool.copy_nt(Addr(4096), &data).unwrap();
+    pool.fence(flushed);
+    drop(pool);
+
+    // Region 0 alone leads to the others, and the data lies where the invariant says.
+    let pool = Pool::open(&paths[0], &options).unwrap();
+    let mut back = vec![0; data.len()];
+    pool.read(Addr(4096), &mut back).unwrap();
+    assert!(back == data);
+    let unit = 64 << 10;
+    for (region, path) in paths.iter().enumerate() {
+        let file = fs::read(path).unwrap();
+        for stripe in 1..file.len() / unit {
+            let pool_stripe = 1 + (stripe - 1) * 3 + region;
+            let at = pool_stripe * unit - 4096;
+            assert!(file[stripe * unit..][..unit] == data[at..][..unit], "region {region} stripe {stripe}");
+        }
+    }
+}
+
+#[test]
+fn a_sparse_pool_of_a_tebibyte_opens_at_once() {
+    let dir = Dir::new("sparse");
+    let paths = dir.paths(1);
+    fs::File::create(&paths[0]).unwrap().set_len(1 << 40).unwrap();
+    drop(Pool::create(&paths, None, &options()).unwrap());
+    let begin = std::time::Instant::now();
+    let pool = Pool::open(&paths[0], &options()).unwrap();
+    assert!(begin.elapsed().as_millis() < 500, "took {:?}", begin.elapsed());
+    assert_eq!(pool.len(), 1 << 40);
+    let far = Addr((1 << 40) - 8);
+    let flushed = pool.flush(pool.store64(far, 0x1122_3344_5566_7788).unwrap());
+    pool.fence(flushed);
+    assert_eq!(pool.load64(far).unwrap(), 0x1122_3344_5566_7788);
+}
+
+#[test]
+fn memfd_pool_is_volatile_and_can_emulate() {
+    let pool = Pool::memfd(4 * MIB, &options()).unwrap();
+    assert_eq!(pool.domain(), Domain::Volatile);
+    let d = pool.describe();
+    assert_eq!((d.regions[0].kind, d.emulated), (RegionKind::Memfd, false));
+    let emulated = PoolOptions { assume: Some(Domain::Memory), ..options() };
+    let pool = Pool::memfd(4 * MIB, &emulated).unwrap();
+    let d = pool.describe();
+    assert_eq!((d.domain, d.detected, d.emulated), (Domain::Memory, Domain::Volatile, true));
+}
+
+fn message(result: lodestone::Result<Pool>) -> (i32, String) {
+    let error = result.expect_err("must fail");
+    (error.errno(), error.to_string())
+}
+
+fn open_message(path: &Path) -> (i32, String) {
+    message(Pool::open(path, &options()))
+}
+
+#[track_caller]
+fn expect(got: (i32, String), errno: i32, words: &[&str]) {
+    assert_eq!(got.0, errno, "{}", got.1);
+    for word in words {
+        assert!(got.1.contains(word), "`{}` lacks `{word}`", got.1);
+    }
+    assert!(!got.1.contains('\n'), "one line: {}", got.1);
+}
+
+#[test]
+fn each_mistake_has_its_answer() {
+    let dir = Dir::new("mistakes");
+    expect(open_message(&dir.0), libc::EISDIR, &["directory", dir.0.to_str().unwrap()]);
+    expect(open_message(&dir.path("none")), libc::ENOENT, &["none"]);
+    expect(open_message(Path::new("/dev/null")), libc::ENODEV, &["/dev/null", "device-dax"]);
+    fs::write(dir.path("empty"), b"").unwrap();
+    expect(open_message(&dir.path("empty")), libc::EINVAL, &["empty", "lode mkfs"]);
+    fs::write(dir.path("short"), b"hello").unwrap();
+    expect(open_message(&dir.path("short")), libc::EINVAL, &["too short", "lode mkfs"]);
+    fs::write(dir.path("foreign"), vec![7; 2 << 20]).unwrap();
+    expect(open_message(&dir.path("foreign")), libc::EINVAL, &["foreign", "no Lodestone pool"]);
+    fs::write(dir.path("blank"), vec![0; 2 << 20]).unwrap();
+    expect(open_message(&dir.path("blank")), libc::EINVAL, &["no Lodestone pool"]);
+
+    let create = |name: &str, size| message(Pool::create(&[dir.path(name)], size, &options()));
+    expect(create("none", None), libc::ENOENT, &["give a size"]);
+    expect(create("empty", None), libc::EINVAL, &["empty"]);
+    expect(create("foreign", None), libc::EEXIST, &["other data", "--force"]);
+    expect(create("short", Some(4 * MIB)), libc::EEXIST, &["other data"]);
+    expect(create("tiny", Some(4096)), libc::EINVAL, &["needs"]);
+    assert!(!dir.path("tiny").exists(), "a file made by a failed creation stays");
+    assert_eq!(fs::metadata(dir.path("short")).unwrap().len(), 5);
+
+    drop(Pool::create(&[dir.path("pool")], Some(4 * MIB), &options()).unwrap());
+    expect(create("pool", None), libc::EEXIST, &["holds a pool", "--force"]);
+    let forced = PoolOptions { force: true, ..options() };
+    drop(Pool::create(&[dir.path("pool")], None, &forced).unwrap());
+    fs::OpenOptions::new().write(true).open(dir.path("pool")).unwrap().set_len(3 * MIB).unwrap();
+    expect(open_message(&dir.path("pool")), libc::EINVAL, &["was cut", "pool"]);
+
+    let twice = [dir.path("a"), dir.path("a")];
+    expect(message(Pool::create(&twice, Some(16 * MIB), &options())), libc::EINVAL, &["twice"]);
+    assert!(!dir.path("a").exists());
+}
+
+#[test]
+fn a_busy_pool_names_its_user() {
+    let dir = Dir::new("busy");
+    let path = dir.path("pool");
+    let pool = Pool::create(std::slice::from_ref(&path), Some(4 * MIB), &options()).unwrap();
+    let me = format!("process {}", std::process::id());
+    expect(open_message(&path), libc::EBUSY, &[path.to_str().unwrap(), &me, "unmount"]);
+    let read_only = PoolOptions { read_only: true, ..options() };
+    expect(message(Pool::open(&path, &read_only)), libc::EBUSY, &[&me]);
+    drop(pool);
+
+    let first = Pool::open(&path, &read_only).unwrap();
+    let second = Pool::open(&path, &read_only).unwrap();
+    expect(open_message(&path), libc::EBUSY, &[&me]);
+    drop((first, second));
+    drop(Pool::open(&path, &options()).unwrap());
+}
+
+#[test]
+fn a_read_only_pool_never_changes_its_files() {
+    let dir = Dir::new("read-only");
+    let paths = dir.paths(2);
+    let data = pattern(1 << 20, 3);
+    let pool = Pool::create(&paths, Some(16 * MIB), &options()).unwrap();
+    let flushed = pool.copy_nt(Addr(MIB * 3), &data).unwrap();
+    pool.fence(flushed);
+    drop(pool);
+    for path in &paths {
+        fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o444)).unwrap();
+    }
+    let before: Vec<_> = paths.iter().map(|p| fs::read(p).unwrap()).collect();
+    let times: Vec<_> = paths.iter().map(|p| fs::metadata(p).unwrap().modified().unwrap()).collect();
+
+    let pool = Pool::open(&paths[0], &PoolOptions { read_only: true, ..options() }).unwrap();
+    let mut back = vec![0; data.len()];
+    pool.read(Addr(MIB * 3), &mut back).unwrap();
+    assert!(back == data);
+    // Every way of storing works on the private copy and is read back from there.
+    let flushed = pool.zero_nt(Addr(4096), (pool.len() - 4096) as usize).unwrap();
+    pool.fence(flushed);
+    let dirty = pool.store64(Addr(8192), 5).unwrap();
+    pool.fence(pool.flush(dirty));
+    let (_, flushed) = pool.copy_nt_crc(Addr(6 * MIB), &data, 0).unwrap();
+    pool.fence(flushed);
+    assert_eq!(pool.load64(Addr(8192)).unwrap(), 5);
+    pool.discard(Addr(MIB), 8 * MIB);
+    pool.sync().unwrap();
+    drop(pool);
+
+    for (i, path) in paths.iter().enumerate() {
+        assert!(fs::read(path).unwrap() == before[i], "{} changed", path.display());
+        assert_eq!(fs::metadata(path).unwrap().modified().unwrap(), times[i]);
+    }
+}
+
+#[test]
+fn damaged_labels_are_refused_and_left_alone() {
+    let dir = Dir::new("damage");
+    let path = dir.path("pool");
+    drop(Pool::create(std::slice::from_ref(&path), Some(2 * MIB), &options()).unwrap());
+    let good = fs::read(&path).unwrap();
+    for at in 0..4096 {
+        let mut bad = good[..4096].to_vec();
+        bad[at] ^= 1 << (at % 8);
+        let mut file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+        std::io::Write::write_all(&mut file, &bad).unwrap();
+        let (errno, text) = open_message(&path);
+        let want = if at < 8 { libc::EINVAL } else { libc::EUCLEAN };
+        assert_eq!(errno, want, "byte {at}: {text}");
+        assert!(text.contains("pool"), "{text}");
+    }
+    fs::write(&path, &good).unwrap();
+    drop(Pool::open(&path, &options()).unwrap());
+}
+
+#[test]
+fn regions_that_do_not_belong_together_are_told() {
+    let dir = Dir::new("foreign-region");
+    let ours = [dir.path("a0"), dir.path("a1")];
+    let theirs = [dir.path("b0"), dir.path("b1")];
+    drop(Pool::create(&ours, Some(16 * MIB), &options()).unwrap());
+    drop(Pool::create(&theirs, Some(16 * MIB), &options()).unwrap());
+    expect(open_message(&ours[1]), libc::EINVAL, &["region 1 of the 2", "a0"]);
+
+    fs::copy(&theirs[1], &ours[1]).unwrap();
+    expect(open_message(&ours[0]), libc::EINVAL, &["a1", "another pool"]);
+    fs::remove_file(&ours[1]).unwrap();
+    expect(open_message(&ours[0]), libc::ENOENT, &["a1", "region 1 of the 2"]);
+}
+
+#[test]
+fn a_pool_moved_to_another_directory_is_found() {
+    let dir = Dir::new("moved");
+    let paths = dir.paths(2);
+    let uuid = Pool::create(&paths, Some(16 * MIB), &options()).unwrap().uuid();
+    fs::create_dir(dir.path("new")).unwrap();
+    for path in &paths {
+        fs::rename(path, dir.path("new").join(path.file_name().unwrap())).unwrap();
+    }
+    assert_eq!(Pool::open(&dir.path("new/region0"), &options()).unwrap().uuid(), uuid);
+}
+
+#[test]
+fn assumptions_and_instruction_sets_are_judged() {
+    let dir = Dir::new("assume");
+    let path = dir.path("pool");
+    drop(Pool::create(std::slice::from_ref(&path), Some(4 * MIB), &options()).unwrap());
+    for (assume, emulated) in [(Domain::Memory, true), (Domain::CpuCache, true), (Domain::PageCache, false)] {
+        let pool = Pool::open(&path, &PoolOptions { assume: Some(assume), ..options() }).unwrap();
+        let d = pool.describe();
+        // The directory of temporary files may be memory itself.
+        let emulated = emulated || d.detected == Domain::Volatile;
+        assert_eq!((d.domain, d.emulated), (assume, emulated));
+        assert_eq!(d.missing.iter().any(|m| m.contains("emulated PM")), emulated);
+    }
+    for isa in lodestone::media::Isa::available() {
+        let pool = Pool::open(&path, &PoolOptions { isa: Some(isa), ..options() }).unwrap();
+        assert_eq!(pool.describe().isa, isa);
+    }
+    let bad = PoolOptions { stripe_bytes: Some(3000), ..options() };
+    expect(message(Pool::memfd(8 * MIB, &bad)), libc::EINVAL, &["stripe unit", "power of two"]);
+}
+
+#[test]
+fn prefault_takes_every_page() {
+    let pool = Pool::memfd(8 * MIB, &PoolOptions { prefault: true, ..options() }).unwrap();
+    assert_eq!(pool.describe().regions[0].pages.resident_bytes, 8 * MIB);
+}
+
+#[test]
+fn discard_gives_whole_pages_back() {
+    use std::os::unix::fs::MetadataExt;
+    let dir = Dir::new("discard");
+    let paths = dir.paths(2);
+    let options = PoolOptions { stripe_bytes: Some(64 << 10), ..options() };
+    let pool = Pool::create(&paths, Some(8 * MIB), &options).unwrap();
+    let blocks = || -> u64 { paths.iter().map(|p| fs::metadata(p).unwrap().blocks()).sum() };
+    let data = pattern(256 << 10, 4);
+    let flushed = pool.copy_nt(Addr(MIB), &data).unwrap();
+    pool.fence(flushed);
+    let before = blocks();
+    // Across two stripe borders; only whole pages inside the range go.
+    pool.discard(Addr(MIB + 1), (129 << 10) + 4096);
+    let gone = (129 << 10) & !4095;
+    assert_eq!(before - blocks(), gone as u64 / 512);
+    let mut back = vec![0; data.len()];
+    pool.read(Addr(MIB), &mut back).unwrap();
+    let end = 4096 + gone;
+    assert!(back[..4096] == data[..4096] && back[end..] == data[end..]);
+    assert!(back[4096..end].iter().all(|&b| b == 0));
+}
+
+#[test]
+#[should_panic(expected = "outside the pool")]
+fn a_range_outside_the_pool_is_a_broken_caller() {
+    let pool = Pool::memfd(MIB, &options()).unwrap();
+    let _ = pool.read(Addr(MIB - 4), &mut [0; 8]);
+}
