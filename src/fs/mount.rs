@@ -135,9 +135,8 @@ impl<M: Media> Fs<M> {
         }
         if copies.first.is_err() || copies.second.is_err() {
             let (bad, good) = if copies.first.is_err() { ("first", "second") } else { ("second", "first") };
-            tracing::warn!(
-                "the {bad} copy of the superblock is damaged; the {good} was used and written back"
-            );
+            let mended = if options.read_only { "" } else { " and written back" };
+            tracing::warn!("the {bad} copy of the superblock is damaged; the {good} was used{mended}");
             write_super(&media, &sb)?;
         }
         let fs = Fs::start(media, sb, options.read_only)?;

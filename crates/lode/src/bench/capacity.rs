@@ -47,7 +47,7 @@ fn million(plan: &Plan, place: &Place, machine: &mut Machine) -> Result<Values> 
     let options = PoolOptions { assume: Some(plan.assume[0]), prefault: true, ..PoolOptions::default() };
     let pool = Pool::create(std::slice::from_ref(&path), Some(bytes), &options)?;
     machine.set_media(&pool);
-    Fs::mkfs(&pool, &MkfsOptions::default())?;
+    let pool = Fs::mkfs(pool, &MkfsOptions::default())?;
     let fs = Fs::open(pool, &OpenOptions::default())?;
     let before = fs.statfs();
     fill(&fs, files)?;
@@ -134,7 +134,7 @@ fn terabyte(plan: &Plan, place: &Place, machine: &mut Machine) -> Result<Values>
         let options = PoolOptions { assume: Some(plan.assume[0]), ..PoolOptions::default() };
         let began = Instant::now();
         let pool = Pool::create(std::slice::from_ref(&path), None, &options)?;
-        Fs::mkfs(&pool, &MkfsOptions::default())?;
+        let pool = Fs::mkfs(pool, &MkfsOptions::default())?;
         mkfs.push(began.elapsed().as_secs_f64() * 1e3);
         machine.set_media(&pool);
         let fs = Fs::open(pool, &OpenOptions::default())?;

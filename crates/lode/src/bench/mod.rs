@@ -172,7 +172,7 @@ fn line_up(
             machine.set_media(&pool);
         }
         let promise = promise_of(&pool);
-        Fs::mkfs(&pool, &MkfsOptions::default())?;
+        let pool = Fs::mkfs(pool, &MkfsOptions::default())?;
         place.remove_later(&path);
         let fs = Fs::open(pool, &OpenOptions::default())?;
         all.extend(contestants(plan, &system, CpuScope::Process, promise, true, &mut |file, tag| {
@@ -258,7 +258,7 @@ fn run_mount(plan: &Plan, place: &mut Place, machine: &mut Machine) -> Result<Ve
     let domain = plan.assume[0];
     let path = plan.mount_pool_path(place);
     let pool = make_pool(&path, plan.mount_pool_bytes(), domain)?;
-    Fs::mkfs(&pool, &MkfsOptions::default())?;
+    let pool = Fs::mkfs(pool, &MkfsOptions::default())?;
     machine.set_media(&pool);
     let promise = promise_of(&pool);
     drop(pool);
