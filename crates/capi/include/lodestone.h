@@ -415,8 +415,7 @@ lode_dir *lode_opendir(lode_fs *fs, const char *path);
 /**
  * The next entry, "." and ".." first; NULL at the end with errno as it was, and NULL with errno on
  * failure. The entry is valid until the next call on the same stream. Entries that come or go while the
- * stream is read may or may not be seen; all others are seen once. Errors: EBADF, EIO, ENOENT (the
- * directory was removed).
+ * stream is read may or may not be seen; all others are seen once. Errors: EBADF, EIO.
  */
 struct dirent *lode_readdir(lode_fs *fs, lode_dir *dir);
 
