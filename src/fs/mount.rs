@@ -142,7 +142,7 @@ impl<M: Media> Fs<M> {
         let fs = Fs::start(media, sb, options.read_only)?;
         if options.read_only {
             fs.core.poisoned.store(true, Ordering::Release);
-        } else {
+        } else if !options.no_ticker {
             *fs.ticker.lock() = Some(Ticker::start(&fs));
         }
         Ok(fs)
@@ -219,6 +219,12 @@ impl<M: Media> Fs<M> {
     fn settle(&self) -> Result<()> {
         let mut synced = self.syncing.lock();
         self.settle_locked(&mut synced)
+    }
+
+    /// Ends the current epoch and names it as settled: what the background tick does once a second.
+    pub fn tick(&self) -> Result<()> {
+        self.core.check_alive()?;
+        self.settle()
     }
 
     fn settle_locked(&self, synced: &mut Synced) -> Result<()> {
