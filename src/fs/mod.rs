@@ -2,13 +2,62 @@
 //!
 //! Callers by inode number (the FUSE door, the mediator) use the node operations of [`Fs`]; callers by
 //! path and descriptor use [`files`].
+//!
+//! The map:
+//!
+//! | file | owns |
+//! |---|---|
+//! | `format` | every byte on media |
+//! | `log` | appending to and reading an inode's log |
+//! | `epoch` | which operations are certainly complete |
+//! | `alloc`, `index`, `dirindex`, `table` | what is kept in DRAM only |
+//! | `inode` | an inode in DRAM, and its replay from the log |
+//! | `write`, `read`, `space`, `attr`, `xattr`, `acl` | operations on one inode |
+//! | `namei`, `walk` | operations on names, path walks |
+//! | `clean` | log cleaning |
+//! | `mount` | mkfs, open, close, sync |
+//! | `checkpoint`, `recover` | the two ways to open |
+//! | `files` | paths and descriptors, above all of these |
+//!
+//! Lock order: the rename lock, then directories (an ancestor before its descendants), then other
+//! inodes, then the table's own inode, then allocator locks.
 
+pub mod acl;
+pub mod alloc;
+mod attr;
+mod checkpoint;
+mod clean;
+pub mod dirindex;
+pub mod dump;
+mod epoch;
+pub mod files;
+pub mod format;
+pub mod index;
+mod inode;
+mod log;
+mod mount;
+mod namei;
+mod read;
+mod recover;
+mod space;
+mod table;
 pub mod types;
+mod walk;
+mod write;
+mod xattr;
 
+use std::cell::Cell;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use crate::error::Result;
-use crate::media::Media;
+use crossbeam_utils::CachePadded;
+use parking_lot::Mutex;
+
+use crate::error::{Error, Result};
+use crate::media::{Addr, Domain, Durable, Flushed, Media};
+use alloc::{Allocator, Class, Run};
+use format::{BLOCK, Super, TABLE_BLOCK};
+use inode::{Body, Inode};
 pub use types::*;
 
 /// How a data write keeps its promise (design §4).
@@ -28,7 +77,6 @@ pub struct MkfsOptions {
     pub data: DataMode,
     /// Make the file system even where one is there already.
     pub force: bool,
-    /// Stripe unit that the media uses (recorded for `lode info`).
     pub root_uid: u32,
     pub root_gid: u32,
 }
@@ -50,6 +98,9 @@ pub struct PoolInfo {
     pub mounts: u32,
     pub clean: bool,
     pub created: Time,
+    /// The first copy of the superblock is damaged; the second was used.
+    pub first_copy_damaged: bool,
+    pub second_copy_damaged: bool,
 }
 
 /// What opening the pool had to do.
@@ -68,11 +119,116 @@ pub struct OpenReport {
 /// An inode held in memory: what a descriptor keeps. Cheap to clone. It does not keep a nameless inode
 /// alive; an *open* ([`Fs::open_node`]) does.
 #[derive(Clone)]
-pub struct Node(Arc<()>);
+pub struct Node(pub(crate) Arc<Inode>);
 
 impl Node {
     pub fn ino(&self) -> Ino {
-        todo!()
+        self.0.ino
+    }
+
+    pub fn kind(&self) -> Kind {
+        self.0.kind
+    }
+}
+
+/// What all parts of a mounted file system share.
+pub struct Core<M: Media> {
+    pub(crate) media: M,
+    pub(crate) alloc: Allocator,
+    pub(crate) key_crc: u32,
+    sb: Super,
+    epochs: epoch::Epochs,
+    mount: u32,
+    crashed: u32,
+    /// Nothing freed may be reused before its epoch is synced: the domain is `page-cache`.
+    deferring: bool,
+    poisoned: AtomicBool,
+    read_only: bool,
+    generations: Box<[CachePadded<AtomicU64>]>,
+    transactions: AtomicU64,
+}
+
+impl<M: Media> Core<M> {
+    #[inline]
+    pub(crate) fn crashed_mount(&self) -> u32 {
+        self.crashed
+    }
+
+    #[inline]
+    pub(crate) fn mount(&self) -> u32 {
+        self.mount
+    }
+
+    /// Whether a range lies where data, logs and slots may be.
+    pub(crate) fn holds(&self, at: Addr, len: usize) -> bool {
+        let from = TABLE_BLOCK as u64 * BLOCK as u64;
+        let to = (self.sb.blocks - 1) * BLOCK as u64;
+        at.0 >= from && at.0 <= to && len as u64 <= to - at.0
+    }
+
+    #[inline]
+    pub(crate) fn holds_blocks(&self, run: Run) -> bool {
+        let end = run.start.0 as u64 + run.count as u64;
+        run.count > 0 && run.start.0 >= TABLE_BLOCK && end < self.sb.blocks
+    }
+
+    /// Frees blocks: at once, or once `epoch` is synced.
+    #[inline]
+    pub(crate) fn free(&self, run: Run, epoch: Option<u64>) {
+        match epoch {
+            None => self.alloc.free(run),
+            Some(e) => self.alloc.free_deferred(run, e),
+        }
+    }
+
+    /// When blocks freed by an operation of this epoch may be reused.
+    #[inline]
+    pub(crate) fn reuse_after(&self, guard: &epoch::Guard) -> Option<u64> {
+        self.deferring.then_some(guard.epoch())
+    }
+
+    /// A number no other inode of this pool ever had: the mount in the high 24 bits.
+    #[inline]
+    fn generation(&self) -> u64 {
+        let stripe = thread_stripe() % STRIPES;
+        let n = self.generations[stripe].fetch_add(1, Ordering::Relaxed);
+        assert!(n < 1 << (40 - 5), "34 billion inodes were made in one mount");
+        (self.mount as u64) << 40 | n << 5 | stripe as u64
+    }
+
+    fn transaction(&self) -> u64 {
+        (self.mount as u64) << 40 | self.transactions.fetch_add(1, Ordering::Relaxed)
+    }
+
+    #[cold]
+    fn poison(&self, why: &Error) {
+        if !self.poisoned.swap(true, Ordering::AcqRel) {
+            tracing::error!(
+                "a store to the pool failed ({why}); it takes no more changes until it is opened again"
+            );
+        }
+    }
+
+    #[inline]
+    fn check_alive(&self) -> Result<()> {
+        if self.poisoned.load(Ordering::Relaxed) { Err(self.poison_error()) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn poison_error(&self) -> Error {
+        if self.read_only {
+            return Error::new(libc::EROFS, "fs::check_alive");
+        }
+        Error::message(
+            libc::EIO,
+            "fs::check_alive",
+            "the pool takes no changes after a failed store or a close; open it again",
+        )
+    }
+
+    #[inline]
+    fn fence(&self, flushed: Flushed) -> Durable {
+        self.media.fence(flushed)
     }
 }
 
@@ -83,207 +239,214 @@ impl Node {
 /// tmpfile) also add one *reference*, exactly as FUSE counts lookups; [`forget`](Fs::forget) gives
 /// references back. An inode without a name lives until its references and opens are gone.
 pub struct Fs<M: Media> {
-    media: M,
+    core: Core<M>,
+    table: table::Table,
+    slots: table::FreeSlots,
+    /// Slots that the table has room for.
+    slot_count: AtomicU32,
+    /// The inode whose data are the inode slots.
+    table_inode: Inode,
+    /// Held by every rename that moves between directories: the tree's shape stands still for it.
+    rename_lock: Mutex<()>,
+    /// Changes whenever a directory's path or permissions may have: what cached walks check.
+    namespace: CachePadded<AtomicU64>,
+    /// Tells file systems of one process apart.
+    id: u64,
+    state: Mutex<format::State>,
+    syncing: Mutex<mount::Synced>,
+    report: OpenReport,
+    ticker: Mutex<Option<mount::Ticker>>,
 }
 
-#[allow(unused_variables)]
+const STRIPES: usize = 32;
+
+/// A small number of the calling thread, for striped counters.
+#[inline]
+pub(crate) fn thread_stripe() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local!(static STRIPE: Cell<usize> = const { Cell::new(usize::MAX) });
+    STRIPE.with(|s| {
+        if s.get() == usize::MAX {
+            s.set(NEXT.fetch_add(1, Ordering::Relaxed));
+        }
+        s.get()
+    })
+}
+
+/// The clock of times on media: the kernel's own for files, a tick coarse.
+#[inline]
+pub(crate) fn now() -> u64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+    format::pack_time(Time { sec: t.tv_sec.clamp(Time::SEC_MIN, Time::SEC_MAX), nsec: t.tv_nsec as u32 })
+}
+
 impl<M: Media> Fs<M> {
-    /// Makes an empty file system. EEXIST where one is there and `force` is not set.
-    pub fn mkfs(media: &M, options: &MkfsOptions) -> Result<()> {
-        todo!()
-    }
-    /// Reads what the superblock says, without opening the pool or changing anything.
-    pub fn probe(media: &M) -> Result<PoolInfo> {
-        todo!()
-    }
-    /// Opens the pool: loads the checkpoint of a clean close, or recovers.
-    pub fn open(media: M, options: &OpenOptions) -> Result<Arc<Fs<M>>> {
-        todo!()
-    }
-    /// Writes a checkpoint and marks the pool clean. Later operations fail with EIO.
-    pub fn close(&self) -> Result<()> {
-        todo!()
-    }
     pub fn media(&self) -> &M {
-        &self.media
-    }
-    pub fn info(&self) -> PoolInfo {
-        todo!()
-    }
-    pub fn open_report(&self) -> &OpenReport {
-        todo!()
+        &self.core.media
     }
 
-    pub fn lookup(&self, cred: &Cred, dir: Ino, name: &[u8]) -> Result<Attr> {
-        todo!()
+    pub fn open_report(&self) -> &OpenReport {
+        &self.report
     }
+
+    /// Where the slot of an inode stands.
+    fn slot(&self, ino: u32) -> Result<Addr> {
+        let body = self.table_inode.body.read();
+        let index = body.file().expect("the inode table is a file");
+        match index.get(ino / format::SLOTS_PER_BLOCK) {
+            index::Mapping::Written(block) => {
+                Ok(log::block_addr(block).add((ino % format::SLOTS_PER_BLOCK) as u64 * format::SLOT as u64))
+            }
+            _ => Err(Error::new(libc::ESTALE, "fs::slot")),
+        }
+    }
+
+    /// The inode, loaded from its log at first use.
+    fn inode(&self, ino: Ino) -> Result<Arc<Inode>> {
+        if ino.0 == format::TABLE_INO || ino.0 >= self.slot_count.load(Ordering::Acquire) {
+            return Err(Error::new(libc::ESTALE, "fs::inode"));
+        }
+        let entry = self.table.entry(ino.0);
+        if let Some(node) = &*entry.node.read() {
+            return Ok(node.clone());
+        }
+        self.load(ino, entry)
+    }
+
+    #[cold]
+    fn load(&self, ino: Ino, entry: &table::Entry) -> Result<Arc<Inode>> {
+        let mut node = entry.node.write();
+        if let Some(node) = &*node {
+            return Ok(node.clone());
+        }
+        if entry.links() == 0 {
+            return Err(Error::new(libc::ESTALE, "fs::inode"));
+        }
+        let loaded = Arc::new(inode::load(&self.core, ino.0, self.slot(ino.0)?)?);
+        *node = Some(loaded.clone());
+        Ok(loaded)
+    }
+
+    fn links(&self, inode: &Inode) -> u32 {
+        self.table.entry(inode.ino.0).links()
+    }
+
+    fn attr(&self, inode: &Inode, body: &Body) -> Attr {
+        inode.attr(body, self.links(inode))
+    }
+
+    /// Appends `batch` to the inode's log and fences it together with `pending`: the commit of an
+    /// operation on one inode. The caller then changes the body, and last calls `tidy_log`.
+    #[inline]
+    fn commit(
+        &self,
+        inode: &Inode,
+        body: &mut Body,
+        batch: &mut log::Batch,
+        guard: &epoch::Guard,
+        class: Class,
+        pending: Flushed,
+    ) -> Result<Durable> {
+        let flushed = self.append(inode, body, batch, guard, class)?;
+        Ok(self.core.fence(pending.and(flushed)))
+    }
+
+    /// The append alone, for operations on several logs.
+    #[inline]
+    fn append(
+        &self,
+        inode: &Inode,
+        body: &mut Body,
+        batch: &mut log::Batch,
+        guard: &epoch::Guard,
+        class: Class,
+    ) -> Result<Flushed> {
+        let appended = body.log.append(&self.core, &inode.owner(), batch, guard.epoch(), class);
+        if let Err(e) = &appended
+            && e.errno() != libc::ENOSPC
+        {
+            self.core.poison(e);
+        }
+        appended
+    }
+
+    /// Makes room where the pool is full only because what was freed is not synced yet.
+    fn make_room(&self) -> bool {
+        self.core.deferring
+            && self.core.alloc.deferred() != alloc::Deferred::default()
+            && self.sync().and_then(|()| self.sync()).is_ok()
+    }
+
     /// Gives back `count` references that lookups and creations took.
     pub fn forget(&self, ino: Ino, count: u64) {
-        todo!()
+        let entry = self.table.entry(ino.0);
+        let Some(inode) = entry.node.read().clone() else { return };
+        self.put(&inode, count);
     }
-    pub fn getattr(&self, ino: Ino) -> Result<Attr> {
-        todo!()
-    }
-    pub fn setattr(&self, cred: &Cred, ino: Ino, set: &SetAttr) -> Result<Attr> {
-        todo!()
-    }
-    /// As access(2): `mask` of `R_OK`, `W_OK`, `X_OK`.
-    pub fn access(&self, cred: &Cred, ino: Ino, mask: i32) -> Result<()> {
-        todo!()
-    }
-    pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
-        todo!()
-    }
-    /// `mode` holds type and permissions, umask not yet applied (a default ACL replaces it); `umask`
-    /// is the caller's.
-    pub fn mknod(
-        &self,
-        cred: &Cred,
-        dir: Ino,
-        name: &[u8],
-        mode: u32,
-        umask: u32,
-        rdev: u64,
-    ) -> Result<Attr> {
-        todo!()
-    }
-    pub fn mkdir(&self, cred: &Cred, dir: Ino, name: &[u8], mode: u32, umask: u32) -> Result<Attr> {
-        todo!()
-    }
-    /// open(O_CREAT): the bool says whether it was created. Takes a reference and an open.
-    /// `flags` are open(2)'s; O_EXCL, O_TRUNC and the access mode are honoured.
-    pub fn create(
-        &self,
-        cred: &Cred,
-        dir: Ino,
-        name: &[u8],
-        mode: u32,
-        umask: u32,
-        flags: i32,
-    ) -> Result<(Attr, bool)> {
-        todo!()
-    }
-    /// O_TMPFILE: a file without a name. Takes a reference and an open.
-    pub fn tmpfile(&self, cred: &Cred, dir: Ino, mode: u32, umask: u32) -> Result<Attr> {
-        todo!()
-    }
-    pub fn symlink(&self, cred: &Cred, dir: Ino, name: &[u8], target: &[u8]) -> Result<Attr> {
-        todo!()
-    }
-    pub fn link(&self, cred: &Cred, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
-        todo!()
-    }
-    pub fn unlink(&self, cred: &Cred, dir: Ino, name: &[u8]) -> Result<()> {
-        todo!()
-    }
-    pub fn rmdir(&self, cred: &Cred, dir: Ino, name: &[u8]) -> Result<()> {
-        todo!()
-    }
-    /// `flags`: 0, `RENAME_NOREPLACE` or `RENAME_EXCHANGE`; others are EINVAL.
-    pub fn rename(
-        &self,
-        cred: &Cred,
-        from: Ino,
-        name: &[u8],
-        to: Ino,
-        newname: &[u8],
-        flags: u32,
-    ) -> Result<()> {
-        todo!()
-    }
-    /// open(2) on an inode: permission by the access mode, O_TRUNC. Takes an open.
-    pub fn open_node(&self, cred: &Cred, ino: Ino, flags: i32) -> Result<()> {
-        todo!()
-    }
+
     /// The counterpart of every open.
     pub fn release(&self, ino: Ino) {
-        todo!()
+        self.forget(ino, 1);
     }
-    /// Bytes read; less than asked only at the end of file.
-    pub fn read(&self, ino: Ino, offset: u64, dst: &mut [u8]) -> Result<usize> {
-        todo!()
+
+    /// The counterpart of [`Fs::open_node`] for callers that hold the node.
+    pub fn release_node(&self, node: &Node) {
+        self.put(&node.0, 1);
     }
-    /// Writes all of `src` at `offset`, or, with `append`, at the end of file; returns the offset
-    /// after the last byte. Set-id bits are dropped unless `cred` is the superuser.
-    pub fn write(&self, cred: &Cred, ino: Ino, offset: u64, src: &[u8], append: bool) -> Result<u64> {
-        todo!()
+
+    fn put(&self, inode: &Arc<Inode>, count: u64) {
+        let before = inode.uses.fetch_sub(count, Ordering::AcqRel);
+        assert!(before >= count, "an inode was given back more often than taken");
+        if before == count && self.links(inode) == 0 {
+            self.reclaim(inode);
+        }
     }
-    /// `mode`: FALLOC_FL_* bits. Collapse and insert are EOPNOTSUPP.
-    pub fn fallocate(&self, ino: Ino, mode: i32, offset: u64, len: u64) -> Result<()> {
-        todo!()
+
+    /// Frees all that a nameless, unused inode has.
+    fn reclaim(&self, inode: &Arc<Inode>) {
+        let guard = self.core.epochs.enter();
+        let reuse = self.core.reuse_after(&guard);
+        let mut body = inode.body.write();
+        if body.dead || self.links(inode) > 0 || inode.uses.load(Ordering::Acquire) > 0 {
+            return;
+        }
+        body.dead = true;
+        self.free_contents(&mut body, reuse);
+        body.log.free_all(&self.core, reuse);
+        *self.table.entry(inode.ino.0).node.write() = None;
+        self.slots.put(inode.ino.0, reuse);
     }
-    /// SEEK_DATA and SEEK_HOLE.
-    pub fn seek(&self, ino: Ino, offset: u64, whence: i32) -> Result<u64> {
-        todo!()
+
+    fn free_contents(&self, body: &mut Body, reuse: Option<u64>) {
+        if let inode::Data::File(index) = &mut body.data {
+            index.clear(0, u32::MAX, &mut |run, _| self.core.free(run, reuse));
+        }
+        for x in body.xattrs.drain(..) {
+            if let Some(run) = x.blocks {
+                self.core.free(run, reuse);
+            }
+        }
     }
-    /// Durable on return against power loss, in every domain that can be.
-    pub fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
-        todo!()
-    }
-    pub fn sync(&self) -> Result<()> {
-        todo!()
-    }
+
     pub fn statfs(&self) -> StatFs {
-        todo!()
-    }
-    /// Calls `each` for the entries after `cookie` (0 to begin; "." and ".." come first, cookies 1 and
-    /// 2) until it answers false. `each` must not call the file system.
-    pub fn readdir(&self, ino: Ino, cookie: u64, each: &mut dyn FnMut(&DirEntry) -> bool) -> Result<()> {
-        todo!()
-    }
-    /// As [`readdir`](Fs::readdir) with attributes, taking a reference for each entry (except "." and
-    /// "..") for which `each` answers true.
-    pub fn readdir_plus(
-        &self,
-        ino: Ino,
-        cookie: u64,
-        each: &mut dyn FnMut(&DirEntry, &Attr) -> bool,
-    ) -> Result<()> {
-        todo!()
-    }
-    /// The value. `size` semantics are the door's business.
-    pub fn getxattr(&self, cred: &Cred, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        todo!()
-    }
-    /// `flags`: 0, XATTR_CREATE or XATTR_REPLACE.
-    pub fn setxattr(&self, cred: &Cred, ino: Ino, name: &[u8], value: &[u8], flags: i32) -> Result<()> {
-        todo!()
-    }
-    /// Names, each closed by a NUL.
-    pub fn listxattr(&self, cred: &Cred, ino: Ino) -> Result<Vec<u8>> {
-        todo!()
-    }
-    pub fn removexattr(&self, cred: &Cred, ino: Ino, name: &[u8]) -> Result<()> {
-        todo!()
+        let stats = self.core.alloc.stats();
+        let free = stats.available;
+        let inodes_free = self.slots.count() + free * format::SLOTS_PER_BLOCK as u64;
+        let slots = self.slot_count.load(Ordering::Acquire) as u64;
+        let uuid = &self.core.sb.uuid;
+        StatFs {
+            block_bytes: BLOCK as u32,
+            blocks: self.core.sb.blocks,
+            blocks_free: free,
+            inodes: slots + free * format::SLOTS_PER_BLOCK as u64,
+            inodes_free,
+            name_bytes_max: crate::limits::NAME_BYTES_MAX as u32,
+            fsid: u64::from_le_bytes(uuid[..8].try_into().unwrap())
+                ^ u64::from_le_bytes(uuid[8..].try_into().unwrap()),
+        }
     }
 
-    // Callers by path and descriptor (files.rs): no table look-up per call.
-
-    pub fn node(&self, ino: Ino) -> Result<Node> {
-        todo!()
-    }
-    /// Walks `path` from `base` (the root where the path is absolute or `base` is None), checking search
-    /// permission. `follow`: the last component too, if it is a symbolic link.
-    pub fn walk(&self, cred: &Cred, base: Option<&Node>, path: &[u8], follow: bool) -> Result<Node> {
-        todo!()
-    }
-    /// Walks all but the last component: the directory and the last name (without trailing slashes;
-    /// "." and ".." and an empty name are returned as they are, the operation refuses them).
-    pub fn walk_parent<'p>(
-        &self,
-        cred: &Cred,
-        base: Option<&Node>,
-        path: &'p [u8],
-    ) -> Result<(Node, &'p [u8])> {
-        todo!()
-    }
-    pub fn attr_of(&self, node: &Node) -> Result<Attr> {
-        todo!()
-    }
-    pub fn read_at(&self, node: &Node, offset: u64, dst: &mut [u8]) -> Result<usize> {
-        todo!()
-    }
-    pub fn write_at(&self, cred: &Cred, node: &Node, offset: u64, src: &[u8], append: bool) -> Result<u64> {
-        todo!()
+    fn defers(domain: Domain) -> bool {
+        domain == Domain::PageCache
     }
 }

@@ -1,2 +1,138 @@
-//! The `lode` command.
-fn main() {}
+//! The `lode` command: reads the command line, runs one subcommand, turns its end into an exit code.
+//!
+//! `cli` defines what can be said, `config` adds what files say, `cmd` does it, `failure` is the one way out.
+//! Called as `mount.lode` or `mount.fuse.lode` (by mount(8), from fstab) the binary is the mount helper.
+
+mod bench;
+mod cli;
+mod cmd;
+mod config;
+mod door;
+mod failure;
+mod interrupt;
+mod machine;
+mod mount;
+mod pool;
+mod progress;
+mod quote;
+mod size;
+mod target;
+mod tree;
+
+use std::ffi::OsString;
+use std::fmt;
+use std::io::IsTerminal;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::FromArgMatches;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use tracing::{Event, Subscriber};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
+
+use config::Configured;
+use failure::{Failure, Output, Result};
+
+fn main() -> ExitCode {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+fn run(arguments: &[OsString]) -> Result<()> {
+    start_log()?;
+    let is_subcommand = |word: &str| cli::command().find_subcommand(word).is_some();
+    if let Some(request) = mount::options::helper(arguments, is_subcommand) {
+        return Err(Failure::Ended(mount::run(request.map_err(Failure::Usage)?)));
+    }
+    let configured = config::apply(cli::command(), arguments)?;
+    match configured.command.clone().try_get_matches_from(arguments) {
+        Ok(matches) => {
+            let cli = cli::Cli::from_arg_matches(&matches).map_err(|e| usage(&e, &configured))?;
+            cmd::run(cli.command)
+        }
+        Err(e) if e.exit_code() == 0 => print_help(&e),
+        Err(e) if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            Err(Failure::usage("a command is missing; see lode --help"))
+        }
+        Err(e) => Err(usage(&e, &configured)),
+    }
+}
+
+/// Events of the library go to stderr: warnings as `lode: warning: ...`, or what `LODE_LOG` asks for (EnvFilter
+/// syntax), with time and place.
+fn start_log() -> Result<()> {
+    let Some(text) = std::env::var("LODE_LOG").ok().filter(|text| !text.is_empty()) else {
+        let plain = tracing_subscriber::fmt().event_format(Plain).with_max_level(tracing::Level::WARN);
+        plain.with_writer(std::io::stderr).init();
+        return Ok(());
+    };
+    let filter = EnvFilter::try_new(&text).map_err(|e| {
+        Failure::usage(format_args!(
+            "LODE_LOG={text}: {e}; write a level (info) or targets (lodestone=debug)"
+        ))
+    })?;
+    let ansi = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(ansi).with_writer(std::io::stderr).init();
+    Ok(())
+}
+
+/// An event as people want it who have not asked for events.
+struct Plain;
+
+impl<S, N> FormatEvent<S, N> for Plain
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, ctx: &FmtContext<'_, S, N>, mut to: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let level = if *event.metadata().level() == tracing::Level::ERROR { "error" } else { "warning" };
+        write!(to, "lode: {level}: ")?;
+        ctx.field_format().format_fields(to.by_ref(), event)?;
+        writeln!(to)
+    }
+}
+
+fn print_help(help: &clap::Error) -> Result<()> {
+    let mut out = Output::new();
+    out.bytes(help.render().to_string().as_bytes())?;
+    out.finish()
+}
+
+/// A command-line error on one line, with the place of the value where that is not the command line.
+fn usage(e: &clap::Error, configured: &Configured) -> Failure {
+    let text = e.render().to_string();
+    let message: Vec<&str> = text.lines().take_while(|l| !l.trim().is_empty()).map(str::trim).collect();
+    let message = message.join(" ");
+    let message = message.strip_prefix("error: ").unwrap_or(&message);
+    let tips = text.lines().filter_map(|l| l.trim().strip_prefix("tip: "));
+    let tip = tips.filter(|t| t.contains("similar")).map(|t| format!("; {t}")).next();
+    let subcommand =
+        std::env::args().nth(1).filter(|name| configured.command.find_subcommand(name).is_some());
+    let from = subcommand.as_deref().and_then(|name| origin(e, configured, name));
+    let help = subcommand.map_or("lode --help".to_string(), |name| format!("lode {name} --help"));
+    Failure::usage(format_args!(
+        "{message}{}{}; see {help}",
+        from.unwrap_or_default(),
+        tip.unwrap_or_default()
+    ))
+}
+
+/// ` (from FILE)` or ` (from LODE_X)` where a refused value was not given on the command line.
+fn origin(e: &clap::Error, configured: &Configured, subcommand: &str) -> Option<String> {
+    let Some(ContextValue::String(arg)) = e.get(ContextKind::InvalidArg) else { return None };
+    let name = arg.strip_prefix("--")?.split([' ', '=']).next()?;
+    let flag = format!("--{name}");
+    let given = |a: String| a == flag || a.starts_with(&format!("{flag}="));
+    if std::env::args_os().filter_map(|a| a.into_string().ok()).any(given) {
+        return None;
+    }
+    let file = |f: &Path| format!(" (from {})", target::show(f));
+    let variable = || format!(" (from LODE_{})", name.replace('-', "_").to_ascii_uppercase());
+    Some(configured.file_of(subcommand, name).map_or_else(variable, file))
+}

@@ -1,0 +1,198 @@
+//! What files and bytes cost at rest: a pool of a million empty files, and a sparse one of 1 TiB.
+//!
+//! Mount times are medians of mounts one after the other; memory per file is the growth of this
+//! process's anonymous memory while the pool is open, divided by the files; media per file is what
+//! statfs says the files took.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use lodestone::fs::{Cred, Fs, Ino, MkfsOptions, OpenOptions};
+use lodestone::media::{Domain, Pool, PoolOptions};
+use lodestone::{Error, Result};
+
+use super::machine::{Machine, resident_anonymous_bytes};
+use super::place::Place;
+use super::plan::Plan;
+use super::report::{Claim, Row, median};
+
+const MIB: u64 = 1 << 20;
+const MOUNTS: usize = 5;
+const FILES_PER_DIRECTORY: usize = 10_000;
+/// Room per file when the pool is made: more than a file may take, so that the pool is never full.
+const POOL_BYTES_PER_FILE: u64 = 1024;
+const TERABYTE: u64 = 1 << 40;
+
+const CLEAN_MOUNT_MS_MAX: f64 = 50.0;
+const CRASH_MOUNT_MS_MAX: f64 = 3000.0;
+const DRAM_BYTES_MAX: f64 = 400.0;
+const MEDIA_BYTES_MAX: f64 = 512.0;
+const TERABYTE_MS_MAX: f64 = 1000.0;
+
+/// Rows with a value each, and the claims on them.
+type Values = (Vec<Row>, Vec<Claim>);
+
+pub fn run(name: &str, plan: &Plan, place: &Place, machine: &mut Machine) -> Result<Values> {
+    match name {
+        "million" => million(plan, place, machine),
+        _ => terabyte(plan, place, machine),
+    }
+}
+
+fn million(plan: &Plan, place: &Place, machine: &mut Machine) -> Result<Values> {
+    let path = place.path("million.pool");
+    let files = plan.million_files;
+    let bytes = files as u64 * POOL_BYTES_PER_FILE + 128 * MIB;
+    let options = PoolOptions { assume: Some(plan.assume[0]), prefault: true, ..PoolOptions::default() };
+    let pool = Pool::create(std::slice::from_ref(&path), Some(bytes), &options)?;
+    machine.set_media(&pool);
+    let pool = Fs::mkfs(pool, &MkfsOptions::default())?;
+    let fs = Fs::open(pool, &OpenOptions::default())?;
+    let before = fs.statfs();
+    fill(&fs, files)?;
+    let after = fs.statfs();
+    let media_bytes = (before.blocks_free - after.blocks_free) * u64::from(after.block_bytes);
+    fs.close()?;
+    drop(fs);
+    let (clean, clean_dram) = mounts(&path, plan.assume[0], End::Close)?;
+    // The first of these mounts finds the clean pool of the last close; each one after that finds a crash.
+    mounts_once(&path, plan.assume[0], End::Vanish)?;
+    let (crash, crash_dram) = mounts(&path, plan.assume[0], End::Vanish)?;
+    remove(&path)?;
+    let per_file = |bytes: f64| bytes / files as f64;
+    Ok([
+        value("million-mount-clean", &clean, "ms", CLEAN_MOUNT_MS_MAX),
+        value("million-mount-crash", &crash, "ms", CRASH_MOUNT_MS_MAX),
+        value("million-media", &[per_file(media_bytes as f64)], "bytes/file", MEDIA_BYTES_MAX),
+        value("million-dram-clean", &[per_file(clean_dram)], "bytes/file", DRAM_BYTES_MAX),
+        value("million-dram-crash", &[per_file(crash_dram)], "bytes/file", DRAM_BYTES_MAX),
+    ]
+    .into_iter()
+    .unzip())
+}
+
+fn fill(fs: &Fs<Pool>, files: usize) -> Result<()> {
+    let cred = Cred::process();
+    let mut dir = Ino::ROOT;
+    for i in 0..files {
+        if i % FILES_PER_DIRECTORY == 0 {
+            let name = format!("d{}", i / FILES_PER_DIRECTORY);
+            dir = fs.mkdir(&cred, Ino::ROOT, name.as_bytes(), 0o755, 0)?.ino;
+        }
+        let name = format!("file.{i:09}");
+        let ino = fs.mknod(&cred, dir, name.as_bytes(), libc::S_IFREG | 0o644, 0, 0)?.ino;
+        fs.forget(ino, 1);
+    }
+    Ok(())
+}
+
+/// How a mount ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Close,
+    /// As after SIGKILL: nothing is written.
+    Vanish,
+}
+
+/// One mount, timed: milliseconds, and bytes of DRAM it took.
+fn mounts_once(path: &Path, domain: Domain, end: End) -> Result<(f64, f64)> {
+    let unknown = || Error::message(libc::ENOSYS, "bench::capacity", "/proc/self/status has no RssAnon");
+    // SAFETY: it gives free memory of the allocator back to the kernel and touches nothing in use.
+    unsafe { libc::malloc_trim(0) };
+    let before = resident_anonymous_bytes().ok_or_else(unknown)?;
+    let began = Instant::now();
+    let pool = Pool::open(path, &PoolOptions { assume: Some(domain), ..PoolOptions::default() })?;
+    let fs: Arc<Fs<Pool>> = Fs::open(pool, &OpenOptions::default())?;
+    let ms = began.elapsed().as_secs_f64() * 1e3;
+    let after = resident_anonymous_bytes().ok_or_else(unknown)?;
+    if end == End::Close {
+        fs.close()?;
+    }
+    Ok((ms, after.saturating_sub(before) as f64))
+}
+
+/// Several mounts one after the other: milliseconds of each, and the largest growth of memory, because
+/// what the allocator kept of the mount before hides in the smaller ones.
+fn mounts(path: &Path, domain: Domain, end: End) -> Result<(Vec<f64>, f64)> {
+    let mut all = Vec::new();
+    let mut dram: f64 = 0.0;
+    for _ in 0..MOUNTS {
+        let (ms, bytes) = mounts_once(path, domain, end)?;
+        all.push(ms);
+        dram = dram.max(bytes);
+    }
+    Ok((all, dram))
+}
+
+fn terabyte(plan: &Plan, place: &Place, machine: &mut Machine) -> Result<Values> {
+    let path = place.path("terabyte.pool");
+    let io = |e| Error::io(e, "bench::capacity", "make", &path);
+    let (mut mkfs, mut mount) = (Vec::new(), Vec::new());
+    for _ in 0..MOUNTS {
+        std::fs::File::create(&path).and_then(|f| f.set_len(TERABYTE)).map_err(io)?;
+        let options = PoolOptions { assume: Some(plan.assume[0]), ..PoolOptions::default() };
+        let began = Instant::now();
+        let pool = Pool::create(std::slice::from_ref(&path), None, &options)?;
+        let pool = Fs::mkfs(pool, &MkfsOptions::default())?;
+        mkfs.push(began.elapsed().as_secs_f64() * 1e3);
+        machine.set_media(&pool);
+        let fs = Fs::open(pool, &OpenOptions::default())?;
+        fs.close()?;
+        drop(fs);
+        mount.push(mounts_once(&path, plan.assume[0], End::Close)?.0);
+        remove(&path)?;
+    }
+    Ok([
+        value("terabyte-mkfs", &mkfs, "ms", TERABYTE_MS_MAX),
+        value("terabyte-mount-clean", &mount, "ms", TERABYTE_MS_MAX),
+    ]
+    .into_iter()
+    .unzip())
+}
+
+fn remove(path: &Path) -> Result<()> {
+    std::fs::remove_file(path).map_err(|e| Error::io(e, "bench::capacity", "remove", path))
+}
+
+/// A row whose result is `unit`, and the claim that it is at most `limit`.
+fn value(name: &'static str, all: &[f64], unit: &'static str, limit: f64) -> (Row, Claim) {
+    let middle = median(all);
+    let (min, max) = all.iter().fold((middle, middle), |(lo, hi), v| (lo.min(*v), hi.max(*v)));
+    // Rows of bytes have no rate and no time; times are also given as those of one operation.
+    let ms = if unit == "ms" { middle } else { 0.0 };
+    let rate = |ms: f64| if ms > 0.0 { 1e3 / ms } else { 0.0 };
+    let rates: Vec<f64> = if unit == "ms" { all.iter().map(|v| rate(*v)).collect() } else { Vec::new() };
+    let row = Row {
+        name: name.to_string(),
+        system: "lode".to_string(),
+        threads: 1,
+        ops_per_s: rate(ms),
+        gib_per_s: None,
+        p50_us: ms * 1e3,
+        p99_us: if unit == "ms" { max * 1e3 } else { 0.0 },
+        cpu_s_per_gib: None,
+        cpu_us_per_op: None,
+        cpu_scope: "process",
+        promise: "",
+        rounds: all.len(),
+        ops_per_s_min: rates.iter().copied().fold(rate(ms), f64::min),
+        ops_per_s_max: rates.iter().copied().fold(rate(ms), f64::max),
+        ops_per_s_rounds: rates,
+        value: Some(middle),
+        unit: Some(unit),
+    };
+    let claim = Claim {
+        row: name.to_string(),
+        threads: 1,
+        metric: unit,
+        against: String::new(),
+        ratio: middle,
+        ratio_min: min,
+        ratio_max: max,
+        bound: "at most",
+        target: limit,
+        ok: middle <= limit,
+    };
+    (row, claim)
+}

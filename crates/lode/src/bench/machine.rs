@@ -1,0 +1,116 @@
+//! On what a result was measured: without this a number is an anecdote.
+
+use std::fs;
+
+use lodestone::media::{Media, Pool};
+use serde::Serialize;
+
+use super::clock::Clock;
+
+#[derive(Serialize, Clone, Debug)]
+pub struct Machine {
+    pub cpu: String,
+    pub cores: usize,
+    pub memory_gib: f64,
+    pub kernel: String,
+    /// Persistence domain the pool ran in.
+    pub domain: String,
+    /// The domain was assumed, the memory is not persistent: *emulated PM*.
+    pub emulated: bool,
+    /// One line for people: domain and emulation in words.
+    pub media: String,
+    /// Instructions that decide how stores and flushes are done, of those this processor has.
+    pub isa: Vec<&'static str>,
+    /// Where pool and tmpfs files lay.
+    pub place: String,
+    /// What the peer `ext4` stood on, where it ran.
+    pub ext4: Option<String>,
+    pub timer: &'static str,
+    /// Cost of the time stamp in every latency, not subtracted.
+    pub timer_ns: f64,
+    /// 1-minute load average when the run began: other work on the machine shows here.
+    pub load_before: f64,
+    pub load_after: f64,
+    pub rounds: usize,
+    pub slice_ms: f64,
+    pub pool_bytes: u64,
+    pub file_bytes: u64,
+    pub names_per_directory: usize,
+}
+
+const ISA: &[&str] = &["sse2", "sse4_2", "avx2", "avx512f", "vpclmulqdq", "clflushopt", "clwb", "movdir64b"];
+
+impl Machine {
+    /// Everything that does not depend on the run.
+    pub fn here() -> Machine {
+        let clock = Clock::get();
+        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let field = |key: &str| {
+            let line = cpuinfo.lines().find(|l| l.starts_with(key));
+            line.and_then(|l| l.split_once(':')).map_or("", |(_, v)| v.trim()).to_string()
+        };
+        let flags = field("flags");
+        let has = |name: &&&str| flags.split(' ').any(|f| f == **name);
+        Machine {
+            cpu: field("model name"),
+            cores: std::thread::available_parallelism().map_or(1, |n| n.get()),
+            memory_gib: memory_bytes() as f64 / (1u64 << 30) as f64,
+            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+            domain: String::new(),
+            emulated: false,
+            media: String::new(),
+            isa: ISA.iter().filter(has).copied().collect(),
+            place: String::new(),
+            ext4: None,
+            timer: clock.source(),
+            timer_ns: clock.stamp_ns,
+            load_before: load(),
+            load_after: 0.0,
+            rounds: 0,
+            slice_ms: 0.0,
+            pool_bytes: 0,
+            file_bytes: 0,
+            names_per_directory: 0,
+        }
+    }
+
+    /// What the pool under measure says of its memory.
+    pub fn set_media(&mut self, pool: &Pool) {
+        let says = pool.describe();
+        self.domain = pool.domain().name().to_string();
+        self.emulated = says.emulated;
+        let host = says.regions[0].host_fs;
+        self.media = match says.emulated {
+            true if says.domain.is_persistent_memory() => {
+                format!("emulated PM: domain {} assumed on {host}", says.domain)
+            }
+            true => format!("emulated: domain {} assumed on {host}", says.domain),
+            false => format!("domain {} on {host}", says.domain),
+        };
+    }
+}
+
+pub fn load() -> f64 {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').next().and_then(|l| l.parse().ok()).unwrap_or(0.0)
+}
+
+pub fn memory_available_bytes() -> u64 {
+    kib_of("/proc/meminfo", "MemAvailable:").unwrap_or(0) * 1024
+}
+
+fn memory_bytes() -> u64 {
+    kib_of("/proc/meminfo", "MemTotal:").unwrap_or(0) * 1024
+}
+
+/// Anonymous resident memory of this process: what DRAM it uses, mapped pools not counted.
+pub fn resident_anonymous_bytes() -> Option<u64> {
+    kib_of("/proc/self/status", "RssAnon:").map(|kib| kib * 1024)
+}
+
+/// The number in a `key:   123 kB` line.
+fn kib_of(file: &str, key: &str) -> Option<u64> {
+    let text = fs::read_to_string(file).ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix(key))?;
+    line.split_whitespace().next()?.parse().ok()
+}

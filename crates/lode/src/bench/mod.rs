@@ -1,0 +1,379 @@
+//! `lode bench`: this file system, others, and the memory below them, measured side by side.
+//!
+//! Every claim is a ratio between systems that took turns in one run on one machine; the rows, their
+//! targets and the method are fixed here, so that a result can be argued with. `limit` is the raw copy
+//! on the same kind of memory: what no file system can beat without doing less.
+//!
+//! Files: `rows` the catalogue and targets, `plan` options checked and sizes chosen, `place` tmpfs,
+//! ext4 and pool files, `worker` the timed loop, `turns` who runs when and on which core, `peer_*` the
+//! systems, `mount` fio on mounts, `capacity` pools of a million files and of 1 TiB, `report` rows and
+//! claims, `table` and `plot` what people see, `clock` time stamps and CPU time, `machine` where.
+
+mod capacity;
+mod clock;
+mod machine;
+mod mount;
+mod peer_kernel;
+mod peer_limit;
+mod peer_lode;
+mod place;
+mod plan;
+mod plot;
+mod report;
+mod rows;
+mod table;
+mod turns;
+mod worker;
+
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use lodestone::fs::{Fs, MkfsOptions, OpenOptions};
+use lodestone::media::{Domain, Media, Pool, PoolOptions};
+use lodestone::{Error, Result};
+
+use machine::{Machine, load};
+use mount::Mounted;
+use peer_kernel::KernelWorker;
+use peer_limit::LimitWorker;
+use peer_lode::LodeWorker;
+use place::{Mapping, Place};
+use plan::Plan;
+use report::Report;
+use turns::{Contestant, CpuScope, Crew, Seat};
+use worker::{Job, Names};
+
+/// What the command line says. Empty lists mean the defaults.
+#[derive(Clone, Debug, Default)]
+pub struct BenchOptions {
+    /// Row names, or the groups "mount" and "data" and "names".
+    pub only: Vec<String>,
+    /// "tmpfs", "ext4".
+    pub peers: Vec<String>,
+    /// Smaller sizes, shorter rounds, one thread, nothing that takes minutes.
+    pub quick: bool,
+    /// Shows that every row works, in seconds; the numbers mean nothing.
+    pub smoke: bool,
+    /// Answer with the JSON document instead of the table.
+    pub json: bool,
+    /// Write the picture here.
+    pub svg: Option<PathBuf>,
+    pub threads: Vec<usize>,
+    /// Persistence domains to run lode in, the first as system `lode`, others as `lode-DOMAIN`.
+    pub assume: Vec<Domain>,
+    /// Where to make the pool (and `limit`'s, with `.limit` added): a path that is free. Default: tmpfs.
+    pub pool: Option<PathBuf>,
+    pub rounds: Option<usize>,
+    /// The rows of the mount, against bindfs.
+    pub mount: bool,
+}
+
+/// Names that `--only` takes.
+pub fn row_names() -> impl Iterator<Item = &'static str> {
+    rows::ROWS.iter().chain(rows::MOUNT_ROWS).map(|r| r.name).chain(rows::CAPACITY_ROWS.iter().copied())
+}
+
+/// Runs the bench; the answer is the text for stdout.
+pub fn run(options: &BenchOptions) -> Result<String> {
+    let plan = Plan::of(options)?;
+    let mut machine = Machine::here();
+    let mut place = Place::open()?;
+    let mut skipped = Vec::new();
+    let mut rows = Vec::new();
+    if !plan.rows.is_empty() {
+        let mut contestants = line_up(&plan, &mut place, &mut machine, &mut skipped)?;
+        rows.extend(run_rows(&plan, &mut contestants)?);
+    }
+    if !plan.mount_rows.is_empty() {
+        let mut own = |place: &mut Place| run_mount(&plan, place, &mut machine);
+        match own(&mut place) {
+            Ok(more) => rows.extend(more),
+            Err(e) if plan.asked_by_name => return Err(e),
+            Err(e) => skipped.push(format!("mount rows: {e}")),
+        }
+    }
+    let mut claims = report::claims(&rows);
+    for name in &plan.capacity {
+        progress(name);
+        let (more, held) = capacity::run(name, &plan, &place, &mut machine)?;
+        rows.extend(more);
+        claims.extend(held);
+    }
+    progress_end();
+    machine.load_after = load();
+    finish_machine(&mut machine, &plan, &place);
+    let report = Report { machine, rows, claims, skipped };
+    deliver(&report, options)
+}
+
+fn deliver(report: &Report, options: &BenchOptions) -> Result<String> {
+    for skipped in &report.skipped {
+        eprintln!("lode bench: skipped: {skipped}");
+    }
+    if let Some(path) = &options.svg {
+        let picture = plot::render(report).ok_or_else(|| {
+            let message =
+                format!("no picture for {}: no row has tmpfs or bindfs to compare with", path.display());
+            Error::message(libc::EINVAL, "bench::plot", message)
+        })?;
+        std::fs::write(path, picture).map_err(|e| Error::io(e, "bench::plot", "write", path))?;
+    }
+    if !options.json {
+        return Ok(table::render(report));
+    }
+    let mut text = serde_json::to_string_pretty(report)
+        .map_err(|e| Error::message(libc::EINVAL, "bench::report", e.to_string()))?;
+    text.push('\n');
+    Ok(text)
+}
+
+fn finish_machine(machine: &mut Machine, plan: &Plan, place: &Place) {
+    machine.place = plan
+        .pool
+        .as_ref()
+        .map_or(place.describe(), |p| format!("{} (pool), {} (peers)", p.display(), place.describe()));
+    machine.rounds = plan.rounds;
+    machine.slice_ms = plan.slice.as_secs_f64() * 1e3;
+    machine.pool_bytes = plan.pool_bytes;
+    machine.file_bytes = plan.file_bytes;
+    machine.names_per_directory = plan.names;
+}
+
+/// What a write has reached when it returns.
+fn promise_of(pool: &Pool) -> &'static str {
+    match pool.domain() {
+        Domain::CpuCache | Domain::Memory => "durable and atomic",
+        Domain::PageCache => "atomic; survives the process, power loss after fsync",
+        Domain::Volatile => "atomic; survives the process",
+    }
+}
+
+/// A fresh pool with all its memory touched. A path that holds something already is refused.
+fn make_pool(path: &Path, bytes: u64, domain: Domain) -> Result<Pool> {
+    let options = PoolOptions { assume: Some(domain), prefault: true, ..PoolOptions::default() };
+    Pool::create(&[path.to_path_buf()], Some(bytes), &options)
+}
+
+/// All systems with all thread counts, files filled, pages touched.
+fn line_up(
+    plan: &Plan,
+    place: &mut Place,
+    machine: &mut Machine,
+    skipped: &mut Vec<String>,
+) -> Result<Vec<Contestant>> {
+    let mut all = Vec::new();
+    for (i, &domain) in plan.assume.iter().enumerate() {
+        progress(&format!("making a pool of {} MiB, domain {domain}", plan.pool_bytes >> 20));
+        let path = plan.pool_path(place, i);
+        let pool = make_pool(&path, plan.pool_bytes, domain)?;
+        let system = if i == 0 { "lode".to_string() } else { format!("lode-{domain}") };
+        if i == 0 {
+            machine.set_media(&pool);
+        }
+        let promise = promise_of(&pool);
+        let pool = Fs::mkfs(pool, &MkfsOptions::default())?;
+        place.remove_later(&path);
+        let fs = Fs::open(pool, &OpenOptions::default())?;
+        all.extend(contestants(plan, &system, CpuScope::Process, promise, true, &mut |file, tag| {
+            Ok(Box::new(LodeWorker::new(fs.clone(), file, tag, plan.file_bytes)?))
+        })?);
+    }
+    if plan.has_peer("tmpfs") {
+        progress("filling tmpfs files");
+        let dir = place.dir("tmpfs")?;
+        let promise = "stored in memory, not durable";
+        all.extend(contestants(plan, "tmpfs", CpuScope::Process, promise, true, &mut |file, tag| {
+            Ok(Box::new(KernelWorker::new(&dir, file, tag, plan.file_bytes, false)?))
+        })?);
+    }
+    if plan.has_peer("ext4") {
+        progress("making an ext4 file system");
+        match place.ext4(plan.ext4_bytes(), plan.ext4_inodes()) {
+            Ok((dir, what)) => {
+                machine.ext4 = Some(what);
+                let promise = "durable (O_DSYNC, fsync of the directory); a write may be torn";
+                all.extend(contestants(plan, "ext4", CpuScope::Machine, promise, true, &mut |file, tag| {
+                    Ok(Box::new(KernelWorker::new(&dir, file, tag, plan.file_bytes, true)?))
+                })?);
+            }
+            Err(why) => skipped.push(format!("ext4: {why}")),
+        }
+    }
+    progress("touching the memory of the limit");
+    all.extend(limit(plan, place)?);
+    Ok(all)
+}
+
+/// Raw copies on a pool of the same size and domain beside the first one.
+fn limit(plan: &Plan, place: &mut Place) -> Result<Vec<Contestant>> {
+    let path = plan.limit_path(place);
+    let pool = Arc::new(make_pool(&path, plan.pool_bytes, plan.assume[0])?);
+    place.remove_later(&path);
+    let mapping = Arc::new(Mapping::open(&path)?);
+    let promise = "durable, no file system";
+    contestants(plan, "limit", CpuScope::Process, promise, false, &mut |file, _| {
+        let (file_bytes, append_max) = (plan.file_bytes, plan.append_bytes_max);
+        Ok(Box::new(LimitWorker::new(pool.clone(), mapping.clone(), file, file_bytes, append_max)))
+    })
+}
+
+/// Makes the worker of file number and directory tag.
+type MakeSeat<'a> = dyn FnMut(usize, &str) -> Result<Box<dyn Seat>> + 'a;
+
+/// One contestant per thread count. Thread i works on file i whatever the thread count; directories are
+/// each contestant's own, because rows on names leave their names for the next row.
+fn contestants(
+    plan: &Plan,
+    system: &str,
+    scope: CpuScope,
+    promise: &'static str,
+    has_names: bool,
+    seat: &mut MakeSeat,
+) -> Result<Vec<Contestant>> {
+    let contestant = |&threads: &usize| {
+        let seats = (0..threads).map(|i| seat(i, &format!("threads{threads}.{i}")).map(Some));
+        let seats = seats.collect::<Result<Vec<_>>>()?;
+        Ok(Contestant { system: system.to_string(), scope, promise, has_names, seats })
+    };
+    plan.threads.iter().map(contestant).collect()
+}
+
+fn run_rows(plan: &Plan, contestants: &mut [Contestant]) -> Result<Vec<report::Row>> {
+    let crew = Crew::new(plan.threads_max())?;
+    let job_of = plan.jobs(Arc::new(Names::new(plan.names)));
+    let mut rows = Vec::new();
+    for spec in plan.rows.iter().filter(|s| !s.work.on_names()) {
+        rows.extend(crew.rounds(&[*spec], contestants, plan.rounds, &job_of, &progress)?);
+    }
+    if plan.rows.iter().any(|s| s.work.on_names()) {
+        let cycle: Vec<_> = rows::ROWS.iter().filter(|s| s.work.on_names()).collect();
+        let all = crew.rounds(&cycle, contestants, plan.rounds, &job_of, &progress)?;
+        rows.extend(all.into_iter().filter(|r| plan.rows.iter().any(|s| s.name == r.name)));
+    }
+    Ok(rows)
+}
+
+fn run_mount(plan: &Plan, place: &mut Place, machine: &mut Machine) -> Result<Vec<report::Row>> {
+    let domain = plan.assume[0];
+    let path = plan.mount_pool_path(place);
+    let pool = make_pool(&path, plan.mount_pool_bytes(), domain)?;
+    let pool = Fs::mkfs(pool, &MkfsOptions::default())?;
+    machine.set_media(&pool);
+    let promise = promise_of(&pool);
+    drop(pool);
+    let mounts = [Mounted::lode(place, &path, domain, promise)?, Mounted::bindfs(place)?];
+    let crew = Crew::new(1)?;
+    let fio_rows: Vec<_> = plan.mount_rows.iter().filter(|s| !s.work.on_names()).copied().collect();
+    let mut rows =
+        mount::data_rows(&fio_rows, &mounts, plan.rounds, plan.fio_bytes(), crew.idle_rate(), &progress)?;
+    if plan.mount_rows.iter().any(|s| s.work.on_names()) {
+        let mut contestants = mounts.iter().map(Mounted::contestant).collect::<Result<Vec<_>>>()?;
+        let cycle: Vec<_> = rows::MOUNT_ROWS.iter().filter(|s| s.work.on_names()).collect();
+        let jobs = plan.jobs(Arc::new(Names::new(plan.mount_names())));
+        let job_of = |spec: &rows::RowSpec, seed| Job { slice: plan::MOUNT_SLICE, ..jobs(spec, seed) };
+        let all = crew.rounds(&cycle, &mut contestants, plan.rounds, &job_of, &progress)?;
+        rows.extend(all.into_iter().filter(|r| plan.mount_rows.iter().any(|s| s.name == r.name)));
+    }
+    Ok(rows)
+}
+
+/// What is going on, on stderr where a person looks at it.
+fn progress(what: &str) {
+    let mut stderr = std::io::stderr();
+    if stderr.is_terminal() {
+        let _ = write!(stderr, "\r\x1b[K{what}");
+        let _ = stderr.flush();
+    }
+}
+
+fn progress_end() {
+    let mut stderr = std::io::stderr();
+    if stderr.is_terminal() {
+        let _ = write!(stderr, "\r\x1b[K");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    /// Every row of every system is there with sane numbers; how large they are is nobody's business here.
+    #[test]
+    fn smoke_run_reports_every_row() {
+        let svg = std::env::temp_dir().join(format!("lode-bench-test-{}.svg", std::process::id()));
+        let options = BenchOptions {
+            smoke: true,
+            json: true,
+            peers: vec!["tmpfs".into()],
+            only: vec!["data".into(), "names".into(), "million".into(), "terabyte".into()],
+            svg: Some(svg.clone()),
+            ..BenchOptions::default()
+        };
+        let threads = Plan::of(&options).unwrap().threads;
+        let report: Value = serde_json::from_str(&run(&options).unwrap()).unwrap();
+        assert_eq!(report["machine"]["emulated"], true);
+        for spec in rows::ROWS {
+            let systems: &[&str] =
+                if spec.work.on_names() { &["lode", "tmpfs"] } else { &["lode", "tmpfs", "limit"] };
+            for system in systems {
+                threads.iter().for_each(|&n| check_row(&report, spec.name, system, n, spec.bytes > 0));
+            }
+        }
+        for name in ["million-mount-clean", "million-mount-crash", "million-media", "terabyte-mkfs"] {
+            check_row(&report, name, "lode", 1, false);
+        }
+        let claimed: usize = rows::ROWS.iter().map(|r| r.targets.len()).sum();
+        assert!(report["claims"].as_array().unwrap().len() >= claimed);
+        let picture = std::fs::read_to_string(&svg).unwrap();
+        std::fs::remove_file(&svg).unwrap();
+        assert!(picture.contains("emulated PM") && picture.ends_with("</svg>\n"));
+    }
+
+    fn check_row(report: &Value, name: &str, system: &str, threads: usize, moves_data: bool) {
+        let rows = report["rows"].as_array().unwrap();
+        let is_it = |r: &&Value| r["name"] == name && r["system"] == system && r["threads"] == threads;
+        let row =
+            rows.iter().find(is_it).unwrap_or_else(|| panic!("no row {name} of {system}, {threads} threads"));
+        let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} of {row} is no number"));
+        if row.get("value").is_some() {
+            assert!(number("value").is_finite() && number("value") >= 0.0, "{row}");
+            return;
+        }
+        assert!(number("ops_per_s") > 0.0 && number("p50_us") > 0.0, "{row}");
+        assert!(number("p99_us") >= number("p50_us"), "{row}");
+        assert!(number("ops_per_s_min") <= number("ops_per_s_max"), "{row}");
+        assert_eq!(row["gib_per_s"].is_number(), moves_data, "{row}");
+        assert_eq!(row["cpu_s_per_gib"].is_number(), moves_data, "{row}");
+    }
+
+    #[test]
+    fn bad_options_are_refused_by_name() {
+        let refuse = |options: BenchOptions, word: &str| {
+            let error = run(&options).expect_err(word).to_string();
+            assert!(error.contains(word), "{error}");
+        };
+        refuse(BenchOptions { only: vec!["writes".into()], ..Default::default() }, "writes");
+        refuse(BenchOptions { peers: vec!["zfs".into()], ..Default::default() }, "zfs");
+        refuse(BenchOptions { threads: vec![0], ..Default::default() }, "0 threads");
+        refuse(BenchOptions { rounds: Some(0), ..Default::default() }, "0 rounds");
+    }
+
+    #[test]
+    fn a_pool_path_in_use_is_not_touched() {
+        let path = std::env::temp_dir().join(format!("lode-bench-test-{}.pool", std::process::id()));
+        std::fs::write(&path, [7u8; 8192]).unwrap();
+        let options = BenchOptions {
+            smoke: true,
+            peers: vec!["tmpfs".into()],
+            pool: Some(path.clone()),
+            ..Default::default()
+        };
+        let error = run(&options).expect_err("the file holds something").to_string();
+        let kept = std::fs::read(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert!(error.contains(path.to_str().unwrap()), "{error}");
+        assert_eq!(kept, [7u8; 8192]);
+    }
+}

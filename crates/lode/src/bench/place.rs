@@ -1,0 +1,202 @@
+//! Where a bench runs: a private tmpfs, an ext4 image on a loop device, pool files.
+//!
+//! As root everything is mounted in a mount namespace of this process, so that nothing stays behind,
+//! however the process ends. Otherwise files lie in /dev/shm and are removed at the end, or by the
+//! next bench if this one is killed.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use lodestone::{Error, Result};
+use rustix::mm::{MapFlags, ProtFlags};
+use rustix::thread::UnshareFlags;
+
+pub struct Place {
+    root: PathBuf,
+    /// To unmount, last first.
+    mounted: Vec<PathBuf>,
+    /// Files and directories outside `root`.
+    elsewhere: Vec<PathBuf>,
+}
+
+const SHM: &str = "/dev/shm";
+const PREFIX: &str = "lode-bench-";
+const EXT4_MAGIC: u64 = 0xef53;
+
+impl Place {
+    pub fn open() -> Result<Place> {
+        match Place::private_tmpfs() {
+            Ok(place) => Ok(place),
+            Err(_) => Place::in_shm(),
+        }
+    }
+
+    fn private_tmpfs() -> std::io::Result<Place> {
+        // SAFETY: the flag changes which mounts this thread and its later children see; no file
+        // descriptor and no memory is shared anew. The bench starts its threads after this.
+        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }?;
+        system("mount", ["--make-rprivate", "/"])?;
+        let root = std::env::temp_dir().join(format!("{PREFIX}{}", std::process::id()));
+        std::fs::create_dir(&root)?;
+        let mounted =
+            system("mount", ["-t".as_ref(), "tmpfs".as_ref(), "lode-bench".as_ref(), root.as_os_str()]);
+        if let Err(e) = mounted {
+            let _ = std::fs::remove_dir(&root);
+            return Err(e);
+        }
+        Ok(Place { mounted: vec![root.clone()], root, elsewhere: Vec::new() })
+    }
+
+    fn in_shm() -> Result<Place> {
+        remove_stale();
+        let root = Path::new(SHM).join(format!("{PREFIX}{}", std::process::id()));
+        std::fs::create_dir(&root).map_err(|e| Error::io(e, "bench::place", "create", &root))?;
+        Ok(Place { root, mounted: Vec::new(), elsewhere: Vec::new() })
+    }
+
+    pub fn describe(&self) -> String {
+        match self.mounted.is_empty() {
+            true => format!("tmpfs at {SHM}"),
+            false => "private tmpfs".to_string(),
+        }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.root.join(name)
+    }
+
+    /// A directory on this tmpfs.
+    pub fn dir(&self, name: &str) -> Result<PathBuf> {
+        let dir = self.path(name);
+        std::fs::create_dir_all(&dir).map_err(|e| Error::io(e, "bench::place", "create", &dir))?;
+        Ok(dir)
+    }
+
+    /// A directory on ext4: an image on this tmpfs, loop-mounted (the same memory as all others), or
+    /// one on the host's disk. Says in words which, or why neither.
+    pub fn ext4(&mut self, bytes: u64, inodes: usize) -> Result<(PathBuf, String), String> {
+        let image_error = match self.ext4_image(bytes, inodes) {
+            Ok(dir) => return Ok((dir, "ext4 on a loop device over tmpfs".to_string())),
+            Err(e) => e,
+        };
+        let host = std::env::current_dir()
+            .ok()
+            .filter(|dir| rustix::fs::statfs(dir).is_ok_and(|fs| fs.f_type as u64 == EXT4_MAGIC));
+        let host =
+            host.ok_or(format!("no image ({image_error}), and the current directory is not on ext4"))?;
+        let dir = host.join(format!("{PREFIX}{}", std::process::id()));
+        std::fs::create_dir(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+        self.elsewhere.push(dir.clone());
+        Ok((dir, format!("ext4 of the host's disk (no image: {image_error})")))
+    }
+
+    fn ext4_image(&mut self, bytes: u64, inodes: usize) -> std::io::Result<PathBuf> {
+        if self.mounted.is_empty() {
+            return Err(std::io::Error::other("mounting needs root"));
+        }
+        let (image, dir) = (self.path("ext4.img"), self.path("ext4"));
+        std::fs::File::create(&image)?.set_len(bytes)?;
+        std::fs::create_dir(&dir)?;
+        let inodes = inodes.to_string();
+        let eager: &OsStr = "lazy_itable_init=0,lazy_journal_init=0".as_ref();
+        let args = ["-q".as_ref(), "-F".as_ref(), "-N".as_ref(), inodes.as_ref(), "-E".as_ref(), eager];
+        system("mkfs.ext4", args.into_iter().chain([image.as_os_str()]))?;
+        system("mount", ["-o".as_ref(), "loop".as_ref(), image.as_os_str(), dir.as_os_str()])?;
+        self.mounted.push(dir.clone());
+        Ok(dir)
+    }
+
+    /// A pool file that the user may have wanted elsewhere than here.
+    pub fn remove_later(&mut self, file: &Path) {
+        if !file.starts_with(&self.root) {
+            self.elsewhere.push(file.to_path_buf());
+        }
+    }
+
+    /// A mount that somebody else made on a directory of this place.
+    pub fn remember_mount(&mut self, dir: &Path) {
+        self.mounted.push(dir.to_path_buf());
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        for dir in self.mounted.iter().rev() {
+            if system("umount", [dir.as_os_str()]).is_err() {
+                // Somebody is still in there; it goes when they leave.
+                let _ = system("umount", ["-l".as_ref(), dir.as_os_str()]);
+            }
+        }
+        for path in &self.elsewhere {
+            let _ = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
+        }
+        let _ = std::fs::remove_dir_all(&self.root);
+    }
+}
+
+/// Files of benches that were killed before they could remove them.
+fn remove_stale() {
+    for entry in std::fs::read_dir(SHM).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|n| n.strip_prefix(PREFIX)).and_then(|n| n.parse::<u32>().ok());
+        if pid.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// Runs an administrative command; its stderr becomes the error.
+pub fn system<A: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = A>) -> std::io::Result<()> {
+    let path = std::env::var("PATH").unwrap_or_default();
+    let output = Command::new(program)
+        .args(args)
+        .env("PATH", format!("{path}:/usr/sbin:/sbin"))
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|e| std::io::Error::new(e.kind(), format!("{program}: {e}")))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(std::io::Error::other(format!("{program}: {}", said.trim().lines().last().unwrap_or("failed"))))
+}
+
+/// A file mapped for reading by plain loads.
+pub struct Mapping {
+    base: *const u8,
+    len: usize,
+}
+
+// SAFETY: the mapping is read-only and lives until drop; bytes that others change while they are read
+// are copied as bytes, no reference to them is formed.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    pub fn open(path: &Path) -> Result<Mapping> {
+        let io = |e| Error::io(e, "bench::place", "map", path);
+        let file = std::fs::File::open(path).map_err(io)?;
+        let len = file.metadata().map_err(io)?.len() as usize;
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing.
+        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, flags, &file, 0) };
+        Ok(Mapping { base: base.map_err(|e| io(e.into()))?.cast(), len })
+    }
+
+    /// memcpy out of the mapping.
+    #[inline(always)]
+    pub fn read(&self, at: u64, dst: &mut [u8]) {
+        assert!(at as usize + dst.len() <= self.len);
+        // SAFETY: the range is inside the mapping (asserted), `dst` is the caller's own memory.
+        unsafe { std::ptr::copy_nonoverlapping(self.base.add(at as usize), dst.as_mut_ptr(), dst.len()) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range is exactly what mmap returned, and nothing points into it any more.
+        let _ = unsafe { rustix::mm::munmap(self.base.cast_mut().cast(), self.len) };
+    }
+}

@@ -1,0 +1,216 @@
+//! Options checked, and the sizes of a run chosen.
+//!
+//! Files are larger than what one core's share of a last-level cache holds, and small enough that two
+//! pools, tmpfs files and an ext4 image fit the memory of a laptop; a run that would not fit says so
+//! before it begins.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lodestone::media::Domain;
+use lodestone::{Error, Result};
+
+use super::BenchOptions;
+use super::machine::memory_available_bytes;
+use super::place::Place;
+use super::rows::{CAPACITY_ROWS, MOUNT_ROWS, ROWS, RowSpec};
+use super::worker::{Job, Names};
+
+const MIB: u64 = 1 << 20;
+const PEERS: &[&str] = &["tmpfs", "ext4"];
+const THREADS_MAX: usize = 64;
+const ROUNDS_MAX: usize = 1000;
+/// A claim needs a median of at least so many.
+const ROUNDS: usize = 5;
+/// Rows on names end with their names; only a system that is many times slower runs out of time.
+const NAMES_SLICES: u32 = 4;
+/// Name rows on a mount always get to the end.
+pub const MOUNT_SLICE: Duration = Duration::from_secs(10);
+
+pub struct Plan {
+    pub rows: Vec<&'static RowSpec>,
+    pub mount_rows: Vec<&'static RowSpec>,
+    pub capacity: Vec<&'static str>,
+    /// The user named rows: one that cannot run is an error, not a skip.
+    pub asked_by_name: bool,
+    pub peers: Vec<String>,
+    pub threads: Vec<usize>,
+    pub assume: Vec<Domain>,
+    pub pool: Option<PathBuf>,
+    pub rounds: usize,
+    pub slice: Duration,
+    pub pool_bytes: u64,
+    pub file_bytes: u64,
+    pub append_bytes_max: u64,
+    pub names: usize,
+    pub million_files: usize,
+}
+
+impl Plan {
+    pub fn of(options: &BenchOptions) -> Result<Plan> {
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let both = if options.quick || cores < 2 { vec![1] } else { vec![1, 2] };
+        let mut plan = Plan {
+            rows: ROWS.iter().filter(|r| wanted(options, r)).collect(),
+            mount_rows: MOUNT_ROWS.iter().filter(|r| wanted_mount(options, r)).collect(),
+            capacity: CAPACITY_ROWS.iter().copied().filter(|r| wanted_capacity(options, r)).collect(),
+            asked_by_name: !options.only.is_empty(),
+            peers: or_default(&options.peers, PEERS.iter().map(|p| p.to_string()).collect()),
+            threads: or_default(&options.threads, both),
+            assume: or_default(&options.assume, vec![Domain::Memory]),
+            pool: options.pool.clone(),
+            rounds: options.rounds.unwrap_or(if options.smoke { 2 } else { ROUNDS }),
+            slice: Duration::from_millis(150),
+            pool_bytes: 2048 * MIB,
+            file_bytes: 384 * MIB,
+            append_bytes_max: 192 * MIB,
+            names: 100_000,
+            million_files: 1_000_000,
+        };
+        if options.smoke {
+            plan.slice = Duration::from_millis(2);
+            (plan.pool_bytes, plan.file_bytes, plan.append_bytes_max) = (96 * MIB, 4 * MIB, MIB);
+            (plan.names, plan.million_files) = (200, 2000);
+        } else if options.quick {
+            plan.slice = Duration::from_millis(50);
+            (plan.pool_bytes, plan.file_bytes, plan.append_bytes_max) = (1024 * MIB, 256 * MIB, 96 * MIB);
+            plan.names = 20_000;
+        }
+        plan.check(options, cores)?;
+        Ok(plan)
+    }
+
+    fn check(&mut self, options: &BenchOptions, cores: usize) -> Result<()> {
+        let known = |n: &String| {
+            super::row_names().any(|k| k == n) || matches!(n.as_str(), "data" | "names" | "mount")
+        };
+        if let Some(name) = options.only.iter().find(|n| !known(n)) {
+            let names: Vec<&str> = super::row_names().collect();
+            return Err(usage(format!("there is no row {name}; rows: {}", names.join(", "))));
+        }
+        if let Some(peer) = self.peers.iter().find(|p| !PEERS.contains(&p.as_str())) {
+            return Err(usage(format!("there is no peer {peer}; peers: {}", PEERS.join(", "))));
+        }
+        if let Some(n) = self.threads.iter().find(|n| !(1..=cores.min(THREADS_MAX)).contains(n)) {
+            return Err(usage(format!(
+                "{n} threads: this machine has cores for 1 to {}",
+                cores.min(THREADS_MAX)
+            )));
+        }
+        if !(1..=ROUNDS_MAX).contains(&self.rounds) {
+            return Err(usage(format!("{} rounds: give 1 to {ROUNDS_MAX}", self.rounds)));
+        }
+        self.threads.sort_unstable();
+        self.threads.dedup();
+        // Room for all files and for blocks freed but not yet reused.
+        let files = self.threads_max() as u64 * (self.file_bytes + self.append_bytes_max);
+        self.pool_bytes = self.pool_bytes.max(files * 3 / 2);
+        self.check_memory()
+    }
+
+    fn check_memory(&self) -> Result<()> {
+        let pools = (self.assume.len() as u64 + 1) * self.pool_bytes;
+        let files = self.threads_max() as u64 * (self.file_bytes + self.append_bytes_max);
+        let peers = self.peers.len() as u64 * files;
+        let (need, free) = (pools + peers, memory_available_bytes());
+        if !self.rows.is_empty() && free < need {
+            let message = format!(
+                "the bench needs {} MiB of memory, {} MiB are free: try --quick, --peers tmpfs or --threads 1",
+                need / MIB,
+                free / MIB
+            );
+            return Err(Error::message(libc::ENOMEM, "bench::plan", message));
+        }
+        Ok(())
+    }
+
+    pub fn threads_max(&self) -> usize {
+        self.threads.last().copied().unwrap_or(1)
+    }
+
+    pub fn has_peer(&self, name: &str) -> bool {
+        self.peers.iter().any(|p| p == name)
+    }
+
+    /// Where the pool of the `i`th domain lies.
+    pub fn pool_path(&self, place: &Place, i: usize) -> PathBuf {
+        match &self.pool {
+            Some(path) if i == 0 => path.clone(),
+            _ => place.path(&format!("pool{i}")),
+        }
+    }
+
+    /// The limit's memory: beside the pool, so that it is of the same kind.
+    pub fn limit_path(&self, place: &Place) -> PathBuf {
+        match &self.pool {
+            Some(path) => path.with_added_extension("limit"),
+            None => place.path("limit"),
+        }
+    }
+
+    pub fn mount_pool_path(&self, place: &Place) -> PathBuf {
+        place.path("mount.pool")
+    }
+
+    pub fn mount_pool_bytes(&self) -> u64 {
+        self.fio_bytes() * 2 + 128 * MIB
+    }
+
+    pub fn fio_bytes(&self) -> u64 {
+        (self.file_bytes * 2 / 3).min(256 * MIB)
+    }
+
+    pub fn mount_names(&self) -> usize {
+        self.names.min(10_000)
+    }
+
+    pub fn ext4_bytes(&self) -> u64 {
+        let files = self.threads_max() as u64 * (self.file_bytes + self.append_bytes_max);
+        files + self.ext4_inodes() as u64 * 512 + 192 * MIB
+    }
+
+    /// Every contestant's directory may be full at the same time.
+    pub fn ext4_inodes(&self) -> usize {
+        self.threads.iter().sum::<usize>() * self.names + 1000
+    }
+
+    /// Makes the job of a row in a round; the round is the seed, the same for all systems.
+    pub fn jobs(&self, names: Arc<Names>) -> impl Fn(&RowSpec, u64) -> Job {
+        let (file_bytes, append_bytes_max, slice) = (self.file_bytes, self.append_bytes_max, self.slice);
+        move |spec, seed| Job {
+            work: spec.work,
+            bytes: spec.bytes,
+            file_bytes,
+            append_bytes_max,
+            slice: if spec.work.on_names() { slice * NAMES_SLICES } else { slice },
+            seed: seed + 1,
+            names: names.clone(),
+        }
+    }
+}
+
+fn or_default<T: Clone>(given: &[T], default: Vec<T>) -> Vec<T> {
+    if given.is_empty() { default } else { given.to_vec() }
+}
+
+fn usage(message: String) -> Error {
+    Error::message(libc::EINVAL, "bench::plan", message)
+}
+
+fn named(options: &BenchOptions, name: &str) -> bool {
+    options.only.iter().any(|n| n == name)
+}
+
+fn wanted(options: &BenchOptions, row: &RowSpec) -> bool {
+    let group = if row.work.on_names() { "names" } else { "data" };
+    options.only.is_empty() || named(options, row.name) || named(options, group)
+}
+
+fn wanted_mount(options: &BenchOptions, row: &RowSpec) -> bool {
+    (options.mount && options.only.is_empty()) || named(options, row.name) || named(options, "mount")
+}
+
+fn wanted_capacity(options: &BenchOptions, name: &str) -> bool {
+    named(options, name) || (options.only.is_empty() && !options.quick && !options.smoke)
+}

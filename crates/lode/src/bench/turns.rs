@@ -1,0 +1,325 @@
+//! Systems take turns: A B C A B C ..., the order rotating, so that a slow second of the machine
+//! slows every system and not one of them.
+//!
+//! Each worker thread is pinned to its own core and lives for the whole run. A warm-up round, which
+//! is not reported, precedes the measured ones; measured rounds are never dropped.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+use lodestone::{Error, Result};
+use rustix::thread::CpuSet;
+
+use super::clock::{Clock, Histogram, machine_cpu_s, process_cpu_s};
+use super::report::{Row, median};
+use super::rows::RowSpec;
+use super::worker::{Job, Slice, Worker, run};
+
+const GIB: f64 = (1u64 << 30) as f64;
+
+/// A [`Worker`] of any system.
+pub trait Seat: Send {
+    fn run(&mut self, job: &Job, buffer: &mut [u8], start: &dyn Fn(), done: &dyn Fn()) -> Result<Slice>;
+}
+
+impl<W: Worker> Seat for W {
+    fn run(&mut self, job: &Job, buffer: &mut [u8], start: &dyn Fn(), done: &dyn Fn()) -> Result<Slice> {
+        run(self, job, buffer, start, done)
+    }
+}
+
+/// Whose CPU time a system is charged with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CpuScope {
+    /// It runs in the calling threads.
+    Process,
+    /// Kernel threads work for it too.
+    Machine,
+}
+
+impl CpuScope {
+    pub fn name(self) -> &'static str {
+        match self {
+            CpuScope::Process => "process",
+            CpuScope::Machine => "machine",
+        }
+    }
+
+    fn now_s(self) -> f64 {
+        match self {
+            CpuScope::Process => process_cpu_s(),
+            CpuScope::Machine => machine_cpu_s(),
+        }
+    }
+}
+
+/// One system with one thread count.
+pub struct Contestant {
+    pub system: String,
+    pub scope: CpuScope,
+    pub promise: &'static str,
+    /// False for raw memory.
+    pub has_names: bool,
+    /// One per thread; `None` while a thread has it.
+    pub seats: Vec<Option<Box<dyn Seat>>>,
+}
+
+/// What one contestant did in one round.
+#[derive(Clone, Copy, Default)]
+struct Round {
+    ops: f64,
+    wall_s: f64,
+    cpu_s: f64,
+    p50_us: f64,
+    p99_us: f64,
+}
+
+/// The worker threads.
+pub struct Crew {
+    members: Vec<Member>,
+    /// Busy seconds per second of the machine while this process sleeps.
+    idle_rate: f64,
+}
+
+struct Member {
+    tasks: Option<Sender<Task>>,
+    events: Receiver<Event>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Task {
+    seat: Box<dyn Seat>,
+    job: Arc<Job>,
+    gates: Arc<Gates>,
+}
+
+/// Where the threads of one slice wait for each other, so that only timed work is charged.
+#[derive(Default)]
+struct Gates {
+    /// All are prepared, the CPU clock has been read.
+    go: AtomicBool,
+    /// All have ended, the CPU clock has been read.
+    counted: AtomicBool,
+}
+
+enum Event {
+    Ready,
+    Done,
+    Result(Box<dyn Seat>, Result<Slice>),
+}
+
+const BUFFER_BYTES: usize = 1 << 20;
+const PAGE: usize = 4096;
+const IDLE_SAMPLE: std::time::Duration = std::time::Duration::from_millis(400);
+
+impl Crew {
+    pub fn new(threads: usize) -> Result<Crew> {
+        let cores = allowed_cores()?;
+        let members = (0..threads).map(|i| Member::spawn(cores[i % cores.len()])).collect();
+        let before = machine_cpu_s();
+        std::thread::sleep(IDLE_SAMPLE);
+        let idle_rate = (machine_cpu_s() - before) / IDLE_SAMPLE.as_secs_f64();
+        Ok(Crew { members, idle_rate })
+    }
+
+    pub fn idle_rate(&self) -> f64 {
+        self.idle_rate
+    }
+
+    /// One slice of `contestant` on as many threads as it has seats.
+    fn slice(&self, contestant: &mut Contestant, job: &Arc<Job>) -> Result<Round> {
+        let gates = Arc::new(Gates::default());
+        let members = &self.members[..contestant.seats.len()];
+        for (member, seat) in members.iter().zip(&mut contestant.seats) {
+            let seat = seat.take().ok_or_else(died)?;
+            let task = Task { seat, job: job.clone(), gates: gates.clone() };
+            member.tasks.as_ref().expect("the crew is at work").send(task).map_err(|_| died())?;
+        }
+        let ready: Result<Vec<_>> = members.iter().map(Member::event).collect();
+        let cpu = contestant.scope.now_s();
+        gates.go.store(true, Ordering::Release);
+        let done = ready.and_then(|_| members.iter().try_for_each(|m| m.event().map(drop)));
+        let cpu_s = contestant.scope.now_s() - cpu;
+        gates.counted.store(true, Ordering::Release);
+        members.iter().for_each(Member::unpark);
+        done?;
+        let mut slices = Vec::new();
+        for (member, seat) in members.iter().zip(&mut contestant.seats) {
+            let Event::Result(back, slice) = member.event()? else { return Err(died()) };
+            *seat = Some(back);
+            slices.push(slice.map_err(|e| e.context(&contestant.system))?);
+        }
+        Ok(Round { cpu_s, ..summary(&slices) })
+    }
+
+    /// Runs `specs` in order, each by all of `contestants` in turn, `rounds` times after a warm-up.
+    /// Name rows go together, because each works on what the one before left.
+    pub fn rounds(
+        &self,
+        specs: &[&'static RowSpec],
+        contestants: &mut [Contestant],
+        rounds: usize,
+        job_of: &dyn Fn(&RowSpec, u64) -> Job,
+        progress: &dyn Fn(&str),
+    ) -> Result<Vec<Row>> {
+        let mut done: Vec<Vec<Vec<Round>>> = vec![vec![Vec::new(); contestants.len()]; specs.len()];
+        for round in 0..=rounds {
+            for (spec, done) in specs.iter().zip(&mut done) {
+                progress(&format!("{} round {round} of {rounds}", spec.name));
+                let job = Arc::new(job_of(spec, round as u64));
+                for turn in 0..contestants.len() {
+                    let who = (turn + round) % contestants.len();
+                    let contestant = &mut contestants[who];
+                    if spec.work.on_names() && !contestant.has_names {
+                        continue;
+                    }
+                    let result = self.slice(contestant, &job).map_err(|e| e.context(spec.name))?;
+                    if round > 0 {
+                        done[who].push(result);
+                    }
+                }
+            }
+        }
+        let mut rows = Vec::new();
+        for (spec, done) in specs.iter().zip(&done) {
+            let with_rounds = contestants.iter().zip(done).filter(|(_, rounds)| !rounds.is_empty());
+            rows.extend(with_rounds.map(|(c, rounds)| self.row(spec, c, rounds)));
+        }
+        Ok(rows)
+    }
+
+    fn row(&self, spec: &RowSpec, who: &Contestant, rounds: &[Round]) -> Row {
+        let of = |f: &dyn Fn(&Round) -> f64| -> Vec<f64> { rounds.iter().map(f).collect() };
+        let rates = of(&|r| r.ops / r.wall_s);
+        let ops_per_s = median(&rates);
+        let cpu_s_per_op = match who.scope {
+            CpuScope::Process => median(&of(&|r| r.cpu_s / r.ops)),
+            // Steps of 10 ms are too coarse for one round: all rounds together.
+            CpuScope::Machine => {
+                let sum = |f: &dyn Fn(&Round) -> f64| -> f64 { rounds.iter().map(f).sum() };
+                (sum(&|r| r.cpu_s) - self.idle_rate * sum(&|r| r.wall_s)) / sum(&|r| r.ops)
+            }
+        };
+        let cpu_s_per_op = (cpu_s_per_op > 0.0).then_some(cpu_s_per_op);
+        let gib_per_op = (spec.bytes > 0).then_some(spec.bytes as f64 / GIB);
+        Row {
+            name: spec.name.to_string(),
+            system: who.system.clone(),
+            threads: who.seats.len(),
+            ops_per_s,
+            gib_per_s: gib_per_op.map(|gib| gib * ops_per_s),
+            p50_us: median(&of(&|r| r.p50_us)),
+            p99_us: median(&of(&|r| r.p99_us)),
+            cpu_s_per_gib: cpu_s_per_op.zip(gib_per_op).map(|(s, gib)| s / gib),
+            cpu_us_per_op: cpu_s_per_op.map(|s| s * 1e6),
+            cpu_scope: who.scope.name(),
+            promise: who.promise,
+            rounds: rounds.len(),
+            ops_per_s_min: rates.iter().copied().fold(ops_per_s, f64::min),
+            ops_per_s_max: rates.iter().copied().fold(ops_per_s, f64::max),
+            ops_per_s_rounds: rates,
+            value: None,
+            unit: None,
+        }
+    }
+}
+
+/// All threads of one slice as one: from the first start to the last end.
+fn summary(slices: &[Slice]) -> Round {
+    let clock = Clock::get();
+    let began = slices.iter().map(|s| s.began).min().unwrap_or(0);
+    let ended = slices.iter().map(|s| s.ended).max().unwrap_or(0);
+    let mut latency = Histogram::default();
+    slices.iter().for_each(|s| latency.merge(&s.latency));
+    let us = |share| clock.ns(latency.percentile(share).unwrap_or(0.0) as u64) / 1e3;
+    Round {
+        ops: slices.iter().map(|s| s.ops as f64).sum(),
+        wall_s: clock.ns(ended - began) / 1e9,
+        cpu_s: 0.0,
+        p50_us: us(0.50),
+        p99_us: us(0.99),
+    }
+}
+
+fn died() -> Error {
+    Error::message(libc::EIO, "bench::turns", "a bench thread died; its panic is above")
+}
+
+fn allowed_cores() -> Result<Vec<usize>> {
+    let set = rustix::thread::sched_getaffinity(None)
+        .map_err(|e| Error::message(e.raw_os_error(), "bench::turns", format!("sched_getaffinity: {e}")))?;
+    Ok((0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect())
+}
+
+impl Member {
+    fn spawn(core: usize) -> Member {
+        let (tasks, inbox) = channel::<Task>();
+        let (outbox, events) = channel::<Event>();
+        let work = move || {
+            let mut set = CpuSet::new();
+            set.set(core);
+            // Unpinned is worse, not wrong: the result then shows it as spread.
+            let _ = rustix::thread::sched_setaffinity(None, &set);
+            let mut storage = vec![0u8; BUFFER_BYTES + PAGE];
+            let skew = storage.as_ptr().align_offset(PAGE);
+            let buffer = &mut storage[skew..skew + BUFFER_BYTES];
+            buffer.fill(0xa5);
+            for task in inbox {
+                task.perform(buffer, &outbox);
+            }
+        };
+        Member { tasks: Some(tasks), events, thread: Some(std::thread::spawn(work)) }
+    }
+
+    fn unpark(&self) {
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
+    }
+
+    fn event(&self) -> Result<Event> {
+        self.events.recv().map_err(|_| died())
+    }
+}
+
+impl Task {
+    fn perform(mut self, buffer: &mut [u8], outbox: &Sender<Event>) {
+        // A closed outbox means that the run was given up; the result then interests nobody.
+        let tell = |event| drop(outbox.send(event));
+        let done_told = std::cell::Cell::new(false);
+        // A running thread's CPU time is brought up to date when it asks for it, else by the next tick.
+        let settle_cpu_clock = process_cpu_s;
+        let done = || {
+            settle_cpu_clock();
+            tell(Event::Done);
+            done_told.set(true);
+            while !self.gates.counted.load(Ordering::Acquire) {
+                std::thread::park();
+            }
+        };
+        let start = || {
+            settle_cpu_clock();
+            tell(Event::Ready);
+            while !self.gates.go.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+        };
+        let result = self.seat.run(&self.job, buffer, &start, &done);
+        if !done_told.get() {
+            done();
+        }
+        tell(Event::Result(self.seat, result));
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.tasks = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic was reported where it happened.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! One thread's view of a system under measure, and the loop that times it.
+//!
+//! Every system runs the same loop with the same offsets, names and buffers; the loop is compiled for
+//! each, so that no call goes through a table. After a slice the worker reads its last write back, or
+//! counts its names: a bench that does not check results measures mistakes.
+
+use std::time::Duration;
+
+use lodestone::{Error, Result};
+
+use super::clock::{Clock, Histogram};
+use super::rows::Work;
+
+/// The operations of one system, bound to one private file and one private directory.
+pub trait Worker: Send {
+    fn read(&mut self, at: u64, dst: &mut [u8]) -> Result<()>;
+    fn write(&mut self, at: u64, src: &[u8]) -> Result<()>;
+    /// Begins a fresh, empty file that [`append`](Worker::append) extends. Not timed.
+    fn append_begin(&mut self) -> Result<()>;
+    fn append(&mut self, src: &[u8]) -> Result<()>;
+    /// Removes that file and says how many bytes it had. Not timed.
+    fn append_end(&mut self) -> Result<u64>;
+    fn create(&mut self, name: &Name) -> Result<()>;
+    fn stat(&mut self, name: &Name) -> Result<()>;
+    fn rename(&mut self, from: &Name, to: &Name) -> Result<()>;
+    fn unlink(&mut self, name: &Name) -> Result<()>;
+    /// Reads the whole directory; the count leaves out "." and "..".
+    fn readdir(&mut self) -> Result<u64>;
+    /// Until this is called again with true, name operations need not be durable: what a slow system
+    /// has not done when its time is up is then done without measuring.
+    fn set_durable(&mut self, _durable: bool) {}
+}
+
+/// A file name of fixed length with its closing NUL, so that no operation pays for making one.
+#[derive(Clone, Copy)]
+pub struct Name([u8; NAME_LEN + 1]);
+
+const NAME_LEN: usize = 14;
+
+impl Name {
+    fn new(kind: char, n: usize) -> Name {
+        let text = format!("{kind}ile.{n:09}\0");
+        Name(text.as_bytes().try_into().expect("nine digits hold every count of names"))
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.0[..NAME_LEN]
+    }
+
+    pub fn c_str(&self) -> &std::ffi::CStr {
+        // SAFETY: `new`, the only maker, ends the bytes with a NUL and puts none before it. The check is
+        // left out because this runs inside the timed loop of the kernel's peers only.
+        unsafe { std::ffi::CStr::from_bytes_with_nul_unchecked(&self.0) }
+    }
+}
+
+/// The names of a directory: as created, as renamed to, and a random order to visit them in.
+pub struct Names {
+    pub first: Vec<Name>,
+    pub second: Vec<Name>,
+    pub order: Vec<u32>,
+}
+
+impl Names {
+    pub fn new(count: usize) -> Names {
+        let mut order: Vec<u32> = (0..count as u32).collect();
+        let mut random = Random(0x5eed);
+        for i in (1..count).rev() {
+            order.swap(i, random.below(i as u64 + 1) as usize);
+        }
+        Names {
+            first: (0..count).map(|n| Name::new('f', n)).collect(),
+            second: (0..count).map(|n| Name::new('g', n)).collect(),
+            order,
+        }
+    }
+}
+
+/// xorshift64*: a few cycles per number, so the generator is not what is measured.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Random {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    #[inline(always)]
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        let mixed = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d);
+        ((u128::from(mixed) * u128::from(bound)) >> 64) as u64
+    }
+}
+
+/// One slice of one row, the same for every system.
+#[derive(Clone)]
+pub struct Job {
+    pub work: Work,
+    pub bytes: usize,
+    pub file_bytes: u64,
+    /// Bytes an append file may grow to in one slice.
+    pub append_bytes_max: u64,
+    pub slice: Duration,
+    /// Differs between rounds, never between systems.
+    pub seed: u64,
+    pub names: std::sync::Arc<Names>,
+}
+
+/// What one thread did in one slice.
+pub struct Slice {
+    pub ops: u64,
+    pub began: u64,
+    pub ended: u64,
+    pub latency: Histogram,
+}
+
+/// The loop's ends: operations and time, whichever is first.
+struct Timed {
+    clock: Clock,
+    slice: Slice,
+    deadline: u64,
+}
+
+impl Timed {
+    fn begin(job: &Job) -> Timed {
+        let clock = Clock::get();
+        let latency = Histogram::default();
+        let began = clock.stamp();
+        let deadline = began.saturating_add(clock.ticks(job.slice));
+        Timed { clock, slice: Slice { ops: 0, began, ended: began, latency }, deadline }
+    }
+
+    /// Repeats `op(0)`, `op(1)` ... at most `ops_max` times.
+    #[inline(always)]
+    fn repeat(&mut self, ops_max: u64, mut op: impl FnMut(u64) -> Result<()>) -> Result<()> {
+        let mut i = 0;
+        while i < ops_max {
+            op(i)?;
+            i += 1;
+            let now = self.clock.stamp();
+            self.slice.latency.add(now - self.slice.ended);
+            self.slice.ended = now;
+            if now >= self.deadline {
+                break;
+            }
+        }
+        self.slice.ops = i;
+        Ok(())
+    }
+}
+
+/// Prepares, waits in `start` for the others, times, reports `done`, and checks one slice. `start` is
+/// called whatever happens, because others wait there too.
+pub fn run<W: Worker>(
+    worker: &mut W,
+    job: &Job,
+    buffer: &mut [u8],
+    start: &dyn Fn(),
+    done: &dyn Fn(),
+) -> Result<Slice> {
+    let prepared = if job.work == Work::Append { worker.append_begin() } else { Ok(()) };
+    start();
+    prepared?;
+    let mut timed = Timed::begin(job);
+    let outcome = match job.work {
+        Work::WriteRandom | Work::WriteSequential => write(worker, job, buffer, &mut timed),
+        Work::ReadRandom | Work::ReadSequential => read(worker, job, buffer, &mut timed),
+        Work::Append => append(worker, job, buffer, &mut timed),
+        Work::Readdir => readdir(worker, job, &mut timed),
+        _ => names(worker, job, 0, &mut timed),
+    };
+    done();
+    outcome?;
+    check(worker, job, buffer, &timed.slice)?;
+    Ok(timed.slice)
+}
+
+/// Offsets of a slice: random blocks, or one pass after the other.
+struct Offsets {
+    random: Option<Random>,
+    blocks: u64,
+    bytes: u64,
+}
+
+impl Offsets {
+    fn of(job: &Job) -> Offsets {
+        let random = matches!(job.work, Work::WriteRandom | Work::ReadRandom).then(|| Random::new(job.seed));
+        Offsets { random, blocks: job.file_bytes / job.bytes as u64, bytes: job.bytes as u64 }
+    }
+
+    #[inline(always)]
+    fn next(&mut self, i: u64) -> u64 {
+        let block = match &mut self.random {
+            Some(random) => random.below(self.blocks),
+            None => i % self.blocks,
+        };
+        block * self.bytes
+    }
+}
+
+/// What operation `i` of a slice stores in its first bytes.
+fn stamp_of(job: &Job, i: u64) -> [u8; 8] {
+    (job.seed << 40 ^ i).to_le_bytes()
+}
+
+fn write<W: Worker>(worker: &mut W, job: &Job, buffer: &mut [u8], timed: &mut Timed) -> Result<()> {
+    let mut offsets = Offsets::of(job);
+    let buffer = &mut buffer[..job.bytes];
+    timed.repeat(u64::MAX, |i| {
+        buffer[..8].copy_from_slice(&stamp_of(job, i));
+        worker.write(offsets.next(i), buffer)
+    })
+}
+
+fn read<W: Worker>(worker: &mut W, job: &Job, buffer: &mut [u8], timed: &mut Timed) -> Result<()> {
+    let mut offsets = Offsets::of(job);
+    let buffer = &mut buffer[..job.bytes];
+    timed.repeat(u64::MAX, |i| worker.read(offsets.next(i), buffer))
+}
+
+fn append<W: Worker>(worker: &mut W, job: &Job, buffer: &mut [u8], timed: &mut Timed) -> Result<()> {
+    let buffer = &mut buffer[..job.bytes];
+    timed.repeat(job.append_bytes_max / job.bytes as u64, |i| {
+        buffer[..8].copy_from_slice(&stamp_of(job, i));
+        worker.append(buffer)
+    })
+}
+
+/// An operation is one entry; its latency is its share of a pass over the directory.
+fn readdir<W: Worker>(worker: &mut W, job: &Job, timed: &mut Timed) -> Result<()> {
+    let want = job.names.first.len() as u64;
+    let Timed { clock, slice, deadline } = timed;
+    while slice.ended < *deadline {
+        let got = worker.readdir()?;
+        if got != want {
+            return Err(wrong(format!("readdir reported {got} of {want} names")));
+        }
+        let now = clock.stamp();
+        slice.latency.add((now - slice.ended) / want);
+        slice.ended = now;
+        slice.ops += want;
+    }
+    Ok(())
+}
+
+/// Name operations from the `from`th in the row's order.
+fn names<W: Worker>(worker: &mut W, job: &Job, from: u64, timed: &mut Timed) -> Result<()> {
+    let Names { first, second, order } = &*job.names;
+    let todo = first.len() as u64 - from;
+    let at = |i: u64| order[(i + from) as usize] as usize;
+    match job.work {
+        Work::Create => timed.repeat(todo, |i| worker.create(&first[(i + from) as usize])),
+        Work::Stat => timed.repeat(todo, |i| worker.stat(&first[at(i)])),
+        Work::Rename => timed.repeat(todo, |i| worker.rename(&first[at(i)], &second[at(i)])),
+        Work::Unlink => timed.repeat(todo, |i| worker.unlink(&second[at(i)])),
+        work => unreachable!("{work:?} does not work on names"),
+    }
+}
+
+/// Reads back what the slice wrote last; does the name operations that the slice had no time for.
+fn check<W: Worker>(worker: &mut W, job: &Job, buffer: &mut [u8], slice: &Slice) -> Result<()> {
+    match job.work {
+        Work::WriteRandom | Work::WriteSequential => {
+            let mut offsets = Offsets::of(job);
+            let at = (0..slice.ops).map(|i| offsets.next(i)).last().unwrap_or(0);
+            let mut got = vec![0; job.bytes];
+            worker.read(at, &mut got)?;
+            if got != buffer[..job.bytes] {
+                return Err(wrong(format!("{} bytes at {at} are not what was written last", job.bytes)));
+            }
+        }
+        Work::Append => {
+            let (got, want) = (worker.append_end()?, slice.ops * job.bytes as u64);
+            if got != want {
+                return Err(wrong(format!("a file of {want} appended bytes has {got}")));
+            }
+        }
+        Work::Create | Work::Rename | Work::Unlink => {
+            worker.set_durable(false);
+            let untimed = Job { slice: Duration::MAX, ..job.clone() };
+            let rest = names(worker, &untimed, slice.ops, &mut Timed::begin(&untimed));
+            worker.set_durable(true);
+            rest?;
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+fn wrong(what: String) -> Error {
+    Error::message(libc::EIO, "bench::check", what)
+}

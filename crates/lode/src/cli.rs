@@ -1,0 +1,427 @@
+//! The command line: every subcommand, flag and help text. Defined once; `--help`, completions, man pages,
+//! environment variables and the keys of the configuration file are all derived from here.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Arg, ArgAction, Args, Command, CommandFactory, Parser, Subcommand, ValueEnum};
+
+use lodestone::limits::{POOL_BLOCKS_MAX, POOL_BYTES_MIN};
+
+use crate::size::{self, Size};
+use crate::target::{PoolPath, Target, parse_pool_path};
+
+/// Largest pool, in bytes.
+const POOL_BYTES_MAX: u64 = POOL_BLOCKS_MAX * 4096;
+/// Longest label, in bytes.
+const LABEL_BYTES_MAX: usize = 63;
+
+/// A file system for slow, byte-addressable memory, in user space.
+#[derive(Parser, Debug)]
+#[command(name = "lode", version, propagate_version = true, max_term_width = 100)]
+#[command(disable_help_subcommand = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Sub,
+    /// Read this configuration file instead of /etc/lode.toml and ~/.config/lode/config.toml
+    #[arg(long, global = true, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum Sub {
+    Mkfs(Mkfs),
+    Info(Info),
+    Mount(Mount),
+    Umount(Umount),
+    Ls(Ls),
+    Cat(Cat),
+    Cp(Cp),
+    Rm(Rm),
+    Dump(Dump),
+    Bench(Bench),
+    Completions(Completions),
+    Man(Man),
+}
+
+/// Make a file system on a file, a DAX device or several of them
+///
+/// POOL is created where it does not exist. A file system, or anything else that POOL holds, is overwritten
+/// only with --force.
+#[derive(Args, Debug)]
+pub struct Mkfs {
+    /// The file or device; several, with commas between, are striped and named by the first from then on
+    pub pool: OsString,
+    /// Size of the pool; K, M, G and T are binary [default: what POOL has, 4G where it is new]
+    #[arg(long, value_name = "SIZE", value_parser = parse_pool_size)]
+    pub size: Option<u64>,
+    /// Overwrite what POOL holds
+    #[arg(long)]
+    pub force: bool,
+    /// A name for people, at most 63 bytes
+    #[arg(long, value_parser = parse_label)]
+    pub label: Option<String>,
+    /// How file data is written: cow makes each write atomic, inplace only metadata
+    #[arg(long, value_name = "MODE", default_value = "cow")]
+    pub data: Data,
+    /// Bytes that stand in one region before the next one follows
+    #[arg(long, value_name = "SIZE", default_value = "2M", value_parser = parse_stripe)]
+    pub stripe: u64,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Data {
+    Cow,
+    Inplace,
+}
+
+/// Say what a pool is, what this machine can do for it, and what is missing
+///
+/// Without POOL, the machine alone. Nothing is changed; a pool in use or damaged is described as far as it
+/// can be read.
+#[derive(Args, Debug)]
+pub struct Info {
+    /// The file or device of the pool, the first of several
+    pub pool: Option<OsString>,
+    /// Take the media for persistent memory of this kind (emulation)
+    #[arg(long, value_name = "DOMAIN")]
+    pub assume: Option<Assume>,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Assume {
+    Memory,
+    CpuCache,
+    PageCache,
+}
+
+/// Mount a pool on a directory, for every program
+///
+/// Returns once the mount is live. Also the mount helper of fstab's type fuse.lode.
+#[derive(Args, Debug)]
+pub struct Mount {
+    /// The file or device of the pool, the first of several
+    pub pool: OsString,
+    /// Where to
+    pub dir: PathBuf,
+    /// Mount options, with commas between, as in mount(8)
+    #[arg(short = 'o', long, value_name = "OPTS")]
+    pub options: Vec<OsString>,
+    /// Stay in the foreground
+    #[arg(short, long)]
+    pub foreground: bool,
+    /// Take the media for persistent memory of this kind (emulation)
+    #[arg(long, value_name = "DOMAIN")]
+    pub assume: Option<Assume>,
+}
+
+/// Unmount a directory
+#[derive(Args, Debug)]
+pub struct Umount {
+    /// Where the pool is mounted
+    pub dir: PathBuf,
+}
+
+/// List directories in a pool
+///
+/// Times are UTC. A name with control characters or invalid UTF-8 is shown as $'...', which a shell reads
+/// back.
+#[derive(Args, Debug)]
+pub struct Ls {
+    /// What to list
+    #[arg(required = true, value_name = "POOL:/PATH", value_parser = PoolPathParser)]
+    pub paths: Vec<PoolPath>,
+    /// Mode, links, owner, size and time of each entry
+    #[arg(short, long)]
+    pub long: bool,
+    /// Names that begin with a dot too
+    #[arg(short, long)]
+    pub all: bool,
+    /// Directories inside directories too
+    #[arg(short = 'R', long)]
+    pub recursive: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Write files of a pool to standard output
+#[derive(Args, Debug)]
+pub struct Cat {
+    /// What to write
+    #[arg(required = true, value_name = "POOL:/PATH", value_parser = PoolPathParser)]
+    pub paths: Vec<PoolPath>,
+}
+
+/// Copy files into, out of and between pools
+///
+/// POOL:/path is a file in a pool, anything else one of the host: the first `:/` divides, so ./a:b is a file
+/// of the host. A backslash before the colon takes its meaning away (dir\:/file).
+///
+/// Holes stay holes. An interrupted copy removes the file it was writing and says so.
+#[derive(Args, Debug)]
+pub struct Cp {
+    /// What to copy
+    #[arg(required = true, value_name = "FROM", value_parser = TargetParser)]
+    pub from: Vec<Target>,
+    /// Where to: a new name, or a directory to copy into
+    #[arg(required = true, value_name = "TO", value_parser = TargetParser)]
+    pub to: Target,
+    /// Directories too, with all they hold; symbolic links are copied, not followed
+    #[arg(short, long, visible_short_alias = 'R')]
+    pub recursive: bool,
+    /// As -r, and keep mode, owner, times, xattrs, hard links and special files
+    #[arg(short, long)]
+    pub archive: bool,
+}
+
+/// Remove files and directories from a pool
+#[derive(Args, Debug)]
+pub struct Rm {
+    /// What to remove
+    #[arg(required = true, value_name = "POOL:/PATH", value_parser = PoolPathParser)]
+    pub paths: Vec<PoolPath>,
+    /// Directories too, with all they hold
+    #[arg(short, long, visible_short_alias = 'R')]
+    pub recursive: bool,
+    /// What is not there is no failure
+    #[arg(short, long)]
+    pub force: bool,
+}
+
+/// Show what stands on media: the superblock, or the records of one inode
+#[derive(Args, Debug)]
+pub struct Dump {
+    /// The file or device of the pool, the first of several
+    pub pool: OsString,
+    /// An inode number (1 is the root directory)
+    pub ino: Option<u32>,
+}
+
+/// Measure this file system, others, and the memory below them
+///
+/// Systems take turns within one run; each row is the median of its rounds. A row marked emulated ran on
+/// ordinary memory that was taken for persistent memory.
+#[derive(Args, Debug)]
+pub struct Bench {
+    /// Only these rows
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Compare with these file systems: tmpfs, ext4
+    #[arg(long, value_name = "FS", value_delimiter = ',')]
+    pub peers: Vec<String>,
+    /// Smaller sizes, shorter rounds, one thread
+    #[arg(long)]
+    pub quick: bool,
+    /// Shows that every row works; the numbers mean nothing
+    #[arg(long)]
+    pub smoke: bool,
+    /// The rows of the mount too
+    #[arg(long)]
+    pub mount: bool,
+    /// Numbers of threads
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    pub threads: Vec<usize>,
+    /// Rounds of each row
+    #[arg(long, value_name = "N")]
+    pub rounds: Option<usize>,
+    /// Take the media for persistent memory of these kinds (emulation)
+    #[arg(long, value_name = "DOMAIN", value_delimiter = ',')]
+    pub assume: Vec<Assume>,
+    /// Where to make the pool: a path that is free
+    #[arg(long, value_name = "PATH")]
+    pub pool: Option<PathBuf>,
+    /// Write a picture of the result here
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Print the completions of a shell
+#[derive(Args, Debug)]
+pub struct Completions {
+    /// Which shell
+    pub shell: clap_complete::Shell,
+}
+
+/// Write the man pages into a directory
+#[derive(Args, Debug)]
+pub struct Man {
+    /// Where to; created where it does not exist
+    pub dir: PathBuf,
+}
+
+/// The whole definition, with the environment variables that stand for flags.
+pub fn command() -> Command {
+    Cli::command().mut_args(name_environment).mut_subcommands(|sub| {
+        let examples = examples(sub.get_name()).iter();
+        let shown: String = examples.map(|(what, line)| format!("  {what}:\n    {line}\n")).collect();
+        sub.after_long_help(format!("Examples:\n{shown}")).mut_args(name_environment)
+    })
+}
+
+/// Each flag can be set by `LODE_<NAME>`, except those that permit to overwrite or to delete: they must be
+/// said on the command line each time.
+fn name_environment(arg: Arg) -> Arg {
+    match setting_name(&arg) {
+        Some(name) => {
+            let variable = format!("LODE_{}", name.replace('-', "_").to_ascii_uppercase());
+            let arg = arg.env(variable).hide_env_values(true);
+            match arg.get_action() {
+                ArgAction::SetTrue => arg.value_parser(clap::builder::BoolishValueParser::new()),
+                _ => arg,
+            }
+        }
+        None => arg,
+    }
+}
+
+/// The name under which environment and configuration file set an argument; none where they must not.
+pub fn setting_name(arg: &Arg) -> Option<&str> {
+    let name = arg.get_long()?;
+    let said_each_time = matches!(name, "force" | "recursive" | "help" | "version");
+    (!said_each_time).then_some(name)
+}
+
+/// What the help and the man page of a subcommand show: what it does, and the line that does it.
+pub fn examples(subcommand: &str) -> &'static [(&'static str, &'static str)] {
+    match subcommand {
+        "mkfs" => &[
+            ("A pool in a file", "lode mkfs demo.pool --size 4G"),
+            ("A pool over two NUMA nodes", "lode mkfs /dev/dax0.0,/dev/dax1.0 --label data"),
+        ],
+        "info" => &[("What this machine can do", "lode info"), ("What a pool is", "lode info demo.pool")],
+        "mount" => &[
+            ("Mount, and return once it is there", "lode mount demo.pool /mnt"),
+            ("Stay in the foreground, read only", "lode mount demo.pool /mnt -f -o ro"),
+        ],
+        "umount" => &[("Unmount", "lode umount /mnt")],
+        "ls" => &[
+            ("The root directory", "lode ls demo.pool:/"),
+            ("All files below a directory, with details", "lode ls -lR demo.pool:/docs"),
+        ],
+        "cat" => &[("Show a file", "lode cat demo.pool:/docs/notes.txt")],
+        "cp" => &[
+            ("A file into a pool", "lode cp notes.txt demo.pool:/notes.txt"),
+            ("A directory out of it, with all attributes", "lode cp -a demo.pool:/docs ./docs"),
+            ("From pool to pool", "lode cp -a one.pool:/docs two.pool:/"),
+        ],
+        "rm" => &[
+            ("A file", "lode rm demo.pool:/notes.txt"),
+            ("A directory with all it holds", "lode rm -r demo.pool:/docs"),
+        ],
+        "dump" => &[
+            ("The superblock", "lode dump demo.pool"),
+            ("The records of the root directory", "lode dump demo.pool 1"),
+        ],
+        "bench" => &[
+            ("All rows beside tmpfs", "lode bench --peers tmpfs"),
+            ("Does it work at all", "lode bench --quick --only write-rand-4k"),
+        ],
+        "completions" => &[(
+            "For bash, for this user",
+            "lode completions bash > ~/.local/share/bash-completion/completions/lode",
+        )],
+        "man" => &[("Next to the build", "lode man target/man")],
+        _ => &[],
+    }
+}
+
+fn parse_pool_size(text: &str) -> Result<u64, String> {
+    let bytes = size::parse(text)?;
+    match bytes {
+        ..POOL_BYTES_MIN => Err(format!("too small: a pool has at least {}", Size(POOL_BYTES_MIN))),
+        POOL_BYTES_MIN..=POOL_BYTES_MAX => Ok(bytes),
+        _ => Err(format!("too large: a pool has at most {}", Size(POOL_BYTES_MAX))),
+    }
+}
+
+fn parse_stripe(text: &str) -> Result<u64, String> {
+    let bytes = size::parse(text)?;
+    let fits = bytes.is_power_of_two() && (4096..=1 << 30).contains(&bytes);
+    fits.then_some(bytes).ok_or_else(|| "not a power of two from 4K to 1G".to_string())
+}
+
+fn parse_label(text: &str) -> Result<String, String> {
+    match text {
+        _ if text.len() > LABEL_BYTES_MAX => Err(format!("longer than {LABEL_BYTES_MAX} bytes")),
+        _ if text.chars().any(char::is_control) => Err("it has control characters".to_string()),
+        _ => Ok(text.to_string()),
+    }
+}
+
+/// Names a file of a pool; anything else is a usage error.
+#[derive(Clone)]
+struct PoolPathParser;
+
+impl clap::builder::TypedValueParser for PoolPathParser {
+    type Value = PoolPath;
+
+    fn parse_ref(
+        &self,
+        _cmd: &Command,
+        _arg: Option<&Arg>,
+        value: &std::ffi::OsStr,
+    ) -> Result<PoolPath, clap::Error> {
+        parse_pool_path(value).map_err(|e| clap::Error::raw(clap::error::ErrorKind::ValueValidation, e))
+    }
+}
+
+/// Names a file of a pool or of the host.
+#[derive(Clone)]
+struct TargetParser;
+
+impl clap::builder::TypedValueParser for TargetParser {
+    type Value = Target;
+
+    fn parse_ref(
+        &self,
+        _cmd: &Command,
+        _arg: Option<&Arg>,
+        value: &std::ffi::OsStr,
+    ) -> Result<Target, clap::Error> {
+        match Target::parse(value) {
+            Target::Pool(p) if p.pool.is_empty() => parse_pool_path(value)
+                .map(Target::Pool)
+                .map_err(|e| clap::Error::raw(clap::error::ErrorKind::ValueValidation, e)),
+            target => Ok(target),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn every_subcommand_has_an_example_that_parses() {
+        for sub in command().get_subcommands() {
+            let examples = examples(sub.get_name());
+            assert!(!examples.is_empty(), "{} has no example", sub.get_name());
+            for (_, line) in examples {
+                let words = line.split_whitespace().take_while(|w| *w != ">");
+                command().try_get_matches_from(words).unwrap_or_else(|e| panic!("{line}: {e}"));
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_that_deletes_is_set_from_outside() {
+        for sub in command().get_subcommands() {
+            for arg in sub.get_arguments() {
+                let dangerous = matches!(arg.get_id().as_str(), "force" | "recursive");
+                assert!(!dangerous || arg.get_env().is_none(), "{} {}", sub.get_name(), arg.get_id());
+            }
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! `lode cat POOL:/path ...`: file contents to standard output.
+
+use crate::cli;
+use crate::failure::{Failure, Output, Result, complain, reason};
+use crate::pool::{Access, Pools};
+use crate::target::PoolPath;
+use crate::tree::Tree;
+
+/// One read, in bytes: large enough for the parallel streams of a media read.
+const CHUNK_BYTES: usize = 1 << 20;
+
+pub fn run(args: &cli::Cat) -> Result<()> {
+    let mut pools = Pools::new();
+    for path in &args.paths {
+        pools.open(&path.pool, Access::Read)?;
+    }
+    let mut out = Output::new();
+    let mut buffer = vec![0; CHUNK_BYTES];
+    let mut failures = 0;
+    for path in &args.paths {
+        let tree = pools.tree(&path.pool);
+        if let Err(e) = write(tree, path, &mut out, &mut buffer)? {
+            complain(format_args!("cannot read {path}: {}", reason(&e)));
+            failures += 1;
+        }
+    }
+    out.finish()?;
+    if failures == 0 { Ok(()) } else { Err(Failure::Reported) }
+}
+
+/// The outer result is standard output's, the inner the file's.
+fn write(
+    tree: &dyn Tree,
+    path: &PoolPath,
+    out: &mut Output,
+    buffer: &mut [u8],
+) -> Result<lodestone::Result<()>> {
+    let open = || {
+        let file = tree.open(&path.path)?;
+        match file.stat()?.kind {
+            lodestone::fs::Kind::File => Ok(file),
+            lodestone::fs::Kind::Directory => Err(lodestone::Error::new(libc::EISDIR, "lode::cat")),
+            _ => Err(lodestone::Error::message(libc::EINVAL, "lode::cat", "it is no regular file")),
+        }
+    };
+    let file = match open() {
+        Ok(file) => file,
+        Err(e) => return Ok(Err(e)),
+    };
+    let mut offset = 0;
+    loop {
+        match file.read(offset, buffer) {
+            Ok(0) => return Ok(Ok(())),
+            Ok(n) => {
+                out.bytes(&buffer[..n])?;
+                offset += n as u64;
+            }
+            Err(e) => return Ok(Err(e)),
+        }
+    }
+}

@@ -1,0 +1,373 @@
+//! `lode cp FROM... TO`: files into, out of and between pools.
+//!
+//! A file is written where it will stay, not beside it, as cp(1) does: what cannot be finished (the pool is
+//! full, somebody pressed Ctrl-C) is removed again if this copy created it, and told in any case. What a
+//! command cannot copy does not keep it from the rest, unless the medium itself fails.
+
+use std::collections::HashMap;
+use std::os::unix::ffi::OsStrExt;
+use std::rc::Rc;
+
+use lodestone::fs::Kind;
+use lodestone::{Error, Result};
+
+use crate::cli;
+use crate::failure::{self, Failure, complain, reason, remedy};
+use crate::interrupt;
+use crate::pool::{Access, Pools};
+use crate::progress::Progress;
+use crate::quote::Quoted;
+use crate::target::{PoolPath, Target};
+use crate::tree::{HostTree, Sink, Source, Stat, Tree, base_name, join, parent};
+
+/// One read and one write, in bytes; an interrupt is asked for once in each.
+const CHUNK_BYTES: usize = 1 << 20;
+
+pub fn run(args: &cli::Cp) -> failure::Result<()> {
+    if args.from.iter().chain([&args.to]).all(|t| matches!(t, Target::Host(_))) {
+        return Err(Failure::usage("no argument names a pool (POOL:/path); for files of the host use cp"));
+    }
+    let mut pools = Pools::new();
+    // The pool that is written first: one that is read and written must be opened for writing.
+    if let Target::Pool(to) = &args.to {
+        pools.open(&to.pool, Access::Write)?;
+    }
+    for from in &args.from {
+        if let Target::Pool(from) = from {
+            pools.open(&from.pool, Access::Read)?;
+        }
+    }
+    interrupt::catch();
+    let complete = {
+        let mut copier = Copier::new(args, &pools);
+        let ended = copier.all();
+        copier.progress.finish();
+        ended.map(|()| copier.failures == 0)
+    };
+    pools.close()?;
+    if complete? { Ok(()) } else { Err(Failure::Reported) }
+}
+
+/// A file on one of the sides.
+#[derive(Clone)]
+struct Place<'a> {
+    tree: &'a dyn Tree,
+    /// As messages begin: `demo.pool:`, or nothing for the host.
+    prefix: Rc<[u8]>,
+    path: Vec<u8>,
+}
+
+impl<'a> Place<'a> {
+    fn of(target: &Target, pools: &'a Pools) -> Place<'a> {
+        match target {
+            Target::Host(path) => {
+                Place { tree: &HostTree, prefix: Rc::from([]), path: path.as_os_str().as_bytes().to_vec() }
+            }
+            Target::Pool(PoolPath { pool, path }) => Place {
+                tree: pools.tree(pool),
+                prefix: Rc::from([pool.as_bytes(), b":"].concat()),
+                path: path.clone(),
+            },
+        }
+    }
+
+    fn below(&self, name: &[u8]) -> Place<'a> {
+        Place { path: join(&self.path, name), ..self.clone() }
+    }
+
+    fn stat(&self, follow: bool) -> Result<Option<Stat>> {
+        match self.tree.stat(&self.path, follow) {
+            Ok(stat) => Ok(Some(stat)),
+            Err(e) if e.errno() == libc::ENOENT => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+impl std::fmt::Display for Place<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        Quoted(&[&self.prefix, &self.path[..]].concat()).fmt(f)
+    }
+}
+
+/// Why one file was not copied, with what became of the destination.
+struct Stopped {
+    error: Error,
+    aftermath: String,
+}
+
+impl From<Error> for Stopped {
+    fn from(error: Error) -> Stopped {
+        Stopped { error, aftermath: String::new() }
+    }
+}
+
+struct Copier<'a> {
+    args: &'a cli::Cp,
+    pools: &'a Pools,
+    /// What -a has copied of files with more than one name.
+    copied: HashMap<(u64, u64), Vec<u8>>,
+    /// Directories that this copy made: they must not be copied into themselves.
+    made: Vec<(u64, u64)>,
+    buffer: Vec<u8>,
+    failures: u64,
+    progress: Progress,
+}
+
+impl<'a> Copier<'a> {
+    fn new(args: &'a cli::Cp, pools: &'a Pools) -> Copier<'a> {
+        Copier {
+            args,
+            pools,
+            copied: HashMap::new(),
+            made: Vec::new(),
+            buffer: vec![0; CHUNK_BYTES],
+            failures: 0,
+            progress: Progress::new(),
+        }
+    }
+
+    /// Ends early only where going on makes no sense.
+    fn all(&mut self) -> failure::Result<()> {
+        let to = Place::of(&self.args.to, self.pools);
+        let found = to.stat(true).map_err(|e| cannot_write(&to, &e))?;
+        let into = found.is_some_and(|s| s.kind == Kind::Directory);
+        if !into && (self.args.from.len() > 1 || to.path.ends_with(b"/") && !self.is_recursive()) {
+            return Err(Failure::failed(format_args!("{to} is no directory")));
+        }
+        for from in &self.args.from {
+            let from = Place::of(from, self.pools);
+            let name = base_name(&from.path);
+            // "dir/." and the root directory are copied as their contents.
+            let contents = name.is_empty() || matches!(name, b"." | b"..");
+            let target = if into && !contents { to.below(name) } else { to.clone() };
+            self.entry(&from, &target, true)?;
+        }
+        Ok(())
+    }
+
+    fn is_recursive(&self) -> bool {
+        self.args.recursive || self.args.archive
+    }
+
+    /// Copies what stands at `from`; tells a failure and goes on where that makes sense.
+    fn entry(&mut self, from: &Place, to: &Place, top: bool) -> failure::Result<()> {
+        let Err(stopped) = self.copy(from, to, top)? else { return Ok(()) };
+        self.failures += 1;
+        let (errno, why) = (stopped.error.errno(), reason(&stopped.error));
+        let line = format!("cannot copy {from} to {to}: {why}{}{}", remedy(errno), stopped.aftermath);
+        self.progress.suspend(|| complain(line));
+        match errno {
+            libc::EINTR | libc::EIO | libc::ENOSPC | libc::EDQUOT | libc::EROFS => Err(Failure::Reported),
+            _ => Ok(()),
+        }
+    }
+
+    /// The outer result ends the command, the inner is this entry's.
+    fn copy(&mut self, from: &Place, to: &Place, top: bool) -> failure::Result<Result<(), Stopped>> {
+        match self.prepare(from, to, top) {
+            Ok(stat) if stat.kind == Kind::Directory => self.directory(from, to, &stat),
+            Ok(stat) => Ok(self.file(from, to, &stat)),
+            Err(e) => Ok(Err(e.into())),
+        }
+    }
+
+    /// What the source is, once it is clear that it may stand at `to`.
+    fn prepare(&self, from: &Place, to: &Place, top: bool) -> Result<Stat> {
+        if interrupt::requested() {
+            return Err(interrupted());
+        }
+        let follow = !self.is_recursive();
+        let stat = from.tree.stat(&from.path, follow)?;
+        if stat.kind == Kind::Directory && !self.is_recursive() {
+            return Err(refused(libc::EISDIR, "it is a directory; add -r"));
+        }
+        if let Some(old) = to.stat(false)? {
+            if old.file == stat.file {
+                return Err(refused(libc::EINVAL, "they are the same file"));
+            }
+            match (stat.kind == Kind::Directory, old.kind == Kind::Directory) {
+                (true, false) if !(top && is_directory(to)?) => {
+                    return Err(refused(libc::ENOTDIR, "there is a file of this name"));
+                }
+                (false, true) => return Err(refused(libc::EISDIR, "there is a directory of this name")),
+                _ => {}
+            }
+            // A link met inside a tree could lead anywhere; only the one that the user named is followed.
+            if old.kind == Kind::Symlink && !top {
+                to.tree.unlink(&to.path)?;
+            }
+        }
+        Ok(stat)
+    }
+
+    fn directory(&mut self, from: &Place, to: &Place, stat: &Stat) -> failure::Result<Result<(), Stopped>> {
+        if self.made.contains(&stat.file) || is_inside(to, stat.file) {
+            return Ok(Err(refused(libc::EINVAL, "it would be copied into itself").into()));
+        }
+        let names = match self.make_directory(from, to, stat) {
+            Ok(names) => names,
+            Err(e) => return Ok(Err(e.into())),
+        };
+        for name in names {
+            self.entry(&from.below(&name), &to.below(&name), false)?;
+        }
+        // Last, because it may take the right to write into it, and writing changes its times.
+        let kept = if self.args.archive { keep_attributes(from, to, stat) } else { Ok(()) };
+        Ok(kept.map_err(Stopped::from))
+    }
+
+    fn make_directory(&mut self, from: &Place, to: &Place, stat: &Stat) -> Result<Vec<Vec<u8>>> {
+        let names = from.tree.names(&from.path)?;
+        if to.stat(true)?.is_none() {
+            to.tree.mkdir(&to.path, stat.mode & 0o777 | 0o700)?;
+            self.made.push(to.tree.stat(&to.path, true)?.file);
+        }
+        Ok(names)
+    }
+
+    /// Anything but a directory.
+    fn file(&mut self, from: &Place, to: &Place, stat: &Stat) -> Result<(), Stopped> {
+        let linked = self.args.archive && stat.nlink > 1;
+        if linked && let Some(first) = self.copied.get(&stat.file) {
+            replace(to)?;
+            return Ok(to.tree.link(first, &to.path)?);
+        }
+        match stat.kind {
+            Kind::Symlink => {
+                replace(to)?;
+                to.tree.symlink(&from.tree.readlink(&from.path)?, &to.path)?;
+            }
+            Kind::File => self.contents(from, to, stat)?,
+            _ if self.is_recursive() => {
+                replace(to)?;
+                to.tree.mknod(&to.path, stat.kind.mode_bits() | stat.mode & 0o777, stat.rdev)?;
+            }
+            _ => self.contents(from, to, stat)?,
+        }
+        if self.args.archive {
+            keep_attributes(from, to, stat)?;
+        }
+        if linked {
+            self.copied.insert(stat.file, to.path.clone());
+        }
+        Ok(())
+    }
+
+    fn contents(&mut self, from: &Place, to: &Place, stat: &Stat) -> Result<(), Stopped> {
+        let source = from.tree.open(&from.path)?;
+        let existed = to.stat(true)?.is_some();
+        let sink = to.tree.create(&to.path, stat.mode & 0o777, false)?;
+        self.progress.file(&to.to_string(), stat.size);
+        let mut written = 0;
+        let copied = self.data(&*source, &*sink, &mut written);
+        drop(sink);
+        copied.map_err(|error| {
+            let aftermath = if existed {
+                format!("; {to} is incomplete: {written} of {} bytes", stat.size)
+            } else if to.tree.unlink(&to.path).is_ok() {
+                "; the incomplete copy was removed".to_string()
+            } else {
+                format!("; {to} is incomplete and could not be removed")
+            };
+            Stopped { error, aftermath }
+        })
+    }
+
+    /// The data that is there, at its offset; holes stay.
+    fn data(&mut self, source: &dyn Source, sink: &dyn Sink, written: &mut u64) -> Result<()> {
+        let mut at = 0;
+        while let Some((start, end)) = source.next_data(at)? {
+            self.progress.advance(start - at);
+            at = start;
+            while at < end {
+                let room = (end - at).min(CHUNK_BYTES as u64) as usize;
+                let read = source.read(at, &mut self.buffer[..room]);
+                if interrupt::requested() {
+                    return Err(interrupted());
+                }
+                let n = read?;
+                if n == 0 {
+                    return sink.set_len(at);
+                }
+                sink.write(at, &self.buffer[..n])?;
+                at += n as u64;
+                *written = at;
+                self.progress.advance(n as u64);
+            }
+        }
+        sink.set_len(source.stat()?.size.max(at))
+    }
+}
+
+fn cannot_write(to: &Place, e: &Error) -> Failure {
+    Failure::failed(format_args!("cannot copy to {to}: {}{}", reason(e), remedy(e.errno())))
+}
+
+fn refused(errno: i32, why: &'static str) -> Error {
+    Error::message(errno, "lode::cp", why)
+}
+
+fn interrupted() -> Error {
+    refused(libc::EINTR, "interrupted")
+}
+
+fn is_directory(place: &Place) -> Result<bool> {
+    Ok(place.stat(true)?.is_some_and(|s| s.kind == Kind::Directory))
+}
+
+/// Whether `place` is, or is to be, somewhere below the directory `above`.
+fn is_inside(place: &Place, above: (u64, u64)) -> bool {
+    let mut path = join(parent(&place.path), b".");
+    let mut below = None;
+    // What cannot be asked for (a path that grew too long) is left to the directories that were made.
+    while let Ok(stat) = place.tree.stat(&path, true) {
+        if stat.file == above {
+            return true;
+        }
+        if below.replace(stat.file) == Some(stat.file) {
+            return false; // the root is its own parent
+        }
+        path.extend_from_slice(b"/..");
+    }
+    false
+}
+
+/// Makes room for something that cannot be created over what is there.
+fn replace(to: &Place) -> Result<()> {
+    match to.tree.unlink(&to.path) {
+        Err(e) if e.errno() == libc::ENOENT => Ok(()),
+        other => other,
+    }
+}
+
+/// Owner, mode, xattrs and times, in an order in which none undoes another. As cp(1) with -a: what only
+/// root may give is left where the caller is not root, and xattrs that the other side does not take.
+fn keep_attributes(from: &Place, to: &Place, stat: &Stat) -> Result<()> {
+    let tree = to.tree;
+    let owned = match tree.chown(&to.path, stat.uid, stat.gid) {
+        Ok(()) => true,
+        Err(e) if matches!(e.errno(), libc::EPERM | libc::EACCES | libc::EINVAL) => false,
+        Err(e) => return Err(e),
+    };
+    for (name, value) in xattrs(from)? {
+        match tree.set_xattr(&to.path, &name, &value) {
+            Err(e) if !matches!(e.errno(), libc::EOPNOTSUPP | libc::EPERM | libc::EACCES | libc::EINVAL) => {
+                return Err(e);
+            }
+            _ => {}
+        }
+    }
+    if stat.kind != Kind::Symlink {
+        // Set-id bits would give away the rights of the wrong owner.
+        tree.chmod(&to.path, if owned { stat.mode } else { stat.mode & 0o1777 })?;
+    }
+    tree.set_times(&to.path, stat.atime, stat.mtime)
+}
+
+fn xattrs(from: &Place) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    match from.tree.xattrs(&from.path) {
+        Err(e) if e.errno() == libc::EOPNOTSUPP => Ok(Vec::new()),
+        other => other,
+    }
+}

@@ -1,0 +1,34 @@
+//! One file per subcommand. Each takes its part of the command line and ends in `Ok` or a `Failure`.
+
+mod bench;
+mod cat;
+mod completions;
+mod cp;
+mod dump;
+mod info;
+mod ls;
+mod man;
+mod mkfs;
+mod mount;
+mod rm;
+mod umount;
+
+use crate::cli::Sub;
+use crate::failure::Result;
+
+pub fn run(command: Sub) -> Result<()> {
+    match command {
+        Sub::Mkfs(args) => mkfs::run(&args),
+        Sub::Info(args) => info::run(&args),
+        Sub::Mount(args) => mount::run(args),
+        Sub::Umount(args) => umount::run(&args),
+        Sub::Ls(args) => ls::run(&args),
+        Sub::Cat(args) => cat::run(&args),
+        Sub::Cp(args) => cp::run(&args),
+        Sub::Rm(args) => rm::run(&args),
+        Sub::Dump(args) => dump::run(&args),
+        Sub::Bench(args) => bench::run(args),
+        Sub::Completions(args) => completions::run(&args),
+        Sub::Man(args) => man::run(&args),
+    }
+}

@@ -1,0 +1,17 @@
+//! `lode mount POOL DIR`: the command line of the mount.
+
+use std::ffi::OsString;
+
+use crate::cli;
+use crate::failure::{Failure, Result};
+use crate::mount::MountOptions;
+
+pub fn run(args: cli::Mount) -> Result<()> {
+    let mut options = args.options;
+    if let Some(assume) = args.assume {
+        options.push(OsString::from(format!("assume={}", assume.domain())));
+    }
+    let (pool, dir, foreground) = (args.pool, args.dir, args.foreground);
+    let request = MountOptions { pool, dir, options, foreground, ..MountOptions::default() };
+    Err(Failure::Ended(crate::mount::run(request)))
+}

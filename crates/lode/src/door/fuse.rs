@@ -1,0 +1,682 @@
+//! FUSE, by the `fuser` crate: requests of the kernel mapped to [`Fs`] and [`Service`].
+//!
+//! **What the kernel may remember.** A mounted pool has no other user, so names, attributes and data in
+//! the kernel's caches are right until the kernel itself changes them, and it knows what it changes: all
+//! names of an inode share one inode there (our numbers, not paths), a new link carries fresh attributes,
+//! unlink and rename void the times of what they touched, and all of a directory's. One thing it does not
+//! see, set-id bits that fell by a write; for that [`Requests::forget_attributes`] calls back.
+//! `EXPLICIT_INVAL_DATA` keeps it from dropping a file's pages for our own changes of its time.
+//!
+//! **Opens cost nothing.** A file lives as long as the kernel holds a reference to its inode, which a
+//! descriptor implies, and no request needs state of its descriptor. So where the kernel knows
+//! zero-message opens the answer to the first open and opendir is ENOSYS, and no open, close or flush ever
+//! crosses again. O_TRUNC then arrives as a setattr, one request either way; `ATOMIC_O_TRUNC` must not be
+//! announced, because it would promise that the open truncates. Locks are the kernel's own.
+//!
+//! **A panic** in a request is logged, answered with EIO, and the next request is served.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime};
+
+use fuser::{
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation,
+    INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, Notifier, OpenFlags, RenameFlags, ReplyAttr,
+    ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl,
+    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, Session, SessionACL, TimeOrNow,
+    WriteFlags,
+};
+use lodestone::fs::{Attr, Fs, Ino, SetAttr};
+use lodestone::media::Media;
+use tracing::{debug_span, error};
+
+use super::service::{Caller, Service, with_buffer};
+use super::translate::{attributes, errno, file_type, ino, no_entry, set_time};
+use super::{Cache, Door, Settings};
+
+/// Readahead and asynchronous direct requests in flight, before the kernel waits.
+const BACKGROUND_REQUESTS_MAX: u16 = 64;
+/// How long names and attributes may be remembered where that is right: a year, longer than a mount.
+const REMEMBER: Duration = Duration::from_secs(365 * 24 * 3600);
+/// A file handle, which no request needs.
+const NO_HANDLE: FileHandle = FileHandle(0);
+
+/// A mount that is live: the kernel and we have agreed on the protocol.
+pub struct FuseDoor<M: Media> {
+    session: Session<Requests<M>>,
+}
+
+impl<M: Media> FuseDoor<M> {
+    /// Agrees with the kernel over `device`, a /dev/fuse descriptor that stands for a mount.
+    pub fn open(fs: Arc<Fs<M>>, device: OwnedFd, settings: &Settings) -> io::Result<FuseDoor<M>> {
+        let kernel = Arc::new(OnceLock::new());
+        let requests = Requests {
+            service: Service { fs },
+            settings: settings.clone(),
+            zero_message_open: false,
+            zero_message_opendir: false,
+            kernel: Arc::clone(&kernel),
+        };
+        let mut config = fuser::Config::default();
+        config.n_threads = Some(settings.threads);
+        config.clone_fd = may_clone();
+        // Who may enter is the mount's business (`allow_other`), and the kernel checks it.
+        let session = Session::from_fd(requests, device, SessionACL::All, config)?;
+        if kernel.set(session.notifier()).is_err() {
+            unreachable!("the cell was made above");
+        }
+        Ok(FuseDoor { session })
+    }
+}
+
+impl<M: Media> Door for FuseDoor<M> {
+    fn serve(self) -> io::Result<()> {
+        self.session.run()
+    }
+}
+
+/// A descriptor of its own for each thread takes requests without contention, but needs /dev/fuse; where
+/// only an opened descriptor was handed in, the threads share it.
+fn may_clone() -> bool {
+    std::fs::File::options().read(true).write(true).open("/dev/fuse").is_ok()
+}
+
+struct Requests<M: Media> {
+    service: Service<M>,
+    settings: Settings,
+    /// Open and release never cross: no open is counted.
+    zero_message_open: bool,
+    zero_message_opendir: bool,
+    /// The way back, to make the kernel forget.
+    kernel: Arc<OnceLock<Notifier>>,
+}
+
+impl<M: Media> Requests<M> {
+    fn fs(&self) -> &Fs<M> {
+        &self.service.fs
+    }
+
+    fn remember(&self) -> Duration {
+        if self.settings.cache == Cache::None { Duration::ZERO } else { REMEMBER }
+    }
+
+    fn file_flags(&self) -> FopenFlags {
+        match self.settings.cache {
+            Cache::None => FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES,
+            Cache::Auto | Cache::Always => FopenFlags::FOPEN_KEEP_CACHE,
+        }
+    }
+
+    /// Called before the answer to the request that changed the mode, so that its caller cannot see, or
+    /// execute by, the old one. Concerns attributes only: no page is touched, no lock waited for.
+    fn forget_attributes(&self, ino: Ino) {
+        if let Some(Err(e)) = self.kernel.get().map(|k| k.inval_inode(INodeNo(u64::from(ino.0)), -1, 0)) {
+            error!(inode = ino.0, error = %e, "the kernel keeps the attributes of an inode whose set-id bits fell");
+        }
+    }
+
+    fn entry(&self, reply: ReplyEntry, answer: Result<Attr, Errno>) {
+        match answer {
+            Ok(attr) => reply.entry(&self.remember(), &attributes(&attr), Generation(attr.generation)),
+            Err(e) => reply.error(e),
+        }
+    }
+
+    /// The features we use, each where the kernel has it.
+    fn agree(&mut self, config: &mut KernelConfig) {
+        let mut wanted = InitFlags::FUSE_DONT_MASK
+            | InitFlags::FUSE_POSIX_ACL
+            | InitFlags::FUSE_HANDLE_KILLPRIV_V2
+            | InitFlags::FUSE_PARALLEL_DIROPS
+            | InitFlags::FUSE_DO_READDIRPLUS
+            | InitFlags::FUSE_READDIRPLUS_AUTO
+            | InitFlags::FUSE_ASYNC_DIO
+            | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
+        if self.settings.cache != Cache::None {
+            wanted |= InitFlags::FUSE_EXPLICIT_INVAL_DATA | InitFlags::FUSE_CACHE_SYMLINKS;
+            let has = config.capabilities();
+            self.zero_message_open = has.contains(InitFlags::FUSE_NO_OPEN_SUPPORT);
+            self.zero_message_opendir = has.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
+        }
+        let agreed = wanted & config.capabilities();
+        if config.add_capabilities(agreed).is_err() {
+            unreachable!("masked by what the kernel has");
+        }
+    }
+}
+
+/// Runs one request. An error becomes its errno, a panic EIO.
+fn attempt<T>(work: impl FnOnce() -> lodestone::Result<T>) -> Result<T, Errno> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(e)) => {
+            if e.errno() == libc::EIO {
+                error!(error = ?e, "a request failed");
+            } else {
+                tracing::debug!(error = ?e, "refused");
+            }
+            Err(errno(&e))
+        }
+        // The panic hook has said where.
+        Err(_) => {
+            error!("a request panicked and was answered with EIO");
+            Err(Errno::EIO)
+        }
+    }
+}
+
+fn caller(request: &Request) -> Caller {
+    Caller { uid: request.uid(), gid: request.gid(), pid: request.pid() }
+}
+
+fn answer_empty(reply: ReplyEmpty, answer: Result<(), Errno>) {
+    match answer {
+        Ok(()) => reply.ok(),
+        Err(e) => reply.error(e),
+    }
+}
+
+/// A value of `size` bytes was asked for; 0 asks how many there are.
+fn answer_value(reply: ReplyXattr, size: u32, answer: Result<Vec<u8>, Errno>) {
+    match answer {
+        Ok(value) if size == 0 => reply.size(value.len() as u32),
+        Ok(value) if value.len() > size as usize => reply.error(Errno::ERANGE),
+        Ok(value) => reply.data(&value),
+        Err(e) => reply.error(e),
+    }
+}
+
+impl<M: Media> Filesystem for Requests<M> {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        self.agree(config);
+        if let Err(nearest) = config.set_max_write(self.settings.write_bytes_max) {
+            return Err(io::Error::other(format!("the largest write request is {nearest} bytes")));
+        }
+        if config.set_max_background(BACKGROUND_REQUESTS_MAX).is_err() {
+            unreachable!("any number but zero is accepted");
+        }
+        tracing::debug!(kernel = %config.kernel_abi(), capabilities = ?config.capabilities(), "agreed");
+        Ok(())
+    }
+
+    fn lookup(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let _span = debug_span!("lookup", dir = parent.0, ?name).entered();
+        let answer = attempt(|| self.fs().lookup(&caller(req).cred(), ino(parent)?, name.as_bytes()));
+        match answer {
+            Err(e) if e.code() == libc::ENOENT && self.settings.cache != Cache::None => {
+                reply.entry(&self.remember(), &no_entry(), Generation(0));
+            }
+            answer => self.entry(reply, answer),
+        }
+    }
+
+    fn forget(&self, _: &Request, node: INodeNo, nlookup: u64) {
+        let _span = debug_span!("forget", ino = node.0, nlookup).entered();
+        // There is no answer; a failure has been logged.
+        let _ = attempt(|| {
+            self.fs().forget(ino(node)?, nlookup);
+            Ok(())
+        });
+    }
+
+    fn getattr(&self, _: &Request, node: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        let _span = debug_span!("getattr", ino = node.0).entered();
+        match attempt(|| self.fs().getattr(ino(node)?)) {
+            Ok(attr) => reply.attr(&self.remember(), &attributes(&attr)),
+            Err(e) => reply.error(e),
+        }
+    }
+
+    fn setattr(
+        &self,
+        req: &Request,
+        node: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        _fh: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let set = SetAttr {
+            mode: mode.map(|m| m & 0o7777),
+            uid,
+            gid,
+            size,
+            atime: atime.map(set_time),
+            mtime: mtime.map(set_time),
+        };
+        let _span = debug_span!("setattr", ino = node.0, ?set).entered();
+        match attempt(|| self.service.setattr(caller(req), ino(node)?, &set)) {
+            Ok(attr) => reply.attr(&self.remember(), &attributes(&attr)),
+            Err(e) => reply.error(e),
+        }
+    }
+
+    fn readlink(&self, _: &Request, node: INodeNo, reply: ReplyData) {
+        let _span = debug_span!("readlink", ino = node.0).entered();
+        match attempt(|| self.fs().readlink(ino(node)?)) {
+            Ok(target) => reply.data(&target),
+            Err(e) => reply.error(e),
+        }
+    }
+
+    fn mknod(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        rdev: u32,
+        reply: ReplyEntry,
+    ) {
+        let _span = debug_span!("mknod", dir = parent.0, ?name, mode, umask, rdev).entered();
+        let answer = attempt(|| {
+            let cred = caller(req).cred();
+            self.fs().mknod(&cred, ino(parent)?, name.as_bytes(), mode, umask, u64::from(rdev))
+        });
+        self.entry(reply, answer);
+    }
+
+    fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
+        let _span = debug_span!("mkdir", dir = parent.0, ?name, mode, umask).entered();
+        let answer =
+            attempt(|| self.fs().mkdir(&caller(req).cred(), ino(parent)?, name.as_bytes(), mode, umask));
+        self.entry(reply, answer);
+    }
+
+    fn unlink(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let _span = debug_span!("unlink", dir = parent.0, ?name).entered();
+        answer_empty(reply, attempt(|| self.fs().unlink(&caller(req).cred(), ino(parent)?, name.as_bytes())));
+    }
+
+    fn rmdir(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let _span = debug_span!("rmdir", dir = parent.0, ?name).entered();
+        answer_empty(reply, attempt(|| self.fs().rmdir(&caller(req).cred(), ino(parent)?, name.as_bytes())));
+    }
+
+    fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        let _span = debug_span!("symlink", dir = parent.0, ?name, ?target).entered();
+        let answer = attempt(|| {
+            let target = target.as_os_str().as_bytes();
+            self.fs().symlink(&caller(req).cred(), ino(parent)?, name.as_bytes(), target)
+        });
+        self.entry(reply, answer);
+    }
+
+    fn rename(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        newparent: INodeNo,
+        newname: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let _span =
+            debug_span!("rename", from = parent.0, ?name, to = newparent.0, ?newname, ?flags).entered();
+        let answer = attempt(|| {
+            let (from, to) = (ino(parent)?, ino(newparent)?);
+            self.fs().rename(&caller(req).cred(), from, name.as_bytes(), to, newname.as_bytes(), flags.bits())
+        });
+        answer_empty(reply, answer);
+    }
+
+    fn link(&self, req: &Request, node: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
+        let _span = debug_span!("link", ino = node.0, dir = newparent.0, name = ?newname).entered();
+        let answer =
+            attempt(|| self.fs().link(&caller(req).cred(), ino(node)?, ino(newparent)?, newname.as_bytes()));
+        self.entry(reply, answer);
+    }
+
+    fn open(&self, req: &Request, node: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let _span = debug_span!("open", ino = node.0, flags = flags.0).entered();
+        if self.zero_message_open {
+            return reply.error(Errno::ENOSYS);
+        }
+        match attempt(|| self.fs().open_node(&caller(req).cred(), ino(node)?, flags.0)) {
+            Ok(()) => reply.opened(NO_HANDLE, self.file_flags()),
+            Err(e) => reply.error(e),
+        }
+    }
+
+    fn create(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let _span = debug_span!("create", dir = parent.0, ?name, mode, umask, flags).entered();
+        let answer = attempt(|| {
+            let cred = caller(req).cred();
+            let (attr, _) = self.fs().create(&cred, ino(parent)?, name.as_bytes(), mode, umask, flags)?;
+            if self.zero_message_open {
+                self.fs().release(attr.ino);
+            }
+            Ok(attr)
+        });
+        match answer {
+            Ok(attr) => reply.created(
+                &self.remember(),
+                &attributes(&attr),
+                Generation(attr.generation),
+                NO_HANDLE,
+                self.file_flags(),
+            ),
+            Err(e) => reply.error(e),
+        }
+    }
+
+    fn release(
+        &self,
+        _: &Request,
+        node: INodeNo,
+        _: FileHandle,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        _: bool,
+        reply: ReplyEmpty,
+    ) {
+        let _span = debug_span!("release", ino = node.0).entered();
+        let answer = attempt(|| {
+            if !self.zero_message_open {
+                self.fs().release(ino(node)?);
+            }
+            Ok(())
+        });
+        answer_empty(reply, answer);
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        node: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let _span = debug_span!("read", ino = node.0, offset, size).entered();
+        let mut reply = Some(reply);
+        let answer = attempt(|| {
+            with_buffer(size as usize, |buffer| {
+                let got = self.fs().read(ino(node)?, offset, buffer)?;
+                if let Some(reply) = reply.take() {
+                    reply.data(&buffer[..got]);
+                }
+                Ok(())
+            })
+        });
+        if let (Err(e), Some(reply)) = (answer, reply) {
+            reply.error(e);
+        }
+    }
+
+    fn write(
+        &self,
+        req: &Request,
+        node: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        data: &[u8],
+        write_flags: WriteFlags,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let _span = debug_span!("write", ino = node.0, offset, size = data.len(), ?write_flags).entered();
+        let answer = attempt(|| {
+            let (node, kill) = (ino(node)?, write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID));
+            let written = self.service.write(caller(req), node, offset, data, kill)?;
+            if written.set_id_fell {
+                self.forget_attributes(node);
+            }
+            Ok(written.bytes)
+        });
+        match answer {
+            Ok(bytes) => reply.written(bytes as u32),
+            Err(e) => reply.error(e),
+        }
+    }
+
+    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        // Nothing waits for a close; the kernel remembers this answer and does not ask again.
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn fsync(&self, _: &Request, node: INodeNo, _: FileHandle, datasync: bool, reply: ReplyEmpty) {
+        let _span = debug_span!("fsync", ino = node.0, datasync).entered();
+        answer_empty(reply, attempt(|| self.fs().fsync(ino(node)?, datasync)));
+    }
+
+    fn opendir(&self, _: &Request, node: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        let _span = debug_span!("opendir", ino = node.0).entered();
+        if self.zero_message_opendir {
+            return reply.error(Errno::ENOSYS);
+        }
+        let flags = match self.settings.cache {
+            Cache::None => FopenFlags::empty(),
+            Cache::Auto | Cache::Always => FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_CACHE_DIR,
+        };
+        reply.opened(NO_HANDLE, flags);
+    }
+
+    fn readdir(&self, _: &Request, node: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        let _span = debug_span!("readdir", ino = node.0, offset).entered();
+        let answer = attempt(|| {
+            self.fs().readdir(ino(node)?, offset, &mut |e| {
+                let number = INodeNo(u64::from(e.ino.0));
+                !reply.add(number, e.cookie, file_type(e.kind), OsStr::from_bytes(e.name))
+            })
+        });
+        match answer {
+            Ok(()) => reply.ok(),
+            Err(e) => reply.error(e),
+        }
+    }
+
+    fn readdirplus(
+        &self,
+        _: &Request,
+        node: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        let _span = debug_span!("readdirplus", ino = node.0, offset).entered();
+        let remember = self.remember();
+        let mut filled = false;
+        let answer = attempt(|| {
+            self.fs().readdir_plus(ino(node)?, offset, &mut |e, attr| {
+                let name = OsStr::from_bytes(e.name);
+                let generation = Generation(attr.generation);
+                let number = INodeNo(u64::from(e.ino.0));
+                let full = reply.add(number, e.cookie, name, &remember, &attributes(attr), generation);
+                filled |= !full;
+                !full
+            })
+        });
+        match answer {
+            // Each entry in the reply holds a reference, which the kernel must learn of; the failure
+            // meets it again at the next one.
+            Err(e) if !filled => reply.error(e),
+            _ => reply.ok(),
+        }
+    }
+
+    fn fsyncdir(&self, _: &Request, node: INodeNo, _: FileHandle, datasync: bool, reply: ReplyEmpty) {
+        let _span = debug_span!("fsyncdir", ino = node.0, datasync).entered();
+        answer_empty(reply, attempt(|| self.fs().fsync(ino(node)?, datasync)));
+    }
+
+    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+        let _span = debug_span!("statfs").entered();
+        match attempt(|| Ok(self.fs().statfs())) {
+            Ok(s) => reply.statfs(
+                s.blocks,
+                s.blocks_free,
+                s.blocks_free,
+                s.inodes,
+                s.inodes_free,
+                s.block_bytes,
+                s.name_bytes_max,
+                s.block_bytes,
+            ),
+            Err(e) => reply.error(e),
+        }
+    }
+
+    fn setxattr(
+        &self,
+        req: &Request,
+        node: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        let _span = debug_span!("setxattr", ino = node.0, ?name, size = value.len(), flags).entered();
+        let answer =
+            attempt(|| self.service.setxattr(caller(req), ino(node)?, name.as_bytes(), value, flags));
+        answer_empty(reply, answer);
+    }
+
+    fn getxattr(&self, req: &Request, node: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        let _span = debug_span!("getxattr", ino = node.0, ?name, size).entered();
+        let answer = attempt(|| self.fs().getxattr(&caller(req).cred(), ino(node)?, name.as_bytes()));
+        answer_value(reply, size, answer);
+    }
+
+    fn listxattr(&self, req: &Request, node: INodeNo, size: u32, reply: ReplyXattr) {
+        let _span = debug_span!("listxattr", ino = node.0, size).entered();
+        let answer = attempt(|| self.fs().listxattr(&caller(req).cred(), ino(node)?));
+        answer_value(reply, size, answer);
+    }
+
+    fn removexattr(&self, req: &Request, node: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let _span = debug_span!("removexattr", ino = node.0, ?name).entered();
+        let answer = attempt(|| self.fs().removexattr(&caller(req).cred(), ino(node)?, name.as_bytes()));
+        answer_empty(reply, answer);
+    }
+
+    fn access(&self, _: &Request, _: INodeNo, _: AccessFlags, reply: ReplyEmpty) {
+        // Never asked with `default_permissions`; the kernel answers by itself after this.
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn ioctl(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: IoctlFlags,
+        _: u32,
+        _: &[u8],
+        _: u32,
+        reply: ReplyIoctl,
+    ) {
+        reply.error(Errno::ENOTTY);
+    }
+
+    fn fallocate(
+        &self,
+        req: &Request,
+        node: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let _span = debug_span!("fallocate", ino = node.0, offset, length, mode).entered();
+        let answer = attempt(|| {
+            let node = ino(node)?;
+            if self.service.fallocate(caller(req), node, mode, offset, length)? {
+                self.forget_attributes(node);
+            }
+            Ok(())
+        });
+        answer_empty(reply, answer);
+    }
+
+    fn lseek(&self, _: &Request, node: INodeNo, _: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+        let _span = debug_span!("lseek", ino = node.0, offset, whence).entered();
+        let answer = attempt(|| {
+            let from =
+                u64::try_from(offset).map_err(|_| lodestone::Error::new(libc::ENXIO, "door::lseek"))?;
+            self.fs().seek(ino(node)?, from, whence)
+        });
+        match answer {
+            Ok(at) => reply.offset(at as i64),
+            Err(e) => reply.error(e),
+        }
+    }
+
+    fn copy_file_range(
+        &self,
+        req: &Request,
+        ino_in: INodeNo,
+        _: FileHandle,
+        offset_in: u64,
+        ino_out: INodeNo,
+        _: FileHandle,
+        offset_out: u64,
+        len: u64,
+        _: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        let _span =
+            debug_span!("copy", from = ino_in.0, offset_in, to = ino_out.0, offset_out, len).entered();
+        let answer = attempt(|| {
+            let (from, to) = (ino(ino_in)?, ino(ino_out)?);
+            let copied = self.service.copy_range(caller(req), (from, offset_in), (to, offset_out), len)?;
+            if copied.set_id_fell {
+                self.forget_attributes(to);
+            }
+            Ok(copied.bytes)
+        });
+        match answer {
+            Ok(bytes) => reply.written(bytes as u32),
+            Err(e) => reply.error(e),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_answered_with_eio_and_the_next_request_is_served() {
+        let panicked: Result<(), Errno> = attempt(|| panic!("a broken request"));
+        assert_eq!(panicked.unwrap_err().code(), libc::EIO);
+        assert_eq!(attempt(|| Ok(5)).unwrap(), 5);
+    }
+
+    #[test]
+    fn an_error_keeps_its_errno() {
+        let refused: Result<(), Errno> = attempt(|| Err(lodestone::Error::new(libc::ENOTEMPTY, "test")));
+        assert_eq!(refused.unwrap_err().code(), libc::ENOTEMPTY);
+    }
+}

@@ -1,0 +1,43 @@
+//! The doors through which the kernel brings requests of unmodified programs to a pool.
+//!
+//! A [`Door`] is one protocol. `service` holds what every protocol needs said in terms of none (whose
+//! set-id bits fall, how a range is copied); `fuse` speaks FUSE through the `fuser` crate, `translate`
+//! turns its types into ours; `connect` gets and gives back the kernel's end of a mount, and `table`
+//! reads what is mounted. Replacing FUSE over /dev/fuse (by FUSE over io_uring, or by our own reading of
+//! the protocol) means another `Door`, and nothing else.
+
+pub mod connect;
+pub mod fuse;
+mod service;
+pub mod table;
+mod translate;
+
+use std::io;
+
+/// One way for requests to come in.
+pub trait Door {
+    /// Serves until the file system is unmounted or the connection is cut.
+    fn serve(self) -> io::Result<()>;
+}
+
+/// What the kernel may keep of what it was told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Cache {
+    /// As long as that is right. A mounted pool has no other user, so today it is `Always`.
+    #[default]
+    Auto,
+    /// Nothing: every call reaches the file system, reads and writes bypass the page cache.
+    None,
+    /// Names, attributes and data, until the kernel itself changes them or needs the memory.
+    Always,
+}
+
+/// How a door serves.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Threads that take requests, at least one.
+    pub threads: usize,
+    pub cache: Cache,
+    /// Bytes of the largest write request.
+    pub write_bytes_max: u32,
+}

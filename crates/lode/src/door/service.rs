@@ -1,0 +1,211 @@
+//! What requests mean, in terms of no protocol: the few rules that stand between the kernel's view and
+//! [`Fs`], written once for every door.
+//!
+//! **Who checks what.** The kernel has checked permissions before it asks (`default_permissions`), so
+//! credentials only decide ownership. Set-id bits that a write, a truncation or a change of owner must
+//! take away are the file system's business (FUSE_HANDLE_KILLPRIV_V2): a writer without CAP_FSETID is
+//! handed to the core as an ordinary user, one with it as the superuser. The kernel does not learn that
+//! bits fell, and it would honour a set-user-id bit that is gone; so the answers here say when they did
+//! and the door makes the kernel forget the inode's attributes before the caller goes on.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use lodestone::fs::{Attr, Cred, Fs, Ino, SetAttr};
+use lodestone::media::Media;
+use lodestone::{Error, Result};
+
+/// Bytes that one copy request moves at most: a caller of copy_file_range(2) asks again for the rest, and
+/// a signal does not wait for a whole disk image.
+const COPY_REQUEST_BYTES_MAX: u64 = 16 << 20;
+/// Bytes copied at a time, as many as a large read brings.
+const COPY_STEP_BYTES: usize = 1 << 20;
+
+const SET_ID: u32 = libc::S_ISUID | libc::S_ISGID;
+const ACL_ACCESS: &[u8] = b"system.posix_acl_access";
+
+/// The process that asks.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller {
+    pub uid: u32,
+    pub gid: u32,
+    pub pid: u32,
+}
+
+impl Caller {
+    pub fn cred(self) -> Cred {
+        Cred { uid: self.uid, gid: self.gid, groups: Vec::new(), enforce: false }
+    }
+
+    /// Membership is asked for rarely (a new ACL on a set-group-id file), so it is read where the kernel
+    /// shows it instead of with every request. A process that has ended is in no group.
+    fn in_group(self, gid: u32) -> bool {
+        let status = || std::fs::read_to_string(format!("/proc/{}/status", self.pid)).ok();
+        self.uid == 0 || self.gid == gid || status().is_some_and(|s| groups_in(&s).any(|g| g == gid))
+    }
+}
+
+/// The supplementary groups that a `/proc/PID/status` lists.
+fn groups_in(status: &str) -> impl Iterator<Item = u32> {
+    let line = status.lines().find_map(|l| l.strip_prefix("Groups:")).unwrap_or("");
+    line.split_ascii_whitespace().filter_map(|g| g.parse().ok())
+}
+
+/// What was done, and whether set-id bits fell by it.
+pub struct Written {
+    pub bytes: u64,
+    pub set_id_fell: bool,
+}
+
+pub struct Service<M: Media> {
+    pub fs: Arc<Fs<M>>,
+}
+
+impl<M: Media> Service<M> {
+    /// The protocol does not say whether one who truncates may keep set-id bits, so that only the
+    /// superuser may. A new owner takes them from everyone: the core sees to that.
+    pub fn setattr(&self, caller: Caller, ino: Ino, set: &SetAttr) -> Result<Attr> {
+        let mut set = *set;
+        if set.size.is_some() && set.mode.is_none() && caller.uid != 0 {
+            let mode = self.fs.getattr(ino)?.mode;
+            let falls = set_id_that_falls(mode);
+            set.mode = (falls != 0).then_some(mode & 0o7777 & !falls);
+        }
+        self.fs.setattr(&caller.cred(), ino, &set)
+    }
+
+    /// Writes `data` at `offset`. `kill` says that the writer may not keep set-id bits.
+    ///
+    /// The offset is the kernel's for O_APPEND too. It appends under the inode's lock at a size only it
+    /// can change, and a large direct write arrives as several requests at once: only their offsets say
+    /// which part is which, "at the end" would shuffle them.
+    pub fn write(&self, caller: Caller, ino: Ino, offset: u64, data: &[u8], kill: bool) -> Result<Written> {
+        let set_id_fell = kill && self.has_set_id(ino)?;
+        let end = self.fs.write(&writer(caller, kill), ino, offset, data, false)?;
+        Ok(Written { bytes: end - offset, set_id_fell })
+    }
+
+    /// As fallocate(2). The protocol does not say whether the caller may keep set-id bits, so that only
+    /// the superuser may.
+    pub fn fallocate(&self, caller: Caller, ino: Ino, mode: i32, offset: u64, len: u64) -> Result<bool> {
+        self.fs.fallocate(ino, mode, offset, len)?;
+        let attr = self.fs.getattr(ino)?;
+        let falls = if caller.uid == 0 { 0 } else { set_id_that_falls(attr.mode) };
+        if falls != 0 {
+            let set = SetAttr { mode: Some(attr.mode & 0o7777 & !falls), ..SetAttr::default() };
+            self.fs.setattr(&caller.cred(), ino, &set)?;
+        }
+        Ok(falls != 0)
+    }
+
+    /// Copies a range between two files of this pool, at most [`COPY_REQUEST_BYTES_MAX`]. Less than asked
+    /// is an answer: the end of the source, or a failure after the first step (which the next call meets).
+    pub fn copy_range(&self, caller: Caller, from: (Ino, u64), to: (Ino, u64), len: u64) -> Result<Written> {
+        let kill = caller.uid != 0;
+        let set_id_fell = kill && self.has_set_id(to.0)?;
+        let cred = writer(caller, kill);
+        let len = len.min(COPY_REQUEST_BYTES_MAX);
+        let mut done = 0;
+        while done < len {
+            let step = (len - done).min(COPY_STEP_BYTES as u64) as usize;
+            let copied = with_buffer(step, |buffer| {
+                let got = self.fs.read(from.0, from.1 + done, buffer)?;
+                if got > 0 {
+                    self.fs.write(&cred, to.0, to.1 + done, &buffer[..got], false)?;
+                }
+                Ok(got)
+            });
+            match copied {
+                Ok(0) => break,
+                Ok(got) => done += got as u64,
+                Err(e) if done == 0 => return Err(e),
+                Err(_) => break,
+            }
+        }
+        Ok(Written { bytes: done, set_id_fell })
+    }
+
+    pub fn setxattr(&self, caller: Caller, ino: Ino, name: &[u8], value: &[u8], flags: i32) -> Result<()> {
+        self.fs.setxattr(&caller.cred(), ino, name, value, flags)?;
+        if name == ACL_ACCESS {
+            self.drop_foreign_set_gid(caller, ino)?;
+        }
+        Ok(())
+    }
+
+    /// As chmod(2): one who changes the permissions (an access ACL is permissions) of a file of a group
+    /// he is not in loses its set-group-id bit.
+    fn drop_foreign_set_gid(&self, caller: Caller, ino: Ino) -> Result<()> {
+        let attr = self.fs.getattr(ino)?;
+        if attr.mode & libc::S_ISGID != 0 && !caller.in_group(attr.gid) {
+            let set = SetAttr { mode: Some(attr.mode & 0o7777 & !libc::S_ISGID), ..SetAttr::default() };
+            self.fs.setattr(&caller.cred(), ino, &set)?;
+        }
+        Ok(())
+    }
+
+    fn has_set_id(&self, ino: Ino) -> Result<bool> {
+        Ok(self.fs.getattr(ino)?.mode & SET_ID != 0)
+    }
+}
+
+/// The identity under which data is written: it decides set-id bits and nothing else, because the kernel
+/// has checked the rest.
+fn writer(caller: Caller, kill: bool) -> Cred {
+    let uid = match (kill, caller.uid) {
+        (false, _) => 0,
+        // A superuser without CAP_FSETID.
+        (true, 0) => u32::MAX,
+        (true, uid) => uid,
+    };
+    Cred { uid, ..caller.cred() }
+}
+
+/// The set-id bits that an unprivileged change takes away. Set-group-id without group execution once
+/// meant mandatory locking, and stays.
+fn set_id_that_falls(mode: u32) -> u32 {
+    let group = if mode & libc::S_IXGRP != 0 { libc::S_ISGID } else { 0 };
+    mode & (libc::S_ISUID | group)
+}
+
+/// Lends this thread's buffer of `len` bytes, whose contents are old. Requests are bounded by what the
+/// kernel was told at mount, and so is the buffer.
+pub fn with_buffer<T>(len: usize, work: impl FnOnce(&mut [u8]) -> Result<T>) -> Result<T> {
+    thread_local! {
+        static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    }
+    BUFFER.with_borrow_mut(|buffer| {
+        if buffer.len() < len {
+            buffer.try_reserve(len - buffer.len()).map_err(|_| Error::new(libc::ENOMEM, "door::buffer"))?;
+            buffer.resize(len, 0);
+        }
+        work(&mut buffer[..len])
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_of_a_status_file() {
+        let status = "Name:\tcat\nUid:\t1000\t1000\t1000\t1000\nGroups:\t4 24 1000 \nVmPeak:\t1\n";
+        assert_eq!(groups_in(status).collect::<Vec<_>>(), [4, 24, 1000]);
+        assert_eq!(groups_in("Name:\tcat\n").count(), 0);
+    }
+
+    #[test]
+    fn set_gid_without_group_execution_stays() {
+        assert_eq!(set_id_that_falls(0o106755), 0o6000);
+        assert_eq!(set_id_that_falls(0o102745), 0);
+        assert_eq!(set_id_that_falls(0o104700), 0o4000);
+    }
+
+    #[test]
+    fn only_a_writer_that_may_keep_them_is_the_superuser() {
+        let user = Caller { uid: 7, gid: 7, pid: 1 };
+        assert!(writer(user, false).is_root());
+        assert_eq!(writer(user, true).uid, 7);
+        assert!(!writer(Caller { uid: 0, ..user }, true).is_root());
+    }
+}

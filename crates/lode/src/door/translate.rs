@@ -1,0 +1,123 @@
+//! Our types in `fuser`'s words and back.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use fuser::{Errno, FileAttr, FileType, INodeNo, TimeOrNow};
+use lodestone::fs::{Attr, Ino, Kind, SetTime, Time};
+
+/// What stat reports as the unit of I/O, whatever the media: programs size buffers by it, and the
+/// kernel's idea of a file's block must not exceed a page.
+const BLOCK_BYTES: u32 = 4096;
+
+/// The kernel's name of an inode is our number: it names only what we told it. Anything else is stale.
+pub fn ino(node: INodeNo) -> Result<Ino, lodestone::Error> {
+    match u32::try_from(node.0) {
+        Ok(n) => Ok(Ino(n)),
+        Err(_) => Err(lodestone::Error::new(libc::ESTALE, "door::ino")),
+    }
+}
+
+pub fn errno(error: &lodestone::Error) -> Errno {
+    Errno::from_i32(error.errno())
+}
+
+pub fn file_type(kind: Kind) -> FileType {
+    match kind {
+        Kind::Fifo => FileType::NamedPipe,
+        Kind::CharDevice => FileType::CharDevice,
+        Kind::Directory => FileType::Directory,
+        Kind::BlockDevice => FileType::BlockDevice,
+        Kind::File => FileType::RegularFile,
+        Kind::Symlink => FileType::Symlink,
+        Kind::Socket => FileType::Socket,
+    }
+}
+
+pub fn attributes(attr: &Attr) -> FileAttr {
+    FileAttr {
+        ino: INodeNo(u64::from(attr.ino.0)),
+        size: attr.size,
+        blocks: attr.blocks,
+        atime: attr.atime.to_system_time(),
+        mtime: attr.mtime.to_system_time(),
+        ctime: attr.ctime.to_system_time(),
+        crtime: attr.btime.to_system_time(),
+        kind: file_type(attr.kind()),
+        perm: (attr.mode & 0o7777) as u16,
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        // The protocol has 32 bits, which hold every device number Linux has.
+        rdev: attr.rdev as u32,
+        blksize: BLOCK_BYTES,
+        flags: 0,
+    }
+}
+
+/// The entry that says "no such name, and you may remember that": inode 0.
+pub fn no_entry() -> FileAttr {
+    FileAttr {
+        ino: INodeNo(0),
+        size: 0,
+        blocks: 0,
+        atime: UNIX_EPOCH,
+        mtime: UNIX_EPOCH,
+        ctime: UNIX_EPOCH,
+        crtime: UNIX_EPOCH,
+        kind: FileType::RegularFile,
+        perm: 0,
+        nlink: 0,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: BLOCK_BYTES,
+        flags: 0,
+    }
+}
+
+pub fn set_time(time: TimeOrNow) -> SetTime {
+    match time {
+        TimeOrNow::Now => SetTime::Now,
+        TimeOrNow::SpecificTime(t) => SetTime::To(requested_time(t)),
+    }
+}
+
+/// `fuser` 0.18 reads the kernel's (seconds, nanoseconds) before 1970 as `1970 - |seconds| - nanoseconds`,
+/// where the nanoseconds count forward. This takes them out as it put them in.
+fn requested_time(t: SystemTime) -> Time {
+    match UNIX_EPOCH.duration_since(t) {
+        Ok(before) if before > Duration::ZERO => {
+            let sec = i64::try_from(before.as_secs()).map_or(i64::MIN, |s| -s);
+            Time::new(sec, before.subsec_nanos())
+        }
+        _ => Time::from_system_time(t),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As `fuser` decodes what the kernel sent.
+    fn decoded(sec: i64, nsec: u32) -> SystemTime {
+        if sec >= 0 {
+            UNIX_EPOCH + Duration::new(sec as u64, nsec)
+        } else {
+            UNIX_EPOCH - Duration::new(sec.unsigned_abs(), nsec)
+        }
+    }
+
+    #[test]
+    fn requested_times_arrive_as_the_kernel_sent_them() {
+        for (sec, nsec) in [(0, 0), (0, 5), (1, 999_999_999), (-1, 0), (-1, 1), (-2, 999_999_999)] {
+            assert_eq!(requested_time(decoded(sec, nsec)), Time { sec, nsec }, "{sec} {nsec}");
+        }
+        assert_eq!(requested_time(decoded(i64::MIN, 0)), Time::new(i64::MIN, 0));
+    }
+
+    #[test]
+    fn an_inode_number_we_never_gave_is_stale() {
+        assert_eq!(ino(INodeNo(1)).unwrap(), Ino::ROOT);
+        assert_eq!(ino(INodeNo(1 << 32)).unwrap_err().errno(), libc::ESTALE);
+    }
+}

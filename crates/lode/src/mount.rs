@@ -1,0 +1,342 @@
+//! `lode mount` and `lode umount`: from a command line to a live mount, and back to a closed pool.
+//!
+//! The order is chosen so that whatever can be wrong is found before anything changes: options, then the
+//! mount point, then the pool (which recovers it, if need be), and only then the mount. A mount point left
+//! dead by a killed server is cleaned up on the way. Afterwards the process serves until the kernel lets
+//! go, and the last act is [`Fs::close`], which writes the checkpoint: `lode umount` returns when that is
+//! done, so that the pool can be used at once.
+//!
+//! `options` reads what was asked, `daemon` lets the caller go when the mount is live, `stop` ends it by
+//! signal; the kernel's side is in [`door`](crate::door).
+
+mod daemon;
+pub mod options;
+mod stop;
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lodestone::fs::{Fs, OpenOptions};
+use lodestone::media::{Media, Pool, PoolOptions};
+use rustix::fs::FlockOperation;
+
+use crate::door::connect::{self, Attachment, Plan};
+use crate::door::fuse::FuseDoor;
+use crate::door::{Cache, Door, Settings, table};
+use daemon::{Ready, Side};
+use options::Options;
+use stop::Signals;
+
+/// How long `lode umount` waits for the server to have closed the pool.
+const CLOSE_WAIT: Duration = Duration::from_secs(60);
+/// The same for a pool that was mounted read-only: there is nothing to close, and other readers may
+/// remain.
+const CLOSE_WAIT_READ_ONLY: Duration = Duration::from_secs(1);
+const CLOSE_POLL: Duration = Duration::from_millis(5);
+
+const FAILED: u8 = 1;
+const USAGE: u8 = 2;
+
+/// What is to be mounted.
+#[derive(Clone, Debug, Default)]
+pub struct MountOptions {
+    pub pool: OsString,
+    /// A directory, or `/dev/fd/N`: an opened and mounted /dev/fuse.
+    pub dir: PathBuf,
+    /// Each `-o`, commas inside.
+    pub options: Vec<OsString>,
+    pub foreground: bool,
+    /// Unknown options are ignored (mount(8)'s `-s`).
+    pub sloppy: bool,
+    /// All but the mount itself (mount(8)'s `-f`).
+    pub fake: bool,
+}
+
+/// Why it did not come to a mount.
+struct Failure {
+    code: u8,
+    /// None where it has been said.
+    message: Option<String>,
+}
+
+impl Failure {
+    fn failed(message: impl Into<String>) -> Failure {
+        Failure { code: FAILED, message: Some(message.into()) }
+    }
+}
+
+/// Mounts, and says why not in one line on stderr. Must be called before the process has a second
+/// thread: it forks, unless `foreground` is set.
+pub fn run(request: MountOptions) -> ExitCode {
+    match mount(&request) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => report(failure),
+    }
+}
+
+/// Unmounts the pool on `dir` and returns when it is closed.
+pub fn umount(dir: &Path) -> ExitCode {
+    match unmount(dir) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => report(failure),
+    }
+}
+
+fn report(failure: Failure) -> ExitCode {
+    if let Some(message) = failure.message {
+        eprintln!("lode: {}", message.replace(|c: char| c.is_control(), "?"));
+    }
+    ExitCode::from(failure.code)
+}
+
+fn mount(request: &MountOptions) -> Result<(), Failure> {
+    let options = Options::parse(&request.options, request.sloppy)
+        .map_err(|message| Failure { code: USAGE, message: Some(message) })?;
+    let pool = absolute(&request.pool)?;
+    let place = Place::find(&request.dir, &options)?;
+    if request.fake {
+        return Ok(());
+    }
+    if request.foreground {
+        return serve(&pool, place, &options, None);
+    }
+    match daemon::split().map_err(|e| Failure::failed(format!("cannot start a server: {e}")))? {
+        Side::Parent(0) => Ok(()),
+        Side::Parent(code) => Err(Failure { code, message: None }),
+        Side::Child(ready) => serve(&pool, place, &options, Some(ready)),
+    }
+}
+
+/// The pool's path as the table of mounts will show it, and as a daemon in `/` can open it.
+fn absolute(pool: &OsStr) -> Result<PathBuf, Failure> {
+    let pool = Path::new(pool);
+    pool.canonicalize().map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => Failure::failed(format!(
+            "{}: there is no such file: make a pool with `lode mkfs`",
+            pool.display()
+        )),
+        _ => Failure::failed(format!("{}: {e}", pool.display())),
+    })
+}
+
+/// Where to mount.
+enum Place {
+    Dir(PathBuf),
+    Device(i32),
+}
+
+impl Place {
+    fn find(dir: &Path, options: &Options) -> Result<Place, Failure> {
+        if let Some(fd) = connect::handed_in(dir) {
+            return Ok(Place::Device(fd));
+        }
+        let about = |e: io::Error| Failure::failed(format!("{}: {e}", dir.display()));
+        let path = table::resolve(dir).map_err(about)?;
+        remove_dead_mounts(&path)?;
+        if !fs::metadata(&path).map_err(about)?.is_dir() {
+            return Err(Failure::failed(format!("{} is not a directory", dir.display())));
+        }
+        if let Some(entry) = table::at(&path).map_err(about)?.filter(table::Entry::is_pool) {
+            return Err(Failure::failed(format!(
+                "{} is a mount point already, of {}: unmount it first, with `lode umount {0}`",
+                dir.display(),
+                Path::new(&entry.source).display()
+            )));
+        }
+        if !options.nonempty && fs::read_dir(&path).map_err(about)?.next().is_some() {
+            return Err(Failure::failed(format!(
+                "{} is not empty, and a mount would cover what it holds: use an empty directory, or -o nonempty",
+                dir.display()
+            )));
+        }
+        Ok(Place::Dir(path))
+    }
+}
+
+/// A server that was killed leaves its mount behind, on which everything fails with ENOTCONN.
+fn remove_dead_mounts(path: &Path) -> Result<(), Failure> {
+    while is_dead(path) {
+        let failed = |e: io::Error| {
+            let path = path.display();
+            Failure::failed(format!("{path} is a dead mount that cannot be removed: {e}"))
+        };
+        connect::unmount(path, true).map_err(failed)?;
+        eprintln!("lode: note: removed the dead mount on {}, whose server has gone", path.display());
+    }
+    Ok(())
+}
+
+fn is_dead(path: &Path) -> bool {
+    fs::metadata(path).is_err_and(|e| e.raw_os_error() == Some(libc::ENOTCONN))
+        && table::at(path).is_ok_and(|entry| entry.is_some())
+}
+
+/// The server's life. The parent learns of a failure before the mount is live; afterwards the log does.
+fn serve(pool: &Path, place: Place, options: &Options, ready: Option<Ready>) -> Result<(), Failure> {
+    match start(pool, place, options) {
+        Ok(server) => {
+            if let Some(ready) = ready {
+                ready.live().map_err(|e| Failure::failed(format!("cannot become a daemon: {e}")))?;
+            }
+            server.run()
+        }
+        Err(failure) => {
+            let code = failure.code;
+            report(failure);
+            if let Some(ready) = ready {
+                ready.failed(code);
+            }
+            Err(Failure { code, message: None })
+        }
+    }
+}
+
+/// A live mount whose requests wait.
+struct Server<M: Media> {
+    fs: Arc<Fs<M>>,
+    door: FuseDoor<M>,
+    attachment: Attachment,
+    signals: Signals,
+}
+
+fn start(pool: &Path, place: Place, options: &Options) -> Result<Server<Pool>, Failure> {
+    let signals = Signals::block().map_err(|e| Failure::failed(format!("cannot block signals: {e}")))?;
+    let fs = open_pool(pool, options)?;
+    let connected = connect_to_kernel(pool, &place, options).and_then(|(device, attachment)| {
+        let settings = Settings {
+            threads: options.threads,
+            cache: options.cache,
+            write_bytes_max: options.write_bytes_max,
+        };
+        match FuseDoor::open(Arc::clone(&fs), device, &settings) {
+            Ok(door) => Ok((door, attachment)),
+            Err(e) => {
+                // The mount is of no use, and what is said next is why.
+                let _ = attachment.unmount(true);
+                Err(Failure::failed(format!("the kernel does not agree to the mount: {e}")))
+            }
+        }
+    });
+    let (door, attachment) = match connected {
+        Ok(connected) => connected,
+        Err(failure) => {
+            close(&fs)?;
+            return Err(failure);
+        }
+    };
+    if options.cache != Cache::None {
+        attachment.read_far_ahead();
+    }
+    Ok(Server { fs, door, attachment, signals })
+}
+
+fn open_pool(path: &Path, options: &Options) -> Result<Arc<Fs<Pool>>, Failure> {
+    let read_only = options.read_only();
+    let media_options = PoolOptions { assume: options.assume, read_only, ..PoolOptions::default() };
+    let media = Pool::open(path, &media_options).map_err(|e| Failure::failed(e.to_string()))?;
+    let fs = Fs::open(media, &OpenOptions { read_only })
+        .map_err(|e| Failure::failed(format!("{}: {e}", path.display())))?;
+    tracing::info!(pool = %path.display(), report = ?fs.open_report(), "opened");
+    Ok(fs)
+}
+
+fn connect_to_kernel(
+    pool: &Path,
+    place: &Place,
+    options: &Options,
+) -> Result<(OwnedFd, Attachment), Failure> {
+    match place {
+        Place::Device(fd) => connect::take(*fd).map_err(|e| Failure::failed(format!("/dev/fd/{fd}: {e}"))),
+        Place::Dir(dir) => {
+            let plan = Plan {
+                source: pool.as_os_str().to_owned(),
+                dir: dir.clone(),
+                flags: options.flags,
+                allow_other: options.allow_other,
+                read_bytes_max: options.read_bytes_max,
+            };
+            connect::mount(&plan)
+                .map_err(|e| Failure::failed(format!("cannot mount on {}: {e}", dir.display())))
+        }
+    }
+}
+
+impl<M: Media> Server<M> {
+    /// Serves until the mount ends, whoever ends it, and closes the pool.
+    fn run(self) -> Result<(), Failure> {
+        let Server { fs, door, attachment, signals } = self;
+        let (ended, end) = mpsc::channel();
+        let watched = signals.watch(attachment.clone(), ended.clone());
+        watched.map_err(|e| Failure::failed(format!("cannot watch for signals: {e}")))?;
+        let outcome = Arc::new(Mutex::new(Ok(())));
+        let door_outcome = Arc::clone(&outcome);
+        let server = thread::Builder::new().name("door".to_owned()).spawn(move || {
+            let result = door.serve();
+            *door_outcome.lock().expect("only this thread and, after it, its starter lock it") = result;
+            // The receiver has gone where a signal was faster.
+            let _ = ended.send(());
+        });
+        server.map_err(|e| Failure::failed(format!("cannot start to serve: {e}")))?;
+        // By the door, or by a signal that the kernel's side does not follow. Either way no request that
+        // comes now can change the pool any more.
+        let _ = end.recv();
+        if attachment.stands() {
+            // Cut off rather than unmounted: without a server the mount would be dead.
+            let _ = attachment.unmount(true);
+        }
+        close(&fs)?;
+        match &*outcome.lock().expect("the thread that locked it has not panicked") {
+            Ok(()) => Ok(()),
+            Err(e) => Err(Failure::failed(format!("serving the mount ended with: {e}"))),
+        }
+    }
+}
+
+fn close<M: Media>(fs: &Fs<M>) -> Result<(), Failure> {
+    fs.close().map_err(|e| Failure::failed(format!("closing the pool: {e}; the next mount recovers it")))
+}
+
+fn unmount(dir: &Path) -> Result<(), Failure> {
+    let about = |e: io::Error| Failure::failed(format!("{}: {e}", dir.display()));
+    let path = table::resolve(dir).map_err(about)?;
+    let Some(entry) = table::at(&path).map_err(about)?.filter(table::Entry::is_pool) else {
+        return Err(Failure::failed(format!("no pool is mounted on {}", dir.display())));
+    };
+    connect::unmount(&path, false).map_err(|e| match e.raw_os_error() {
+        Some(libc::EBUSY) => Failure::failed(format!(
+            "{} is in use: a program has a file open or its working directory there (`fuser -vm {0}` names it)",
+            dir.display()
+        )),
+        _ => about(e),
+    })?;
+    wait_until_closed(&entry)
+}
+
+/// The server holds a lock on the pool until it has closed it.
+fn wait_until_closed(entry: &table::Entry) -> Result<(), Failure> {
+    let limit = if entry.read_only { CLOSE_WAIT_READ_ONLY } else { CLOSE_WAIT };
+    let end = Instant::now() + limit;
+    // A pool that cannot be opened (its file is gone, or another user's) cannot be waited for.
+    let Ok(pool) = File::open(&entry.source) else { return Ok(()) };
+    while rustix::fs::flock(&pool, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if Instant::now() >= end {
+            if entry.read_only {
+                return Ok(());
+            }
+            return Err(Failure::failed(format!(
+                "{} is unmounted, but its server has not closed it after {} s",
+                Path::new(&entry.source).display(),
+                limit.as_secs()
+            )));
+        }
+        thread::sleep(CLOSE_POLL);
+    }
+    Ok(())
+}

@@ -1,0 +1,102 @@
+//! The pools that one command works on: each opened once, however often and by which names it is given.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use lodestone::fs::{Fs, OpenOptions};
+use lodestone::media::{Domain, Pool, PoolOptions};
+
+use crate::cli::Assume;
+use crate::failure::{Failure, Result, reason};
+use crate::target::show;
+use crate::tree::PoolTree;
+
+pub type Tree = PoolTree<Pool>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// The files of the pool do not change; what recovery has to do, it does to a private copy.
+    Read,
+    Write,
+}
+
+/// Pools in use by this command.
+pub struct Pools {
+    open: Vec<Open>,
+}
+
+struct Open {
+    /// The names it was given by.
+    names: Vec<OsString>,
+    identity: Option<(u64, u64)>,
+    writable: bool,
+    tree: Tree,
+}
+
+impl Pools {
+    pub fn new() -> Pools {
+        Pools { open: Vec::new() }
+    }
+
+    /// Opens `pool`, unless that is done. Of several uses of a pool the first says for what it is opened.
+    pub fn open(&mut self, pool: &OsStr, access: Access) -> Result<()> {
+        let identity = std::fs::metadata(pool).ok().map(|m| (m.dev(), m.ino()));
+        let same =
+            |o: &&mut Open| o.names.iter().any(|n| n == pool) || identity.is_some() && o.identity == identity;
+        if let Some(open) = self.open.iter_mut().find(same) {
+            open.names.push(pool.to_os_string());
+            return Ok(());
+        }
+        let (media, writable) = map(Path::new(pool), access)?;
+        let fs = Fs::open(media, &OpenOptions { read_only: !writable }).map_err(|e| about(pool, &e))?;
+        // No device of the host has such a number.
+        let device = u64::MAX - self.open.len() as u64;
+        let tree = PoolTree::new(fs, device);
+        self.open.push(Open { names: vec![pool.to_os_string()], identity, writable, tree });
+        Ok(())
+    }
+
+    /// A pool that was opened before.
+    pub fn tree(&self, pool: &OsStr) -> &Tree {
+        let named = |o: &&Open| o.names.iter().any(|n| n == pool);
+        &self.open.iter().find(named).expect("a command opens all its pools first").tree
+    }
+
+    /// Closes what may have been changed: everything is safe from here on.
+    pub fn close(&self) -> Result<()> {
+        for open in self.open.iter().filter(|o| o.writable) {
+            open.tree.fs.close().map_err(|e| {
+                let name = show(Path::new(&open.names[0]));
+                Failure::failed(format_args!("cannot close {name}: {}; the next use recovers it", reason(&e)))
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// Maps the media of a pool; the bool says whether for writing.
+fn map(pool: &Path, access: Access) -> Result<(Pool, bool)> {
+    let options = PoolOptions { read_only: access == Access::Read, ..PoolOptions::default() };
+    match Pool::open(pool, &options) {
+        Ok(media) => Ok((media, access == Access::Write)),
+        // Of device-dax there are no private copies.
+        Err(e) if e.errno() == libc::EOPNOTSUPP && access == Access::Read => map(pool, Access::Write),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// What the file system says of a pool, with the pool's name.
+pub fn about(pool: &OsStr, e: &lodestone::Error) -> Failure {
+    Failure::failed(format_args!("{}: {}", show(Path::new(pool)), reason(e)))
+}
+
+impl Assume {
+    pub fn domain(self) -> Domain {
+        match self {
+            Assume::Memory => Domain::Memory,
+            Assume::CpuCache => Domain::CpuCache,
+            Assume::PageCache => Domain::PageCache,
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! The host's file tree, by plain system calls.
+
+use std::ffi::CStr;
+use std::os::fd::OwnedFd;
+
+use lodestone::fs::{Kind, Time};
+use lodestone::{Error, Result};
+use rustix::fs::{self as sys, AtFlags, CWD, FileType, Mode, OFlags, Timespec, Timestamps};
+use rustix::io::Errno;
+
+use super::{Sink, Source, Stat, Tree};
+
+pub struct HostTree;
+
+fn failed(e: Errno) -> Error {
+    Error::new(e.raw_os_error(), "lode::host")
+}
+
+fn stat_of(s: &sys::Stat) -> Result<Stat> {
+    Ok(Stat {
+        file: (s.st_dev, s.st_ino),
+        kind: Kind::from_mode(s.st_mode).ok_or(Error::new(libc::EINVAL, "lode::host::stat"))?,
+        mode: s.st_mode & 0o7777,
+        nlink: s.st_nlink,
+        uid: s.st_uid,
+        gid: s.st_gid,
+        rdev: s.st_rdev,
+        size: s.st_size as u64,
+        atime: Time::new(s.st_atime, s.st_atime_nsec as u32),
+        mtime: Time::new(s.st_mtime, s.st_mtime_nsec as u32),
+    })
+}
+
+impl Tree for HostTree {
+    fn stat(&self, path: &[u8], follow: bool) -> Result<Stat> {
+        stat_of(&if follow { sys::stat(path) } else { sys::lstat(path) }.map_err(failed)?)
+    }
+
+    fn names(&self, dir: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = sys::open(dir, flags, Mode::empty()).map_err(failed)?;
+        let mut names = Vec::new();
+        for entry in sys::Dir::read_from(fd).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name().to_bytes().to_vec();
+            if name != b"." && name != b".." {
+                names.push(name);
+            }
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    fn readlink(&self, path: &[u8]) -> Result<Vec<u8>> {
+        Ok(sys::readlink(path, Vec::new()).map_err(failed)?.into_bytes())
+    }
+
+    fn open(&self, path: &[u8]) -> Result<Box<dyn Source + '_>> {
+        let fd = sys::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
+        let stat = stat_of(&sys::fstat(&fd).map_err(failed)?)?;
+        // Files of /proc and /sys say that they are empty, and are not.
+        let stream = stat.kind != Kind::File || stat.size == 0;
+        Ok(Box::new(HostFile { fd, stream }))
+    }
+
+    fn create(&self, path: &[u8], mode: u32, exclusive: bool) -> Result<Box<dyn Sink + '_>> {
+        let exclusive = if exclusive { OFlags::EXCL } else { OFlags::empty() };
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | exclusive;
+        let fd = sys::open(path, flags, Mode::from_raw_mode(mode)).map_err(failed)?;
+        let stream = stat_of(&sys::fstat(&fd).map_err(failed)?)?.kind != Kind::File;
+        Ok(Box::new(HostFile { fd, stream }))
+    }
+
+    fn mkdir(&self, path: &[u8], mode: u32) -> Result<()> {
+        sys::mkdir(path, Mode::from_raw_mode(mode)).map_err(failed)
+    }
+
+    fn symlink(&self, target: &[u8], path: &[u8]) -> Result<()> {
+        sys::symlink(target, path).map_err(failed)
+    }
+
+    fn mknod(&self, path: &[u8], mode: u32, rdev: u64) -> Result<()> {
+        sys::mknodat(CWD, path, FileType::from_raw_mode(mode), Mode::from_raw_mode(mode), rdev)
+            .map_err(failed)
+    }
+
+    fn link(&self, old: &[u8], new: &[u8]) -> Result<()> {
+        sys::link(old, new).map_err(failed)
+    }
+
+    fn unlink(&self, path: &[u8]) -> Result<()> {
+        sys::unlink(path).map_err(failed)
+    }
+
+    fn chown(&self, path: &[u8], uid: u32, gid: u32) -> Result<()> {
+        let (uid, gid) = (rustix::process::Uid::from_raw(uid), rustix::process::Gid::from_raw(gid));
+        sys::chownat(CWD, path, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW).map_err(failed)
+    }
+
+    fn chmod(&self, path: &[u8], mode: u32) -> Result<()> {
+        sys::chmod(path, Mode::from_raw_mode(mode)).map_err(failed)
+    }
+
+    fn set_times(&self, path: &[u8], atime: Time, mtime: Time) -> Result<()> {
+        let spec = |t: Time| Timespec { tv_sec: t.sec, tv_nsec: i64::from(t.nsec) };
+        let times = Timestamps { last_access: spec(atime), last_modification: spec(mtime) };
+        sys::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).map_err(failed)
+    }
+
+    fn xattrs(&self, path: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        let names = grown(|buffer| sys::llistxattr(path, buffer))?;
+        let mut all = Vec::new();
+        for name in names.split_inclusive(|&b| b == 0) {
+            let Ok(name) = CStr::from_bytes_with_nul(name) else { continue };
+            match grown(|buffer| sys::lgetxattr(path, name, buffer)) {
+                Ok(value) => all.push((name.to_bytes().to_vec(), value)),
+                Err(e) if e.errno() == libc::ENODATA => {} // removed in between
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(all)
+    }
+
+    fn set_xattr(&self, path: &[u8], name: &[u8], value: &[u8]) -> Result<()> {
+        sys::lsetxattr(path, name, value, sys::XattrFlags::empty()).map_err(failed)
+    }
+}
+
+/// Calls with a buffer that is large enough for every answer that Linux gives (64 KiB).
+fn grown(call: impl Fn(&mut [u8]) -> rustix::io::Result<usize>) -> Result<Vec<u8>> {
+    let mut buffer = vec![0; lodestone::limits::XATTR_VALUE_BYTES_MAX];
+    let len = call(&mut buffer).map_err(failed)?;
+    buffer.truncate(len);
+    Ok(buffer)
+}
+
+struct HostFile {
+    fd: OwnedFd,
+    /// Read and written without offsets, to its end.
+    stream: bool,
+}
+
+impl Source for HostFile {
+    fn stat(&self) -> Result<Stat> {
+        stat_of(&sys::fstat(&self.fd).map_err(failed)?)
+    }
+
+    fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        let read = if self.stream {
+            rustix::io::read(&self.fd, buffer)
+        } else {
+            rustix::io::pread(&self.fd, buffer, offset)
+        };
+        read.map_err(failed)
+    }
+
+    fn next_data(&self, offset: u64) -> Result<Option<(u64, u64)>> {
+        if self.stream {
+            return Ok(Some((offset, u64::MAX)));
+        }
+        let start = match sys::seek(&self.fd, sys::SeekFrom::Data(offset)) {
+            Ok(start) => start,
+            Err(Errno::NXIO) => return Ok(None),
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(Some((offset, u64::MAX))),
+            Err(e) => return Err(failed(e)),
+        };
+        let end = sys::seek(&self.fd, sys::SeekFrom::Hole(start)).unwrap_or(u64::MAX);
+        Ok(Some((start, end)))
+    }
+}
+
+impl Sink for HostFile {
+    fn write(&self, mut offset: u64, mut bytes: &[u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            let written = if self.stream {
+                rustix::io::write(&self.fd, bytes)
+            } else {
+                rustix::io::pwrite(&self.fd, bytes, offset)
+            };
+            match written {
+                Ok(0) => return Err(failed(Errno::IO)),
+                Ok(n) => (offset, bytes) = (offset + n as u64, &bytes[n..]),
+                Err(Errno::INTR) if !crate::interrupt::requested() => {}
+                Err(e) => return Err(failed(e)),
+            }
+        }
+        Ok(())
+    }
+
+    fn set_len(&self, size: u64) -> Result<()> {
+        if self.stream { Ok(()) } else { sys::ftruncate(&self.fd, size).map_err(failed) }
+    }
+}

@@ -1,0 +1,928 @@
+//! Drives the binary as a user would: what it prints, how it exits, and that a command which fails has
+//! changed no byte of the pool.
+//!
+//! Each test works in a directory of its own. Expected texts are the parts that a user acts on.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+const LODE: &str = env!("CARGO_BIN_EXE_lode");
+const BLOCK: u64 = 4096;
+const MIB: u64 = 1 << 20;
+
+/// A directory that goes with the test.
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new(name: &str) -> Dir {
+        let dir = std::env::temp_dir().join(format!("lode-cli-{}-{name}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        Dir(dir)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    fn command(&self, args: &[impl AsRef<OsStr>]) -> Command {
+        let mut command = Command::new(LODE);
+        command.args(args).current_dir(&self.0).stdin(Stdio::null());
+        // The settings of who runs the tests are not the tests'.
+        for (name, _) in std::env::vars_os() {
+            if name.as_bytes().starts_with(b"LODE_") {
+                command.env_remove(name);
+            }
+        }
+        command.env("HOME", &self.0).env_remove("XDG_CONFIG_HOME");
+        command
+    }
+
+    fn run(&self, args: &[impl AsRef<OsStr>]) -> Ran {
+        Ran::of(&mut self.command(args))
+    }
+
+    /// Succeeds in silence on stderr; gives stdout.
+    #[track_caller]
+    fn ok(&self, args: &[impl AsRef<OsStr>]) -> String {
+        self.run(args).ok()
+    }
+
+    /// A pool of `mib` MiB.
+    #[track_caller]
+    fn pool(&self, name: &str, mib: u64) -> PathBuf {
+        self.ok(&["mkfs", name, "--size", &format!("{mib}M")]);
+        self.path(name)
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// How a run ended.
+#[derive(Debug)]
+struct Ran {
+    code: Option<i32>,
+    out: Vec<u8>,
+    err: String,
+}
+
+impl Ran {
+    fn of(command: &mut Command) -> Ran {
+        let output = command.output().unwrap();
+        Ran {
+            code: output.status.code(),
+            out: output.stdout,
+            err: String::from_utf8(output.stderr).expect("stderr is text"),
+        }
+    }
+
+    #[track_caller]
+    fn ok(self) -> String {
+        assert_eq!((self.code, self.err.as_str()), (Some(0), ""), "{self:?}");
+        String::from_utf8(self.out).expect("stdout is text")
+    }
+
+    /// Exit code, exactly one line on stderr, and what it says.
+    #[track_caller]
+    fn fails(&self, code: i32, says: &[&str]) {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        assert!(self.err.starts_with("lode: ") && self.err.ends_with('\n'), "{self:?}");
+        assert_eq!(self.err.lines().count(), 1, "{self:?}");
+        for part in says {
+            assert!(self.err.contains(part), "no {part:?} in {:?}", self.err);
+        }
+    }
+}
+
+/// Runs `body` and asserts that it changed no byte of `image`, nor its length.
+#[track_caller]
+fn unchanged<T>(image: &Path, body: impl FnOnce() -> T) -> T {
+    let before = fs::read(image).unwrap();
+    let result = body();
+    let after = fs::read(image).unwrap();
+    let differs = before.iter().zip(&after).position(|(a, b)| a != b);
+    assert_eq!((before.len(), differs), (after.len(), None), "{} changed", image.display());
+    result
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|e| panic!("not one JSON document ({e}): {text}"))
+}
+
+fn file_of(dir: &Dir, name: &str, bytes: u64) -> PathBuf {
+    // Not compressible into holes: no page is zero.
+    let text: Vec<u8> = (0..bytes).map(|i| (i * 31 % 251) as u8 + 1).collect();
+    dir.write(name, &text)
+}
+
+#[test]
+fn usage_errors_exit_2_with_one_line() {
+    let dir = Dir::new("usage");
+    let cases: &[(&[&str], &str)] = &[
+        (&[], "lode --help"),
+        (&["frobnicate"], "frobnicate"),
+        (&["mkfs"], "<POOL>"),
+        (&["mkfs", ""], "empty"),
+        (&["mkfs", "p", "--bogus"], "--bogus"),
+        (&["mkfs", "p", "--data", "fast"], "inplace"),
+        (&["mkfs", "p", "--stripe", "3M"], "power of two"),
+        (
+            &[
+                "mkfs",
+                "p",
+                "--label",
+                "a label that is far longer than the sixty-three bytes there is room for",
+            ],
+            "63",
+        ),
+        (&["ls"], "POOL:/PATH"),
+        (&["ls", "p"], "p:/"),
+        (&["ls", ":/x"], "names no pool"),
+        (&["cat", "./a:b"], "names no file in a pool"),
+        (&["cp", "a", "b"], "no argument names a pool"),
+        (&["cp", "p:/a"], "<FROM>"),
+        (&["dump", "p", "minus"], "minus"),
+        (&["completions", "cmd.exe"], "cmd.exe"),
+        (&["--config"], "--config"),
+    ];
+    for (args, says) in cases {
+        let ran = dir.run(args);
+        ran.fails(2, &[says]);
+        assert!(ran.out.is_empty(), "{args:?}");
+    }
+    assert_eq!(fs::read_dir(&dir.0).unwrap().count(), 0, "a wrong command line left something behind");
+}
+
+#[test]
+fn help_and_version_are_no_failures() {
+    let dir = Dir::new("help");
+    assert!(dir.ok(&["--version"]).starts_with("lode "));
+    let help = dir.ok(&["--help"]);
+    for name in subcommands(&help) {
+        assert!(dir.ok(&[&name, "--help"]).contains("Examples:"), "{name}");
+    }
+}
+
+fn subcommands(help: &str) -> Vec<String> {
+    let list = help.lines().skip_while(|l| *l != "Commands:").skip(1).take_while(|l| !l.is_empty());
+    list.filter(|l| !l.starts_with("    "))
+        .map(|l| l.split_whitespace().next().unwrap().to_string())
+        .collect()
+}
+
+#[test]
+fn man_pages_and_completions_cover_every_subcommand() {
+    let dir = Dir::new("man");
+    let names = subcommands(&dir.ok(&["--help"]));
+    assert!(names.len() >= 12, "{names:?}");
+    dir.ok(&["man", "man1"]);
+    for name in &names {
+        let page = fs::read_to_string(dir.path(&format!("man1/lode-{name}.1"))).unwrap();
+        for section in ["NAME", "SYNOPSIS", "OPTIONS", "EXAMPLES", "\"EXIT STATUS\"", "ENVIRONMENT"] {
+            assert!(page.contains(&format!(".SH {section}")), "{name} has no {section}");
+        }
+    }
+    assert_eq!(fs::read_dir(dir.path("man1")).unwrap().count(), names.len() + 1, "and lode.1");
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let text = dir.ok(&["completions", shell]);
+        for name in &names {
+            assert!(text.contains(name.as_str()), "{shell} does not complete {name}");
+        }
+    }
+}
+
+#[test]
+fn absurd_sizes_are_refused() {
+    let dir = Dir::new("sizes");
+    for (size, code, says) in [
+        ("0", 2, "at least 1 MiB"),
+        ("4K", 2, "at least 1 MiB"),
+        ("9T", 2, "at most 8 TiB"),
+        ("16777216T", 2, "larger than any pool"),
+        ("99999999999999999999", 2, "larger than any pool"),
+        ("4X", 2, "not a size"),
+        ("-1", 2, "-1"),
+        ("", 2, "--size"),
+        ("8T", 1, "does not fit"),
+    ] {
+        dir.run(&["mkfs", "p", &format!("--size={size}")]).fails(code, &[says]);
+        assert!(!dir.path("p").exists(), "--size={size} left a file behind");
+    }
+}
+
+#[test]
+fn mkfs_makes_a_pool_of_the_size_asked_for() {
+    let dir = Dir::new("mkfs");
+    let said = dir.ok(&["mkfs", "p", "--size", "16M", "--label", "demo"]);
+    assert_eq!(said.lines().count(), 1);
+    assert!(said.starts_with("made p: 16 MiB, data=cow, domain "), "{said}");
+    assert_eq!(fs::metadata(dir.path("p")).unwrap().len(), 16 * MIB);
+    let info = json(&dir.ok(&["info", "p", "--json"]));
+    assert_eq!(info["pool"]["label"], "demo");
+    assert_eq!(info["pool"]["bytes"], 16 * MIB);
+    assert_eq!(info["pool"]["state"]["clean"], true);
+    assert_eq!(info["pool"]["damage"], Value::Array(vec![]));
+}
+
+#[test]
+fn mkfs_overwrites_only_with_force() {
+    let dir = Dir::new("force");
+    let pool = dir.pool("p", 16);
+    let foreign = file_of(&dir, "foreign", 2 * MIB);
+    // A disk image that begins with zeros: the data stands far inside.
+    let image = dir.path("image");
+    File::create(&image).unwrap().set_len(64 * MIB).unwrap();
+    File::options().write(true).open(&image).unwrap().write_all_at(b"data", 40 * MIB).unwrap();
+    for (path, says) in [(&pool, "pool already"), (&foreign, "other data"), (&image, "data at byte 41943040")]
+    {
+        let name = path.file_name().unwrap();
+        unchanged(path, || dir.run(&[OsStr::new("mkfs"), name]).fails(1, &["--force", says]));
+        let with_size = [OsStr::new("mkfs"), name, OsStr::new("--size"), OsStr::new("128M")];
+        unchanged(path, || dir.run(&with_size).fails(1, &["--force"]));
+        dir.ok(&[OsStr::new("mkfs"), name, OsStr::new("--force")]);
+        let root = [name.as_bytes(), b":/"].concat();
+        assert_eq!(dir.ok(&[OsStr::new("ls"), OsStr::from_bytes(&root)]), "");
+    }
+}
+
+#[test]
+fn mkfs_of_a_sparse_tebibyte_is_quick_and_stays_sparse() {
+    let dir = Dir::new("sparse");
+    let path = dir.path("p");
+    File::create(&path).unwrap().set_len(1 << 40).unwrap();
+    let begun = Instant::now();
+    let said = dir.ok(&["mkfs", "p"]);
+    assert!(said.contains("1 TiB"), "{said}");
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    let held = fs::metadata(&path).unwrap().blocks() * 512;
+    assert!(held < 64 * MIB, "{held} bytes allocated");
+    dir.ok(&["info", "p"]);
+}
+
+#[test]
+fn what_is_no_pool_is_told() {
+    let dir = Dir::new("wrong");
+    fs::create_dir(dir.path("directory")).unwrap();
+    dir.write("empty", b"");
+    file_of(&dir, "foreign", MIB);
+    dir.write("short", b"#!/bin/sh\n");
+    let missing = ["missing", "No such file"];
+    let cases = [
+        missing,
+        ["directory", "is a directory"],
+        ["empty", "is empty"],
+        ["foreign", "no Lodestone pool"],
+        ["short", "too short"],
+        ["/dev/null", "character device"],
+        ["empty/below", "Not a directory"],
+    ];
+    for [name, says] in cases {
+        for ran in each_command(&dir, name) {
+            ran.fails(1, &[name, says]);
+            assert!(ran.out.is_empty());
+        }
+    }
+    assert!(!dir.path("missing").exists());
+    dir.run(&["mkfs", "directory", "--force"]).fails(1, &["directory", "is a directory"]);
+    dir.run(&["mkfs", "/dev/lode-no-such-device"]).fails(1, &["devices are not made"]);
+}
+
+/// Every command that takes an existing pool, on one that it must refuse.
+fn each_command(dir: &Dir, pool: &str) -> Vec<Ran> {
+    let file = dir.write("host-file", b"x");
+    let file = file.to_str().unwrap().to_string();
+    let path = |p: &str| format!("{pool}:{p}");
+    let lines: Vec<Vec<String>> = vec![
+        vec!["info".into(), pool.into()],
+        vec!["info".into(), "--json".into(), pool.into()],
+        vec!["dump".into(), pool.into()],
+        vec!["ls".into(), path("/")],
+        vec!["ls".into(), "--json".into(), path("/")],
+        vec!["cat".into(), path("/a")],
+        vec!["cp".into(), file, path("/a")],
+        vec!["cp".into(), path("/a"), "host-copy".into()],
+        vec!["rm".into(), path("/a")],
+        vec!["rm".into(), "-rf".into(), path("/a")],
+    ];
+    let ran = lines.iter().map(|line| dir.run(line)).collect();
+    assert!(!dir.path("host-copy").exists(), "a copy from {pool} left something behind");
+    ran
+}
+
+#[test]
+fn damaged_images_are_refused_and_stay_as_they_are() {
+    let dir = Dir::new("damaged");
+    let good = dir.pool("good", 16);
+    let variant = |name: &str, change: &dyn Fn(&File)| {
+        let path = dir.path(name);
+        fs::copy(&good, &path).unwrap();
+        change(&File::options().read(true).write(true).open(&path).unwrap());
+        path
+    };
+    let last = 16 * MIB / BLOCK - 1;
+    let flip = |file: &File, at: u64| {
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[!byte[0]], at).unwrap();
+    };
+    let newer = |file: &File, block: u64| file.write_all_at(&99u32.to_le_bytes(), block * BLOCK + 8).unwrap();
+    type Change<'a> = &'a dyn Fn(&File);
+    let cases: [(&str, Change, &str); 5] = [
+        ("label-damaged", &|f| flip(f, 40), "label"),
+        ("truncated", &|f| f.set_len(8 * MIB).unwrap(), "cut"),
+        ("both-damaged", &|f| [1, last].iter().for_each(|b| flip(f, b * BLOCK + 60)), "superblock"),
+        ("both-newer", &|f| [1, last].iter().for_each(|b| newer(f, *b)), "newer"),
+        (
+            "superblocks-overwritten",
+            &|f| [1, last].iter().for_each(|b| f.write_all_at(&[7; 4096], b * BLOCK).unwrap()),
+            "superblock",
+        ),
+    ];
+    for (name, change, says) in cases {
+        let image = variant(name, change);
+        for ran in unchanged(&image, || each_command(&dir, name)) {
+            ran.fails(1, &[name, says]);
+            assert!(ran.out.is_empty(), "{ran:?}");
+        }
+    }
+}
+
+#[test]
+fn a_label_of_a_later_version_is_refused() {
+    let dir = Dir::new("newer-label");
+    let image = dir.pool("p", 16);
+    let file = File::options().read(true).write(true).open(&image).unwrap();
+    let mut label = [0; BLOCK as usize];
+    file.read_exact_at(&mut label, 0).unwrap();
+    label[8..12].copy_from_slice(&9u32.to_le_bytes());
+    label[12..16].fill(0);
+    let crc = lodestone::media::crc32c(&label, 0);
+    label[12..16].copy_from_slice(&crc.to_le_bytes());
+    file.write_all_at(&label, 0).unwrap();
+    for ran in unchanged(&image, || each_command(&dir, "p")) {
+        ran.fails(1, &["p", "version 9", "newer Lodestone"]);
+    }
+}
+
+#[test]
+fn one_good_superblock_is_enough() {
+    let dir = Dir::new("one-copy");
+    let last = 16 * MIB / BLOCK - 1;
+    for (name, block) in [("first", 1), ("second", last)] {
+        let image = dir.pool(name, 16);
+        let root = format!("{name}:/");
+        dir.ok(&["cp", "/proc/self/status", &root]);
+        File::options().write(true).open(&image).unwrap().write_all_at(&[0xa5; 64], block * BLOCK).unwrap();
+        unchanged(&image, || {
+            let info = dir.ok(&["info", name]);
+            assert!(info.contains(&format!("the {name} copy of the superblock (block {block})")), "{info}");
+            let damage = &json(&dir.ok(&["info", "--json", name]))["pool"]["damage"];
+            assert_eq!(damage.as_array().unwrap().len(), 1, "{damage}");
+            // A pool that is used in this state says so, and works.
+            let ls = dir.run(&["ls", &root]);
+            assert_eq!((ls.code, ls.out.as_slice()), (Some(0), &b"status\n"[..]));
+            assert!(
+                ls.err.starts_with(&format!("lode: warning: the {name} copy of the superblock")),
+                "{ls:?}"
+            );
+        });
+        // The next change mends it.
+        assert_eq!(dir.run(&["rm", &format!("{name}:/status")]).code, Some(0));
+        assert_eq!(dir.ok(&["ls", &root]), "");
+        assert_eq!(json(&dir.ok(&["info", "--json", name]))["pool"]["damage"], Value::Array(vec![]));
+    }
+}
+
+#[test]
+fn a_busy_pool_names_who_has_it() {
+    let dir = Dir::new("busy");
+    let image = dir.pool("p", 16);
+    let file = File::open(&image).unwrap();
+    rustix::fs::flock(file.as_fd(), rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let pid = std::process::id().to_string();
+    unchanged(&image, || {
+        let commands = each_command(&dir, "p");
+        // Info is the command that tells what is going on: it works.
+        for ran in commands.iter().filter(|r| r.code != Some(0)) {
+            ran.fails(1, &["p", "in use by", &pid]);
+        }
+        assert_eq!(commands.iter().filter(|r| r.code == Some(0)).count(), 2);
+        dir.run(&["mkfs", "p", "--force"]).fails(1, &["in use by", &pid]);
+        let info = json(&dir.ok(&["info", "p", "--json"]));
+        assert!(info["pool"]["in_use"].as_str().unwrap().contains(&pid), "{info}");
+        assert_eq!(info["pool"]["bytes"], 16 * MIB);
+        assert!(dir.ok(&["info", "p"]).contains(&format!("in use by process {pid}")));
+    });
+    drop(file);
+    dir.ok(&["ls", "p:/"]);
+}
+
+#[test]
+fn readers_share_a_pool() {
+    let dir = Dir::new("readers");
+    let image = dir.pool("p", 16);
+    let file = File::open(&image).unwrap();
+    rustix::fs::flock(file.as_fd(), rustix::fs::FlockOperation::LockShared).unwrap();
+    unchanged(&image, || dir.ok(&["ls", "p:/"]));
+    dir.run(&["rm", "p:/x"]).fails(1, &["in use"]);
+}
+
+/// As an unprivileged user, because root may write to everything.
+#[test]
+fn a_pool_that_may_not_be_written_can_be_read() {
+    let dir = Dir::new("read-only");
+    let image = dir.pool("p", 16);
+    dir.ok(&["cp", "/proc/self/status", "p:/file"]);
+    fs::set_permissions(&image, PermissionsExt::from_mode(0o444)).unwrap();
+    fs::set_permissions(&dir.0, PermissionsExt::from_mode(0o755)).unwrap();
+    let binary = dir.path("lode");
+    fs::copy(LODE, &binary).unwrap();
+    let as_nobody = |args: &[&str]| {
+        let mut command = Command::new(&binary);
+        command.args(args).current_dir(&dir.0).env("HOME", &dir.0).stdin(Stdio::null());
+        if rustix::process::geteuid().is_root() {
+            command.uid(65534).gid(65534);
+        }
+        Ran::of(&mut command)
+    };
+    unchanged(&image, || {
+        assert_eq!(as_nobody(&["ls", "p:/"]).ok(), "file\n");
+        as_nobody(&["info", "p"]).ok();
+        for args in
+            [&["rm", "p:/file"][..], &["cp", "/proc/self/status", "p:/other"], &["mkfs", "p", "--force"]]
+        {
+            as_nobody(args).fails(1, &["p", "Permission denied"]);
+        }
+    });
+    fs::set_permissions(&image, PermissionsExt::from_mode(0o000)).unwrap();
+    if rustix::process::geteuid().is_root() {
+        as_nobody(&["ls", "p:/"]).fails(1, &["p", "Permission denied"]);
+    }
+}
+
+#[test]
+fn files_go_in_and_come_out() {
+    let dir = Dir::new("round-trip");
+    dir.pool("p", 64);
+    let file = file_of(&dir, "file", 3 * MIB + 17);
+    dir.ok(&["cp", "file", "p:/"]);
+    dir.ok(&["cp", "file", "./p:/other"]);
+    assert_eq!(dir.ok(&["ls", "p:/"]), "file\nother\n");
+    dir.ok(&["cp", "p:/other", "back"]);
+    assert_eq!(fs::read(dir.path("back")).unwrap(), fs::read(&file).unwrap());
+    let cat = dir.run(&["cat", "p:/file", "p:/other"]);
+    assert_eq!(cat.out, [fs::read(&file).unwrap(), fs::read(&file).unwrap()].concat());
+    // Over a file that is longer.
+    dir.write("short", b"short");
+    dir.ok(&["cp", "short", "p:/file"]);
+    assert_eq!(dir.ok(&["cat", "p:/file"]), "short");
+    dir.ok(&["cp", "p:/other", "p:/third"]);
+    assert_eq!(dir.run(&["cat", "p:/third"]).out, fs::read(&file).unwrap());
+    dir.ok(&["rm", "p:/file", "p:/other", "p:/third"]);
+    assert_eq!(dir.ok(&["ls", "p:/"]), "");
+}
+
+#[test]
+fn names_are_taken_by_the_rule() {
+    let dir = Dir::new("rule");
+    dir.pool("p", 16);
+    dir.write("a:b", b"colon");
+    dir.ok(&["cp", "a:b", "p:/x"]);
+    dir.ok(&["cp", "./a:b", "p:/y"]);
+    assert_eq!(dir.ok(&["cat", "p:/x", "p:/y"]), "coloncolon");
+    // A host directory whose name ends in a colon needs the backslash.
+    fs::create_dir(dir.path("d:")).unwrap();
+    dir.write("d:/file", b"inside");
+    dir.run(&["cp", "d:/file", "p:/z"]).fails(1, &["d", "No such file"]);
+    dir.ok(&["cp", "d\\:/file", "p:/z"]);
+    assert_eq!(dir.ok(&["cat", "p:/z"]), "inside");
+    // A pool with a colon in its name, and a colon in a path inside.
+    dir.ok(&["mkfs", "q:", "--size", "16M"]);
+    dir.ok(&["cp", "a:b", "q::/m:n"]);
+    assert_eq!(dir.ok(&["cat", "q::/m:n"]), "colon");
+}
+
+#[test]
+fn names_that_are_no_text_are_quoted() {
+    let dir = Dir::new("names");
+    dir.pool("p", 16);
+    let names: [&[u8]; 5] = [b"a\nb", b"bad\xffutf8", "ok \u{e4}".as_bytes(), b"$'trap'", b"-rf"];
+    fs::create_dir(dir.path("in")).unwrap();
+    for name in names {
+        fs::write(dir.path("in").join(OsStr::from_bytes(name)), b"").unwrap();
+    }
+    dir.ok(&["cp", "-r", "in", "p:/"]);
+    let shown = dir.ok(&["ls", "p:/in"]);
+    assert_eq!(shown, "$'$\\'trap\\''\n-rf\n$'a\\nb'\n$'bad\\377utf8'\nok \u{e4}\n");
+    let listed = json(&dir.ok(&["ls", "--json", "p:/in"]));
+    let entries = listed["listings"][0]["entries"].as_array().unwrap();
+    assert_eq!(entries.len(), names.len());
+    let hex: Vec<_> = entries.iter().filter_map(|e| e["name_hex"].as_str()).collect();
+    assert_eq!(hex, ["626164ff75746638"]);
+    // An error that names such a file is still one line.
+    let ran = dir.run(&[OsString::from("cat"), OsString::from_vec(b"p:/no\nsuch\xff".to_vec())]);
+    ran.fails(1, &["$'p:/no\\nsuch\\377'"]);
+    // Back to the host the names are the same bytes.
+    dir.ok(&["cp", "-r", "p:/in", "out"]);
+    let mut back: Vec<_> = fs::read_dir(dir.path("out")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    back.sort();
+    let mut expected: Vec<_> = names.iter().map(|n| OsStr::from_bytes(n).to_os_string()).collect();
+    expected.sort();
+    assert_eq!(back, expected);
+}
+
+/// Everything that -a keeps, as text.
+fn fingerprint(root: &Path) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut waiting = vec![root.to_path_buf()];
+    while let Some(path) = waiting.pop() {
+        let meta = fs::symlink_metadata(&path).unwrap();
+        let name = path.strip_prefix(root).unwrap().display().to_string();
+        let content = if meta.is_dir() {
+            waiting.extend(fs::read_dir(&path).unwrap().map(|e| e.unwrap().path()));
+            String::new()
+        } else if meta.is_symlink() {
+            fs::read_link(&path).unwrap().display().to_string()
+        } else if meta.is_file() {
+            format!(
+                "{} bytes, crc {:08x}",
+                meta.len(),
+                lodestone::media::crc32c(&fs::read(&path).unwrap(), 0)
+            )
+        } else {
+            "special".to_string()
+        };
+        let links = if meta.is_dir() { 0 } else { meta.nlink() };
+        let mut value = [0; 64];
+        let xattr = rustix::fs::lgetxattr(&path, "user.note", &mut value).map(|n| value[..n].to_vec()).ok();
+        let (mtime, nsec) = (meta.mtime(), meta.mtime_nsec());
+        let owner = (meta.uid(), meta.gid());
+        lines.push(format!(
+            "{name}: mode {:o} links {links} owner {owner:?} mtime {mtime}.{nsec} xattr {xattr:?} {content}",
+            meta.mode()
+        ));
+    }
+    lines.sort();
+    lines
+}
+
+fn rich_tree(dir: &Dir) -> PathBuf {
+    let root = dir.path("tree");
+    fs::create_dir_all(root.join("sub/deep")).unwrap();
+    fs::write(root.join("sub/one"), b"one").unwrap();
+    fs::hard_link(root.join("sub/one"), root.join("sub/deep/two")).unwrap();
+    symlink("../nowhere", root.join("sub/dangling")).unwrap();
+    symlink("sub", root.join("link-to-dir")).unwrap();
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        root.join("fifo"),
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::from_raw_mode(0o640),
+        0,
+    )
+    .unwrap();
+    let sparse = File::create(root.join("sparse")).unwrap();
+    sparse.set_len(40 * MIB).unwrap();
+    sparse.write_all_at(b"middle", 20 * MIB).unwrap();
+    let flags = rustix::fs::XattrFlags::empty();
+    rustix::fs::lsetxattr(root.join("sub/one"), "user.note", b"kept", flags).unwrap();
+    fs::set_permissions(root.join("sub/one"), PermissionsExt::from_mode(0o4750)).unwrap();
+    fs::set_permissions(root.join("sub/deep"), PermissionsExt::from_mode(0o555)).unwrap();
+    let old = std::time::UNIX_EPOCH + Duration::new(1_000_000_000, 123_456_789);
+    for name in ["sub/one", "sparse", "sub/deep", "sub"] {
+        File::open(root.join(name)).unwrap().set_modified(old).unwrap();
+    }
+    root
+}
+
+#[test]
+fn archives_keep_everything() {
+    let dir = Dir::new("archive");
+    dir.pool("p", 32);
+    dir.pool("q", 32);
+    let tree = rich_tree(&dir);
+    dir.ok(&["cp", "-a", "tree", "p:/tree"]);
+    let image = dir.path("p");
+    unchanged(&image, || dir.ok(&["cp", "-a", "p:/tree", "q:/"]));
+    dir.ok(&["cp", "-a", "q:/tree", "back"]);
+    assert_eq!(fingerprint(&dir.path("back")), fingerprint(&tree));
+    let held = fs::metadata(dir.path("back/sparse")).unwrap().blocks() * 512;
+    assert!(held < MIB, "the holes of a sparse file were filled: {held} bytes");
+    let listed = json(&dir.ok(&["ls", "--json", "p:/tree"]));
+    let sparse = listed["listings"][0]["entries"].as_array().unwrap().iter().find(|e| e["name"] == "sparse");
+    let allocated = sparse.unwrap()["allocated"].as_u64().unwrap();
+    assert!(allocated <= 2 * BLOCK, "the holes were filled in the pool: {allocated} bytes");
+}
+
+#[test]
+fn listings_show_what_is_there() {
+    let dir = Dir::new("listing");
+    dir.pool("p", 64);
+    rich_tree(&dir);
+    dir.ok(&["cp", "-a", "tree/.", "p:/"]);
+    dir.write(".hidden", b"");
+    dir.ok(&["cp", ".hidden", "p:/"]);
+    assert_eq!(dir.ok(&["ls", "p:/"]), "fifo\nlink-to-dir\nsparse\nsub\n");
+    assert!(dir.ok(&["ls", "-a", "p:/"]).starts_with(".hidden\n"));
+    let owner = format!("{} {}", rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let long = dir.ok(&["ls", "-l", "p:/sub"]);
+    assert!(long.contains(&format!("-rwsr-x--- 2 {owner}  3 2001-09-09T01:46:40Z one\n")), "{long}");
+    assert!(long.contains("dangling -> ../nowhere\n"), "{long}");
+    let deep = dir.ok(&["ls", "-R", "p:/"]);
+    assert!(deep.contains("\np:/sub/deep:\ntwo\n"), "{deep}");
+    // A link is followed, with -l it is shown.
+    assert_eq!(dir.ok(&["ls", "p:/link-to-dir"]), dir.ok(&["ls", "p:/sub"]));
+    assert!(dir.ok(&["ls", "-l", "p:/link-to-dir"]).ends_with("link-to-dir -> sub\n"));
+    let ran = dir.run(&["ls", "p:/nothing", "p:/sub"]);
+    ran.fails(1, &["p:/nothing", "No such file"]);
+    assert!(String::from_utf8(ran.out).unwrap().contains("one\n"), "the other argument is listed");
+}
+
+#[test]
+fn a_full_pool_keeps_nothing_half() {
+    let dir = Dir::new("full");
+    dir.pool("p", 4);
+    dir.write("small", b"small");
+    file_of(&dir, "big", 8 * MIB);
+    dir.ok(&["cp", "small", "p:/small"]);
+    let ran = dir.run(&["cp", "big", "p:/big"]);
+    ran.fails(1, &["p:/big", "No space left", "remove files", "incomplete copy was removed"]);
+    assert_eq!(dir.ok(&["ls", "p:/"]), "small\n");
+    // Over a file that was there, what is left is told.
+    dir.run(&["cp", "big", "p:/small"]).fails(1, &["p:/small is incomplete", "of 8388608 bytes"]);
+    dir.ok(&["rm", "p:/small"]);
+    dir.ok(&["cp", "small", "p:/again"]);
+    assert_eq!(dir.ok(&["cat", "p:/again"]), "small");
+}
+
+#[test]
+fn copies_that_make_no_sense_are_refused() {
+    let dir = Dir::new("nonsense");
+    let image = dir.pool("p", 16);
+    dir.write("file", b"x");
+    fs::create_dir(dir.path("d")).unwrap();
+    dir.ok(&["cp", "file", "p:/file"]);
+    dir.ok(&["cp", "-r", "d", "p:/d"]);
+    for (args, says) in [
+        (&["cp", "d", "p:/e"][..], "add -r"),
+        (&["cp", "p:/d", "e"], "add -r"),
+        (&["cp", "p:/file", "p:/file"], "the same file"),
+        (&["cp", "p:/file", "./p:/file"], "the same file"),
+        (&["cp", "-r", "p:/d", "p:/file"], "there is a file of this name"),
+        (&["cp", "file", "p:/file", "p:/none"], "is no directory"),
+        (&["cp", "file", "p:/none/"], "is no directory"),
+        (&["cp", "p:/none", "copy"], "No such file"),
+        (&["cat", "p:/d"], "Is a directory"),
+        (&["cat", "p:/file/below"], "Not a directory"),
+    ] {
+        dir.run(args).fails(1, &[says]);
+    }
+    // What went into itself would never end.
+    dir.ok(&["cp", "-r", "d", "p:/d/below"]);
+    for to in ["p:/d", "p:/d/below", "p:/d/new", "p:/d/below/../other"] {
+        dir.run(&["cp", "-r", "p:/d", to]).fails(1, &["into itself"]);
+    }
+    dir.ok(&["cp", "-r", "p:/d", "p:/e"]);
+    assert_eq!(dir.ok(&["ls", "-R", "p:/e"]), "p:/e:\nbelow\n\np:/e/below:\n");
+    assert_eq!(dir.ok(&["cat", "p:/file"]), "x");
+    assert_eq!(fs::metadata(image).unwrap().len(), 16 * MIB);
+}
+
+#[test]
+fn rm_removes_what_it_is_told() {
+    let dir = Dir::new("rm");
+    dir.pool("p", 64);
+    fs::create_dir_all(dir.path("t/a/b/c")).unwrap();
+    for i in 0..200 {
+        dir.write(&format!("t/a/f{i}"), b"x");
+    }
+    symlink("/keep", dir.path("t/a/link")).unwrap();
+    dir.write("keep", b"kept");
+    dir.ok(&["cp", "-r", "t", "p:/t"]);
+    dir.ok(&["cp", "keep", "p:/keep"]);
+    dir.run(&["rm", "p:/t"]).fails(1, &["p:/t", "add -r"]);
+    dir.run(&["rm", "p:/none"]).fails(1, &["p:/none", "No such file"]);
+    dir.run(&["rm", "-r", "p:/"]).fails(1, &["root directory"]);
+    dir.run(&["rm", "-r", "p:/t/.."]).fails(1, &[". or .."]);
+    dir.run(&["rm", "p:/keep/"]).fails(1, &["Not a directory"]);
+    dir.ok(&["rm", "-f", "p:/none"]);
+    dir.ok(&["rm", "-r", "p:/t"]);
+    assert_eq!(dir.ok(&["ls", "p:/"]), "keep\n");
+    assert_eq!(dir.ok(&["cat", "p:/keep"]), "kept");
+}
+
+#[test]
+fn rm_never_empties_what_a_link_leads_to() {
+    let dir = Dir::new("rm-link");
+    dir.pool("p", 16);
+    fs::create_dir_all(dir.path("t/real")).unwrap();
+    dir.write("t/real/file", b"x");
+    symlink("real", dir.path("t/link")).unwrap();
+    dir.ok(&["cp", "-r", "t/.", "p:/"]);
+    dir.run(&["rm", "-r", "p:/link/"]).fails(1, &["Not a directory"]);
+    assert_eq!(dir.ok(&["ls", "p:/real"]), "file\n");
+    dir.ok(&["rm", "-r", "p:/link"]);
+    assert_eq!(dir.ok(&["ls", "p:/real"]), "file\n");
+}
+
+#[test]
+fn json_is_one_document_and_nothing_else() {
+    let dir = Dir::new("json");
+    dir.pool("p", 16);
+    let machine = json(&dir.ok(&["info", "--json"]));
+    assert!(machine.get("pool").is_none());
+    for facility in machine["machine"]["facilities"].as_array().unwrap() {
+        let missing = facility["found"] == false;
+        assert!(!missing || facility["detail"].as_str().is_some_and(|d| !d.is_empty()), "{facility}");
+    }
+    let names: Vec<_> =
+        machine["machine"]["facilities"].as_array().unwrap().iter().map(|f| &f["name"]).collect();
+    for wanted in ["cpu", "dsa", "ioat", "resctrl", "fuse", "userfaultfd", "io_uring"] {
+        assert!(names.iter().any(|n| *n == wanted), "{wanted} is not in {names:?}");
+    }
+    // Two arguments, recursion: still one document.
+    json(&dir.ok(&["ls", "-R", "--json", "p:/", "p:/"]));
+    // Logs do not mix with it.
+    let ran = Ran::of(dir.command(&["ls", "--json", "p:/"]).env("LODE_LOG", "trace"));
+    assert_eq!(ran.code, Some(0));
+    json(&String::from_utf8(ran.out).unwrap());
+}
+
+#[test]
+fn emulated_memory_is_called_so() {
+    let dir = Dir::new("emulated");
+    dir.pool("p", 16);
+    assert!(!dir.ok(&["info", "p"]).contains("emulated PM"));
+    assert!(dir.ok(&["info", "p", "--assume", "memory"]).contains("emulated PM"));
+    let info = json(&dir.ok(&["info", "p", "--assume", "cpu-cache", "--json"]));
+    assert_eq!(info["pool"]["media"]["domain"], "cpu-cache");
+    assert_eq!(info["pool"]["media"]["emulated"], true);
+}
+
+#[test]
+fn info_without_a_pool_is_about_the_machine() {
+    let dir = Dir::new("machine");
+    let text = dir.ok(&["info"]);
+    assert!(text.starts_with("machine "), "{text}");
+    for line in text.lines().filter(|l| l.starts_with("  missing")) {
+        assert!(line.contains("; "), "no remedy: {line}");
+    }
+}
+
+#[test]
+fn flags_beat_the_environment_and_the_environment_the_files() {
+    let dir = Dir::new("config");
+    let label = |command: &mut Command| {
+        Ran::of(command).ok();
+        let info = json(&dir.ok(&["info", "p", "--json"]));
+        info["pool"]["label"].as_str().unwrap().to_string()
+    };
+    let mkfs = |more: &[&str]| dir.command(&[&["mkfs", "p", "--size", "16M", "--force"], more].concat());
+    fs::create_dir_all(dir.path(".config/lode")).unwrap();
+    dir.write(".config/lode/config.toml", b"[mkfs]\nlabel = \"user\"\n");
+    dir.write("named.toml", b"label = \"named\"\n");
+    assert_eq!(label(&mut mkfs(&[])), "user");
+    assert_eq!(label(&mut mkfs(&["--config", "named.toml"])), "named");
+    assert_eq!(label(mkfs(&[]).env("LODE_CONFIG", "named.toml")), "named");
+    assert_eq!(label(mkfs(&["--config", "named.toml"]).env("LODE_LABEL", "variable")), "variable");
+    assert_eq!(label(mkfs(&["--label", "flag"]).env("LODE_LABEL", "variable")), "flag");
+}
+
+#[test]
+fn mistakes_in_a_configuration_name_the_file() {
+    let dir = Dir::new("config-wrong");
+    for (text, says) in [
+        (&b"[mkfs]\nsizze = \"4G\"\n"[..], "sizze"),
+        (b"[mkfs]\nsize = \"4X\"\n", "(from c.toml)"),
+        (b"[rm]\nforce = true\n", "on the command line"),
+        (b"a = \n", "line 1"),
+        (b"\xff", "not UTF-8"),
+    ] {
+        dir.write("c.toml", text);
+        dir.run(&["mkfs", "p", "--config", "c.toml"]).fails(2, &["c.toml", says]);
+    }
+    dir.run(&["info", "--config", "none.toml"]).fails(1, &["none.toml", "No such file"]);
+    Ran::of(dir.command(&["info"]).env("LODE_LOG", "=,=")).fails(2, &["LODE_LOG"]);
+    Ran::of(dir.command(&["mkfs", "p"]).env("LODE_SIZE", "x")).fails(2, &["(from LODE_SIZE)"]);
+    assert!(!dir.path("p").exists());
+}
+
+#[test]
+fn a_closed_pipe_is_no_failure_and_a_full_disk_is() {
+    let dir = Dir::new("pipe");
+    dir.pool("p", 32);
+    file_of(&dir, "big", 8 * MIB);
+    dir.ok(&["cp", "big", "p:/big"]);
+    let mut child =
+        dir.command(&["cat", "p:/big"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut first = [0; 16];
+    child.stdout.take().unwrap().read_exact(&mut first).unwrap();
+    let ended = child.wait_with_output().unwrap();
+    assert_eq!((ended.status.code(), ended.stderr.as_slice()), (Some(0), &b""[..]));
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    for args in [&["cat", "p:/big"][..], &["ls", "p:/"], &["info"], &["--help"]] {
+        let ran = Ran::of(dir.command(args).stdout(full.try_clone().unwrap()).stderr(Stdio::piped()));
+        ran.fails(1, &["standard output", "No space left"]);
+    }
+}
+
+/// A copy that waits for more input.
+fn stuck_copy(dir: &Dir, from: &str, to: &str) -> (Child, File) {
+    let fifo = dir.path(from);
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    let mut command = dir.command(&["cp", from, to]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut pipe = File::options().write(true).open(&fifo).unwrap();
+    pipe.write_all(&vec![7; 3 << 20]).unwrap();
+    (child, pipe)
+}
+
+#[test]
+fn an_interrupted_copy_leaves_no_half_file() {
+    let dir = Dir::new("interrupt");
+    dir.pool("p", 32);
+    for (fifo, to) in [("one", "p:/copy"), ("two", "p:/copy2")] {
+        let (child, pipe) = stuck_copy(&dir, fifo, to);
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+        let ended = child.wait_with_output().unwrap();
+        drop(pipe);
+        let ran = Ran {
+            code: ended.status.code(),
+            out: ended.stdout,
+            err: String::from_utf8(ended.stderr).unwrap(),
+        };
+        ran.fails(1, &[to, "interrupted", "incomplete copy was removed"]);
+    }
+    assert_eq!(dir.ok(&["ls", "p:/"]), "");
+    assert_eq!(json(&dir.ok(&["info", "p", "--json"]))["pool"]["state"]["clean"], true);
+}
+
+#[test]
+fn a_killed_copy_leaves_a_pool_that_recovers() {
+    let dir = Dir::new("killed");
+    let image = dir.pool("p", 32);
+    dir.write("file", b"before");
+    dir.ok(&["cp", "file", "p:/file"]);
+    let (mut child, pipe) = stuck_copy(&dir, "fifo", "p:/copy");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    drop(pipe);
+    // Readers recover a private copy: the image stays as the kill left it.
+    unchanged(&image, || {
+        let info = dir.ok(&["info", "p"]);
+        assert!(info.contains("the next use recovers it"), "{info}");
+        assert_eq!(dir.ok(&["cat", "p:/file"]), "before");
+        assert_eq!(dir.ok(&["ls", "p:/"]), "copy\nfile\n");
+    });
+    dir.ok(&["rm", "p:/copy"]);
+    assert_eq!(dir.ok(&["ls", "p:/"]), "file\n");
+    assert_eq!(json(&dir.ok(&["info", "p", "--json"]))["pool"]["state"]["clean"], true);
+}
+
+#[test]
+fn a_pool_of_several_regions_is_named_by_the_first() {
+    let dir = Dir::new("regions");
+    dir.ok(&["mkfs", "a,b,c", "--size", "48M", "--stripe", "64K"]);
+    file_of(&dir, "file", 5 * MIB);
+    dir.ok(&["cp", "file", "a:/file"]);
+    assert_eq!(dir.run(&["cat", "a:/file"]).out, fs::read(dir.path("file")).unwrap());
+    dir.run(&["ls", "b:/"]).fails(1, &["b", "region 0"]);
+    let info = json(&dir.ok(&["info", "a", "--json"]));
+    assert_eq!(info["pool"]["media"]["regions"].as_array().unwrap().len(), 3);
+    dir.run(&["mkfs", "d,d", "--size", "48M"]).fails(1, &["named twice"]);
+    assert!(!dir.path("d").exists());
+    fs::remove_file(dir.path("c")).unwrap();
+    dir.run(&["ls", "a:/"]).fails(1, &["c", "No such file"]);
+}
+
+#[test]
+fn the_mount_helper_answers_to_its_names() {
+    let dir = Dir::new("helper");
+    for name in ["mount.lode", "mount.fuse.lode"] {
+        let link = dir.path(name);
+        symlink(LODE, &link).unwrap();
+        Ran::of(Command::new(&link).current_dir(&dir.0)).fails(2, &["pool"]);
+        Ran::of(Command::new(&link).args(["none", "."]).current_dir(&dir.0)).fails(1, &["none"]);
+    }
+}

@@ -1,0 +1,357 @@
+//! Mounting and its end: by command, by signal, by SIGKILL; what is refused, and how.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::io::FdFlags;
+use rustix::mount::MountFlags;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::need_mount;
+use crate::rig::{Rig, errno, fail, lode, pattern, succeed, text, wait_until};
+
+fn kill(pid: u32, signal: Signal) {
+    kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+}
+
+#[test]
+fn the_table_of_mounts_names_type_and_pool() {
+    need_mount!();
+    let rig = Rig::mounted();
+    let line = rig.mount_line().unwrap();
+    assert_eq!(line[0], rig.pool().to_str().unwrap());
+    assert_eq!(line[2], "fuse.lode");
+    for option in ["rw", "default_permissions", "allow_other"] {
+        assert!(line[3].split(',').any(|o| o == option), "{line:?}");
+    }
+    rig.umount();
+    assert!(!rig.is_mounted());
+}
+
+#[test]
+fn what_was_written_is_there_at_the_next_mount() {
+    need_mount!();
+    let rig = Rig::mounted();
+    let data = pattern(3_000_000, 1);
+    for round in 0..3 {
+        fs::write(rig.at(format!("f{round}")), &data).unwrap();
+        rig.umount();
+        // Closed when umount returns: no waiting, no "in use".
+        rig.mount("rw");
+        for earlier in 0..=round {
+            assert!(fs::read(rig.at(format!("f{earlier}"))).unwrap() == data);
+        }
+    }
+}
+
+#[test]
+fn after_sigkill_the_next_mount_cleans_up_and_recovers() {
+    need_mount!();
+    let mut rig = Rig::new("64M");
+    let pid = rig.mount_foreground("rw");
+    let data = pattern(1_000_000, 2);
+    fs::write(rig.at("f"), &data).unwrap();
+    fs::create_dir(rig.at("d")).unwrap();
+    fs::rename(rig.at("f"), rig.at("d/g")).unwrap();
+    let open = File::create(rig.at("nameless")).unwrap();
+    fs::remove_file(rig.at("nameless")).unwrap();
+    kill(pid, Signal::KILL);
+    assert_eq!(rig.wait_for_server().0, None);
+    assert_eq!(errno(fs::read_dir(rig.dir())), libc::ENOTCONN);
+    drop(open);
+
+    let output = rig.mount_command("rw").output().unwrap();
+    assert!(output.status.success());
+    let note = text(&output.stderr);
+    assert!(note.contains("dead mount") && note.lines().count() == 1, "{note}");
+    assert!(fs::read(rig.at("d/g")).unwrap() == data);
+    assert!(!rig.at("f").exists() && !rig.at("nameless").exists());
+    fs::write(rig.at("more"), "x").unwrap();
+    rig.umount();
+    assert!(!rig.is_mounted(), "the dead mount is not below");
+}
+
+#[test]
+fn a_dead_mount_can_be_unmounted() {
+    need_mount!();
+    let mut rig = Rig::new("64M");
+    let pid = rig.mount_foreground("rw");
+    kill(pid, Signal::KILL);
+    rig.wait_for_server();
+    rig.umount();
+    assert!(!rig.is_mounted());
+}
+
+#[test]
+fn signals_unmount_and_close() {
+    need_mount!();
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let mut rig = Rig::new("64M");
+        let pid = rig.mount_foreground("rw");
+        fs::write(rig.at("f"), "kept").unwrap();
+        kill(pid, signal);
+        let (code, said) = rig.wait_for_server();
+        assert_eq!(code, Some(0), "{said}");
+        assert!(!rig.is_mounted());
+        rig.mount_foreground("rw");
+        assert_eq!(fs::read(rig.at("f")).unwrap(), b"kept");
+        rig.umount();
+        let (code, said) = rig.wait_for_server();
+        assert_eq!(code, Some(0));
+        assert!(said.contains("was_clean: true"), "{signal:?}: {said}");
+    }
+}
+
+#[test]
+fn a_signal_ends_a_mount_in_use() {
+    need_mount!();
+    let mut rig = Rig::new("64M");
+    let pid = rig.mount_foreground("rw");
+    let mut open = File::create(rig.at("f")).unwrap();
+    open.write_all(b"before").unwrap();
+    let begin = Instant::now();
+    kill(pid, Signal::TERM);
+    wait_until("the mount is out of sight", || !rig.is_mounted());
+    let (code, said) = rig.wait_for_server();
+    assert_eq!(code, Some(0), "{said}");
+    assert!(begin.elapsed() < Duration::from_secs(10));
+    assert!(open.write_all(b"after").is_err());
+    drop(open);
+    rig.mount_foreground("rw");
+    assert_eq!(fs::read(rig.at("f")).unwrap(), b"before");
+    rig.umount();
+    assert!(rig.wait_for_server().1.contains("was_clean: true"));
+}
+
+#[test]
+fn a_mount_in_use_is_not_unmounted() {
+    need_mount!();
+    let rig = Rig::mounted();
+    let open = File::create(rig.at("f")).unwrap();
+    fail(lode().arg("umount").arg(rig.dir()), 1, "is in use");
+    assert!(rig.is_mounted());
+    drop(open);
+    rig.umount();
+    fail(lode().arg("umount").arg(rig.dir()), 1, "no pool is mounted on");
+}
+
+#[test]
+fn any_unmount_closes_the_pool() {
+    need_mount!();
+    for command in ["umount", "fusermount3 -u"] {
+        let mut rig = Rig::new("64M");
+        rig.mount_foreground("rw");
+        fs::write(rig.at("f"), command).unwrap();
+        let mut words = command.split(' ');
+        let mut unmount = Command::new(words.next().unwrap());
+        succeed(unmount.args(words).arg(rig.dir()));
+        assert_eq!(rig.wait_for_server().0, Some(0));
+        rig.mount_foreground("rw");
+        assert_eq!(fs::read(rig.at("f")).unwrap(), command.as_bytes());
+        rig.umount();
+        assert!(rig.wait_for_server().1.contains("was_clean: true"), "{command}");
+    }
+}
+
+#[test]
+fn a_pool_in_use_and_a_directory_in_use_are_refused() {
+    need_mount!();
+    let mut rig = Rig::new("64M");
+    let pid = rig.mount_foreground("rw");
+    let elsewhere = rig.beside("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    let mut second = lode();
+    second.arg("mount").arg(rig.pool()).arg(&elsewhere);
+    fail(&mut second, 1, &pid.to_string());
+    assert!(fs::read_dir(&elsewhere).unwrap().next().is_none());
+    fail(&mut rig.mount_command("rw"), 1, "is a mount point already");
+}
+
+#[test]
+fn wrong_places_are_refused() {
+    need_mount!();
+    let rig = Rig::new("64M");
+    let mount = |pool: &Path, dir: &Path| {
+        let mut command = lode();
+        command.arg("mount").arg(pool).arg(dir);
+        command
+    };
+    let (file, text) = (rig.beside("file"), rig.beside("text"));
+    fs::write(&file, "").unwrap();
+    fs::write(&text, pattern(1 << 20, 9)).unwrap();
+    fail(&mut mount(&rig.pool(), &rig.beside("none")), 1, "No such file");
+    fail(&mut mount(&rig.pool(), &file), 1, "is not a directory");
+    fail(&mut mount(&rig.beside("none"), &rig.dir()), 1, "lode mkfs");
+    fail(&mut mount(&file, &rig.dir()), 1, "file");
+    fail(&mut mount(&text, &rig.dir()), 1, "text");
+    fs::write(rig.at("something"), "").unwrap();
+    fail(&mut mount(&rig.pool(), &rig.dir()), 1, "is not empty");
+    assert!(!rig.is_mounted());
+    rig.mount("nonempty");
+    assert!(!rig.at("something").exists());
+    rig.umount();
+    assert!(rig.at("something").exists());
+}
+
+#[test]
+fn wrong_options_are_usage_errors() {
+    need_mount!();
+    let rig = Rig::new("64M");
+    fail(&mut rig.mount_command("rw,frobnicate"), 2, "'frobnicate'");
+    fail(&mut rig.mount_command("threads=none"), 2, "threads=none");
+    fail(&mut rig.mount_command("metrics=:1"), 2, "metrics");
+    assert!(!rig.is_mounted());
+    for options in ["threads=1", "threads=7,cache=none", "max_read=8192,max_write=4096", "noatime,noexec"] {
+        rig.mount(options);
+        fs::write(rig.at("f"), options.repeat(1000)).unwrap();
+        assert_eq!(fs::read(rig.at("f")).unwrap(), options.repeat(1000).as_bytes());
+        rig.umount();
+    }
+}
+
+#[test]
+fn read_only_changes_nothing() {
+    need_mount!();
+    let rig = Rig::mounted();
+    fs::write(rig.at("f"), "kept").unwrap();
+    rig.umount();
+    let before = fs::read(rig.pool()).unwrap();
+    rig.mount("ro");
+    assert_eq!(fs::read(rig.at("f")).unwrap(), b"kept");
+    assert_eq!(errno(fs::write(rig.at("f"), "x")), libc::EROFS);
+    assert_eq!(errno(fs::create_dir(rig.at("d"))), libc::EROFS);
+    assert_eq!(errno(fs::remove_file(rig.at("f"))), libc::EROFS);
+    rig.umount();
+    assert!(fs::read(rig.pool()).unwrap() == before, "the pool's file has changed");
+}
+
+#[test]
+fn read_only_recovers_a_killed_pool_without_changing_it() {
+    need_mount!();
+    let mut rig = Rig::new("64M");
+    let pid = rig.mount_foreground("rw");
+    fs::write(rig.at("f"), "kept").unwrap();
+    kill(pid, Signal::KILL);
+    rig.wait_for_server();
+    rig.umount();
+    let before = fs::read(rig.pool()).unwrap();
+    rig.mount("ro");
+    assert_eq!(fs::read(rig.at("f")).unwrap(), b"kept");
+    rig.umount();
+    assert!(fs::read(rig.pool()).unwrap() == before);
+}
+
+#[test]
+fn mount_helpers_mount() {
+    need_mount!();
+    let rig = Rig::new("64M");
+    for name in ["mount.fuse.lode", "mount.lode"] {
+        let helper = rig.beside(name);
+        symlink(env!("CARGO_BIN_EXE_lode"), &helper).unwrap();
+        let call = |arguments: &[&str]| {
+            let mut command = Command::new(&helper);
+            command.arg(rig.pool()).arg(rig.dir()).args(arguments);
+            command
+        };
+        succeed(&mut call(&["-o", "rw,nosuid,_netdev,x-initrd.mount"]));
+        assert!(rig.mount_line().unwrap()[3].split(',').any(|o| o == "nosuid"));
+        rig.umount();
+        succeed(&mut call(&["-sn", "-t", "fuse.lode", "-o", "ro,frobnicate"]));
+        assert_eq!(errno(fs::write(rig.at("f"), "")), libc::EROFS);
+        rig.umount();
+        succeed(&mut call(&["-f", "-o", "rw"]));
+        assert!(!rig.is_mounted(), "-f is a rehearsal");
+        fail(&mut call(&["-o", "frobnicate"]), 2, "frobnicate");
+    }
+}
+
+/// As fuse3's mount.fuse calls it.
+#[test]
+fn a_pool_and_a_directory_as_the_first_words_mount() {
+    need_mount!();
+    let rig = Rig::new("64M");
+    succeed(lode().arg(rig.pool()).arg(rig.dir()).args(["-o", "rw,dev,suid"]));
+    assert!(rig.is_mounted());
+    rig.umount();
+}
+
+#[test]
+fn a_device_that_was_opened_and_mounted_before_is_served() {
+    need_mount!();
+    let rig = Rig::new("64M");
+    let device = OwnedFd::from(File::options().read(true).write(true).open("/dev/fuse").unwrap());
+    let fd = device.as_raw_fd();
+    let options = format!("fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions");
+    let options = std::ffi::CString::new(options).unwrap();
+    let flags = MountFlags::empty();
+    rustix::mount::mount("handed", rig.dir(), "fuse", flags, Some(options.as_c_str())).unwrap();
+    rustix::io::fcntl_setfd(&device, FdFlags::empty()).unwrap();
+    let mut server =
+        lode().args(["mount", "-f"]).arg(rig.pool()).arg(format!("/dev/fd/{fd}")).spawn().unwrap();
+    drop(device);
+    fs::write(rig.at("f"), "through a descriptor").unwrap();
+    assert_eq!(fs::read(rig.at("f")).unwrap(), b"through a descriptor");
+    succeed(Command::new("umount").arg(rig.dir()));
+    assert!(server.wait().unwrap().success());
+    fail(lode().arg("mount").arg(rig.pool()).arg("/dev/fd/0"), 1, "/dev/fd/0");
+}
+
+#[test]
+fn the_daemon_lets_its_caller_go() {
+    need_mount!();
+    let rig = Rig::new("64M");
+    // Output to a pipe: it closes only when no process holds it any more.
+    let output = rig.mount_command("rw").output().unwrap();
+    assert!(output.status.success() && output.stdout.is_empty() && output.stderr.is_empty());
+    assert!(rig.is_mounted());
+    rig.umount();
+}
+
+#[test]
+fn many_programs_at_once() {
+    need_mount!();
+    let rig = Rig::mounted_with("threads=8");
+    std::thread::scope(|scope| {
+        for who in 0..6u64 {
+            let rig = &rig;
+            scope.spawn(move || {
+                let dir = rig.at(format!("d{who}"));
+                fs::create_dir(&dir).unwrap();
+                for i in 0..100u64 {
+                    let data = pattern(1 + (i as usize * 997) % 40_000, who * 1000 + i);
+                    let (temporary, name) = (dir.join("tmp"), dir.join(format!("f{}", i % 10)));
+                    fs::write(&temporary, &data).unwrap();
+                    fs::rename(&temporary, &name).unwrap();
+                    assert!(fs::read(&name).unwrap() == data);
+                }
+                assert_eq!(fs::read_dir(&dir).unwrap().count(), 10);
+            });
+        }
+    });
+    rig.umount();
+    rig.mount("rw");
+    assert_eq!(fs::read_dir(rig.dir()).unwrap().count(), 6);
+}
+
+/// mount(8) falls back to fuse3's helper, which runs `lode` through a shell.
+#[test]
+fn fuse3s_helper_mounts() {
+    need_mount!();
+    let Some(helper) = ["/sbin/mount.fuse3", "/sbin/mount.fuse"].into_iter().find(|h| Path::new(h).exists())
+    else {
+        eprintln!("SKIPPED: fuse3s_helper_mounts: it needs fuse3's mount.fuse");
+        return;
+    };
+    let rig = Rig::new("64M");
+    let binary = Path::new(env!("CARGO_BIN_EXE_lode")).parent().unwrap();
+    let mut mount = Command::new(helper);
+    mount.arg(rig.pool()).arg(rig.dir()).args(["-t", "fuse.lode", "-o", "rw,noatime"]);
+    succeed(mount.env("PATH", format!("{}:/usr/bin:/bin", binary.display())));
+    assert_eq!(rig.mount_line().unwrap()[2], "fuse.lode");
+    rig.umount();
+}

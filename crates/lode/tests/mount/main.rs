@@ -1,0 +1,13 @@
+//! Mounted pools, seen as programs see them: the built `lode` binary mounts, and the kernel's own calls
+//! look.
+//!
+//! `rig` makes and mounts pools, `files` checks what POSIX promises of files and names, `data` what it
+//! promises of bytes, `identity` owners, set-id bits and ACLs, `life` mounting, signals, crashes and
+//! options. All of it needs root and /dev/fuse; where either is missing each test says so and checks
+//! nothing.
+
+mod data;
+mod files;
+mod identity;
+mod life;
+mod rig;

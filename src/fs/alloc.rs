@@ -1,0 +1,1894 @@
+//! Block allocator: which 4 KiB blocks of the pool are free. DRAM only; recovery or a checkpoint fills it.
+//!
+//! **One truth.** A bitmap, one cache line per *group* of 512 blocks (2 MiB); a set bit is a used block,
+//! and only an atomic operation on its word gives a block away or takes it back. Everything else is a hint
+//! that the bitmap confirms: so no block is ever stranded in a cache, a double free is seen at once, `near`
+//! finds every free block, and "no space" is exact. The price is one locked instruction per call.
+//!
+//! **Shards.** A thread has a shard of its own while it lives (threads beyond [`SHARDS`] share one). It
+//! remembers what the thread freed last, newest first, so that a hot block is written again while it is
+//! still in the cache, and the group that the thread fills, so that single blocks come out consecutively;
+//! logs fill another group than data, so that they do not cut files into pieces. Only its owner writes a
+//! shard, hence counters without locked instructions.
+//!
+//! **Summaries**, one bit per group each, zero to begin with, so that an empty pool costs no memory:
+//! `full` (nothing was free when somebody looked), `touched` (a block may be used: not for 2 MiB runs),
+//! `owned` (a shard fills it). Who frees a block first clears its bit, then `full`; who sets `full` then
+//! looks at the bits again: so a group with a free block does not stay hidden (both sides sequentially
+//! consistent). `touched` is kept by the same handshake with the roles exchanged.
+//!
+//! **The reserve** is a set of real blocks, taken out of the bitmap, for deletes, truncates and log
+//! cleaning on a full pool ([`Class::Release`]). No counting on the hot path: what is free in the bitmap
+//! is available to all.
+//!
+//! Invariants, executed by [`Allocator::check_state`] while nothing else runs:
+//!
+//! 1. Blocks used = blocks allocated or marked - blocks freed.
+//! 2. A group flagged `full` has no free block.
+//! 3. A group with a used block is flagged `touched`.
+//! 4. Bits past the end of the pool are set.
+//! 5. The reserve holds distinct, used blocks; what it holds and what it misses is its target.
+//! 6. A partial mini block is used, and some but not all of its minis are used.
+//! 7. Deferred runs are used, overlap neither each other, nor the reserve, nor partial mini blocks; deferred
+//!    minis are used and distinct.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
+
+use crossbeam_utils::CachePadded;
+use parking_lot::Mutex;
+
+use crate::limits::POOL_BLOCKS_MAX;
+
+/// Blocks in a group: 2 MiB, and one cache line of bitmap.
+pub const GROUP_BLOCKS: u32 = 512;
+/// Minis in a block.
+pub const BLOCK_MINIS: u8 = 8;
+
+const GROUP_WORDS: usize = GROUP_BLOCKS as usize / 64;
+/// Threads with a shard of their own.
+const SHARDS: usize = 256;
+/// The shard of all further threads, and of threads that are ending.
+const SHARED: usize = SHARDS;
+/// Freed runs that a shard remembers.
+const HINTS: u32 = 32;
+/// Longest run, in blocks, worth remembering: longer ones do not stay in a cache.
+const HINT_RUN_MAX: u32 = 16;
+/// Partly used groups looked at for a good one before an untouched one is broken.
+const PROBE_GROUPS_MAX: u32 = 16;
+/// Free blocks that make a partly used group worth moving to.
+const PROBE_FREE_MIN: u32 = 64;
+/// Groups among which these are looked for: 8 GiB.
+const PROBE_SPAN_MAX: u32 = 4096;
+const MINI_STRIPES: usize = 16;
+const RESERVE_BLOCKS_MAX: u32 = 256;
+const RESERVE_BLOCKS_MIN: u32 = 8;
+const NO_GROUP: u32 = u32::MAX;
+
+/// A 4 KiB block of the pool, by number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Block(pub u32);
+
+/// Contiguous blocks.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Run {
+    pub start: Block,
+    pub count: u32,
+}
+
+impl Run {
+    #[inline]
+    pub const fn new(start: Block, count: u32) -> Run {
+        Run { start, count }
+    }
+
+    /// The block after the last.
+    #[inline]
+    pub const fn end(self) -> Block {
+        Block(self.start.0 + self.count)
+    }
+}
+
+/// An eighth of a block, 512 bytes: the first segment of a small log.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Mini {
+    pub block: Block,
+    /// 0 to 7.
+    pub slot: u8,
+}
+
+/// What blocks are for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Class {
+    Data,
+    /// Logs and inode tables: kept apart from data, so that files stay contiguous.
+    Metadata,
+    /// What frees space in the end (deletes, truncates, log cleaning): may use the reserve.
+    Release,
+}
+
+/// Blocks claimed twice, or outside the pool: `block` is the first of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Conflict {
+    pub block: Block,
+}
+
+/// No free block that this class may use. Deferred frees do not count as free.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NoSpace;
+
+/// What waits for [`Allocator::release`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Deferred {
+    pub blocks: u64,
+    pub minis: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stats {
+    /// Blocks in the pool.
+    pub total: u64,
+    /// Unused blocks, the reserve among them, deferred frees not.
+    pub free: u64,
+    /// Blocks that any class can have.
+    pub available: u64,
+    pub deferred: Deferred,
+    /// A run of this many blocks is free: the longest that the summaries show, not always the longest.
+    pub largest_run_hint: u32,
+}
+
+/// See the file's head.
+pub struct Allocator {
+    total: u32,
+    /// From `skip` on one bit per block, zero is free; a group is one cache line.
+    words: Box<[AtomicU64]>,
+    skip: usize,
+    full: Flags,
+    touched: Flags,
+    owned: Flags,
+    shards: Box<[CachePadded<Shard>]>,
+    /// Where the search for an untouched group goes on; [`NO_GROUP`] when there was none.
+    fresh_from: AtomicU32,
+    /// Where the search for a partly used group goes on.
+    partial_from: AtomicU32,
+    reserve: Reserve,
+    minis: Box<[CachePadded<MiniStripe>]>,
+    started: AtomicBool,
+}
+
+/// A thread's own part.
+#[derive(Default)]
+struct Shard {
+    /// Blocks ever allocated and freed through this shard.
+    allocated: AtomicU64,
+    freed: AtomicU64,
+    /// Of the ring of hints: `place << 32 | number`, the next going to `place % HINTS`.
+    hint_state: AtomicU64,
+    /// The groups this shard fills, and how far it has come in each: data, then the rest.
+    cursors: [Cursor; 2],
+    /// The stripe of the last mini.
+    mini_stripe: AtomicUsize,
+    /// Oldest epoch in `bins`, `u64::MAX` without one. Written under the lock.
+    oldest: AtomicU64,
+    /// Freed runs: `start << 32 | count`.
+    hints: [AtomicU64; HINTS as usize],
+    bins: Mutex<Vec<Bin>>,
+}
+
+struct Cursor {
+    group: AtomicU32,
+    bit: AtomicU32,
+}
+
+impl Default for Cursor {
+    fn default() -> Self {
+        Cursor { group: AtomicU32::new(NO_GROUP), bit: AtomicU32::new(0) }
+    }
+}
+
+/// What becomes free when `epoch` is released.
+struct Bin {
+    epoch: u64,
+    runs: Vec<Run>,
+    minis: Vec<Mini>,
+}
+
+struct Reserve {
+    target: AtomicU32,
+    /// `target` less the blocks held. Written under the lock.
+    missing: AtomicU32,
+    /// Bit `block % 4096` is set for each block held: tells frees of reserve blocks from others cheaply.
+    filter: [AtomicU64; 64],
+    /// Ascending.
+    blocks: Mutex<Vec<u32>>,
+}
+
+#[derive(Default)]
+struct MiniStripe {
+    /// Entries of `partial`, to be read without the lock.
+    len: AtomicUsize,
+    /// Used slots of the blocks that have both used and free ones. A used block that is not here is either
+    /// no mini block or one whose minis are all used.
+    partial: Mutex<BTreeMap<u32, u8>>,
+}
+
+/// One bit per group.
+struct Flags(Box<[AtomicU64]>);
+
+impl Flags {
+    fn new(groups: usize) -> Flags {
+        Flags((0..groups.div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    /// The flags of 64 groups.
+    #[inline]
+    fn word(&self, index: usize) -> u64 {
+        self.0[index].load(SeqCst)
+    }
+
+    #[inline]
+    fn get(&self, group: u32) -> bool {
+        self.0[group as usize / 64].load(SeqCst) >> (group % 64) & 1 != 0
+    }
+
+    /// Answers what it was.
+    fn set(&self, group: u32) -> bool {
+        let bit = 1u64 << (group % 64);
+        self.0[group as usize / 64].fetch_or(bit, SeqCst) & bit != 0
+    }
+
+    fn clear(&self, group: u32) {
+        self.0[group as usize / 64].fetch_and(!(1u64 << (group % 64)), SeqCst);
+    }
+}
+
+/// A copy of a group's bitmap.
+struct Bits([u64; GROUP_WORDS]);
+
+impl Bits {
+    fn free(&self) -> u32 {
+        self.0.iter().map(|w| w.count_zeros()).sum()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.iter().all(|&w| w == 0)
+    }
+
+    /// First bit from `from` that is set (`flip` 0) or clear (`flip` all ones); 512 if there is none.
+    #[inline]
+    fn next(&self, from: u32, flip: u64) -> u32 {
+        let mut at = from;
+        while at < GROUP_BLOCKS {
+            let word = (self.0[at as usize / 64] ^ flip) & (u64::MAX << (at % 64));
+            if word != 0 {
+                return (at & !63) + word.trailing_zeros();
+            }
+            at = (at & !63) + 64;
+        }
+        GROUP_BLOCKS
+    }
+
+    /// The next free bits from `from`: first and count.
+    #[inline]
+    fn free_run(&self, from: u32) -> Option<(u32, u32)> {
+        let start = self.next(from, u64::MAX);
+        (start < GROUP_BLOCKS).then(|| (start, self.next(start, 0) - start))
+    }
+
+    /// The first run of `want` bits, looking from `from` round to it again; else the longest.
+    fn best_run(&self, from: u32, want: u32) -> Option<(u32, u32)> {
+        let mut best: Option<(u32, u32)> = None;
+        for begin in [from, 0] {
+            let mut at = begin;
+            while let Some((start, count)) = self.free_run(at) {
+                if count >= want {
+                    return Some((start, want));
+                }
+                if best.is_none_or(|(_, longest)| count > longest) {
+                    best = Some((start, count));
+                }
+                at = start + count;
+            }
+            if from == 0 {
+                break;
+            }
+        }
+        best
+    }
+}
+
+/// The thread's number among the living ones: the shard it alone may write.
+struct ThreadSlot(usize);
+
+static SLOTS: [AtomicU64; SHARDS / 64] = [const { AtomicU64::new(0) }; SHARDS / 64];
+/// No slot from here on was ever taken, [`SHARED`] aside.
+static SLOTS_USED: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static SLOT: ThreadSlot = ThreadSlot::take();
+}
+
+impl ThreadSlot {
+    fn take() -> ThreadSlot {
+        for (index, word) in SLOTS.iter().enumerate() {
+            let mut taken = word.load(Relaxed);
+            while taken != u64::MAX {
+                let bit = taken.trailing_ones();
+                // Acquire: what the slot's last owner wrote in its shards is seen by the next.
+                match word.compare_exchange_weak(taken, taken | 1 << bit, Acquire, Relaxed) {
+                    Ok(_) => {
+                        let slot = index * 64 + bit as usize;
+                        SLOTS_USED.fetch_max(slot + 1, SeqCst);
+                        return ThreadSlot(slot);
+                    }
+                    Err(now) => taken = now,
+                }
+            }
+        }
+        ThreadSlot(SHARED)
+    }
+}
+
+impl Drop for ThreadSlot {
+    fn drop(&mut self) {
+        if self.0 != SHARED {
+            SLOTS[self.0 / 64].fetch_and(!(1 << (self.0 % 64)), Release);
+        }
+    }
+}
+
+/// The calling thread's shard.
+#[derive(Clone, Copy)]
+struct Local<'a> {
+    shard: &'a Shard,
+    shared: bool,
+}
+
+impl Local<'_> {
+    /// Counts; only the owner writes, so no locked instruction is needed unless the shard is shared.
+    #[inline]
+    fn count(&self, counter: &AtomicU64, n: u32) {
+        if self.shared {
+            counter.fetch_add(n as u64, Relaxed);
+        } else {
+            counter.store(counter.load(Relaxed).wrapping_add(n as u64), Relaxed);
+        }
+    }
+
+    #[inline]
+    fn push_hint(&self, start: u32, count: u32) {
+        let (place, number) = halves(self.shard.hint_state.load(Relaxed));
+        self.shard.hints[(place % HINTS) as usize].store(pair(start, count), Relaxed);
+        self.shard.hint_state.store(pair(place.wrapping_add(1), (number + 1).min(HINTS)), Relaxed);
+    }
+
+    /// Takes the run freed last, if it has `want` blocks.
+    #[inline]
+    fn pop_hint(&self, want: u32) -> Option<(u32, u32)> {
+        let (place, number) = halves(self.shard.hint_state.load(Relaxed));
+        let last = place.wrapping_sub(1);
+        let (start, count) = halves(self.shard.hints[(last % HINTS) as usize].load(Relaxed));
+        if number == 0 || count < want {
+            return None;
+        }
+        self.shard.hint_state.store(pair(last, number - 1), Relaxed);
+        Some((start, count))
+    }
+}
+
+#[inline]
+fn pair(high: u32, low: u32) -> u64 {
+    (high as u64) << 32 | low as u64
+}
+
+#[inline]
+fn halves(pair: u64) -> (u32, u32) {
+    ((pair >> 32) as u32, pair as u32)
+}
+
+/// `len` bits from `bit`.
+#[inline]
+fn mask(bit: u32, len: u32) -> u64 {
+    (u64::MAX >> (64 - len)) << bit
+}
+
+/// The first group from `from` up to `end` whose bit is set in `candidates` (64 groups, by word index).
+fn next_group(from: u32, end: u32, candidates: impl Fn(usize) -> u64) -> Option<u32> {
+    let mut at = from;
+    while at < end {
+        let word = candidates(at as usize / 64) & (u64::MAX << (at % 64));
+        if word != 0 {
+            let found = (at & !63) + word.trailing_zeros();
+            return (found < end).then_some(found);
+        }
+        at = (at & !63) + 64;
+    }
+    None
+}
+
+/// The parts of a run that lie in one bitmap word: block, length.
+#[inline]
+fn by_word(run: Run) -> impl Iterator<Item = (u32, u32)> {
+    let mut at = run.start.0;
+    let end = run.end().0;
+    std::iter::from_fn(move || {
+        let len = (64 - at % 64).min(end - at);
+        let part = (at, len);
+        at += len;
+        (len != 0).then_some(part)
+    })
+}
+
+impl Allocator {
+    /// All blocks free. Mark what is used, then [`start`](Allocator::start).
+    pub fn new(total_blocks: u32) -> Allocator {
+        assert!(total_blocks > 0 && total_blocks as u64 <= POOL_BLOCKS_MAX);
+        let count = (total_blocks as usize).div_ceil(GROUP_BLOCKS as usize);
+        // Memory that the kernel zeroes when it is first used: a type with an alignment of its own would be
+        // zeroed here, which takes 16 ms for 1 TiB instead of none.
+        let zeroed = Box::<[AtomicU64]>::new_zeroed_slice((count + 1) * GROUP_WORDS);
+        // SAFETY: all zeros is a value of atomic integers.
+        let words = unsafe { zeroed.assume_init() };
+        let mut allocator = Allocator {
+            total: total_blocks,
+            skip: words.as_ptr().align_offset(GROUP_WORDS * size_of::<u64>()),
+            words,
+            full: Flags::new(count),
+            touched: Flags::new(count),
+            owned: Flags::new(count),
+            shards: (0..=SHARDS).map(|_| CachePadded::new(Shard::default())).collect(),
+            fresh_from: AtomicU32::new(0),
+            partial_from: AtomicU32::new(0),
+            reserve: Reserve::new(),
+            minis: (0..MINI_STRIPES).map(|_| CachePadded::default()).collect(),
+            started: AtomicBool::new(false),
+        };
+        for shard in &allocator.shards {
+            shard.oldest.store(u64::MAX, Relaxed);
+        }
+        allocator.close_tail();
+        allocator
+    }
+
+    /// From a checkpoint: all used but `runs`, which ascend. Add the partial minis with
+    /// [`load_partial_mini`](Allocator::load_partial_mini), then [`start`](Allocator::start).
+    pub fn from_free_runs(total_blocks: u32, runs: impl Iterator<Item = Run>) -> Result<Allocator, Conflict> {
+        let mut allocator = Allocator::new(total_blocks);
+        let mut used_from = 0;
+        for run in runs {
+            let end = run.start.0 as u64 + run.count as u64;
+            if run.start.0 < used_from || end > total_blocks as u64 {
+                return Err(Conflict { block: run.start });
+            }
+            allocator.fill(Run::new(Block(used_from), run.start.0 - used_from));
+            used_from = run.end().0;
+        }
+        allocator.fill(Run::new(Block(used_from), total_blocks - used_from));
+        Ok(allocator)
+    }
+
+    /// Marks free blocks, alone with the allocator.
+    fn fill(&mut self, run: Run) {
+        for (at, len) in by_word(run) {
+            *self.words[self.skip + at as usize / 64].get_mut() |= mask(at % 64, len);
+            self.touch(at / GROUP_BLOCKS);
+        }
+        let local = self.local();
+        local.count(&local.shard.allocated, run.count);
+    }
+
+    /// Marks blocks found in use at recovery. On conflict nothing is marked. Thread-safe.
+    pub fn mark_used(&self, run: Run) -> Result<(), Conflict> {
+        if run.start.0 as u64 + run.count as u64 > self.total as u64 {
+            return Err(Conflict { block: Block(run.start.0.max(self.total)) });
+        }
+        for (at, len) in by_word(run) {
+            let bits = mask(at % 64, len);
+            let old = self.word(at).fetch_or(bits, SeqCst);
+            if old & bits != 0 {
+                self.word(at).fetch_and(old | !bits, SeqCst);
+                for (at, len) in by_word(Run::new(run.start, at - run.start.0)) {
+                    self.word(at).fetch_and(!mask(at % 64, len), SeqCst);
+                }
+                return Err(Conflict { block: Block((at & !63) + (old & bits).trailing_zeros()) });
+            }
+            self.touch(at / GROUP_BLOCKS);
+        }
+        let local = self.local();
+        local.count(&local.shard.allocated, run.count);
+        Ok(())
+    }
+
+    /// Ends the marking: the reserve is taken, allocation may begin.
+    pub fn start(&self) {
+        assert!(!self.started.swap(true, SeqCst), "the allocator is started once");
+        let share = (self.total / 100).clamp(RESERVE_BLOCKS_MIN, RESERVE_BLOCKS_MAX);
+        let target = share.min(self.total / 2);
+        let mut held = self.reserve.blocks.lock();
+        self.reserve.target.store(target, SeqCst);
+        // From the end of the pool, where 2 MiB runs are missed least.
+        for group in (0..self.group_count()).rev() {
+            let bits = self.bits(group);
+            let mut at = 0;
+            while let Some((bit, count)) = bits.free_run(at) {
+                at = bit + count;
+                let take = count.min(target - held.len() as u32);
+                let first = group * GROUP_BLOCKS + at - take;
+                held.extend(first..first + self.claim(first, take));
+                // Owned by the reserve, so to say: others come here last.
+                self.owned.set(group);
+            }
+            if held.len() as u32 == target {
+                break;
+            }
+        }
+        held.sort_unstable();
+        let local = self.local();
+        local.count(&local.shard.allocated, held.len() as u32);
+        self.reserve.publish(&held);
+    }
+
+    /// A contiguous run of 1 to `want` blocks, as long as can be found cheaply; `None` when no block is
+    /// free that the class may use. 512 and more come 2 MiB-aligned where there are such runs.
+    ///
+    /// With `near` (the block after the caller's last one) the run begins there if that block is free, and
+    /// else where the next ones can follow. Without, the block freed last comes first.
+    #[inline]
+    pub fn alloc(&self, want: u32, class: Class, near: Option<Block>) -> Option<Run> {
+        debug_assert!(want > 0 && self.started.load(Relaxed));
+        let local = self.local();
+        let found = match near {
+            Some(block) => self.alloc_near(want, block),
+            None => self.alloc_hot(local, want),
+        };
+        match found.or_else(|| self.alloc_cold(local, want, class)) {
+            Some(run) => {
+                local.count(&local.shard.allocated, run.count);
+                Some(run)
+            }
+            None if class == Class::Release => self.reserve.take(want),
+            None => None,
+        }
+    }
+
+    /// `want` blocks in as few runs as can be found cheaply, or none at all.
+    pub fn alloc_all(&self, want: u32, class: Class, out: &mut Vec<Run>) -> Result<(), NoSpace> {
+        let before = out.len();
+        let mut missing = want;
+        let mut near = None;
+        while missing > 0 {
+            let Some(run) = self.alloc(missing, class, near) else {
+                out.drain(before..).for_each(|run| self.free(run));
+                return Err(NoSpace);
+            };
+            missing -= run.count;
+            near = Some(run.end());
+            match out[before..].last_mut() {
+                Some(last) if last.end() == run.start => last.count += run.count,
+                _ => out.push(run),
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees blocks that nothing on media or in flight refers to any more. They are free on return.
+    #[inline]
+    pub fn free(&self, run: Run) {
+        self.free_run(run, self.local());
+    }
+
+    /// Blocks that become free when their epoch is [released](Allocator::release).
+    pub fn free_deferred(&self, run: Run, epoch: u64) {
+        self.assert_used(run);
+        self.local().shard.defer(epoch, |bin| match bin.runs.last_mut() {
+            Some(last) if last.end() == run.start => last.count += run.count,
+            _ => bin.runs.push(run),
+        });
+    }
+
+    /// Frees everything deferred to `epoch` or an earlier one.
+    pub fn release(&self, epoch: u64) {
+        let local = self.local();
+        for shard in self.shards_in_use() {
+            if shard.oldest.load(Relaxed) > epoch {
+                continue;
+            }
+            for bin in shard.take_bins(epoch) {
+                bin.runs.into_iter().for_each(|run| self.free_run(run, local));
+                bin.minis.into_iter().for_each(|mini| self.free_mini(mini));
+            }
+        }
+    }
+
+    /// What waits for a release.
+    pub fn deferred(&self) -> Deferred {
+        let mut sum = Deferred::default();
+        self.for_each_bin(&mut |bin| {
+            sum.blocks += bin.runs.iter().map(|run| run.count as u64).sum::<u64>();
+            sum.minis += bin.minis.len() as u64;
+        });
+        sum
+    }
+
+    /// Blocks that any class can have now.
+    pub fn available(&self) -> u64 {
+        let (allocated, freed) = self.counts();
+        (self.total as u64).saturating_sub(allocated.wrapping_sub(freed))
+    }
+
+    pub fn stats(&self) -> Stats {
+        let available = self.available();
+        Stats {
+            total: self.total as u64,
+            free: available + self.reserve.blocks.lock().len() as u64,
+            available,
+            deferred: self.deferred(),
+            largest_run_hint: self.largest_run_hint(),
+        }
+    }
+
+    /// All free runs, ascending and not adjacent, the reserve among them; with `with_deferred` also what
+    /// waits for a release. For a checkpoint: nothing else may run.
+    pub fn for_each_free_run(&self, with_deferred: bool, each: &mut dyn FnMut(Run)) {
+        let mut extra: Vec<Run> =
+            self.reserve.blocks.lock().iter().map(|&block| Run::new(Block(block), 1)).collect();
+        if with_deferred {
+            self.for_each_bin(&mut |bin| extra.extend_from_slice(&bin.runs));
+            let freed = self.minis_view(true).into_iter().filter(|&(_, used)| used == 0);
+            extra.extend(freed.map(|(block, _)| Run::new(Block(block), 1)));
+        }
+        extra.sort_unstable();
+        let mut extra = extra.into_iter().peekable();
+        let mut pending: Option<Run> = None;
+        let mut put = |run: Run| match &mut pending {
+            Some(last) if last.end() == run.start => last.count += run.count,
+            _ => {
+                if let Some(done) = pending.replace(run) {
+                    each(done);
+                }
+            }
+        };
+        self.for_each_clear_run(&mut |run| {
+            while let Some(first) = extra.next_if(|e| e.start < run.start) {
+                put(first);
+            }
+            put(run);
+        });
+        extra.for_each(&mut put);
+        if let Some(last) = pending {
+            each(last);
+        }
+    }
+
+    fn for_each_clear_run(&self, each: &mut dyn FnMut(Run)) {
+        for group in 0..self.group_count() {
+            let first = group * GROUP_BLOCKS;
+            if !self.touched.get(group) {
+                // Its bitmap was perhaps never written: reading would give it memory.
+                each(Run::new(Block(first), GROUP_BLOCKS.min(self.total - first)));
+                continue;
+            }
+            let bits = self.bits(group);
+            let mut at = 0;
+            while let Some((bit, count)) = bits.free_run(at) {
+                each(Run::new(Block(first + bit), count));
+                at = bit + count;
+            }
+        }
+    }
+
+    // Where to allocate.
+
+    #[inline]
+    fn alloc_near(&self, want: u32, block: Block) -> Option<Run> {
+        let count = self.claim(block.0, want);
+        (count > 0).then_some(Run::new(block, count))
+    }
+
+    /// The run freed last, if it is long enough and still free.
+    #[inline]
+    fn alloc_hot(&self, local: Local, want: u32) -> Option<Run> {
+        for _ in 0..HINTS {
+            let (start, count) = local.pop_hint(want)?;
+            let got = self.claim(start, want);
+            if got > 0 {
+                if got == want && count > want {
+                    local.push_hint(start + want, count - want);
+                }
+                return Some(Run::new(Block(start), got));
+            }
+        }
+        None
+    }
+
+    /// From the group the shard fills, or the next one.
+    fn alloc_cold(&self, local: Local, want: u32, class: Class) -> Option<Run> {
+        if want >= GROUP_BLOCKS
+            && let Some(run) = self.alloc_groups(want)
+        {
+            return Some(run);
+        }
+        let want = want.min(GROUP_BLOCKS);
+        let cursor = &local.shard.cursors[(class != Class::Data) as usize];
+        if let Some(run) = self.alloc_at_cursor(cursor, want) {
+            return Some(run);
+        }
+        let mut freed = self.counts().1;
+        loop {
+            let Some((group, bit, len)) = self.find_group(want) else {
+                // Exact: what was freed behind the search's back is looked for again.
+                match self.counts().1 {
+                    now if now == freed => return None,
+                    now => freed = now,
+                }
+                continue;
+            };
+            let got = self.claim(group * GROUP_BLOCKS + bit, len);
+            if got > 0 {
+                self.move_cursor(cursor, group, bit + got);
+                return Some(Run::new(Block(group * GROUP_BLOCKS + bit), got));
+            }
+            // Who was faster may not have come to flag it yet.
+            self.touch(group);
+        }
+    }
+
+    /// Goes on in the shard's group, unless it has no run of `want` left.
+    #[inline]
+    fn alloc_at_cursor(&self, cursor: &Cursor, want: u32) -> Option<Run> {
+        let group = cursor.group.load(Relaxed);
+        if group == NO_GROUP {
+            return None;
+        }
+        let bit = cursor.bit.load(Relaxed);
+        if want == 1 && self.claim(group * GROUP_BLOCKS + bit, 1) == 1 {
+            cursor.bit.store((bit + 1) % GROUP_BLOCKS, Relaxed);
+            return Some(Run::new(Block(group * GROUP_BLOCKS + bit), 1));
+        }
+        loop {
+            let bits = self.bits(group);
+            let (bit, len) = bits.best_run(cursor.bit.load(Relaxed), want)?;
+            if len < want {
+                return None;
+            }
+            let got = self.claim(group * GROUP_BLOCKS + bit, want);
+            if got > 0 {
+                cursor.bit.store((bit + got) % GROUP_BLOCKS, Relaxed);
+                return Some(Run::new(Block(group * GROUP_BLOCKS + bit), got));
+            }
+        }
+    }
+
+    fn move_cursor(&self, cursor: &Cursor, group: u32, bit: u32) {
+        let old = cursor.group.swap(group, Relaxed);
+        cursor.bit.store(bit % GROUP_BLOCKS, Relaxed);
+        if old == group {
+            return;
+        }
+        self.owned.set(group);
+        if old != NO_GROUP {
+            self.owned.clear(old);
+            self.untouch_if_empty(old);
+        }
+    }
+
+    /// A run at the start of an untouched group, going on as far as the following blocks are free.
+    fn alloc_groups(&self, want: u32) -> Option<Run> {
+        loop {
+            let group = self.find_untouched()?;
+            let got = self.claim(group * GROUP_BLOCKS, want);
+            if got > 0 {
+                return Some(Run::new(Block(group * GROUP_BLOCKS), got));
+            }
+            self.touch(group);
+        }
+    }
+
+    /// The next group to fill and a run in it: a partly used one that is worth it, else an untouched one,
+    /// else whatever is left.
+    fn find_group(&self, want: u32) -> Option<(u32, u32, u32)> {
+        let partial = |i| self.touched.word(i) & !self.full.word(i) & !self.owned.word(i);
+        let worth = |bits: &Bits, len| len >= want && bits.free() >= PROBE_FREE_MIN;
+        let all = self.group_count();
+        self.probe(want, (PROBE_GROUPS_MAX, PROBE_SPAN_MAX), partial, worth)
+            .or_else(|| self.find_untouched().map(|group| (group, 0, want)))
+            .or_else(|| self.probe(want, (all, all), |i| !self.full.word(i), |_, _| true))
+    }
+
+    /// An untouched group that no shard fills.
+    fn find_untouched(&self) -> Option<u32> {
+        let (from, end) = (self.fresh_from.load(Relaxed), self.group_count());
+        if from == NO_GROUP {
+            return None;
+        }
+        let untouched = |i| !(self.touched.word(i) | self.owned.word(i));
+        let found = next_group(from, end, untouched).or_else(|| next_group(0, from, untouched));
+        self.fresh_from.store(found.unwrap_or(NO_GROUP), Relaxed);
+        found
+    }
+
+    /// Looks at up to `limits.0` candidates with a free block among the next `limits.1` groups, from where
+    /// the last probe ended and round, for one that is `good`. Flags full ones on the way.
+    fn probe(
+        &self,
+        want: u32,
+        limits: (u32, u32),
+        candidates: impl Fn(usize) -> u64,
+        good: impl Fn(&Bits, u32) -> bool,
+    ) -> Option<(u32, u32, u32)> {
+        let (from, all) = (self.partial_from.load(Relaxed), self.group_count());
+        let (mut left, span) = (limits.0, limits.1.min(all));
+        let before_wrap = span.min(all - from);
+        for (mut at, end) in [(from, from + before_wrap), (0, span - before_wrap)] {
+            while left > 0
+                && let Some(group) = next_group(at, end, &candidates)
+            {
+                at = group + 1;
+                let bits = self.bits(group);
+                let Some((bit, len)) = bits.best_run(0, want) else {
+                    self.flag_full(group);
+                    continue;
+                };
+                if good(&bits, len) {
+                    self.partial_from.store(group, Relaxed);
+                    return Some((group, bit, len));
+                }
+                left -= 1;
+                self.partial_from.store(at % all, Relaxed);
+            }
+        }
+        None
+    }
+
+    // The bitmap.
+
+    fn group_count(&self) -> u32 {
+        self.total.div_ceil(GROUP_BLOCKS)
+    }
+
+    /// A group's words as they are now, one after the other.
+    #[inline]
+    fn bits(&self, group: u32) -> Bits {
+        let first = self.skip + group as usize * GROUP_WORDS;
+        let words = self.words[first..].first_chunk::<GROUP_WORDS>().expect("groups are whole");
+        Bits(std::array::from_fn(|i| words[i].load(SeqCst)))
+    }
+
+    #[inline]
+    fn word(&self, block: u32) -> &AtomicU64 {
+        &self.words[self.skip + block as usize / 64]
+    }
+
+    /// Takes up to `want` free blocks that begin with `start`; answers how many.
+    #[inline]
+    fn claim(&self, start: u32, want: u32) -> u32 {
+        if want == 1 {
+            if start >= self.total {
+                return 0;
+            }
+            let (word, bit) = (self.word(start), 1u64 << (start % 64));
+            if word.fetch_or(bit, SeqCst) & bit != 0 {
+                return 0;
+            }
+            self.touch(start / GROUP_BLOCKS);
+            return 1;
+        }
+        self.claim_many(start, want)
+    }
+
+    fn claim_many(&self, start: u32, want: u32) -> u32 {
+        let end = (start as u64 + want as u64).min(self.total as u64) as u32;
+        if start >= end {
+            return 0;
+        }
+        let mut got = 0;
+        for (at, len) in by_word(Run::new(Block(start), end - start)) {
+            let claimed = claim_in_word(self.word(at), at % 64, len);
+            got += claimed;
+            if claimed > 0 {
+                self.touch(at / GROUP_BLOCKS);
+            }
+            if claimed < len {
+                break;
+            }
+        }
+        got
+    }
+
+    #[inline]
+    fn free_run(&self, run: Run, local: Local) {
+        let run = match self.reserve.missing.load(Relaxed) {
+            0 => run,
+            _ => self.refill_reserve(run),
+        };
+        if run.count == 0 {
+            return;
+        }
+        self.reserve.assert_not_held(run);
+        assert!(run.end().0 <= self.total, "freed blocks lie in the pool");
+        if run.count == 1 {
+            let (word, bit) = (self.word(run.start.0), 1u64 << (run.start.0 % 64));
+            assert!(word.fetch_and(!bit, SeqCst) & bit != 0, "{:?} freed twice", run.start);
+            self.freed_in(run.start.0 / GROUP_BLOCKS, word.load(Relaxed));
+        } else {
+            self.free_many(run);
+        }
+        local.count(&local.shard.freed, run.count);
+        if run.count <= HINT_RUN_MAX {
+            local.push_hint(run.start.0, run.count);
+        }
+    }
+
+    fn free_many(&self, run: Run) {
+        for (at, len) in by_word(run) {
+            let bits = mask(at % 64, len);
+            let old = self.word(at).fetch_and(!bits, SeqCst);
+            assert!(old & bits == bits, "of {run:?} a block freed twice");
+            self.freed_in(at / GROUP_BLOCKS, old & !bits);
+        }
+    }
+
+    /// Brings the summaries up to date after blocks of one word, now `left`, were freed.
+    #[inline]
+    fn freed_in(&self, group: u32, left: u64) {
+        if self.full.get(group) {
+            self.full.clear(group);
+        }
+        if left == 0 && !self.owned.get(group) {
+            self.untouch_if_empty(group);
+        }
+    }
+
+    fn assert_used(&self, run: Run) {
+        assert!(run.end().0 <= self.total, "freed blocks lie in the pool");
+        self.reserve.assert_not_held(run);
+        for (at, len) in by_word(run) {
+            let bits = mask(at % 64, len);
+            assert!(self.word(at).load(Relaxed) & bits == bits, "freed blocks near {at} were free already");
+        }
+    }
+
+    #[inline]
+    fn touch(&self, group: u32) {
+        if !self.touched.get(group) {
+            self.touched.set(group);
+        }
+    }
+
+    fn untouch_if_empty(&self, group: u32) {
+        if self.bits(group).is_empty() {
+            self.touched.clear(group);
+            if self.fresh_from.load(Relaxed) == NO_GROUP {
+                self.fresh_from.store(group, Relaxed);
+            }
+            // A claim that saw the flag before it was cleared is visible now.
+            if !self.bits(group).is_empty() {
+                self.touched.set(group);
+            }
+        }
+    }
+
+    fn flag_full(&self, group: u32) {
+        self.full.set(group);
+        // A free that saw the flag before it was set is visible now.
+        if self.bits(group).free() > 0 {
+            self.full.clear(group);
+        }
+    }
+
+    /// Bits past the end of the pool are used for good.
+    fn close_tail(&mut self) {
+        let end = self.group_count() * GROUP_BLOCKS;
+        for (at, len) in by_word(Run::new(Block(self.total), end - self.total)) {
+            *self.words[self.skip + at as usize / 64].get_mut() |= mask(at % 64, len);
+            // Never a 2 MiB run.
+            self.touch(at / GROUP_BLOCKS);
+        }
+    }
+
+    #[inline]
+    fn local(&self) -> Local<'_> {
+        let slot = SLOT.try_with(|slot| slot.0).unwrap_or(SHARED);
+        Local { shard: &self.shards[slot], shared: slot == SHARED }
+    }
+
+    /// The shards that threads ever had.
+    fn shards_in_use(&self) -> impl Iterator<Item = &Shard> {
+        let used = SLOTS_USED.load(SeqCst);
+        self.shards[..used].iter().chain(&self.shards[SHARED..]).map(|shard| &**shard)
+    }
+
+    /// Blocks ever allocated and freed.
+    fn counts(&self) -> (u64, u64) {
+        self.shards_in_use().fold((0, 0), |(allocated, freed), shard| {
+            let freed = freed.wrapping_add(shard.freed.load(Relaxed));
+            (allocated.wrapping_add(shard.allocated.load(Relaxed)), freed)
+        })
+    }
+
+    fn largest_run_hint(&self) -> u32 {
+        let end = self.group_count();
+        let (mut at, mut longest) = (0, 0);
+        while let Some(start) = next_group(at, end, |i| !self.touched.word(i)) {
+            at = start + 1;
+            while at < end && !self.touched.get(at) {
+                at += 1;
+            }
+            longest = longest.max(at * GROUP_BLOCKS - start * GROUP_BLOCKS);
+        }
+        if longest == 0 {
+            let partial = next_group(self.partial_from.load(Relaxed), end, |i| !self.full.word(i));
+            let run = partial.and_then(|group| self.bits(group).best_run(0, GROUP_BLOCKS));
+            longest = run.map_or(0, |(_, len)| len);
+        }
+        longest
+    }
+}
+
+/// Takes the free bits that begin with `bit`, at most `len`; answers how many.
+fn claim_in_word(word: &AtomicU64, bit: u32, len: u32) -> u32 {
+    let mut old = word.load(Relaxed);
+    loop {
+        let taken = old & mask(bit, len);
+        let free = if taken == 0 { len } else { taken.trailing_zeros() - bit };
+        if free == 0 {
+            return 0;
+        }
+        match word.compare_exchange_weak(old, old | mask(bit, free), SeqCst, Relaxed) {
+            Ok(_) => return free,
+            Err(now) => old = now,
+        }
+    }
+}
+
+impl Shard {
+    fn defer(&self, epoch: u64, put: impl FnOnce(&mut Bin)) {
+        let mut bins = self.bins.lock();
+        let at = match bins.iter().rposition(|bin| bin.epoch == epoch) {
+            Some(at) => at,
+            None => {
+                bins.push(Bin { epoch, runs: Vec::new(), minis: Vec::new() });
+                self.oldest.store(self.oldest.load(Relaxed).min(epoch), Relaxed);
+                bins.len() - 1
+            }
+        };
+        put(&mut bins[at]);
+    }
+
+    fn take_bins(&self, epoch: u64) -> Vec<Bin> {
+        let mut bins = self.bins.lock();
+        let taken = bins.extract_if(.., |bin| bin.epoch <= epoch).collect();
+        self.oldest.store(bins.iter().map(|bin| bin.epoch).min().unwrap_or(u64::MAX), Relaxed);
+        taken
+    }
+}
+
+impl Reserve {
+    fn new() -> Reserve {
+        Reserve {
+            target: AtomicU32::new(0),
+            missing: AtomicU32::new(0),
+            filter: [const { AtomicU64::new(0) }; 64],
+            blocks: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// Brings filter and `missing` up to date; the caller holds the lock.
+    fn publish(&self, held: &[u32]) {
+        let mut filter = [0u64; 64];
+        for block in held {
+            filter[(block / 64 % 64) as usize] |= 1 << (block % 64);
+        }
+        for (word, bits) in self.filter.iter().zip(filter) {
+            word.store(bits, Relaxed);
+        }
+        self.missing.store(self.target.load(Relaxed) - held.len() as u32, SeqCst);
+    }
+
+    /// The last run of the reserve, at most `want` blocks.
+    #[cold]
+    fn take(&self, want: u32) -> Option<Run> {
+        let mut held = self.blocks.lock();
+        let mut run = Run::new(Block(held.pop()?), 1);
+        while run.count < want && held.last().is_some_and(|&block| block + 1 == run.start.0) {
+            held.pop();
+            run = Run::new(Block(run.start.0 - 1), run.count + 1);
+        }
+        self.publish(&held);
+        Some(run)
+    }
+
+    /// A block of the reserve is nobody's to free.
+    #[inline]
+    fn assert_not_held(&self, run: Run) {
+        let suspect = by_word(run)
+            .any(|(at, len)| self.filter[(at / 64 % 64) as usize].load(Relaxed) & mask(at % 64, len) != 0);
+        if suspect {
+            let held = self.blocks.lock();
+            let next = held.partition_point(|&block| block < run.start.0);
+            assert!(held.get(next).is_none_or(|&block| block >= run.end().0), "a reserve block was freed");
+        }
+    }
+}
+
+impl Allocator {
+    /// Gives the reserve what it misses; answers the rest of the run.
+    #[cold]
+    fn refill_reserve(&self, run: Run) -> Run {
+        self.assert_used(run);
+        let mut held = self.reserve.blocks.lock();
+        let missing = self.reserve.target.load(Relaxed) - held.len() as u32;
+        let take = missing.min(run.count);
+        held.extend(run.start.0..run.start.0 + take);
+        held.sort_unstable();
+        self.reserve.publish(&held);
+        Run::new(Block(run.start.0 + take), run.count - take)
+    }
+}
+
+/// Minis.
+impl Allocator {
+    /// An eighth of a block.
+    pub fn alloc_mini(&self, class: Class) -> Option<Mini> {
+        let shard = self.local().shard;
+        let own = shard.mini_stripe.load(Relaxed);
+        for at in (0..MINI_STRIPES).map(|step| (own + step) % MINI_STRIPES) {
+            if self.minis[at].len.load(Relaxed) > 0
+                && let Some(mini) = self.minis[at].take_partial()
+            {
+                shard.mini_stripe.store(at, Relaxed);
+                return Some(mini);
+            }
+        }
+        let Some(run) = self.alloc(1, class, None) else {
+            // Exact: a mini freed meanwhile.
+            return self.minis.iter().find_map(|stripe| stripe.take_partial());
+        };
+        let block = run.start;
+        self.mini_stripe(block).put(block, 1);
+        shard.mini_stripe.store(stripe_of(block), Relaxed);
+        Some(Mini { block, slot: 0 })
+    }
+
+    /// Free on return; a block whose minis are all free becomes a free block.
+    pub fn free_mini(&self, mini: Mini) {
+        if self.mini_stripe(mini.block).free(mini, || self.assert_used(Run::new(mini.block, 1))) {
+            self.free(Run::new(mini.block, 1));
+        }
+    }
+
+    /// A mini that becomes free when its epoch is [released](Allocator::release).
+    pub fn free_mini_deferred(&self, mini: Mini, epoch: u64) {
+        self.assert_used(Run::new(mini.block, 1));
+        self.local().shard.defer(epoch, |bin| bin.minis.push(mini));
+    }
+
+    /// Marks a mini found in use at recovery. Thread-safe, also against
+    /// [`mark_used`](Allocator::mark_used).
+    pub fn mark_mini_used(&self, mini: Mini) -> Result<(), Conflict> {
+        assert!(mini.slot < BLOCK_MINIS);
+        let stripe = self.mini_stripe(mini.block);
+        let mut partial = stripe.partial.lock();
+        let used = match partial.get(&mini.block.0) {
+            Some(&used) => used,
+            None => {
+                self.mark_used(Run::new(mini.block, 1))?;
+                0
+            }
+        };
+        if used & 1 << mini.slot != 0 {
+            return Err(Conflict { block: mini.block });
+        }
+        stripe.put_locked(&mut partial, mini.block, used | 1 << mini.slot);
+        Ok(())
+    }
+
+    /// A partial mini block of a checkpoint: `used` has a bit for each used slot. The block itself must be
+    /// used already (it is in no free run).
+    pub fn load_partial_mini(&self, block: Block, used: u8) -> Result<(), Conflict> {
+        let conflict = Conflict { block };
+        if block.0 >= self.total || used == 0 || used == u8::MAX {
+            return Err(conflict);
+        }
+        let stripe = self.mini_stripe(block);
+        let mut partial = stripe.partial.lock();
+        if !self.is_used(block.0) || partial.contains_key(&block.0) {
+            return Err(conflict);
+        }
+        stripe.put_locked(&mut partial, block, used);
+        Ok(())
+    }
+
+    /// Blocks with both used and free minis, ascending, with a bit for each used one; with `with_deferred`
+    /// as they will be after a release. For a checkpoint: nothing else may run.
+    pub fn for_each_partial_mini(&self, with_deferred: bool, each: &mut dyn FnMut(Block, u8)) {
+        for (block, used) in self.minis_view(with_deferred) {
+            if used != 0 {
+                each(Block(block), used);
+            }
+        }
+    }
+
+    /// The partial mini blocks; with deferred minis taken off, where 0 means a block that becomes free.
+    fn minis_view(&self, with_deferred: bool) -> BTreeMap<u32, u8> {
+        let mut view = BTreeMap::new();
+        for stripe in &self.minis {
+            view.append(&mut stripe.partial.lock().clone());
+        }
+        if with_deferred {
+            self.for_each_bin(&mut |bin| {
+                for mini in &bin.minis {
+                    *view.entry(mini.block.0).or_insert(u8::MAX) &= !(1 << mini.slot);
+                }
+            });
+        }
+        view
+    }
+
+    fn for_each_bin(&self, each: &mut dyn FnMut(&Bin)) {
+        for shard in self.shards_in_use() {
+            shard.bins.lock().iter().for_each(&mut *each);
+        }
+    }
+
+    fn mini_stripe(&self, block: Block) -> &MiniStripe {
+        &self.minis[stripe_of(block)]
+    }
+}
+
+/// The minis of one group stay in one stripe: the thread that fills the group meets no other.
+fn stripe_of(block: Block) -> usize {
+    (block.0 / GROUP_BLOCKS) as usize % MINI_STRIPES
+}
+
+impl MiniStripe {
+    /// A mini of the first partial block: low blocks fill up, high ones drain.
+    fn take_partial(&self) -> Option<Mini> {
+        let mut partial = self.partial.lock();
+        let (&block, &used) = partial.first_key_value()?;
+        let slot = used.trailing_ones() as u8;
+        self.put_locked(&mut partial, Block(block), used | 1 << slot);
+        Some(Mini { block: Block(block), slot })
+    }
+
+    fn put(&self, block: Block, used: u8) {
+        self.put_locked(&mut self.partial.lock(), block, used);
+    }
+
+    /// Files `block` under its new state: only partial blocks stay.
+    fn put_locked(&self, partial: &mut BTreeMap<u32, u8>, block: Block, used: u8) {
+        if used == 0 || used == u8::MAX {
+            partial.remove(&block.0);
+        } else {
+            partial.insert(block.0, used);
+        }
+        self.len.store(partial.len(), Relaxed);
+    }
+
+    /// True when it was the block's last.
+    fn free(&self, mini: Mini, assert_used: impl FnOnce()) -> bool {
+        let bit = 1 << mini.slot;
+        let mut partial = self.partial.lock();
+        let used = partial.get(&mini.block.0).copied().unwrap_or_else(|| {
+            assert_used();
+            u8::MAX
+        });
+        assert!(used & bit != 0, "mini {mini:?} freed twice");
+        self.put_locked(&mut partial, mini.block, used & !bit);
+        used == bit
+    }
+}
+
+/// The invariants of the file's head.
+impl Allocator {
+    /// Panics with the number of the invariant that does not hold. Nothing else may run.
+    pub fn check_state(&self) {
+        let mut used = 0;
+        for group in 0..self.group_count() {
+            let free = self.bits(group).free();
+            used += (GROUP_BLOCKS - free) as u64;
+            assert!(!self.full.get(group) || free == 0, "2: group {group} is not full");
+            assert!(free == GROUP_BLOCKS || self.touched.get(group), "3: group {group} is used");
+        }
+        let end = self.group_count() * GROUP_BLOCKS;
+        for block in self.total..end {
+            assert!(self.is_used(block), "4: block {block} lies past the end");
+        }
+        let (allocated, freed) = self.counts();
+        let counted = allocated.wrapping_sub(freed);
+        assert_eq!(used - (end - self.total) as u64, counted, "1: used blocks");
+        let mut taken = self.check_reserve();
+        self.check_minis(&mut taken);
+        self.check_deferred(&mut taken);
+    }
+
+    fn check_reserve(&self) -> BTreeSet<u32> {
+        let held = self.reserve.blocks.lock();
+        for &block in held.iter() {
+            assert!(self.is_used(block), "5: reserve block {block} is free");
+        }
+        let distinct: BTreeSet<u32> = held.iter().copied().collect();
+        assert_eq!(distinct.len(), held.len(), "5: reserve blocks are distinct");
+        let (target, missing) = (self.reserve.target.load(SeqCst), self.reserve.missing.load(SeqCst));
+        assert_eq!(held.len() as u32 + missing, target, "5: the reserve's target");
+        distinct
+    }
+
+    fn check_minis(&self, taken: &mut BTreeSet<u32>) {
+        for (block, used) in self.minis_view(false) {
+            assert!(self.is_used(block), "6: mini block {block} is free");
+            assert!(used != 0 && used != u8::MAX, "6: mini block {block} is not partial");
+            assert!(taken.insert(block), "6: mini block {block} is taken twice");
+        }
+    }
+
+    fn check_deferred(&self, taken: &mut BTreeSet<u32>) {
+        let partial = self.minis_view(false);
+        let mut minis = BTreeSet::new();
+        self.for_each_bin(&mut |bin| {
+            for block in bin.runs.iter().flat_map(|run| run.start.0..run.end().0) {
+                assert!(self.is_used(block), "7: deferred block {block} is free");
+                assert!(taken.insert(block), "7: deferred block {block} is taken twice");
+            }
+            for mini in &bin.minis {
+                let used = partial.get(&mini.block.0).copied().unwrap_or(u8::MAX);
+                assert!(self.is_used(mini.block.0) && used >> mini.slot & 1 != 0, "7: {mini:?} is free");
+                assert!(minis.insert(*mini), "7: {mini:?} is deferred twice");
+            }
+        });
+    }
+
+    fn is_used(&self, block: u32) -> bool {
+        self.word(block).load(SeqCst) >> (block % 64) & 1 != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU8;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn started(total: u32) -> Allocator {
+        let allocator = Allocator::new(total);
+        allocator.start();
+        allocator
+    }
+
+    fn free_runs(allocator: &Allocator, with_deferred: bool) -> Vec<Run> {
+        let mut runs = Vec::new();
+        allocator.for_each_free_run(with_deferred, &mut |run| runs.push(run));
+        runs
+    }
+
+    fn drain(allocator: &Allocator, class: Class) -> Vec<Run> {
+        std::iter::from_fn(|| allocator.alloc(1, class, None)).collect()
+    }
+
+    #[test]
+    fn single_blocks_come_consecutively_and_the_last_freed_first() {
+        let a = started(1 << 16);
+        let blocks: Vec<u32> = (0..1000).map(|_| a.alloc(1, Class::Data, None).unwrap().start.0).collect();
+        assert!(blocks.windows(2).all(|pair| pair[1] == pair[0] + 1));
+        for &block in &[7, 90, 40] {
+            a.free(Run::new(Block(blocks[block]), 1));
+        }
+        let again: Vec<u32> = (0..3).map(|_| a.alloc(1, Class::Data, None).unwrap().start.0).collect();
+        assert_eq!(again, [blocks[40], blocks[90], blocks[7]]);
+        a.check_state();
+    }
+
+    #[test]
+    fn logs_do_not_cut_data_into_pieces() {
+        let a = started(1 << 16);
+        let mut data = Vec::new();
+        for _ in 0..100 {
+            data.push(a.alloc(1, Class::Data, None).unwrap().start.0);
+            a.alloc(1, Class::Metadata, None).unwrap();
+        }
+        assert!(data.windows(2).all(|pair| pair[1] == pair[0] + 1));
+    }
+
+    #[test]
+    fn near_goes_on_where_the_file_ends() {
+        let a = started(1 << 16);
+        let first = a.alloc(8, Class::Data, None).unwrap();
+        let next = a.alloc(100, Class::Data, Some(first.end())).unwrap();
+        assert_eq!(next, Run::new(first.end(), 100));
+        // Taken: something else, and past the end of the pool: no panic.
+        assert!(a.alloc(1, Class::Data, Some(first.start)).unwrap().start.0 >= next.end().0);
+        assert!(a.alloc(1, Class::Data, Some(Block(u32::MAX))).is_some());
+        a.check_state();
+    }
+
+    #[test]
+    fn large_runs_are_aligned_and_long() {
+        let a = started(1 << 18);
+        a.alloc(1, Class::Data, None).unwrap();
+        let run = a.alloc(100_000, Class::Data, None).unwrap();
+        assert_eq!((run.start.0 % GROUP_BLOCKS, run.count), (0, 100_000));
+        assert!(a.stats().largest_run_hint > GROUP_BLOCKS);
+        a.free(run);
+        assert_eq!(a.alloc(GROUP_BLOCKS, Class::Data, None).unwrap().count, GROUP_BLOCKS);
+        a.check_state();
+    }
+
+    #[test]
+    fn the_last_free_block_is_found_wherever_it_is() {
+        let a = started(5000);
+        let held: Vec<Run> = std::thread::scope(|s| s.spawn(|| drain(&a, Class::Data)).join().unwrap());
+        assert_eq!((a.available(), a.stats().free), (0, 50));
+        assert_eq!(a.alloc(1, Class::Metadata, None), None);
+        // Freed by another thread: in that thread's memory only.
+        std::thread::scope(|s| s.spawn(|| a.free(held[1234])).join().unwrap());
+        assert_eq!(a.alloc(1000, Class::Data, Some(Block(3))), Some(held[1234]));
+        a.check_state();
+    }
+
+    #[test]
+    fn the_reserve_is_for_release_alone_and_fills_up_first() {
+        let a = started(10_000);
+        let data = drain(&a, Class::Data);
+        assert_eq!(data.len(), 9900);
+        let first = a.alloc(64, Class::Release, None).unwrap();
+        assert_eq!(first.count, 64);
+        let rest = drain(&a, Class::Release);
+        assert_eq!((rest.len(), a.stats().free), (36, 0));
+        a.free(Run::new(data[5].start, 1));
+        assert_eq!((a.available(), a.stats().free), (0, 1));
+        assert_eq!(a.alloc(1, Class::Data, None), None);
+        a.free(first);
+        rest.into_iter().for_each(|run| a.free(run));
+        assert_eq!((a.available(), a.stats().free), (1, 101));
+        a.check_state();
+    }
+
+    #[test]
+    fn alloc_all_takes_all_or_nothing() {
+        let a = started(3000);
+        let mut out = Vec::new();
+        let available = a.available() as u32;
+        assert_eq!(a.alloc_all(available + 1, Class::Data, &mut out), Err(NoSpace));
+        assert!(out.is_empty() && a.available() as u32 == available);
+        a.alloc_all(available, Class::Data, &mut out).unwrap();
+        assert_eq!(out.iter().map(|run| run.count).sum::<u32>(), available);
+        assert_eq!(a.alloc(1, Class::Data, None), None);
+        a.check_state();
+    }
+
+    #[test]
+    fn a_block_marked_twice_is_a_conflict_and_marks_nothing() {
+        let a = Allocator::new(4096);
+        a.mark_used(Run::new(Block(700), 1)).unwrap();
+        assert_eq!(a.mark_used(Run::new(Block(100), 1000)), Err(Conflict { block: Block(700) }));
+        assert_eq!(a.mark_used(Run::new(Block(4000), 97)), Err(Conflict { block: Block(4096) }));
+        a.mark_used(Run::new(Block(100), 600)).unwrap();
+        a.mark_used(Run::new(Block(701), 400)).unwrap();
+        a.start();
+        assert_eq!(free_runs(&a, false), [Run::new(Block(0), 100), Run::new(Block(1101), 4096 - 1101)]);
+        a.check_state();
+    }
+
+    #[test]
+    fn deferred_blocks_come_back_with_their_epoch() {
+        let a = started(2000);
+        let runs = drain(&a, Class::Data);
+        for (i, run) in runs[..100].iter().enumerate() {
+            a.free_deferred(*run, 5 + i as u64 % 2);
+        }
+        assert_eq!(a.deferred(), Deferred { blocks: 100, minis: 0 });
+        a.check_state();
+        assert_eq!(a.alloc(1, Class::Data, None), None);
+        let free_now = free_runs(&a, false).iter().map(|run| run.count).sum::<u32>();
+        let free_then = free_runs(&a, true).iter().map(|run| run.count).sum::<u32>();
+        assert_eq!((free_now, free_then), (20, 120));
+        a.release(5);
+        assert_eq!((a.available(), a.deferred().blocks), (50, 50));
+        a.release(6);
+        assert_eq!((a.available(), a.deferred().blocks), (100, 0));
+        a.check_state();
+    }
+
+    #[test]
+    fn minis_share_blocks_and_give_them_back() {
+        let a = started(1000);
+        let before = a.available();
+        let mut minis: Vec<Mini> = (0..20).map(|_| a.alloc_mini(Class::Metadata).unwrap()).collect();
+        assert_eq!(before - a.available(), 3);
+        a.check_state();
+        a.free_mini_deferred(minis.swap_remove(3), 9);
+        a.check_state();
+        a.release(9);
+        // The slot set free is used again before a new block is.
+        minis.push(a.alloc_mini(Class::Data).unwrap());
+        for _ in 0..4 {
+            minis.push(a.alloc_mini(Class::Data).unwrap());
+        }
+        assert_eq!(before - a.available(), 3);
+        let distinct: BTreeSet<Mini> = minis.iter().copied().collect();
+        assert_eq!(distinct.len(), 24);
+        minis.into_iter().for_each(|mini| a.free_mini(mini));
+        assert_eq!(a.available(), before);
+        a.check_state();
+    }
+
+    #[test]
+    fn minis_survive_a_checkpoint_and_recovery() {
+        let a = started(1000);
+        let minis: Vec<Mini> = (0..13).map(|_| a.alloc_mini(Class::Data).unwrap()).collect();
+        for &mini in &minis[8..12] {
+            a.free_mini_deferred(mini, 1);
+        }
+        let mut partial = Vec::new();
+        a.for_each_partial_mini(true, &mut |block, used| partial.push((block, used)));
+        assert_eq!(partial, [(minis[12].block, 1 << minis[12].slot)]);
+        let loaded = Allocator::from_free_runs(1000, free_runs(&a, true).into_iter()).unwrap();
+        for &(block, used) in &partial {
+            loaded.load_partial_mini(block, used).unwrap();
+            assert_eq!(loaded.load_partial_mini(block, used), Err(Conflict { block }));
+        }
+        loaded.start();
+        loaded.check_state();
+
+        let scanned = Allocator::new(1000);
+        for &mini in minis[..8].iter().chain(&minis[12..]) {
+            scanned.mark_mini_used(mini).unwrap();
+            assert_eq!(scanned.mark_mini_used(mini), Err(Conflict { block: mini.block }));
+        }
+        assert!(scanned.mark_used(Run::new(minis[12].block, 1)).is_err());
+        scanned.start();
+        scanned.check_state();
+        assert_eq!(free_runs(&scanned, false), free_runs(&loaded, false));
+        for a in [&loaded, &scanned] {
+            minis[..8].iter().chain(&minis[12..]).for_each(|&mini| a.free_mini(mini));
+            assert_eq!(a.available(), 990);
+        }
+    }
+
+    #[test]
+    fn a_block_that_becomes_free_by_deferred_minis_is_in_the_checkpoint() {
+        let a = started(1000);
+        let minis: Vec<Mini> = (0..8).map(|_| a.alloc_mini(Class::Data).unwrap()).collect();
+        minis.into_iter().for_each(|mini| a.free_mini_deferred(mini, 4));
+        assert_eq!(free_runs(&a, true), [Run::new(Block(0), 1000)]);
+        a.for_each_partial_mini(true, &mut |_, _| panic!("the block is free"));
+    }
+
+    #[test]
+    fn checkpoints_of_foreign_origin_are_refused() {
+        let load = |runs: &[(u32, u32)]| {
+            let runs = runs.iter().map(|&(start, count)| Run::new(Block(start), count));
+            Allocator::from_free_runs(1000, runs.collect::<Vec<_>>().into_iter()).is_ok()
+        };
+        assert!(load(&[(0, 10), (10, 5), (900, 100)]));
+        assert!(!load(&[(0, 10), (9, 5)]));
+        assert!(!load(&[(900, 101)]));
+        assert!(!load(&[(5, u32::MAX)]));
+    }
+
+    fn panics(f: impl FnOnce()) -> bool {
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).is_err()
+    }
+
+    #[test]
+    fn a_block_freed_twice_panics() {
+        let a = started(1000);
+        let run = a.alloc(4, Class::Data, None).unwrap();
+        let mini = a.alloc_mini(Class::Data).unwrap();
+        a.free(Run::new(run.start, 1));
+        assert!(panics(|| a.free(Run::new(run.start, 1))));
+        assert!(panics(|| a.free(run)));
+        assert!(panics(|| a.free_deferred(run, 1)));
+        assert!(panics(|| a.free(Run::new(Block(999), 1))), "a reserve block");
+        assert!(panics(|| a.free(Run::new(Block(998), 5))), "past the end");
+        assert!(panics(|| a.free_mini(Mini { slot: 3, ..mini })));
+        assert!(panics(|| a.free_mini(Mini { block: Block(500), slot: 0 })));
+    }
+
+    #[test]
+    fn an_empty_terabyte_costs_little() {
+        let begin = std::time::Instant::now();
+        let a = started(1 << 28);
+        let run = a.alloc(1 << 20, Class::Data, None).unwrap();
+        assert_eq!(run.count, 1 << 20);
+        assert_eq!(free_runs(&a, false).iter().map(|run| run.count).sum::<u32>(), (1 << 28) - (1 << 20));
+        assert!(begin.elapsed().as_millis() < 1000, "{:?}", begin.elapsed());
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Alloc { want: u32, class: Class, near: Option<u32> },
+        AllocAll { want: u32 },
+        Free { which: usize, part: u32 },
+        Defer { which: usize, epoch: u64 },
+        Release { epoch: u64 },
+        AllocMini,
+        FreeMini { which: usize, defer: Option<u64> },
+    }
+
+    fn op(total: u32) -> impl Strategy<Value = Op> {
+        let class = prop_oneof![Just(Class::Data), Just(Class::Metadata), Just(Class::Release)];
+        let want = prop_oneof![Just(1u32), 1..20u32, 1..700u32];
+        prop_oneof![
+            6 => (want.clone(), class, proptest::option::of(0..total + 5))
+                .prop_map(|(want, class, near)| Op::Alloc { want, class, near }),
+            1 => want.prop_map(|want| Op::AllocAll { want }),
+            4 => (any::<usize>(), any::<u32>()).prop_map(|(which, part)| Op::Free { which, part }),
+            2 => (any::<usize>(), 0..4u64).prop_map(|(which, epoch)| Op::Defer { which, epoch }),
+            1 => (0..4u64).prop_map(|epoch| Op::Release { epoch }),
+            2 => Just(Op::AllocMini),
+            2 => (any::<usize>(), proptest::option::of(0..4u64))
+                .prop_map(|(which, defer)| Op::FreeMini { which, defer }),
+        ]
+    }
+
+    /// What a caller knows: who holds what.
+    struct Model {
+        total: u32,
+        used: BTreeSet<u32>,
+        held: Vec<Run>,
+        minis: Vec<Mini>,
+        mini_blocks: BTreeMap<u32, u8>,
+        deferred: Vec<(u64, Run)>,
+        deferred_minis: Vec<(u64, Mini)>,
+    }
+
+    impl Model {
+        fn take(&mut self, run: Run) {
+            assert!(run.count > 0 && run.end().0 <= self.total);
+            for block in run.start.0..run.end().0 {
+                assert!(self.used.insert(block), "block {block} handed out twice");
+            }
+        }
+
+        fn give(&mut self, run: Run) {
+            for block in run.start.0..run.end().0 {
+                assert!(self.used.remove(&block));
+            }
+        }
+
+        fn take_mini(&mut self, mini: Mini) {
+            let slots = self.mini_blocks.entry(mini.block.0).or_insert(0);
+            if *slots == 0 {
+                assert!(self.used.insert(mini.block.0), "mini block handed out twice");
+            }
+            assert!(*slots >> mini.slot & 1 == 0, "{mini:?} handed out twice");
+            *slots |= 1 << mini.slot;
+            self.minis.push(mini);
+        }
+
+        fn give_mini(&mut self, mini: Mini) {
+            let slots = self.mini_blocks.get_mut(&mini.block.0).unwrap();
+            *slots &= !(1 << mini.slot);
+            if *slots == 0 {
+                self.mini_blocks.remove(&mini.block.0);
+                assert!(self.used.remove(&mini.block.0));
+            }
+        }
+
+        fn free(&self) -> u32 {
+            self.total - self.used.len() as u32
+        }
+
+        fn apply(&mut self, a: &Allocator, op: &Op, reserve: u32) {
+            match *op {
+                Op::Alloc { want, class, near } => {
+                    let floor = if class == Class::Release { 0 } else { reserve };
+                    let near = near.map(Block);
+                    match a.alloc(want, class, near) {
+                        Some(run) => {
+                            assert!(run.count <= want && self.free() > floor);
+                            self.take(run);
+                            self.held.push(run);
+                        }
+                        None => assert!(self.free() <= floor, "{} blocks are free", self.free()),
+                    }
+                }
+                Op::AllocAll { want } => {
+                    let mut runs = Vec::new();
+                    let enough = self.free() >= want + reserve.min(self.free());
+                    assert_eq!(a.alloc_all(want, Class::Data, &mut runs).is_ok(), enough);
+                    for run in runs {
+                        self.take(run);
+                        self.held.push(run);
+                    }
+                }
+                Op::Free { which, part } if !self.held.is_empty() => {
+                    let index = which % self.held.len();
+                    let run = &mut self.held[index];
+                    let freed = Run::new(run.start, 1 + part % run.count);
+                    *run = Run::new(freed.end(), run.count - freed.count);
+                    self.held.retain(|run| run.count > 0);
+                    self.give(freed);
+                    a.free(freed);
+                }
+                Op::Defer { which, epoch } if !self.held.is_empty() => {
+                    let run = self.held.swap_remove(which % self.held.len());
+                    self.deferred.push((epoch, run));
+                    a.free_deferred(run, epoch);
+                }
+                Op::Release { epoch } => {
+                    a.release(epoch);
+                    let due: Vec<_> = self.deferred.extract_if(.., |d| d.0 <= epoch).collect();
+                    due.into_iter().for_each(|(_, run)| self.give(run));
+                    let due: Vec<_> = self.deferred_minis.extract_if(.., |d| d.0 <= epoch).collect();
+                    due.into_iter().for_each(|(_, mini)| self.give_mini(mini));
+                }
+                Op::AllocMini => match a.alloc_mini(Class::Metadata) {
+                    Some(mini) => self.take_mini(mini),
+                    None => {
+                        assert!(self.free() <= reserve);
+                        assert!(self.mini_blocks.values().all(|&slots| slots == u8::MAX));
+                    }
+                },
+                Op::FreeMini { which, defer } if !self.minis.is_empty() => {
+                    let mini = self.minis.swap_remove(which % self.minis.len());
+                    if let Some(epoch) = defer {
+                        self.deferred_minis.push((epoch, mini));
+                        a.free_mini_deferred(mini, epoch);
+                    } else {
+                        self.give_mini(mini);
+                        a.free_mini(mini);
+                    }
+                }
+                _ => {}
+            }
+        }
+
+        fn compare(&self, a: &Allocator) {
+            a.check_state();
+            assert_eq!(a.stats().free as u32, self.free());
+            let mut free = BTreeSet::new();
+            let mut end = None;
+            a.for_each_free_run(false, &mut |run| {
+                assert!(end.is_none_or(|end| end < run.start), "runs ascend and do not touch");
+                end = Some(run.end());
+                free.extend(run.start.0..run.end().0);
+            });
+            let expected: BTreeSet<u32> = (0..self.total).filter(|b| !self.used.contains(b)).collect();
+            assert_eq!(free, expected);
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(96))]
+        #[test]
+        fn agrees_with_a_naive_model(
+            total in prop_oneof![20..600u32, 600..4000u32],
+            seed in any::<u64>(),
+            ops in proptest::collection::vec(op(4000), 1..250),
+        ) {
+            let a = Allocator::new(total);
+            let mut model = Model {
+                total,
+                used: BTreeSet::new(),
+                held: Vec::new(),
+                minis: Vec::new(),
+                mini_blocks: BTreeMap::new(),
+                deferred: Vec::new(),
+                deferred_minis: Vec::new(),
+            };
+            // A few blocks found in use, as recovery would mark them.
+            for i in 0..seed % 40 {
+                let block = (seed.rotate_left(i as u32 * 3) % total as u64) as u32;
+                let fresh = !model.used.contains(&block);
+                prop_assert_eq!(a.mark_used(Run::new(Block(block), 1)).is_ok(), fresh);
+                model.used.insert(block);
+            }
+            a.start();
+            let reserve = (total / 100).clamp(8, 256).min(total / 2);
+            for op in &ops {
+                model.apply(&a, op, reserve);
+            }
+            model.compare(&a);
+        }
+    }
+
+    /// Each block's owner count: 1 while a thread holds it.
+    struct Owners(Vec<AtomicU8>);
+
+    impl Owners {
+        fn take(&self, run: Run) {
+            for block in run.start.0..run.end().0 {
+                assert_eq!(self.0[block as usize].swap(1, SeqCst), 0, "block {block} handed out twice");
+            }
+        }
+
+        fn give(&self, run: Run) {
+            for block in run.start.0..run.end().0 {
+                assert_eq!(self.0[block as usize].swap(0, SeqCst), 1);
+            }
+        }
+    }
+
+    fn churn(a: &Allocator, owners: &Owners, mut random: u64, steps: u32) {
+        let mut held: Vec<Run> = Vec::new();
+        let mut minis: Vec<Mini> = Vec::new();
+        for step in 0..steps {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let (kind, value) = (random >> 60, (random >> 33) as u32);
+            match kind {
+                0..6 => {
+                    let want = if value % 4 == 0 { 1 + value / 4 % 600 } else { 1 };
+                    let near = held.last().filter(|_| value & 8 != 0).map(|run| run.end());
+                    if let Some(run) = a.alloc(want, Class::Data, near) {
+                        owners.take(run);
+                        held.push(run);
+                    }
+                }
+                6..12 if !held.is_empty() => {
+                    let run = held.swap_remove(value as usize % held.len());
+                    owners.give(run);
+                    a.free(run);
+                }
+                12 if !held.is_empty() => {
+                    let run = held.swap_remove(value as usize % held.len());
+                    owners.give(run);
+                    a.free_deferred(run, step as u64);
+                }
+                13 => a.release(step as u64 / 2),
+                14 => minis.extend(a.alloc_mini(Class::Metadata)),
+                15 if !minis.is_empty() => a.free_mini(minis.swap_remove(value as usize % minis.len())),
+                _ => {}
+            }
+        }
+        held.into_iter().for_each(|run| {
+            owners.give(run);
+            a.free(run);
+        });
+        minis.into_iter().for_each(|mini| a.free_mini(mini));
+    }
+
+    #[test]
+    fn threads_never_share_a_block_and_lose_none() {
+        for (total, threads) in [(3000, 4), (40_000, 3)] {
+            let a = started(total);
+            let owners = Owners((0..total).map(|_| AtomicU8::new(0)).collect());
+            std::thread::scope(|s| {
+                for thread in 0..threads {
+                    let (a, owners) = (&a, &owners);
+                    s.spawn(move || churn(a, owners, 77 + thread, 40_000));
+                }
+            });
+            a.release(u64::MAX);
+            a.check_state();
+            assert_eq!(free_runs(&a, false), [Run::new(Block(0), total)]);
+            assert_eq!(a.stats().free, total as u64);
+        }
+    }
+
+    #[test]
+    fn threads_marking_the_same_blocks_agree_on_one_owner() {
+        let a = Allocator::new(1 << 14);
+        let marked: Vec<u64> = std::thread::scope(|s| {
+            let mark = || (0..1 << 14).filter(|&b| a.mark_used(Run::new(Block(b), 1)).is_ok()).count() as u64;
+            let threads: Vec<_> = (0..4).map(|_| s.spawn(mark)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(marked.iter().sum::<u64>(), 1 << 14);
+        a.start();
+        a.check_state();
+        assert_eq!(a.alloc(1, Class::Release, None), None);
+    }
+
+    #[test]
+    fn more_threads_than_shards_share_the_last() {
+        let a = started(1 << 16);
+        let barrier = std::sync::Barrier::new(SHARDS + 20);
+        std::thread::scope(|s| {
+            for _ in 0..SHARDS + 20 {
+                s.spawn(|| {
+                    let run = a.alloc(3, Class::Data, None).unwrap();
+                    barrier.wait();
+                    a.free(run);
+                    barrier.wait();
+                });
+            }
+        });
+        a.check_state();
+        assert_eq!(a.stats().free, 1 << 16);
+    }
+}

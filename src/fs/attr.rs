@@ -1,0 +1,257 @@
+//! Attributes: stat, chmod, chown, utimens, truncate, access; and the kernel's permission rules.
+
+use std::sync::atomic::Ordering;
+
+use super::alloc::Class;
+use super::format::*;
+use super::index::Mapping;
+use super::inode::{Body, Data};
+use super::log::{Batch, block_addr};
+use super::write::{check_writable, drop_set_id};
+use super::*;
+use crate::limits::FILE_BYTES_MAX;
+use crate::media::Flushed;
+
+impl<M: Media> Fs<M> {
+    pub fn getattr(&self, ino: Ino) -> Result<Attr> {
+        self.attr_of(&Node(self.inode(ino)?))
+    }
+
+    pub fn attr_of(&self, node: &Node) -> Result<Attr> {
+        let body = node.0.body.read();
+        if body.dead {
+            return Err(Error::new(libc::ESTALE, "attr::attr_of"));
+        }
+        Ok(self.attr(&node.0, &body))
+    }
+
+    pub fn node(&self, ino: Ino) -> Result<Node> {
+        self.inode(ino).map(Node)
+    }
+
+    /// chmod, chown, utimens and truncate in one durable, atomic step.
+    pub fn setattr(&self, cred: &Cred, ino: Ino, set: &SetAttr) -> Result<Attr> {
+        self.setattr_node(cred, &Node(self.inode(ino)?), set)
+    }
+
+    pub fn setattr_node(&self, cred: &Cred, node: &Node, set: &SetAttr) -> Result<Attr> {
+        self.core.check_alive()?;
+        let inode = &node.0;
+        let guard = self.core.epochs.enter();
+        let mut body = inode.body.write();
+        let body = &mut *body;
+        if body.dead {
+            return Err(Error::new(libc::ESTALE, "attr::setattr"));
+        }
+        let now = now();
+        check_setattr(cred, body, set)?;
+        let before = (body.mode, body.uid, body.gid, body.mtime, body.ctime, body.size);
+        let atime = change(cred, body, set, inode.atime.load(Ordering::Relaxed), now);
+        let mut batch = Batch::new();
+        let done = match set.size {
+            Some(size) => self.resize(inode, body, &guard, size, atime, before.5, &mut batch),
+            None => {
+                body.attr_record(atime, 0, &mut batch);
+                self.commit(inode, body, &mut batch, &guard, Class::Release, Flushed::issued()).map(|_| ())
+            }
+        };
+        if let Err(e) = done {
+            (body.mode, body.uid, body.gid, body.mtime, body.ctime, body.size) = before;
+            return Err(e);
+        }
+        inode.atime.store(atime, Ordering::Relaxed);
+        inode.attrs_ahead.store(false, Ordering::Relaxed);
+        if inode.kind == Kind::Directory {
+            self.namespace.fetch_add(1, Ordering::AcqRel); // who may search it may have changed
+        }
+        self.tidy_log(inode, body, &guard);
+        Ok(self.attr(inode, body))
+    }
+
+    /// Sets the size: blocks behind it go; what lies between the old end and a larger one reads as
+    /// zeros, whatever stood in the last block before.
+    #[allow(clippy::too_many_arguments)]
+    fn resize(
+        &self,
+        inode: &Inode,
+        body: &mut Body,
+        guard: &epoch::Guard,
+        size: u64,
+        atime: u64,
+        old: u64,
+        batch: &mut Batch,
+    ) -> Result<()> {
+        check_writable(body)?;
+        if size > FILE_BYTES_MAX {
+            return Err(Error::new(libc::EFBIG, "attr::resize"));
+        }
+        const PAGE: u64 = BLOCK as u64;
+        if size > old
+            && !old.is_multiple_of(PAGE)
+            && let Mapping::Written(block) = body.file_mut().get((old / PAGE) as u32)
+        {
+            let at = block_addr(block).add(old % PAGE);
+            let n = (PAGE - old % PAGE).min(size - old);
+            let flushed = self.core.media.zero_nt(at, n as usize)?;
+            self.core.fence(flushed);
+        }
+        body.size = size;
+        body.attr_record(atime, field::attr::TRUNCATE, batch);
+        self.commit(inode, body, batch, guard, Class::Release, Flushed::issued())?;
+        let reuse = self.core.reuse_after(guard);
+        let page = size.div_ceil(PAGE) as u32;
+        body.file_mut().clear(page, u32::MAX - page, &mut |run, _| self.core.free(run, reuse));
+        Ok(())
+    }
+
+    /// As access(2): `mask` of `R_OK`, `W_OK`, `X_OK`.
+    pub fn access(&self, cred: &Cred, ino: Ino, mask: i32) -> Result<()> {
+        let inode = self.inode(ino)?;
+        let body = inode.body.read();
+        permit(cred, &body, mask as u32 & 7)
+    }
+
+    /// open(2) on an inode: permission by the access mode, O_TRUNC. Takes an open.
+    pub fn open_node(&self, cred: &Cred, ino: Ino, flags: i32) -> Result<()> {
+        self.open_inode(cred, &Node(self.inode(ino)?), flags)
+    }
+
+    /// [`Fs::open_node`] for callers that hold the node.
+    pub fn open_inode(&self, cred: &Cred, node: &Node, flags: i32) -> Result<()> {
+        let inode = &node.0;
+        let mode = flags & libc::O_ACCMODE;
+        let writes = mode != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
+        {
+            let body = inode.body.read();
+            if body.dead {
+                return Err(Error::new(libc::ESTALE, "attr::open_node"));
+            }
+            if writes && inode.kind == Kind::Directory {
+                return Err(Error::new(libc::EISDIR, "attr::open_node"));
+            }
+            if writes && self.core.read_only && inode.kind == Kind::File {
+                return Err(Error::new(libc::EROFS, "attr::open_node"));
+            }
+            let read = if mode == libc::O_WRONLY { 0 } else { libc::R_OK as u32 };
+            permit(cred, &body, read | if writes { libc::W_OK as u32 } else { 0 })?;
+            inode.uses.fetch_add(1, Ordering::AcqRel);
+        }
+        if flags & libc::O_TRUNC != 0 && inode.kind == Kind::File {
+            let truncated = self.truncate_opened(cred, node);
+            if let Err(e) = truncated {
+                self.put(inode, 1);
+                return Err(e);
+            }
+        }
+        Ok(())
+    }
+
+    /// O_TRUNC: times change even where the file is empty already; set-id bits go as for a write.
+    fn truncate_opened(&self, cred: &Cred, node: &Node) -> Result<()> {
+        let mode = node.0.body.read().mode;
+        let mode = (!cred.is_root() && drop_set_id(mode) != mode).then(|| drop_set_id(mode) & 0o7777);
+        let set = SetAttr { size: Some(0), mode, ..SetAttr::default() };
+        let unchecked = Cred { enforce: false, ..cred.clone() };
+        self.setattr_node(&unchecked, node, &set).map(|_| ())
+    }
+}
+
+/// Changes what setattr asks for (but the size); returns the new access time.
+fn change(cred: &Cred, body: &mut Body, set: &SetAttr, atime: u64, now: u64) -> u64 {
+    let old = body.mode;
+    if let Some(mode) = set.mode {
+        body.mode = old & libc::S_IFMT | mode & 0o7777;
+        if cred.enforce && !cred.is_root() && !cred.in_group(set.gid.unwrap_or(body.gid)) {
+            body.mode &= !libc::S_ISGID;
+        }
+    }
+    if set.uid.is_some() || set.gid.is_some() {
+        body.uid = set.uid.unwrap_or(body.uid);
+        body.gid = set.gid.unwrap_or(body.gid);
+        // chown takes the set-id bits of anything executable, even from root (as Linux does).
+        if set.mode.is_none() && old & libc::S_IFMT != libc::S_IFDIR {
+            body.mode = drop_set_id(body.mode);
+        }
+    }
+    if let Some(size) = set.size {
+        if size != body.size || set.mtime.is_none() {
+            body.mtime = now;
+        }
+        if cred.enforce && !cred.is_root() && set.mode.is_none() {
+            body.mode = drop_set_id(body.mode);
+        }
+    }
+    let time = |t: SetTime| match t {
+        SetTime::Now => now,
+        SetTime::To(t) => pack_time(Time::new(t.sec, t.nsec)),
+    };
+    if let Some(t) = set.mtime {
+        body.mtime = time(t);
+    }
+    body.ctime = now;
+    set.atime.map_or(atime, time)
+}
+
+/// The kernel's rules for chmod, chown, utimens and truncate.
+fn check_setattr(cred: &Cred, body: &Body, set: &SetAttr) -> Result<()> {
+    if let Some(size) = set.size {
+        check_writable(body)?;
+        if size > FILE_BYTES_MAX {
+            return Err(Error::new(libc::EFBIG, "attr::setattr"));
+        }
+    }
+    if !cred.enforce || cred.is_root() {
+        return Ok(());
+    }
+    let owner = cred.uid == body.uid;
+    let not_permitted = || Err(Error::new(libc::EPERM, "attr::setattr"));
+    if set.mode.is_some() && !owner {
+        return not_permitted();
+    }
+    if set.uid.is_some_and(|uid| uid != body.uid || !owner) {
+        return not_permitted();
+    }
+    if set.gid.is_some_and(|gid| !owner || !(gid == body.gid || cred.in_group(gid))) {
+        return not_permitted();
+    }
+    let explicit = |t: Option<SetTime>| matches!(t, Some(SetTime::To(_)));
+    if !owner {
+        if explicit(set.atime) || explicit(set.mtime) || set.atime.is_some() != set.mtime.is_some() {
+            return not_permitted();
+        }
+        if set.atime.is_some() {
+            permit(cred, body, libc::W_OK as u32)?;
+        }
+    }
+    if set.size.is_some() {
+        permit(cred, body, libc::W_OK as u32)?;
+    }
+    Ok(())
+}
+
+/// Whether `cred` may do `mask` (of R_OK, W_OK, X_OK): EACCES if not. The superuser may all but
+/// execute what nobody may.
+pub(super) fn permit(cred: &Cred, body: &Body, mask: u32) -> Result<()> {
+    if !cred.enforce || mask == 0 {
+        return Ok(());
+    }
+    if cred.is_root() {
+        let searchable = matches!(body.data, Data::Dir(_)) || body.mode & 0o111 != 0;
+        return if mask & 1 == 0 || searchable { Ok(()) } else { denied() };
+    }
+    let bits = if cred.uid == body.uid {
+        body.mode >> 6
+    } else if let Some(acl) = super::acl::access(body) {
+        return if acl.permits(cred, body, mask) { Ok(()) } else { denied() };
+    } else if cred.in_group(body.gid) {
+        body.mode >> 3
+    } else {
+        body.mode
+    };
+    if bits & mask == mask { Ok(()) } else { denied() }
+}
+
+#[cold]
+fn denied() -> Result<()> {
+    Err(Error::new(libc::EACCES, "attr::permit"))
+}

@@ -1,0 +1,180 @@
+//! The checkpoint of a clean close: what recovery would derive, written out, so that the next open
+//! scans nothing. It stands in blocks that its own list of free blocks calls free: it is read once,
+//! before anything is written.
+//!
+//! ```text
+//! head block   magic, CRC-32C of the body, bytes of the body, how many runs, the runs
+//! body         slots; per slot: link count, parent
+//!              runs of free blocks: count, then first block and length each
+//!              blocks split in minis: count, then block and mask of used minis each
+//! ```
+
+use std::sync::atomic::Ordering;
+
+use super::alloc::{Allocator, Block, Class, Run};
+use super::format::*;
+use super::mount::{Opened, load_table_inode};
+use super::*;
+use crate::media::crc32c;
+
+const MAGIC: u32 = 0x4b43_4843;
+const HEAD_BYTES: usize = 24;
+/// Runs that the head block has room for.
+const RUNS_MAX: usize = (BLOCK - HEAD_BYTES) / 8;
+
+/// Writes the checkpoint, durably; the head's block, or `None` where there is no room.
+pub(super) fn store<M: Media>(fs: &Fs<M>) -> Result<Option<u32>> {
+    let body = encode(fs);
+    let core = &fs.core;
+    let Some(head) = core.alloc.alloc(1, Class::Release, None) else { return Ok(None) };
+    let mut runs = Vec::new();
+    let blocks = body.len().div_ceil(BLOCK) as u32;
+    if core.alloc.alloc_all(blocks, Class::Release, &mut runs).is_err() || runs.len() > RUNS_MAX {
+        return Ok(None);
+    }
+    let mut block = [0; BLOCK];
+    put32(&mut block, 0, MAGIC);
+    put64(&mut block, 8, body.len() as u64);
+    put32(&mut block, 16, runs.len() as u32);
+    let mut rest = &body[..];
+    for (i, run) in runs.iter().enumerate() {
+        put32(&mut block, HEAD_BYTES + 8 * i, run.start.0);
+        put32(&mut block, HEAD_BYTES + 8 * i + 4, run.count);
+        let (part, later) = rest.split_at(rest.len().min(run.count as usize * BLOCK));
+        let flushed = core.media.copy_nt(log::block_addr(run.start), part)?;
+        core.media.fence(flushed);
+        rest = later;
+    }
+    let crc = crc32c(&body, crc32c(&block[8..], core.key_crc));
+    put32(&mut block, 4, crc);
+    let flushed = core.media.copy_nt(log::block_addr(head.start), &block)?;
+    core.media.fence(flushed);
+    Ok(Some(head.start.0))
+}
+
+fn encode<M: Media>(fs: &Fs<M>) -> Vec<u8> {
+    let slots = fs.slot_count.load(Ordering::Acquire);
+    let mut body = Vec::with_capacity(slots as usize * 8 + 4096);
+    let mut put = |v: u32| body.extend_from_slice(&v.to_le_bytes());
+    put(slots);
+    for ino in 0..slots {
+        let entry = fs.table.entry(ino);
+        put(entry.links());
+        put(entry.parent.load(Ordering::Acquire));
+    }
+    let mut runs = Vec::new();
+    fs.core.alloc.for_each_free_run(true, &mut |run| runs.push(run));
+    put(runs.len() as u32);
+    for run in runs {
+        put(run.start.0);
+        put(run.count);
+    }
+    let mut minis = Vec::new();
+    fs.core.alloc.for_each_partial_mini(true, &mut |block, used| minis.push((block, used)));
+    put(minis.len() as u32);
+    for (block, used) in minis {
+        put(block.0);
+        put(used as u32);
+    }
+    body
+}
+
+/// Reads the checkpoint. EUCLEAN where it is damaged; nothing was changed then.
+pub(super) fn load<M: Media>(core: &mut Core<M>, head: u32) -> Result<Opened> {
+    let body = read(core, head)?;
+    let mut fields = Fields { bytes: &body };
+    let slots = fields.next()?;
+    let table_inode = load_table_inode(core)?;
+    let pages = table_inode.body.read().size / BLOCK as u64;
+    if slots as u64 != pages * SLOTS_PER_BLOCK as u64 {
+        return Err(damaged("its inode count is not the table's"));
+    }
+    let table = table::Table::new();
+    let mut free_slots = Vec::new();
+    for ino in 0..slots {
+        let (links, parent) = (fields.next()?, fields.next()?);
+        if links > 0 {
+            let entry = table.entry(ino);
+            entry.nlink.store(links, Ordering::Relaxed);
+            entry.parent.store(parent, Ordering::Relaxed);
+        } else if ino > ROOT_INO {
+            free_slots.push(ino);
+        }
+    }
+    free_slots.reverse();
+    load_space(core, &mut fields)?;
+    let report = OpenReport { was_clean: true, ..OpenReport::default() };
+    Ok(Opened { table, table_inode, slot_count: slots, free_slots, report })
+}
+
+fn load_space<M: Media>(core: &mut Core<M>, fields: &mut Fields) -> Result<()> {
+    let count = fields.next()?;
+    let mut runs = Vec::new();
+    for _ in 0..count {
+        let run = Run { start: Block(fields.next()?), count: fields.next()? };
+        let after = runs.last().is_none_or(|l: &Run| l.start.0 + l.count <= run.start.0);
+        if !core.holds_blocks(run) || !after {
+            return Err(damaged("it frees blocks outside the pool or twice"));
+        }
+        runs.push(run);
+    }
+    core.alloc = Allocator::from_free_runs(core.sb.blocks as u32, runs.into_iter())
+        .map_err(|_| damaged("it frees a block twice"))?;
+    let count = fields.next()?;
+    for _ in 0..count {
+        let (block, used) = (fields.next()?, fields.next()?);
+        let valid = core.holds_blocks(Run { start: Block(block), count: 1 }) && used < 256;
+        if !valid || core.alloc.load_partial_mini(Block(block), used as u8).is_err() {
+            return Err(damaged("it splits a block that is free"));
+        }
+    }
+    core.alloc.start();
+    Ok(())
+}
+
+fn read<M: Media>(core: &Core<M>, head: u32) -> Result<Vec<u8>> {
+    if !core.holds_blocks(Run { start: Block(head), count: 1 }) {
+        return Err(damaged("it lies outside the pool"));
+    }
+    let mut block = [0; BLOCK];
+    core.media.read(log::block_addr(Block(head)), &mut block)?;
+    let bytes = get64(&block, 8);
+    let runs = get32(&block, 16) as usize;
+    if get32(&block, 0) != MAGIC || runs > RUNS_MAX || bytes > core.media.len() {
+        return Err(damaged("its head is not one"));
+    }
+    let mut body = vec![0; bytes as usize];
+    let mut rest = &mut body[..];
+    for i in 0..runs {
+        let at = HEAD_BYTES + 8 * i;
+        let run = Run { start: Block(get32(&block, at)), count: get32(&block, at + 4) };
+        if !core.holds_blocks(run) {
+            return Err(damaged("its body lies outside the pool"));
+        }
+        let n = rest.len().min(run.count as usize * BLOCK);
+        let (part, later) = rest.split_at_mut(n);
+        core.media.read(log::block_addr(run.start), part)?;
+        rest = later;
+    }
+    if !rest.is_empty() || crc32c(&body, crc32c(&block[8..], core.key_crc)) != get32(&block, 4) {
+        return Err(damaged("its CRC does not match"));
+    }
+    Ok(body)
+}
+
+struct Fields<'a> {
+    bytes: &'a [u8],
+}
+
+impl Fields<'_> {
+    fn next(&mut self) -> Result<u32> {
+        let (first, rest) = self.bytes.split_first_chunk::<4>().ok_or_else(|| damaged("it is too short"))?;
+        self.bytes = rest;
+        Ok(u32::from_le_bytes(*first))
+    }
+}
+
+#[cold]
+fn damaged(what: &str) -> Error {
+    Error::message(libc::EUCLEAN, "checkpoint::load", format!("the checkpoint is damaged: {what}"))
+}

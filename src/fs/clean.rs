@@ -1,0 +1,238 @@
+//! Log cleaning: the oldest segment's live records are appended again, then the head moves past it.
+//!
+//! First in, first out. So a remove record can only be dropped after every add record that it cancels
+//! is gone from the log (those are older), and nothing else about tombstones needs care. A rename's
+//! other half in another log knows by number that this one went past ([`Log::head_seq`]).
+//!
+//! It runs at the end of an operation that needed a new segment, under the inode's lock, one segment
+//! at a time: the pause is that of copying at most 62 lines. What the log may waste is bounded: as much
+//! again as is live, and a little.
+//!
+//! A crash anywhere in between leaves both the old records and their copies; replay takes copies for
+//! what they are.
+//!
+//! [`Log::head_seq`]: super::log::Log::head_seq
+
+use std::sync::atomic::Ordering;
+
+use super::alloc::Class;
+use super::format::*;
+use super::index::Mapping;
+use super::inode::{self, AddRecord, Body, Data, Inode};
+use super::log::{self, Batch, Segment};
+use super::write::{WriteFields, write_records};
+use super::*;
+use crate::media::LINE;
+
+/// Lines that any log may have before it is cleaned.
+const SLACK_LINES: u32 = 192;
+/// Segments cleaned in a row by one operation.
+const SEGMENTS_MAX: usize = 2;
+
+impl<M: Media> Fs<M> {
+    /// The last step of every operation that appended to the log of `inode`.
+    #[inline]
+    pub(super) fn tidy_log(&self, inode: &Inode, body: &mut Body, guard: &epoch::Guard) {
+        if body.log.take_grown() {
+            self.clean_if_due(inode, body, guard);
+        }
+    }
+
+    #[cold]
+    fn clean_if_due(&self, inode: &Inode, body: &mut Body, guard: &epoch::Guard) {
+        for _ in 0..SEGMENTS_MAX {
+            if body.log.lines() <= SLACK_LINES + 2 * live_lines(body) {
+                return;
+            }
+            let Some(oldest) = body.log.oldest(&inode.owner()) else { return };
+            match self.clean_segment(inode, body, guard, oldest) {
+                Ok(()) => {}
+                // A full pool is cleaned later; a failed store has poisoned the file system already.
+                Err(e) => return tracing::debug!("log of inode {} not cleaned: {e}", inode.ino.0),
+            }
+        }
+    }
+
+    fn clean_segment(
+        &self,
+        inode: &Inode,
+        body: &mut Body,
+        guard: &epoch::Guard,
+        oldest: Segment,
+    ) -> Result<()> {
+        let mut live = Live::default();
+        let mut redone = crate::media::Flushed::issued();
+        let mut buffer = [0; BLOCK];
+        let bytes = &mut buffer[..oldest.lines as usize * LINE];
+        self.core.media.read(oldest.addr, bytes)?;
+        let mut at = 0;
+        let mut seq = oldest.seq;
+        // These records were valid when they were appended or loaded; their heads guide, DRAM decides.
+        while at < bytes.len() {
+            let Some(head) = Head::decode(&bytes[at..]).filter(|h| h.seq == seq) else { break };
+            let end = at + head.lines as usize * LINE;
+            if head.kind == Type::Link || end > bytes.len() {
+                break;
+            }
+            if head.kind == Type::Redo {
+                redone = redone.and(self.flush_redo(body, &bytes[at..end]));
+            }
+            live.keep(body, &head, &bytes[at..end]);
+            seq = seq.wrapping_add(head.lines);
+            at = end;
+        }
+        let Live { mut batch, copies, written, reserved } = live;
+        for (extents, flags) in [(written, 0), (reserved, field::write::UNWRITTEN)] {
+            if !extents.is_empty() {
+                let flags = flags | field::write::MOVED;
+                write_records(
+                    &mut batch,
+                    &extents,
+                    &WriteFields { start: 0, len: 0, size: 0, mtime: 0, crc: None, flags },
+                );
+            }
+        }
+        // Attributes may have been set by any record that goes.
+        body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
+        inode.attrs_ahead.store(false, Ordering::Relaxed);
+        let flushed = self.append(inode, body, &mut batch, guard, Class::Release)?;
+        self.core.fence(flushed.and(redone));
+        for (i, copy) in copies {
+            let (seq, lines) = batch.placed(i);
+            match copy {
+                Copy::Entry(cookie) => {
+                    body.dir_mut().set_seq(cookie, seq, lines);
+                }
+                Copy::Xattr(at) => body.xattrs[at].seq = seq,
+                Copy::Target => {}
+            }
+        }
+        let swung = body.log.drop_oldest(&self.core, &inode.owner());
+        let (swung, dropped) = swung.inspect_err(|e| self.core.poison(e))?;
+        self.core.fence(swung);
+        if let Some(s) = dropped {
+            log::release(&self.core, s.addr, s.lines, self.core.reuse_after(guard));
+        }
+        Ok(())
+    }
+
+    /// Writes back what a redo record stored in place, so that the record may go.
+    fn flush_redo(&self, body: &Body, record: &[u8]) -> crate::media::Flushed {
+        let mut pending = crate::media::Flushed::issued();
+        let Some(index) = body.file() else { return pending };
+        let mut at = get64(record, field::redo::OFFSET);
+        let end = (at + get16(record, field::redo::LEN) as u64).min(body.size);
+        while at < end {
+            let n = (end - at).min(BLOCK as u64 - at % BLOCK as u64);
+            if let Mapping::Written(block) = index.get((at / BLOCK as u64) as u32) {
+                let media = log::block_addr(block).add(at % BLOCK as u64);
+                pending = pending.and(self.core.media.write_back(media, n as usize));
+            }
+            at += n;
+        }
+        pending
+    }
+
+    /// Writes back what all redo records of the log stored in place; the caller fences.
+    pub(super) fn flush_redos(&self, inode: &Inode, body: &mut Body) -> Result<crate::media::Flushed> {
+        let mut reader = log::Reader::new(&self.core, inode.owner())?;
+        let mut op = log::Op::default();
+        let mut pending = crate::media::Flushed::issued();
+        while reader.next(&mut op)? {
+            for record in op.records().filter(|r| r.kind == Type::Redo) {
+                pending = pending.and(self.flush_redo(body, record.bytes));
+            }
+        }
+        body.redo_unflushed = false;
+        Ok(pending)
+    }
+}
+
+/// What of a segment must stay.
+#[derive(Default)]
+struct Live {
+    batch: Batch,
+    /// Whose record number changes, by the record's index in the batch.
+    copies: Vec<(usize, Copy)>,
+    written: Vec<Extent>,
+    reserved: Vec<Extent>,
+}
+
+enum Copy {
+    Entry(u32),
+    Xattr(usize),
+    Target,
+}
+
+impl Live {
+    fn keep(&mut self, body: &Body, head: &Head, bytes: &[u8]) {
+        match (head.kind, &body.data) {
+            (Type::Write, Data::File(_)) => {
+                let unwritten = get16(bytes, field::write::FLAGS) & field::write::UNWRITTEN != 0;
+                inode::extents(bytes).flatten().for_each(|e| self.keep_extent(body, e, unwritten));
+            }
+            (Type::Add, Data::Dir(dir)) => {
+                let Some(record) = AddRecord::decode(bytes) else { return };
+                if dir.by_cookie(record.cookie).is_some_and(|n| n.entry.seq == head.seq) {
+                    self.copies.push((self.batch.count(), Copy::Entry(record.cookie)));
+                    let flags = field::add::COPIED;
+                    AddRecord { replaces: 0, moved: 0, lines: 0, partner: None, flags, ..record }
+                        .encode(&mut self.batch);
+                }
+            }
+            (Type::Xattr, _) => {
+                if let Some(i) = body.xattrs.iter().position(|x| x.seq == head.seq) {
+                    self.copies.push((self.batch.count(), Copy::Xattr(i)));
+                    self.copy(head.kind, bytes)[field::xattr::FLAGS] |= field::xattr::COPIED;
+                }
+            }
+            (Type::Symlink, _) => {
+                self.copies.push((self.batch.count(), Copy::Target));
+                self.copy(head.kind, bytes);
+            }
+            _ => {}
+        }
+    }
+
+    fn copy(&mut self, kind: Type, bytes: &[u8]) -> &mut [u8] {
+        let r = self.batch.record(kind, bytes.len());
+        r[HEAD..].copy_from_slice(&bytes[HEAD..]);
+        r
+    }
+
+    /// Keeps those pages of an extent that still have its blocks, joined to what was kept before.
+    fn keep_extent(&mut self, body: &Body, e: Extent, unwritten: bool) {
+        let index = body.file().expect("keep looked");
+        let kept = if unwritten { &mut self.reserved } else { &mut self.written };
+        let mut page = e.page;
+        let end = e.page + e.count;
+        while page < end {
+            let (mapping, count) = index.run_at(page, end - page);
+            let block = match mapping {
+                Mapping::Written(b) if !unwritten => Some(b),
+                Mapping::Unwritten(b) if unwritten => Some(b),
+                _ => None,
+            };
+            if block.is_some_and(|b| b.0 == e.block.0 + (page - e.page)) {
+                let block = block.expect("just looked");
+                match kept.last_mut() {
+                    Some(l) if l.page + l.count == page && l.block.0 + l.count == block.0 => l.count += count,
+                    _ => kept.push(Extent { page, count, block }),
+                }
+            }
+            page += count;
+        }
+    }
+}
+
+/// Lines that the log would have if it held nothing dead, roughly.
+fn live_lines(body: &Body) -> u32 {
+    let data = match &body.data {
+        Data::File(index) => (index.mapped() / 4).min(1 << 30) as u32,
+        Data::Dir(dir) => dir.live_lines().min(1 << 30) as u32,
+        Data::Symlink(target) => (target.len() / LINE) as u32,
+        Data::None => 0,
+    };
+    let xattrs: usize = body.xattrs.iter().map(|x| 1 + (x.name.len() + x.value.len()) / LINE).sum();
+    data + xattrs as u32
+}

@@ -1,0 +1,650 @@
+//! An inode in DRAM, and how its log makes it: replay.
+//!
+//! Replay is one function for the lazy load after a clean mount and for recovery. It trusts nothing:
+//! a record whose numbers do not fit the pool is damage, reported, never followed.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::RwLock;
+use std::collections::HashMap;
+
+use super::Core;
+use super::alloc::{Block, Run};
+use super::dirindex::DirIndex;
+use super::format::*;
+use super::index::PageIndex;
+use super::log::{self, Log, Op, Owner, Reader, Record};
+use super::types::{Attr, Ino, Kind};
+use crate::error::{Error, Result};
+use crate::media::{Addr, LINE, Media, crc32c};
+
+pub struct Inode {
+    pub ino: Ino,
+    pub generation: u64,
+    pub slot: Addr,
+    pub kind: Kind,
+    /// Packed. Outside the lock, because reads set it.
+    pub atime: AtomicU64,
+    /// Some attributes are newer here than in the log: written back at close and by the cleaner.
+    pub attrs_ahead: AtomicBool,
+    /// References (as FUSE counts them) and opens. A nameless inode lives while there are any.
+    pub uses: AtomicU64,
+    /// Made without a name (O_TMPFILE): may get one, which a file that lost its names may not.
+    pub linkable: AtomicBool,
+    pub body: RwLock<Body>,
+}
+
+pub struct Body {
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub rdev: u64,
+    pub size: u64,
+    /// Packed, as all times here.
+    pub mtime: u64,
+    pub ctime: u64,
+    pub btime: u64,
+    pub log: Log,
+    pub data: Data,
+    pub xattrs: Vec<Xattr>,
+    /// Redo records were applied with cached stores that nobody flushed.
+    pub redo_unflushed: bool,
+    /// Reclaimed: no name, no user. Whoever still holds the inode gets ESTALE.
+    pub dead: bool,
+}
+
+pub enum Data {
+    File(PageIndex),
+    Dir(Box<DirIndex>),
+    Symlink(Box<[u8]>),
+    /// Fifo, socket, device.
+    None,
+}
+
+pub struct Xattr {
+    pub name: Box<[u8]>,
+    pub value: Box<[u8]>,
+    /// The record that holds it.
+    pub seq: u32,
+    /// Where the value stands, if not in the record.
+    pub blocks: Option<Run>,
+}
+
+impl Inode {
+    pub fn owner(&self) -> Owner {
+        Owner { ino: self.ino.0, generation: self.generation, slot: self.slot }
+    }
+
+    pub fn attr(&self, body: &Body, nlink: u32) -> Attr {
+        let blocks = match &body.data {
+            Data::File(index) => index.mapped() * (BLOCK as u64 / 512),
+            _ => 0,
+        };
+        Attr {
+            ino: self.ino,
+            generation: self.generation,
+            mode: body.mode,
+            nlink,
+            uid: body.uid,
+            gid: body.gid,
+            rdev: body.rdev,
+            size: body.size(),
+            blocks,
+            atime: unpack_time(self.atime.load(Ordering::Relaxed)),
+            mtime: unpack_time(body.mtime),
+            ctime: unpack_time(body.ctime),
+            btime: unpack_time(body.btime),
+        }
+    }
+
+    /// Marks attributes that only DRAM has (access time, change time of a link or unlink).
+    #[inline]
+    pub fn set_attrs_ahead(&self) {
+        if !self.attrs_ahead.load(Ordering::Relaxed) {
+            self.attrs_ahead.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Body {
+    /// A new inode's body.
+    pub fn new(header: &SlotHeader, log: Log) -> Body {
+        let kind = Kind::from_mode(header.mode).expect("the caller checked the type");
+        Body {
+            mode: header.mode,
+            uid: header.uid,
+            gid: header.gid,
+            rdev: header.rdev,
+            size: 0,
+            mtime: header.btime,
+            ctime: header.btime,
+            btime: header.btime,
+            log,
+            data: match kind {
+                Kind::File => Data::File(PageIndex::new()),
+                Kind::Directory => Data::Dir(Box::new(DirIndex::new())),
+                Kind::Symlink => Data::Symlink(Box::default()),
+                _ => Data::None,
+            },
+            xattrs: Vec::new(),
+            redo_unflushed: false,
+            dead: false,
+        }
+    }
+
+    pub fn size(&self) -> u64 {
+        match &self.data {
+            Data::File(_) => self.size,
+            Data::Dir(dir) => (dir.len() as u64 + 2) * 32,
+            Data::Symlink(target) => target.len() as u64,
+            Data::None => 0,
+        }
+    }
+
+    pub fn file(&self) -> Option<&PageIndex> {
+        if let Data::File(index) = &self.data { Some(index) } else { None }
+    }
+
+    pub fn file_mut(&mut self) -> &mut PageIndex {
+        match &mut self.data {
+            Data::File(index) => index,
+            _ => unreachable!("the caller checked that this is a file"),
+        }
+    }
+
+    pub fn dir(&self) -> Result<&DirIndex> {
+        if let Data::Dir(d) = &self.data { Ok(d) } else { Err(Error::new(libc::ENOTDIR, "inode::dir")) }
+    }
+
+    pub fn dir_mut(&mut self) -> &mut DirIndex {
+        match &mut self.data {
+            Data::Dir(d) => d,
+            _ => unreachable!("the caller checked that this is a directory"),
+        }
+    }
+
+    /// Puts a record with all attributes into `batch`.
+    pub fn attr_record(&self, atime: u64, flags: u32, batch: &mut log::Batch) {
+        let r = batch.record(Type::Attr, field::attr::CTIME + 8);
+        put32(r, field::attr::MODE, self.mode);
+        put32(r, field::attr::UID, self.uid);
+        put32(r, field::attr::GID, self.gid);
+        put32(r, field::attr::FLAGS, flags);
+        put64(r, field::attr::SIZE, self.size);
+        put64(r, field::attr::ATIME, atime);
+        put64(r, field::attr::MTIME, self.mtime);
+        put64(r, field::attr::CTIME, self.ctime);
+    }
+
+    pub fn heap_bytes(&self) -> usize {
+        self.log.heap_bytes()
+            + match &self.data {
+                Data::File(index) => index.heap_bytes(),
+                Data::Dir(dir) => dir.heap_bytes(),
+                Data::Symlink(t) => t.len(),
+                Data::None => 0,
+            }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Replay
+
+/// Redo bytes not yet known to be in place, by file page: recovery stores them again.
+#[derive(Default)]
+pub struct Redos {
+    pages: HashMap<u32, Vec<Piece>>,
+}
+
+struct Piece {
+    /// Offset in the page.
+    at: u16,
+    bytes: Box<[u8]>,
+}
+
+impl Redos {
+    fn add(&mut self, mut offset: u64, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let at = (offset % BLOCK as u64) as usize;
+            let n = bytes.len().min(BLOCK - at);
+            let page = (offset / BLOCK as u64) as u32;
+            self.pages.entry(page).or_default().push(Piece { at: at as u16, bytes: bytes[..n].into() });
+            offset += n as u64;
+            bytes = &bytes[n..];
+        }
+    }
+
+    /// The page has other blocks now.
+    fn remap(&mut self, page: u32, count: u32) {
+        if self.pages.is_empty() {
+            return;
+        }
+        if (count as usize) < self.pages.len() {
+            for p in page..page.saturating_add(count) {
+                self.pages.remove(&p);
+            }
+        } else {
+            self.pages.retain(|&p, _| p < page || p - page >= count);
+        }
+    }
+
+    /// Bytes behind the end of file are nobody's: what an append stores there must stay.
+    fn truncate(&mut self, size: u64) {
+        let (page, at) = ((size / BLOCK as u64) as u32, (size % BLOCK as u64) as usize);
+        self.pages.retain(|&p, _| p <= page);
+        if let Some(pieces) = self.pages.get_mut(&page) {
+            pieces.retain_mut(|piece| {
+                let keep = at.saturating_sub(piece.at as usize).min(piece.bytes.len());
+                if keep < piece.bytes.len() {
+                    piece.bytes = piece.bytes[..keep].into();
+                }
+                keep > 0
+            });
+        }
+    }
+
+    /// Stores what is left. Idempotent; the caller fences.
+    pub fn apply<M: Media>(&self, core: &Core<M>, index: &PageIndex) -> Result<u64> {
+        let mut applied = 0;
+        for (&page, pieces) in &self.pages {
+            let super::index::Mapping::Written(block) = index.get(page) else { continue };
+            for piece in pieces {
+                let at = log::block_addr(block).add(piece.at as u64);
+                let dirty = core.media.copy_cached(at, &piece.bytes)?;
+                let flushed = core.media.flush(dirty);
+                core.media.fence(flushed);
+                applied += 1;
+            }
+        }
+        Ok(applied)
+    }
+}
+
+/// Applies one operation to a body.
+pub fn apply<M: Media>(
+    core: &Core<M>,
+    owner: &Owner,
+    body: &mut Body,
+    atime: &mut u64,
+    op: &Op,
+    mut redos: Option<&mut Redos>,
+) -> Result<()> {
+    for record in op.records() {
+        apply_record(core, owner, body, atime, &record, redos.as_deref_mut())?;
+    }
+    Ok(())
+}
+
+fn apply_record<M: Media>(
+    core: &Core<M>,
+    owner: &Owner,
+    body: &mut Body,
+    atime: &mut u64,
+    record: &Record,
+    redos: Option<&mut Redos>,
+) -> Result<()> {
+    let b = record.bytes;
+    match (record.kind, &mut body.data) {
+        (Type::Attr, _) => apply_attr(body, atime, b, redos),
+        (Type::Write, Data::File(index)) => {
+            let flags = get16(b, field::write::FLAGS);
+            for e in extents(b) {
+                let e = e.ok_or_else(|| log::damaged(owner, "a write record is too short"))?;
+                if e.count == 0
+                    || e.page.checked_add(e.count - 1).is_none()
+                    || !core.holds_blocks(Run { start: e.block, count: e.count })
+                {
+                    return Err(log::damaged(owner, "a write record names blocks outside the pool"));
+                }
+                index.set_run(e.page, e.count, e.block, flags & field::write::UNWRITTEN != 0, &mut |_, _| {});
+            }
+            if let Some(redos) = redos
+                && flags & field::write::MOVED == 0
+            {
+                extents(b).flatten().for_each(|e| redos.remap(e.page, e.count));
+            }
+            if flags & field::write::MOVED == 0 {
+                body.size = get64(b, field::write::SIZE);
+                body.mtime = get64(b, field::write::MTIME);
+                body.ctime = body.mtime;
+            }
+            Ok(())
+        }
+        (Type::Hole, Data::File(index)) => {
+            let (page, count) = (get32(b, field::hole::PAGE), get32(b, field::hole::COUNT));
+            index.clear(page, count, &mut |_, _| {});
+            if let Some(redos) = redos {
+                redos.remap(page, count);
+            }
+            body.size = get64(b, field::hole::SIZE);
+            body.mtime = get64(b, field::hole::MTIME);
+            body.ctime = body.mtime;
+            Ok(())
+        }
+        (Type::Redo, Data::File(_)) => {
+            let len = get16(b, field::redo::LEN) as usize;
+            let data = b
+                .get(field::redo::DATA..field::redo::DATA + len)
+                .ok_or_else(|| log::damaged(owner, "a redo record is too short"))?;
+            if let Some(redos) = redos {
+                redos.add(get64(b, field::redo::OFFSET), data);
+            }
+            body.mtime = get64(b, field::redo::MTIME);
+            body.ctime = body.mtime;
+            Ok(())
+        }
+        (Type::Add, Data::Dir(dir)) => {
+            let entry =
+                AddRecord::decode(b).ok_or_else(|| log::damaged(owner, "an add record is too short"))?;
+            let stamp = entry.apply(dir, record.seq, (b.len() / LINE) as u8, owner)?;
+            if let Some(mtime) = stamp {
+                (body.mtime, body.ctime) = (mtime, mtime);
+            }
+            Ok(())
+        }
+        (Type::Remove | Type::RemoveMoved, Data::Dir(dir)) => {
+            // The cleaner drops dead add records before the remove records that made them so.
+            dir.remove_cookie(get32(b, field::remove::COOKIE));
+            body.mtime = get64(b, field::remove::MTIME);
+            body.ctime = body.mtime;
+            Ok(())
+        }
+        (Type::Xattr, _) => apply_xattr(core, owner, body, record),
+        (Type::Symlink, Data::Symlink(target)) => {
+            let len = get16(b, field::symlink::LEN) as usize;
+            let part = b
+                .get(field::symlink::TARGET..field::symlink::TARGET + len)
+                .ok_or_else(|| log::damaged(owner, "its target record is too short"))?;
+            let at = get16(b, field::symlink::OFFSET) as usize;
+            let mut whole = std::mem::take(target).into_vec();
+            whole.resize(whole.len().max(at + len), 0);
+            whole[at..at + len].copy_from_slice(part);
+            *target = whole.into();
+            Ok(())
+        }
+        _ => Err(log::damaged(owner, "its log has a record of another type of inode")),
+    }
+}
+
+fn apply_attr(body: &mut Body, atime: &mut u64, b: &[u8], redos: Option<&mut Redos>) -> Result<()> {
+    // The type is the header's: a record cannot change it.
+    body.mode = body.mode & libc::S_IFMT | get32(b, field::attr::MODE) & 0o7777;
+    body.uid = get32(b, field::attr::UID);
+    body.gid = get32(b, field::attr::GID);
+    *atime = get64(b, field::attr::ATIME);
+    body.mtime = get64(b, field::attr::MTIME);
+    body.ctime = get64(b, field::attr::CTIME);
+    if let Data::File(index) = &mut body.data {
+        body.size = get64(b, field::attr::SIZE).min(crate::limits::FILE_BYTES_MAX);
+        if get32(b, field::attr::FLAGS) & field::attr::TRUNCATE != 0 {
+            let page = body.size.div_ceil(BLOCK as u64);
+            index.clear(page as u32, u32::MAX - page as u32, &mut |_, _| {});
+            if let Some(redos) = redos {
+                redos.truncate(body.size);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn apply_xattr<M: Media>(core: &Core<M>, owner: &Owner, body: &mut Body, record: &Record) -> Result<()> {
+    let b = record.bytes;
+    let short = || log::damaged(owner, "an attribute record is too short");
+    let flags = b[field::xattr::FLAGS];
+    let end = field::xattr::NAME + b[field::xattr::NAME_LEN] as usize;
+    let name = b.get(field::xattr::NAME..end).ok_or_else(short)?;
+    if flags & field::xattr::COPIED == 0 {
+        body.ctime = get64(b, field::xattr::CTIME);
+    }
+    let old = body.xattrs.iter().position(|x| *x.name == *name);
+    if flags & field::xattr::REMOVE != 0 {
+        if let Some(i) = old {
+            body.xattrs.swap_remove(i);
+        }
+        return Ok(());
+    }
+    let len = get32(b, field::xattr::VALUE_LEN) as usize;
+    let (value, blocks): (Box<[u8]>, _) = if flags & field::xattr::IN_BLOCKS != 0 {
+        let run = Run { start: Block(get32(b, field::xattr::BLOCK)), count: len.div_ceil(BLOCK) as u32 };
+        if len == 0 || len > crate::limits::XATTR_VALUE_BYTES_MAX || !core.holds_blocks(run) {
+            return Err(log::damaged(owner, "an attribute value lies outside the pool"));
+        }
+        let mut value = vec![0; len];
+        core.media.read(log::block_addr(run.start), &mut value)?;
+        (value.into(), Some(run))
+    } else {
+        (b.get(end..end + len).ok_or_else(short)?.into(), None)
+    };
+    let x = Xattr { name: name.into(), value, seq: record.seq, blocks };
+    match old {
+        Some(i) => body.xattrs[i] = x,
+        None => body.xattrs.push(x),
+    }
+    Ok(())
+}
+
+/// The extents of a write record; `None` where the record is too short for its count.
+pub fn extents(b: &[u8]) -> impl Iterator<Item = Option<Extent>> + '_ {
+    let count = get16(b, field::write::EXTENTS) as usize;
+    (0..count).map(move |i| {
+        let at = extent_offset(i);
+        (at + EXTENT <= b.len()).then(|| Extent {
+            page: get32(b, at),
+            count: get32(b, at + 4),
+            block: Block(get32(b, at + 8)),
+        })
+    })
+}
+
+/// Where the `i`th extent stands in a write record.
+#[inline]
+pub fn extent_offset(i: usize) -> usize {
+    if i == 0 {
+        field::write::FIRST
+    } else {
+        LINE * (1 + (i - 1) / field::write::PER_LINE) + (i - 1) % field::write::PER_LINE * EXTENT
+    }
+}
+
+/// Bytes of a write record with `count` extents.
+#[inline]
+pub fn write_record_bytes(count: usize) -> usize {
+    if count == 0 { field::write::FIRST } else { extent_offset(count - 1) + EXTENT }
+}
+
+/// A directory entry as its record has it.
+pub struct AddRecord<'a> {
+    pub ino: u32,
+    pub generation: u64,
+    pub mtime: u64,
+    pub cookie: u32,
+    pub replaces: u32,
+    pub moved: u32,
+    pub kind: u8,
+    pub flags: u8,
+    pub lines: u8,
+    pub partner: Option<Partner>,
+    pub name: &'a [u8],
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Partner {
+    pub generation: u64,
+    pub ino: u32,
+    pub seq: u32,
+    pub transaction: u64,
+}
+
+impl Partner {
+    pub fn decode(b: &[u8]) -> Partner {
+        Partner {
+            generation: get64(b, field::partner::GENERATION),
+            ino: get32(b, field::partner::INO),
+            seq: get32(b, field::partner::SEQ),
+            transaction: get64(b, field::partner::TRANSACTION),
+        }
+    }
+
+    pub fn encode(&self, b: &mut [u8]) {
+        put64(b, field::partner::GENERATION, self.generation);
+        put32(b, field::partner::INO, self.ino);
+        put32(b, field::partner::SEQ, self.seq);
+        put64(b, field::partner::TRANSACTION, self.transaction);
+    }
+}
+
+impl<'a> AddRecord<'a> {
+    pub fn decode(b: &'a [u8]) -> Option<AddRecord<'a>> {
+        let flags = b[field::add::FLAGS];
+        let (partner, at) = if flags & field::add::PARTNER != 0 {
+            (
+                Some(Partner::decode(b.get(field::add::NAME..field::add::NAME + field::partner::BYTES)?)),
+                field::add::NAME + field::partner::BYTES,
+            )
+        } else {
+            (None, field::add::NAME)
+        };
+        let name = b.get(at..at + b[field::add::NAME_LEN] as usize)?;
+        let valid =
+            !name.is_empty() && !name.contains(&b'/') && !name.contains(&0) && name != b"." && name != b"..";
+        (valid && Kind::from_dtype(b[field::add::KIND]).is_some()).then(|| AddRecord {
+            ino: get32(b, field::add::INO),
+            generation: get64(b, field::add::GENERATION),
+            mtime: get64(b, field::add::MTIME),
+            cookie: get32(b, field::add::COOKIE),
+            replaces: get32(b, field::add::REPLACES),
+            moved: get32(b, field::add::MOVED),
+            kind: b[field::add::KIND],
+            flags,
+            lines: b[field::add::LINES],
+            partner,
+            name,
+        })
+    }
+
+    /// Puts the record into `batch`.
+    #[inline]
+    pub fn encode(&self, batch: &mut log::Batch) {
+        let partner_bytes = if self.partner.is_some() { field::partner::BYTES } else { 0 };
+        let at = field::add::NAME + partner_bytes;
+        let b = batch.record(Type::Add, at + self.name.len());
+        put64(b, field::add::GENERATION, self.generation);
+        put64(b, field::add::MTIME, self.mtime);
+        put32(b, field::add::INO, self.ino);
+        put32(b, field::add::COOKIE, self.cookie);
+        put32(b, field::add::REPLACES, self.replaces);
+        put32(b, field::add::MOVED, self.moved);
+        b[field::add::KIND] = self.kind;
+        b[field::add::NAME_LEN] = self.name.len() as u8;
+        b[field::add::FLAGS] = self.flags | if self.partner.is_some() { field::add::PARTNER } else { 0 };
+        b[field::add::LINES] = self.lines;
+        if let Some(p) = &self.partner {
+            p.encode(&mut b[field::add::NAME..]);
+        }
+        b[at..at + self.name.len()].copy_from_slice(self.name);
+    }
+
+    /// Changes the directory as the record says; the new times, if it sets any.
+    fn apply(&self, dir: &mut DirIndex, seq: u32, lines: u8, owner: &Owner) -> Result<Option<u64>> {
+        if self.flags & field::add::COPIED != 0 {
+            // The cleaner wrote it again; the older one may or may not be gone.
+            if dir.by_cookie(self.cookie).is_some() {
+                dir.set_seq(self.cookie, seq, lines);
+                return Ok(None);
+            }
+        } else {
+            // Absent where the cleaner dropped their dead records.
+            dir.remove_cookie(self.replaces);
+            dir.remove_cookie(self.moved);
+        }
+        let entry = super::dirindex::Dirent {
+            ino: Ino(self.ino),
+            generation: self.generation,
+            kind: Kind::from_dtype(self.kind).expect("decode checked it"),
+            cookie: self.cookie,
+            seq,
+            lines,
+        };
+        dir.insert(self.name, entry)
+            .map_err(|_| log::damaged(owner, "two of its entries have one name or one cookie"))?;
+        Ok((self.flags & field::add::COPIED == 0).then_some(self.mtime))
+    }
+}
+
+/// Reads an inode from media: its slot and its whole log. Everything is complete: the pool was closed
+/// cleanly, or recovery has been over it.
+pub fn load<M: Media>(core: &Core<M>, ino: u32, slot: Addr) -> Result<Inode> {
+    let header = read_header(core, ino, slot)?.ok_or_else(|| {
+        Error::message(libc::EUCLEAN, "inode::load", format!("inode {ino} has no valid slot"))
+    })?;
+    let owner = Owner { ino, generation: header.generation, slot };
+    let mut reader = Reader::new(core, owner)?;
+    let mut body = Body::new(&header, Log::new(core.key_crc, &owner));
+    let mut atime = header.btime;
+    let mut op = Op::default();
+    while reader.next(&mut op)? {
+        apply(core, &owner, &mut body, &mut atime, &op, None)?;
+    }
+    body.log = reader.into_log();
+    Ok(assemble(&header, &owner, body, atime))
+}
+
+pub fn assemble(header: &SlotHeader, owner: &Owner, body: Body, atime: u64) -> Inode {
+    Inode {
+        ino: Ino(owner.ino),
+        generation: owner.generation,
+        slot: owner.slot,
+        kind: Kind::from_mode(header.mode).expect("read_header checked the type"),
+        atime: AtomicU64::new(atime),
+        attrs_ahead: AtomicBool::new(false),
+        uses: AtomicU64::new(0),
+        linkable: AtomicBool::new(false),
+        body: RwLock::new(body),
+    }
+}
+
+/// The header of a slot, if it is valid.
+pub fn read_header<M: Media>(core: &Core<M>, ino: u32, slot: Addr) -> Result<Option<SlotHeader>> {
+    let mut line = [0; LINE];
+    core.media.read(slot, &mut line)?;
+    let header = SlotHeader::decode(&line, core.key_crc, ino);
+    Ok(header.filter(|h| Kind::from_mode(h.mode).is_some() || ino == TABLE_INO))
+}
+
+/// Whether the data that the operation names is what the operation wrote: its CRC over the file's
+/// bytes as they are after the operation (`index`).
+pub fn verify_data<M: Media>(core: &Core<M>, index: &PageIndex, op: &Op) -> Result<bool> {
+    for record in op.records() {
+        if record.kind != Type::Write
+            || get16(record.bytes, field::write::FLAGS)
+                & (field::write::SETTLED | field::write::UNWRITTEN | field::write::MOVED)
+                != 0
+        {
+            continue;
+        }
+        let mut offset = get64(record.bytes, field::write::START);
+        let end = offset + get32(record.bytes, field::write::LEN) as u64;
+        let mut crc = 0;
+        while offset < end {
+            let n = (end - offset).min(BLOCK as u64 - offset % BLOCK as u64);
+            let super::index::Mapping::Written(block) = index.get((offset / BLOCK as u64) as u32) else {
+                return Ok(false);
+            };
+            let at = log::block_addr(block).add(offset % BLOCK as u64);
+            crc = match core.media.crc32c(at, n as usize, crc) {
+                Ok(crc) => crc,
+                Err(_) => return Ok(false),
+            };
+            offset += n;
+        }
+        if crc != get32(record.bytes, field::write::CRC) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// CRC-32C of bytes in DRAM, for values kept in blocks.
+pub fn value_crc(value: &[u8]) -> u32 {
+    crc32c(value, 0)
+}

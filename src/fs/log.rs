@@ -1,0 +1,646 @@
+//! An inode's log: self-validating records, appended with no order between their bytes.
+//!
+//! The owner of the inode's lock appends; nobody else touches the log. Invariants:
+//!
+//! 1. `tail` is the line after the last record, `seq` its number, and at least one line (for the link)
+//!    follows `room` lines in the segment.
+//! 2. `segments` are the log's segments in order, without the lines in the slot; `in_slot` says whether
+//!    the log still begins there.
+//! 3. An append either places all its records or none: segments are had before a byte is written.
+//!
+//! A batch of records is one *operation*: all but the last carry [`MORE`], so that recovery takes all
+//! of them or none. The caller fences; until then nothing of it counts.
+
+use smallvec::SmallVec;
+
+use super::Core;
+use super::alloc::{Block, Class, Mini, Run};
+use super::format::{self, *};
+use crate::error::{Error, Result};
+use crate::media::{Addr, Flushed, LINE, Media};
+
+/// Whose log it is: what seeds the CRC besides the key.
+#[derive(Clone, Copy, Debug)]
+pub struct Owner {
+    pub ino: u32,
+    pub generation: u64,
+    pub slot: Addr,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    pub addr: Addr,
+    pub seq: u32,
+    pub lines: u16,
+}
+
+#[derive(Clone, Debug)]
+pub struct Log {
+    tail: Addr,
+    room: u16,
+    in_slot: bool,
+    seq: u32,
+    incarnation: u32,
+    seed: u32,
+    /// Lines from the head to the tail, links and segment heads included.
+    lines: u32,
+    /// A segment was added since the cleaner last looked.
+    grown: bool,
+    segments: Vec<Segment>,
+}
+
+/// Records of one operation, in the making.
+#[derive(Default)]
+pub struct Batch {
+    bytes: SmallVec<[u8; 128]>,
+    records: SmallVec<[Pending; 3]>,
+}
+
+#[derive(Clone, Copy)]
+struct Pending {
+    kind: Type,
+    lines: u32,
+    /// Its number, once it was appended.
+    seq: u32,
+}
+
+impl Batch {
+    #[inline]
+    pub fn new() -> Batch {
+        Batch::default()
+    }
+
+    /// A zeroed record of at least `bytes` bytes, head included; the caller fills in the rest.
+    #[inline]
+    pub fn record(&mut self, kind: Type, bytes: usize) -> &mut [u8] {
+        let lines = bytes.div_ceil(LINE);
+        assert!(lines as u32 <= RECORD_LINES_MAX);
+        let from = self.bytes.len();
+        self.bytes.resize(from + lines * LINE, 0);
+        self.records.push(Pending { kind, lines: lines as u32, seq: 0 });
+        &mut self.bytes[from..]
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+
+    pub fn lines(&self) -> u32 {
+        (self.bytes.len() / LINE) as u32
+    }
+
+    /// Records so far: the index of the next one.
+    pub fn count(&self) -> usize {
+        self.records.len()
+    }
+
+    /// The number of the `i`th record and its lines, after the append.
+    pub fn placed(&self, i: usize) -> (u32, u8) {
+        (self.records[i].seq, self.records[i].lines as u8)
+    }
+}
+
+impl Log {
+    /// The log of an inode just made: empty, in its slot.
+    pub fn new(core_key: u32, owner: &Owner) -> Log {
+        let incarnation = format::incarnation(owner.generation);
+        Log {
+            tail: owner.slot.add(LINE as u64),
+            room: (SLOT_LINES - 1) as u16,
+            in_slot: true,
+            seq: 0,
+            incarnation,
+            seed: log_seed(core_key, owner.ino, owner.generation, incarnation),
+            lines: 0,
+            grown: false,
+            segments: Vec::new(),
+        }
+    }
+
+    /// The number of the next record.
+    pub fn seq(&self) -> u32 {
+        self.seq
+    }
+
+    pub fn lines(&self) -> u32 {
+        self.lines
+    }
+
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    /// Whether the log went on in a new segment since this was asked last.
+    #[inline]
+    pub fn take_grown(&mut self) -> bool {
+        std::mem::take(&mut self.grown)
+    }
+
+    pub fn heap_bytes(&self) -> usize {
+        self.segments.capacity() * size_of::<Segment>()
+    }
+
+    /// The number of the first record that the log still holds.
+    pub fn head_seq(&self) -> u32 {
+        if self.in_slot { 0 } else { self.segments[0].seq }
+    }
+
+    #[inline]
+    fn wants_seal<M: Media>(&self, core: &Core<M>) -> bool {
+        self.incarnation <= core.crashed_mount()
+    }
+
+    /// Stores the batch behind the tail. Durable after the caller's fence, void without it.
+    ///
+    /// ENOSPC leaves the log as it was. EIO (bad media) leaves it undefined: the caller poisons the
+    /// file system.
+    #[inline]
+    pub fn append<M: Media>(
+        &mut self,
+        core: &Core<M>,
+        owner: &Owner,
+        batch: &mut Batch,
+        epoch: u64,
+        class: Class,
+    ) -> Result<Flushed> {
+        debug_assert!(!batch.is_empty());
+        if batch.lines() > self.room as u32 || self.wants_seal(core) {
+            let reserved = self.reserve(core, batch, class)?;
+            return self.append_reserved(core, owner, batch, epoch, reserved);
+        }
+        let mut at = 0;
+        let last = batch.records.len() - 1;
+        for (i, Pending { kind, lines, seq }) in batch.records.iter_mut().enumerate() {
+            let record = &mut batch.bytes[at..at + *lines as usize * LINE];
+            let more = if i == last { 0 } else { MORE };
+            Head::finish(record, self.seq, epoch, *kind as u8 | more, self.seed);
+            *seq = self.seq;
+            self.seq = self.seq.wrapping_add(*lines);
+            at += record.len();
+        }
+        let flushed = core.media.copy_nt(self.tail, &batch.bytes)?;
+        self.tail = self.tail.add(at as u64);
+        self.room -= batch.lines() as u16;
+        self.lines += batch.lines();
+        Ok(flushed)
+    }
+
+    /// [`append`](Log::append) with the segments it needs in hand: it cannot run out of space, so an
+    /// operation on two logs reserves for both first.
+    pub fn append_reserved<M: Media>(
+        &mut self,
+        core: &Core<M>,
+        owner: &Owner,
+        batch: &mut Batch,
+        epoch: u64,
+        reserved: Reserved,
+    ) -> Result<Flushed> {
+        let mut fresh = reserved.0.into_iter();
+        let mut flushed = Flushed::issued();
+        let last = batch.records.len() - 1;
+        let mut at = 0;
+        if self.wants_seal(core) {
+            self.make_room(core, 1, epoch, &mut fresh, &mut flushed)?;
+            flushed = flushed.and(self.seal(core, owner, epoch)?);
+        }
+        for (i, Pending { kind, lines, seq }) in batch.records.iter_mut().enumerate() {
+            self.make_room(core, *lines, epoch, &mut fresh, &mut flushed)?;
+            let record = &mut batch.bytes[at..at + *lines as usize * LINE];
+            at += record.len();
+            let more = if i == last { 0 } else { MORE };
+            *seq = self.seq;
+            flushed = flushed.and(self.put(core, record, *kind as u8 | more, epoch)?);
+        }
+        assert!(fresh.next().is_none(), "an append takes all the segments it reserved");
+        Ok(flushed)
+    }
+
+    /// Stores one record at the tail; there is room.
+    fn put<M: Media>(&mut self, core: &Core<M>, record: &mut [u8], kind: u8, epoch: u64) -> Result<Flushed> {
+        let lines = (record.len() / LINE) as u32;
+        Head::finish(record, self.seq, epoch, kind, self.seed);
+        let flushed = core.media.copy_nt(self.tail, record)?;
+        self.tail = self.tail.add(record.len() as u64);
+        self.seq = self.seq.wrapping_add(lines);
+        self.room = self.room.wrapping_sub(lines as u16);
+        self.lines += lines;
+        Ok(flushed)
+    }
+
+    /// Begins a new incarnation, so that no record that a crash left behind the tail ever counts.
+    fn seal<M: Media>(&mut self, core: &Core<M>, owner: &Owner, epoch: u64) -> Result<Flushed> {
+        let mut record = [0; LINE];
+        put32(&mut record, field::seal::INCARNATION, core.mount());
+        let flushed = self.put(core, &mut record, Type::Seal as u8, epoch)?;
+        self.incarnation = core.mount();
+        self.seed = log_seed(core.key_crc, owner.ino, owner.generation, self.incarnation);
+        Ok(flushed)
+    }
+
+    /// Seals the log where it ends now, over a record that recovery voided. Needs no segment, because
+    /// the voided record (or the link line) stood at the tail.
+    pub fn seal_void<M: Media>(&mut self, core: &Core<M>, owner: &Owner, epoch: u64) -> Result<Flushed> {
+        assert!(self.room >= 1, "a voided record left its lines behind");
+        self.seal(core, owner, epoch)
+    }
+
+    /// Gets the segments that the batch (and a seal) will need: all or ENOSPC.
+    pub fn reserve<M: Media>(&self, core: &Core<M>, batch: &Batch, class: Class) -> Result<Reserved> {
+        let mut fresh = SmallVec::new();
+        let mut room = self.room as u32;
+        let mut total = self.lines;
+        let seal = self.wants_seal(core).then_some(1);
+        for lines in seal.into_iter().chain(batch.records.iter().map(|r| r.lines)) {
+            if lines > room {
+                let Some(segment) = allocate(core, lines, total, class) else {
+                    Reserved(fresh).give_back(core);
+                    return Err(Error::new(libc::ENOSPC, "log::append"));
+                };
+                fresh.push(segment);
+                total += 2;
+                room = segment.1 as u32 - 2;
+            }
+            room -= lines;
+            total += lines;
+        }
+        Ok(Reserved(fresh))
+    }
+
+    /// Goes on in the next reserved segment where `lines` do not fit into this one.
+    fn make_room<M: Media>(
+        &mut self,
+        core: &Core<M>,
+        lines: u32,
+        epoch: u64,
+        fresh: &mut impl Iterator<Item = (Addr, u16)>,
+        flushed: &mut Flushed,
+    ) -> Result<()> {
+        if lines <= self.room as u32 {
+            return Ok(());
+        }
+        let (addr, segment_lines) = fresh.next().expect("reserve counted the segments");
+        let mut record = [0; LINE];
+        put64(&mut record, field::link::ADDR, addr.0);
+        put32(&mut record, field::link::LINES, segment_lines as u32);
+        let linked = self.put(core, &mut record, Type::Link as u8, epoch)?;
+        self.tail = addr;
+        self.room = segment_lines - 1;
+        self.segments.push(Segment { addr, seq: self.seq, lines: segment_lines });
+        self.grown = true;
+        let mut record = [0; LINE];
+        put32(&mut record, field::segment::LINES, segment_lines as u32);
+        put32(&mut record, field::segment::INCARNATION, self.incarnation);
+        let headed = self.put(core, &mut record, Type::Segment as u8, epoch)?;
+        *flushed = std::mem::replace(flushed, Flushed::issued()).and(linked).and(headed);
+        Ok(())
+    }
+
+    /// The oldest part of the log, if there is a newer one to go on in: what the cleaner empties.
+    pub fn oldest(&self, owner: &Owner) -> Option<Segment> {
+        if self.in_slot {
+            let lines = SLOT_LINES as u16;
+            (!self.segments.is_empty()).then_some(Segment {
+                addr: owner.slot.add(LINE as u64),
+                seq: 0,
+                lines,
+            })
+        } else {
+            (self.segments.len() > 1).then(|| self.segments[0])
+        }
+    }
+
+    /// Forgets the oldest part after its live records were appended again and are durable: one 8-byte
+    /// store swings the head. The segment may be reused once that is durable, so the caller frees what
+    /// this returns after its fence.
+    pub fn drop_oldest<M: Media>(
+        &mut self,
+        core: &Core<M>,
+        owner: &Owner,
+    ) -> Result<(Flushed, Option<Segment>)> {
+        let dropped = if self.in_slot { None } else { Some(self.segments.remove(0)) };
+        self.in_slot = false;
+        let first = self.segments[0];
+        let head = owner.slot.add(LOG_HEAD_OFFSET);
+        let dirty = core.media.store64(head, pack_log_head(first.addr))?;
+        self.lines = self.seq.wrapping_sub(first.seq);
+        Ok((core.media.flush(dirty), dropped))
+    }
+
+    /// Gives all segments back: the inode is gone.
+    pub fn free_all<M: Media>(&mut self, core: &Core<M>, epoch: Option<u64>) {
+        for s in self.segments.drain(..) {
+            release(core, s.addr, s.lines, epoch);
+        }
+    }
+}
+
+/// Segments for an append that is sure to come.
+pub struct Reserved(SmallVec<[(Addr, u16); 2]>);
+
+impl Reserved {
+    pub fn give_back<M: Media>(self, core: &Core<M>) {
+        for (addr, lines) in self.0 {
+            release(core, addr, lines, None);
+        }
+    }
+}
+
+/// A segment that holds a record of `lines` lines: small while the log is small.
+fn allocate<M: Media>(core: &Core<M>, lines: u32, total: u32, class: Class) -> Option<(Addr, u16)> {
+    if total < 3 * MINI_LINES
+        && lines <= MINI_LINES - 2
+        && let Some(mini) = core.alloc.alloc_mini(class)
+    {
+        return Some((mini_addr(mini), MINI_LINES as u16));
+    }
+    let run = core.alloc.alloc(1, class, None)?;
+    Some((block_addr(run.start), SEGMENT_LINES as u16))
+}
+
+/// Frees a segment: at once, or once `epoch` is synced.
+pub fn release<M: Media>(core: &Core<M>, addr: Addr, lines: u16, epoch: Option<u64>) {
+    if lines as u32 == MINI_LINES {
+        match epoch {
+            None => core.alloc.free_mini(addr_mini(addr)),
+            Some(e) => core.alloc.free_mini_deferred(addr_mini(addr), e),
+        }
+    } else {
+        core.free(Run { start: Block((addr.0 / BLOCK as u64) as u32), count: 1 }, epoch);
+    }
+}
+
+#[inline]
+pub fn block_addr(block: Block) -> Addr {
+    Addr(block.0 as u64 * BLOCK as u64)
+}
+
+fn mini_addr(mini: Mini) -> Addr {
+    block_addr(mini.block).add(mini.slot as u64 * MINI as u64)
+}
+
+pub fn addr_mini(addr: Addr) -> Mini {
+    Mini { block: Block((addr.0 / BLOCK as u64) as u32), slot: (addr.0 % BLOCK as u64 / MINI as u64) as u8 }
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Reading
+
+/// A record as read: its bytes are a private copy, so they cannot change under the reader.
+pub struct Record<'a> {
+    pub kind: Type,
+    pub seq: u32,
+    pub epoch: u64,
+    pub bytes: &'a [u8],
+    /// Where it stands on media.
+    pub addr: Addr,
+}
+
+/// The records of one operation.
+#[derive(Default)]
+pub struct Op {
+    bytes: Vec<u8>,
+    records: SmallVec<[(Type, u32, u64, u32, u32, Addr); 4]>,
+    before: Option<Mark>,
+}
+
+/// A point in a log to which recovery may cut it back.
+#[derive(Clone, Copy, Debug)]
+pub struct Mark {
+    tail: Addr,
+    room: u16,
+    in_slot: bool,
+    seq: u32,
+    incarnation: u32,
+    seed: u32,
+    lines: u32,
+    segments: usize,
+}
+
+impl Op {
+    pub fn records(&self) -> impl Iterator<Item = Record<'_>> {
+        self.records.iter().map(|&(kind, seq, epoch, from, to, addr)| Record {
+            kind,
+            seq,
+            epoch,
+            bytes: &self.bytes[from as usize..to as usize],
+            addr,
+        })
+    }
+
+    pub fn epoch(&self) -> u64 {
+        self.records.iter().map(|r| r.2).max().unwrap_or(0)
+    }
+
+    /// Number of the operation's first record.
+    pub fn seq(&self) -> u32 {
+        self.records[0].1
+    }
+
+    /// The log's end without this operation and all behind it.
+    pub fn begin(&self) -> Mark {
+        self.before.expect("an operation that was read knows where it began")
+    }
+
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.records.clear();
+        self.before = None;
+    }
+}
+
+/// Reads a log from its head, operation by operation.
+pub struct Reader<'a, M: Media> {
+    core: &'a Core<M>,
+    owner: Owner,
+    /// The log up to the last operation returned; its tail is where reading goes on.
+    log: Log,
+    buffer: Box<[u8; BLOCK]>,
+    /// What part of media the buffer holds.
+    buffered: (Addr, usize),
+}
+
+impl<'a, M: Media> Reader<'a, M> {
+    /// EUCLEAN where the log's head is damaged.
+    pub fn new(core: &'a Core<M>, owner: Owner) -> Result<Self> {
+        let mut log = Log::new(core.key_crc, &owner);
+        let mut reader = {
+            let word = core.media.load64(owner.slot.add(LOG_HEAD_OFFSET))?;
+            if word != 0 {
+                let addr = unpack_log_head(word)
+                    .filter(|a| core.holds(*a, MINI))
+                    .ok_or_else(|| damaged(&owner, "its log head is not a log address"))?;
+                log.tail = addr;
+                log.in_slot = false;
+            }
+            Reader { core, owner, log, buffer: Box::new([0; BLOCK]), buffered: (Addr(0), 0) }
+        };
+        if !reader.log.in_slot {
+            let (segment, incarnation) = reader
+                .segment_at(reader.log.tail, None)?
+                .ok_or_else(|| damaged(&owner, "the first segment of its log is damaged"))?;
+            reader.enter(segment, incarnation);
+        }
+        Ok(reader)
+    }
+
+    fn enter(&mut self, segment: Segment, incarnation: u32) {
+        if incarnation != self.log.incarnation {
+            self.log.incarnation = incarnation;
+            self.log.seed = log_seed(self.core.key_crc, self.owner.ino, self.owner.generation, incarnation);
+        }
+        self.log.tail = segment.addr.add(LINE as u64);
+        self.log.room = segment.lines - 2;
+        self.log.seq = segment.seq.wrapping_add(1);
+        self.log.lines += 1;
+        self.log.segments.push(segment);
+    }
+
+    /// The segment whose head stands at `addr`, if it is one (with number `seq`, if given).
+    fn segment_at(&mut self, addr: Addr, seq: Option<u32>) -> Result<Option<(Segment, u32)>> {
+        let mut line = [0; LINE];
+        self.core.media.read(addr, &mut line)?;
+        let lines = get32(&line, field::segment::LINES);
+        let incarnation = get32(&line, field::segment::INCARNATION);
+        let seed = log_seed(self.core.key_crc, self.owner.ino, self.owner.generation, incarnation);
+        let Some(head) = Head::decode(&line) else { return Ok(None) };
+        let valid = head.kind == Type::Segment
+            && head.lines == 1
+            && crate::media::crc32c(&line[4..], seed) == head.crc
+            && seq.is_none_or(|s| s == head.seq)
+            && (lines == MINI_LINES || lines == SEGMENT_LINES)
+            && addr.0.is_multiple_of(lines as u64 * LINE as u64)
+            && self.core.holds(addr, lines as usize * LINE);
+        Ok(valid.then_some((Segment { addr, seq: head.seq, lines: lines as u16 }, incarnation)))
+    }
+
+    /// The next whole operation into `op`; false at the end of the log.
+    pub fn next(&mut self, op: &mut Op) -> Result<bool> {
+        op.clear();
+        let mut before = None;
+        loop {
+            let mark = self.mark();
+            let Some(head) = self.peek()? else {
+                self.rewind(before.unwrap_or(mark)); // an operation cut short never happened
+                return Ok(false);
+            };
+            let (from, len) = (self.at(), head.lines as usize * LINE);
+            match head.kind {
+                Type::Link => {
+                    let addr = Addr(get64(&self.buffer[from..], field::link::ADDR));
+                    let next = if addr.0.is_multiple_of(MINI as u64) && self.core.holds(addr, MINI) {
+                        self.segment_at(addr, Some(head.seq.wrapping_add(1)))?
+                    } else {
+                        None
+                    };
+                    let Some((segment, incarnation)) = next else {
+                        self.rewind(before.unwrap_or(mark));
+                        return Ok(false); // the link is durable, what it names is not
+                    };
+                    self.log.lines += 1;
+                    self.enter(segment, incarnation);
+                }
+                Type::Seal => {
+                    let incarnation = get32(&self.buffer[from..], field::seal::INCARNATION);
+                    self.advance(1);
+                    self.log.incarnation = incarnation;
+                    let o = &self.owner;
+                    self.log.seed = log_seed(self.core.key_crc, o.ino, o.generation, incarnation);
+                    // A seal ends whatever stood before it.
+                    op.clear();
+                    before = None;
+                }
+                Type::Segment => return Err(damaged(&self.owner, "a segment head stands among its records")),
+                kind => {
+                    before = before.or(Some(mark));
+                    let start = op.bytes.len() as u32;
+                    op.bytes.extend_from_slice(&self.buffer[from..from + len]);
+                    let addr = self.log.tail;
+                    op.records.push((kind, head.seq, head.epoch, start, start + len as u32, addr));
+                    self.advance(head.lines);
+                    if !head.more {
+                        op.before = before;
+                        return Ok(true);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The log as read so far; at the end, ready for appending.
+    pub fn into_log(self) -> Log {
+        self.log
+    }
+
+    pub fn log(&self) -> &Log {
+        &self.log
+    }
+
+    fn advance(&mut self, lines: u32) {
+        self.log.tail = self.log.tail.add(lines as u64 * LINE as u64);
+        self.log.seq = self.log.seq.wrapping_add(lines);
+        self.log.room -= lines as u16;
+        self.log.lines += lines;
+    }
+
+    fn mark(&self) -> Mark {
+        let l = &self.log;
+        Mark {
+            tail: l.tail,
+            room: l.room,
+            in_slot: l.in_slot,
+            seq: l.seq,
+            incarnation: l.incarnation,
+            seed: l.seed,
+            lines: l.lines,
+            segments: l.segments.len(),
+        }
+    }
+
+    /// Cuts the log back.
+    pub fn rewind(&mut self, to: Mark) {
+        let l = &mut self.log;
+        l.tail = to.tail;
+        l.room = to.room;
+        l.in_slot = to.in_slot;
+        l.seq = to.seq;
+        l.incarnation = to.incarnation;
+        l.seed = to.seed;
+        l.lines = to.lines;
+        l.segments.truncate(to.segments);
+    }
+
+    /// Offset of the tail in the buffer.
+    fn at(&self) -> usize {
+        (self.log.tail.0 - self.buffered.0.0) as usize
+    }
+
+    /// The valid record at the tail, if there is one; its bytes are in the buffer.
+    fn peek(&mut self) -> Result<Option<Head>> {
+        let left = self.log.room as usize + 1; // the link's line belongs to the segment too
+        let tail = self.log.tail;
+        let (from, len) = self.buffered;
+        if tail.0 < from.0 || tail.0 + left as u64 * LINE as u64 > from.0 + len as u64 {
+            let bytes = left * LINE;
+            self.core.media.read(tail, &mut self.buffer[..bytes])?;
+            self.buffered = (tail, bytes);
+        }
+        let at = self.at();
+        let Some(head) = Head::decode(&self.buffer[at..at + LINE]) else { return Ok(None) };
+        let fits = if head.kind == Type::Link { head.lines == 1 } else { (head.lines as usize) < left };
+        if head.seq != self.log.seq || !fits {
+            return Ok(None);
+        }
+        let bytes = &self.buffer[at..at + head.lines as usize * LINE];
+        let valid = crate::media::crc32c(&bytes[4..], self.log.seed) == head.crc;
+        Ok(valid.then_some(head))
+    }
+}
+
+#[cold]
+pub fn damaged(owner: &Owner, what: &str) -> Error {
+    Error::message(
+        libc::EUCLEAN,
+        "log::read",
+        format!("inode {} is damaged: {what}; run `lode fsck`", owner.ino),
+    )
+}

@@ -1,0 +1,637 @@
+//! Making, opening, closing and syncing a pool.
+//!
+//! The state line says which mount this is, whether the last one ended cleanly, and up to which epoch
+//! everything is complete. It is one line in two copies written in turn, and again at the pool's end.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_utils::CachePadded;
+use parking_lot::{Condvar, Mutex};
+
+use super::alloc::{Allocator, Block, Class};
+use super::format::*;
+use super::inode::{self, Inode};
+use super::log::{self, Batch, Owner};
+use super::*;
+use crate::limits::{POOL_BLOCKS_MAX, POOL_BYTES_MIN};
+use crate::media::LINE;
+
+/// How often complete operations are named as settled, and, on an ordinary file, synced.
+const TICK: Duration = Duration::from_secs(1);
+const SYNC_TICKS: u32 = 5;
+/// A state line may lag this many epochs behind what logs of an ordinary file carry.
+const EPOCH_SLACK: u64 = 1024;
+/// Mounts that generations have bits for.
+const MOUNT_MAX: u32 = 1 << 24;
+
+/// Progress of syncs on an ordinary file.
+#[derive(Default)]
+pub(super) struct Synced {
+    /// The last epoch whose `fdatasync` completed.
+    done: u64,
+    /// The last epoch that a durable state line names: what was freed in it may be reused.
+    named: u64,
+}
+
+pub(super) struct Ticker {
+    stop: Arc<(Mutex<bool>, Condvar)>,
+    thread: JoinHandle<()>,
+}
+
+impl<M: Media> Fs<M> {
+    /// Makes an empty file system. EEXIST where one is there and `force` is not set.
+    pub fn mkfs(media: M, options: &MkfsOptions) -> Result<M> {
+        let blocks = media.len() / BLOCK as u64;
+        if media.len() < POOL_BYTES_MIN || blocks > POOL_BLOCKS_MAX {
+            return Err(Error::message(
+                libc::EINVAL,
+                "mount::mkfs",
+                format!(
+                    "a pool has from {} MiB to {} TiB; this one would have {} bytes: choose another size",
+                    POOL_BYTES_MIN >> 20,
+                    (POOL_BLOCKS_MAX * BLOCK as u64) >> 40,
+                    media.len()
+                ),
+            ));
+        }
+        if options.label.len() > 63 {
+            return Err(Error::message(libc::EINVAL, "mount::mkfs", "a label has at most 63 bytes"));
+        }
+        if !options.force && !matches!(Copies::read(&media)?.best(), Err(SuperFault::Foreign)) {
+            return Err(Error::message(
+                libc::EEXIST,
+                "mount::mkfs",
+                "there is a Lodestone file system already; --force replaces it",
+            ));
+        }
+        let sb = Super {
+            version: VERSION,
+            uuid: random()?,
+            key: random()?,
+            blocks,
+            data_in_place: options.data == DataMode::InPlace,
+            created: now(),
+            label: options.label.clone(),
+        };
+        write_empty(&media, &sb, options)?;
+        let fs = Fs::start(media, sb, false)?;
+        fs.close()?;
+        Ok(Arc::into_inner(fs).expect("nobody else has the file system yet").core.media)
+    }
+
+    /// Reads what the superblock says, without opening the pool or changing anything.
+    pub fn probe(media: &M) -> Result<PoolInfo> {
+        let copies = Copies::read(media)?;
+        let sb = copies.best().map_err(|f| super_error(f, "mount::probe"))?;
+        let state = read_state(media, sb)?;
+        Ok(PoolInfo {
+            uuid: sb.uuid,
+            label: sb.label.clone(),
+            format_version: sb.version,
+            data: if sb.data_in_place { DataMode::InPlace } else { DataMode::Cow },
+            bytes: sb.blocks * BLOCK as u64,
+            mounts: state.mount,
+            clean: state.clean,
+            created: unpack_time(sb.created),
+            first_copy_damaged: copies.first.is_err(),
+            second_copy_damaged: copies.second.is_err(),
+        })
+    }
+
+    pub fn info(&self) -> PoolInfo {
+        let sb = &self.core.sb;
+        let state = self.state.lock();
+        PoolInfo {
+            uuid: sb.uuid,
+            label: sb.label.clone(),
+            format_version: sb.version,
+            data: if sb.data_in_place { DataMode::InPlace } else { DataMode::Cow },
+            bytes: sb.blocks * BLOCK as u64,
+            mounts: state.mount,
+            clean: state.clean,
+            created: unpack_time(sb.created),
+            first_copy_damaged: false,
+            second_copy_damaged: false,
+        }
+    }
+
+    /// Opens the pool: loads the checkpoint of a clean close, or recovers.
+    pub fn open(media: M, options: &OpenOptions) -> Result<Arc<Fs<M>>> {
+        let copies = Copies::read(&media)?;
+        let sb = copies.best().map_err(|f| super_error(f, "mount::open"))?.clone();
+        if sb.blocks * BLOCK as u64 > media.len() {
+            return Err(Error::message(
+                libc::EUCLEAN,
+                "mount::open",
+                format!(
+                    "the pool was made with {} bytes but only {} are there: the image was cut short; restore it whole",
+                    sb.blocks * BLOCK as u64,
+                    media.len()
+                ),
+            ));
+        }
+        if copies.first.is_err() || copies.second.is_err() {
+            let (bad, good) = if copies.first.is_err() { ("first", "second") } else { ("second", "first") };
+            let mended = if options.read_only { "" } else { " and written back" };
+            tracing::warn!("the {bad} copy of the superblock is damaged; the {good} was used{mended}");
+            write_super(&media, &sb)?;
+        }
+        let fs = Fs::start(media, sb, options.read_only)?;
+        if options.read_only {
+            fs.core.poisoned.store(true, Ordering::Release);
+        } else {
+            *fs.ticker.lock() = Some(Ticker::start(&fs));
+        }
+        Ok(fs)
+    }
+
+    fn start(media: M, sb: Super, read_only: bool) -> Result<Arc<Fs<M>>> {
+        let begun = Instant::now();
+        let previous = read_state(&media, &sb)?;
+        if previous.mount + 1 >= MOUNT_MAX {
+            return Err(Error::message(
+                libc::EOVERFLOW,
+                "mount::open",
+                "the pool was opened 16 million times, its last; copy its files to a new pool",
+            ));
+        }
+        let state = State {
+            serial: previous.serial + 1,
+            mount: previous.mount + 1,
+            clean: false,
+            crashed: if previous.clean { previous.crashed } else { previous.mount },
+            settled: previous.settled,
+            checkpoint: 0,
+            boot: boot(),
+        };
+        let epoch = previous.settled + EPOCH_SLACK;
+        let key_crc = crate::media::crc32c(&sb.key, 0);
+        let deferring = Fs::<M>::defers(media.domain());
+        let blocks = sb.blocks as u32;
+        let mut core = Core {
+            media,
+            alloc: Allocator::new(blocks),
+            key_crc,
+            sb,
+            epochs: epoch::Epochs::new(epoch),
+            mount: state.mount,
+            crashed: state.crashed,
+            deferring,
+            poisoned: AtomicBool::new(false),
+            read_only,
+            generations: (0..STRIPES).map(|_| CachePadded::new(AtomicU64::new(0))).collect(),
+            transactions: AtomicU64::new(0),
+        };
+        // Nothing else may reach media before the pool is marked as in use.
+        write_state(&core, &state, true)?;
+        core.media.sync().map_err(|e| sync_error(e, "mount::open"))?;
+        let opened = if previous.clean {
+            checkpoint::load(&mut core, previous.checkpoint)?
+        } else {
+            recover::recover(&mut core, &previous)?
+        };
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let fs = Fs {
+            core,
+            table: opened.table,
+            slots: table::FreeSlots::new(opened.free_slots),
+            slot_count: AtomicU32::new(opened.slot_count),
+            table_inode: opened.table_inode,
+            rename_lock: Mutex::new(()),
+            namespace: CachePadded::new(AtomicU64::new(0)),
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            state: Mutex::new(state),
+            syncing: Mutex::new(Synced::default()),
+            report: OpenReport { seconds: begun.elapsed().as_secs_f64(), ..opened.report },
+            ticker: Mutex::new(None),
+        };
+        if !previous.clean && !read_only {
+            fs.settle()?; // recovery has settled everything there is
+        }
+        Ok(Arc::new(fs))
+    }
+
+    /// Ends the epoch, waits for its operations, makes them survive power loss where that takes a
+    /// sync, and names it in the state line. The caller is in no epoch.
+    fn settle(&self) -> Result<()> {
+        let mut synced = self.syncing.lock();
+        self.settle_locked(&mut synced)
+    }
+
+    fn settle_locked(&self, synced: &mut Synced) -> Result<()> {
+        let ended = self.core.epochs.advance();
+        if let Err(e) = self.core.media.sync() {
+            let e = sync_error(e, "mount::sync");
+            self.core.poison(&e);
+            return Err(e);
+        }
+        // The state line written after the last sync is durable since this one.
+        synced.named = synced.done;
+        synced.done = ended;
+        let state = {
+            let mut state = self.state.lock();
+            state.serial += 1;
+            state.settled = ended;
+            *state
+        };
+        write_state(&self.core, &state, false)?;
+        if self.core.deferring {
+            self.core.alloc.release(synced.named);
+            self.slots.release(synced.named);
+        }
+        Ok(())
+    }
+
+    /// Everything acknowledged before survives power loss on return, in every domain that can.
+    pub fn sync(&self) -> Result<()> {
+        if self.core.read_only {
+            return Ok(());
+        }
+        self.core.check_alive()?;
+        if !self.core.deferring {
+            return Ok(());
+        }
+        let wanted = self.core.epochs.current();
+        let mut synced = self.syncing.lock();
+        if synced.done >= wanted {
+            return Ok(()); // one that began after this call was made did it for all
+        }
+        self.settle_locked(&mut synced)
+    }
+
+    /// As [`sync`](Fs::sync): one epoch covers all inodes, and the cost is one `fdatasync` shared by all
+    /// who wait. Nothing to do where stores are durable on return.
+    pub fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
+        let _ = (ino, data_only);
+        self.sync()
+    }
+
+    /// Writes a checkpoint and marks the pool clean. Later operations fail with EIO.
+    pub fn close(&self) -> Result<()> {
+        if let Some(ticker) = self.ticker.lock().take() {
+            ticker.stop();
+        }
+        if self.core.read_only {
+            return Ok(());
+        }
+        self.core.check_alive()?;
+        self.reclaim_orphans();
+        self.write_back()?;
+        self.core.poisoned.store(true, Ordering::Release);
+        let ended = self.core.epochs.advance();
+        self.core.media.sync().map_err(|e| sync_error(e, "mount::close"))?;
+        // Everything is durable: what waited for that is free.
+        self.core.alloc.release(u64::MAX);
+        self.slots.release(u64::MAX);
+        let Some(checkpoint) = checkpoint::store(self)? else {
+            tracing::warn!("no room for a checkpoint: the next mount scans the logs instead");
+            return Ok(());
+        };
+        self.core.media.sync().map_err(|e| sync_error(e, "mount::close"))?;
+        let state = {
+            let mut state = self.state.lock();
+            state.serial += 1;
+            state.settled = ended;
+            state.clean = true;
+            state.checkpoint = checkpoint;
+            *state
+        };
+        write_state(&self.core, &state, true)?;
+        self.core.media.sync().map_err(|e| sync_error(e, "mount::close"))
+    }
+
+    /// Forgets all that is in DRAM and gives the media back, as a crash of the process would: the next
+    /// open recovers. `None` while others use the file system.
+    pub fn abandon(self: Arc<Self>) -> Option<M> {
+        let ticker = self.ticker.lock().take();
+        if let Some(ticker) = ticker {
+            ticker.stop();
+        }
+        Arc::into_inner(self).map(|fs| fs.core.media)
+    }
+
+    fn loaded(&self) -> impl Iterator<Item = Arc<Inode>> + '_ {
+        (1..self.slot_count.load(Ordering::Acquire))
+            .filter_map(|ino| self.table.entry(ino).node.read().clone())
+    }
+
+    /// Files without a name that are still open: nobody can reach them after this.
+    fn reclaim_orphans(&self) {
+        for inode in self.loaded().filter(|i| self.links(i) == 0) {
+            inode.uses.store(0, Ordering::Release);
+            self.reclaim(&inode);
+        }
+    }
+
+    /// Puts into the logs what only DRAM knows.
+    fn write_back(&self) -> Result<()> {
+        let mut pending = Flushed::issued();
+        for inode in self.loaded() {
+            let guard = self.core.epochs.enter();
+            let mut body = inode.body.write();
+            if body.redo_unflushed {
+                pending = pending.and(self.flush_redos(&inode, &mut body)?);
+            }
+            if inode.attrs_ahead.swap(false, Ordering::AcqRel) {
+                let mut batch = Batch::new();
+                body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
+                match self.append(&inode, &mut body, &mut batch, &guard, Class::Release) {
+                    Ok(flushed) => pending = pending.and(flushed),
+                    // A full pool keeps the older times: they were never promised.
+                    Err(e) if e.errno() == libc::ENOSPC => continue,
+                    Err(e) => return Err(e),
+                }
+            }
+        }
+        self.core.fence(pending);
+        Ok(())
+    }
+
+    /// Gives the inode table more slots. ENOSPC where the pool has no block left for them.
+    pub(super) fn grow_table(&self, guard: &epoch::Guard) -> Result<()> {
+        let mut body = self.table_inode.body.write();
+        let page = self.slot_count.load(Ordering::Acquire) / SLOTS_PER_BLOCK;
+        let Some(run) = self.core.alloc.alloc(TABLE_BLOCKS, Class::Data, None) else {
+            return Err(Error::new(libc::ENOSPC, "mount::grow_table"));
+        };
+        let mut batch = Batch::new();
+        let size = (page + run.count) as u64 * BLOCK as u64;
+        table_record(&mut batch, Extent { page, count: run.count, block: run.start }, size);
+        let committed =
+            self.commit(&self.table_inode, &mut body, &mut batch, guard, Class::Data, Flushed::issued());
+        if let Err(e) = committed {
+            self.core.alloc.free(run);
+            return Err(e);
+        }
+        body.size = size;
+        body.file_mut().set_run(page, run.count, run.start, false, &mut |_, _| {});
+        let first = page * SLOTS_PER_BLOCK;
+        let end = first + run.count * SLOTS_PER_BLOCK;
+        self.slot_count.store(end, Ordering::Release);
+        self.slots.add(first..end);
+        Ok(())
+    }
+}
+
+fn table_record(batch: &mut Batch, extent: Extent, size: u64) {
+    let r = batch.record(Type::Write, inode::write_record_bytes(1));
+    put64(r, field::write::SIZE, size);
+    put16(r, field::write::FLAGS, field::write::SETTLED);
+    put16(r, field::write::EXTENTS, 1);
+    put32(r, field::write::FIRST, extent.page);
+    put32(r, field::write::FIRST + 4, extent.count);
+    put32(r, field::write::FIRST + 8, extent.block.0);
+}
+
+impl Ticker {
+    /// Names epochs as settled in the background, as long as the file system lives.
+    fn start<M: Media>(fs: &Arc<Fs<M>>) -> Ticker {
+        let stop = Arc::new((Mutex::new(false), Condvar::new()));
+        let (weak, signal) = (Arc::downgrade(fs), stop.clone());
+        let thread = std::thread::Builder::new()
+            .name("lode-epochs".into())
+            .spawn(move || Ticker::run(&weak, &signal))
+            .expect("the host can start a thread");
+        Ticker { stop, thread }
+    }
+
+    fn run<M: Media>(fs: &Weak<Fs<M>>, stop: &(Mutex<bool>, Condvar)) {
+        let mut ticks = 0;
+        loop {
+            {
+                let mut stopped = stop.0.lock();
+                if !*stopped {
+                    stop.1.wait_for(&mut stopped, TICK);
+                }
+                if *stopped {
+                    return;
+                }
+            }
+            let Some(fs) = fs.upgrade() else { return };
+            ticks += 1;
+            if fs.core.deferring && ticks % SYNC_TICKS != 0 {
+                continue;
+            }
+            if fs.core.check_alive().is_err() || fs.settle().is_err() {
+                return;
+            }
+        }
+    }
+
+    fn stop(self) {
+        *self.stop.0.lock() = true;
+        self.stop.1.notify_all();
+        // The thread itself may hold the last reference and be the one that closes.
+        if self.thread.thread().id() != std::thread::current().id() {
+            let _ = self.thread.join();
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Superblock and state line
+
+struct Copies {
+    first: std::result::Result<Super, SuperFault>,
+    second: std::result::Result<Super, SuperFault>,
+}
+
+impl Copies {
+    fn read<M: Media>(media: &M) -> Result<Copies> {
+        let read = |at: u64| -> std::result::Result<Super, SuperFault> {
+            let mut b = [0; SUPER_BYTES];
+            if at + SUPER_BYTES as u64 > media.len() || media.read(Addr(at), &mut b).is_err() {
+                return Err(SuperFault::Damaged);
+            }
+            Super::decode(&b)
+        };
+        let first = read(SUPER_BLOCK * BLOCK as u64);
+        let end = match &first {
+            Ok(sb) => sb.blocks,
+            Err(_) => media.len() / BLOCK as u64,
+        };
+        let second = if end > STATE_BLOCK {
+            read((end - 1).saturating_mul(BLOCK as u64))
+        } else {
+            Err(SuperFault::Foreign)
+        };
+        Ok(Copies { first, second })
+    }
+
+    fn best(&self) -> std::result::Result<&Super, SuperFault> {
+        match (&self.first, &self.second) {
+            (Ok(sb), _) | (Err(SuperFault::Damaged | SuperFault::Foreign), Ok(sb)) => Ok(sb),
+            (Err(SuperFault::Foreign), Err(SuperFault::Damaged)) => Err(SuperFault::Foreign),
+            (Err(f), _) => Err(*f),
+        }
+    }
+}
+
+fn super_error(fault: SuperFault, site: &'static str) -> Error {
+    let (errno, message) = match fault {
+        SuperFault::Foreign => {
+            (libc::EINVAL, "this is not a Lodestone pool; `lode mkfs` makes one".to_owned())
+        }
+        SuperFault::Newer(v) => (
+            libc::EPROTONOSUPPORT,
+            format!("the pool has format version {v}, this Lodestone knows up to {VERSION}: use a newer one"),
+        ),
+        SuperFault::Damaged => (
+            libc::EUCLEAN,
+            "both copies of the superblock are damaged; restore the pool from a backup".to_owned(),
+        ),
+    };
+    Error::message(errno, site, message)
+}
+
+fn sync_error(e: std::io::Error, site: &'static str) -> Error {
+    Error::message(e.raw_os_error().unwrap_or(libc::EIO), site, format!("the pool could not be synced: {e}"))
+}
+
+fn write_super<M: Media>(media: &M, sb: &Super) -> Result<()> {
+    let bytes = sb.encode();
+    let first = media.copy_nt(Addr(SUPER_BLOCK * BLOCK as u64), &bytes)?;
+    media.fence(first);
+    let second = media.copy_nt(Addr((sb.blocks - 1) * BLOCK as u64), &bytes)?;
+    media.fence(second);
+    Ok(())
+}
+
+fn state_addr(sb: &Super, copy: bool, serial: u64) -> Addr {
+    let line = serial % 2 * LINE as u64;
+    if copy {
+        Addr((sb.blocks - 1) * BLOCK as u64 + STATE_COPY_OFFSET + line)
+    } else {
+        Addr(STATE_BLOCK * BLOCK as u64 + line)
+    }
+}
+
+/// Writes the state line; `both` also the copy at the pool's end, which only mounts and closes keep up
+/// to date.
+fn write_state<M: Media>(core: &Core<M>, state: &State, both: bool) -> Result<()> {
+    let line = state.encode(&core.sb.key);
+    let first = core.media.copy_nt(state_addr(&core.sb, false, state.serial), &line)?;
+    core.media.fence(first);
+    if both {
+        let second = core.media.copy_nt(state_addr(&core.sb, true, state.serial), &line)?;
+        core.media.fence(second);
+    }
+    Ok(())
+}
+
+/// The newest valid state line. One from the copy alone counts as not clean: the pool may have moved on.
+fn read_state<M: Media>(media: &M, sb: &Super) -> Result<State> {
+    let newest = |copy: bool| {
+        (0..2)
+            .filter_map(|serial| {
+                let mut line = [0; LINE];
+                let at = state_addr(sb, copy, serial);
+                if at.0 + LINE as u64 > media.len() {
+                    return None;
+                }
+                media.read(at, &mut line).ok()?;
+                State::decode(&line, &sb.key)
+            })
+            .max_by_key(|s| s.serial)
+    };
+    newest(false).or_else(|| newest(true).map(|s| State { clean: false, ..s })).ok_or_else(|| {
+        Error::message(
+            libc::EUCLEAN,
+            "mount::read_state",
+            "all copies of the state line are damaged; restore the pool from a backup",
+        )
+    })
+}
+
+/// Lays out a file system with an empty root, complete but for a checkpoint.
+fn write_empty<M: Media>(media: &M, sb: &Super, options: &MkfsOptions) -> Result<()> {
+    let key_crc = crate::media::crc32c(&sb.key, 0);
+    // The old superblock goes first: a mkfs cut short leaves no pool rather than half of one.
+    for at in [SUPER_BLOCK, sb.blocks - 1] {
+        let zeros = media.zero_nt(Addr(at * BLOCK as u64), BLOCK)?;
+        media.fence(zeros);
+    }
+    let zeros = media.zero_nt(Addr(STATE_BLOCK * BLOCK as u64), BLOCK)?;
+    media.fence(zeros);
+    let table = log::block_addr(Block(TABLE_BLOCK));
+    let zeros = media.zero_nt(table, TABLE_BLOCKS as usize * BLOCK)?;
+    media.fence(zeros);
+    let generation = 1 << 40;
+    let file = SlotHeader { mode: libc::S_IFREG, uid: 0, gid: 0, generation, rdev: 0, btime: sb.created };
+    let root = SlotHeader {
+        mode: libc::S_IFDIR | 0o755,
+        uid: options.root_uid,
+        gid: options.root_gid,
+        generation: generation | 1,
+        ..file
+    };
+    for (ino, header) in [(TABLE_INO, &file), (ROOT_INO, &root)] {
+        let at = table.add(ino as u64 * SLOT as u64);
+        let flushed = media.copy_nt(at, &header.encode(key_crc, ino))?;
+        media.fence(flushed);
+    }
+    write_table_extent(media, key_crc, generation, table)?;
+    let state = State { serial: 1, mount: 1, clean: false, boot: boot(), ..State::default() };
+    let line = state.encode(&sb.key);
+    for copy in [false, true] {
+        let flushed = media.copy_nt(state_addr(sb, copy, state.serial), &line)?;
+        media.fence(flushed);
+    }
+    write_super(media, sb)?;
+    media.sync().map_err(|e| sync_error(e, "mount::mkfs"))
+}
+
+/// The first record of the inode table: its first blocks.
+fn write_table_extent<M: Media>(media: &M, key_crc: u32, generation: u64, slot: Addr) -> Result<()> {
+    let mut record = [0; LINE];
+    put64(&mut record, field::write::SIZE, TABLE_BLOCKS as u64 * BLOCK as u64);
+    put16(&mut record, field::write::FLAGS, field::write::SETTLED);
+    put16(&mut record, field::write::EXTENTS, 1);
+    put32(&mut record, field::write::FIRST + 4, TABLE_BLOCKS);
+    put32(&mut record, field::write::FIRST + 8, TABLE_BLOCK);
+    let seed = log_seed(key_crc, TABLE_INO, generation, incarnation(generation));
+    Head::finish(&mut record, 0, 0, Type::Write as u8, seed);
+    let flushed = media.copy_nt(slot.add(LINE as u64), &record)?;
+    media.fence(flushed);
+    Ok(())
+}
+
+fn random() -> Result<[u8; 16]> {
+    let mut b = [0; 16];
+    rustix::rand::getrandom(&mut b, rustix::rand::GetRandomFlags::empty())
+        .map_err(|e| Error::new(e.raw_os_error(), "mount::random"))?;
+    Ok(b)
+}
+
+/// Names this boot of the host, or 0 where it has no name.
+pub(super) fn boot() -> u64 {
+    let id = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    if id.is_empty() { 0 } else { crate::media::crc32c(&id, 0) as u64 | 1 << 32 }
+}
+
+/// What both ways of opening find.
+pub(super) struct Opened {
+    pub table: table::Table,
+    pub table_inode: Inode,
+    pub slot_count: u32,
+    pub free_slots: Vec<u32>,
+    pub report: OpenReport,
+}
+
+/// Reads the inode table's own inode.
+pub(super) fn load_table_inode<M: Media>(core: &Core<M>) -> Result<Inode> {
+    let slot = log::block_addr(Block(TABLE_BLOCK));
+    let inode = inode::load(core, TABLE_INO, slot)?;
+    let body = inode.body.read();
+    let pages = body.size / BLOCK as u64;
+    let whole = body.file().is_some_and(|i| i.mapped() == pages && pages >= TABLE_BLOCKS as u64);
+    drop(body);
+    if !whole || pages > u32::MAX as u64 / SLOTS_PER_BLOCK as u64 {
+        let owner = Owner { ino: TABLE_INO, generation: inode.generation, slot };
+        return Err(log::damaged(&owner, "the inode table has holes"));
+    }
+    Ok(inode)
+}

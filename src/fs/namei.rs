@@ -1,0 +1,1017 @@
+//! Names: look-up, create, link, unlink, rename, readdir. Each change commits with records in the
+//! directories it touches and one fence.
+//!
+//! Link counts and `..` are DRAM only. So create is the new inode's slot and one add record, unlink
+//! one remove record; a rename inside a directory is one add record that takes two other entries with
+//! it, and between directories two records that name each other, both void without the other where
+//! they are the last of their logs.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use parking_lot::RwLockWriteGuard;
+
+use super::alloc::Class;
+use super::attr::permit;
+use super::dirindex::{Dirent, Named};
+use super::format::*;
+use super::inode::{self, AddRecord, Body, Data, Inode, Partner};
+use super::log::{Batch, Log, Owner};
+use super::*;
+use crate::limits::{LINKS_MAX, NAME_BYTES_MAX};
+use crate::media::Flushed;
+
+const W: u32 = libc::W_OK as u32;
+const X: u32 = libc::X_OK as u32;
+
+/// What is to be made.
+struct New<'a> {
+    /// Type and permissions.
+    mode: u32,
+    umask: u32,
+    rdev: u64,
+    target: Option<&'a [u8]>,
+    /// Takes an open besides the reference.
+    open: bool,
+}
+
+/// An inode whose slot is stored but not named.
+struct Made {
+    inode: Arc<Inode>,
+    pending: Flushed,
+}
+
+impl<M: Media> Fs<M> {
+    pub fn lookup(&self, cred: &Cred, dir: Ino, name: &[u8]) -> Result<Attr> {
+        let dir = self.inode(dir)?;
+        let body = dir.body.read();
+        let inode = self.child(cred, &dir, &body, name)?;
+        inode.uses.fetch_add(1, Ordering::AcqRel);
+        if Arc::ptr_eq(&inode, &dir) {
+            return Ok(self.attr(&inode, &body));
+        }
+        let child = inode.body.read();
+        Ok(self.attr(&inode, &child))
+    }
+
+    /// What `name` stands for in a directory whose lock the caller holds.
+    #[inline]
+    pub(super) fn child(
+        &self,
+        cred: &Cred,
+        dir: &Arc<Inode>,
+        body: &Body,
+        name: &[u8],
+    ) -> Result<Arc<Inode>> {
+        let index = body.dir()?;
+        permit(cred, body, X)?;
+        let Some(entry) = index.lookup(name) else {
+            return match name {
+                b"." => Ok(dir.clone()),
+                b".." => self.inode(Ino(self.table.entry(dir.ino.0).parent.load(Ordering::Acquire))),
+                _ if name.len() > NAME_BYTES_MAX => Err(Error::new(libc::ENAMETOOLONG, "namei::child")),
+                _ => Err(Error::new(libc::ENOENT, "namei::child")),
+            };
+        };
+        self.inode(entry.ino)
+    }
+
+    pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+        let inode = self.inode(ino)?;
+        let body = inode.body.read();
+        match &body.data {
+            Data::Symlink(target) => Ok(target.to_vec()),
+            _ => Err(Error::new(libc::EINVAL, "namei::readlink")),
+        }
+    }
+
+    /// `mode` holds type and permissions, umask not yet applied (a default ACL replaces it); `umask`
+    /// is the caller's.
+    pub fn mknod(
+        &self,
+        cred: &Cred,
+        dir: Ino,
+        name: &[u8],
+        mode: u32,
+        umask: u32,
+        rdev: u64,
+    ) -> Result<Attr> {
+        let mode = if mode & libc::S_IFMT == 0 { mode | libc::S_IFREG } else { mode };
+        match Kind::from_mode(mode) {
+            None | Some(Kind::Directory | Kind::Symlink) => {
+                return Err(Error::new(libc::EINVAL, "namei::mknod"));
+            }
+            Some(Kind::CharDevice | Kind::BlockDevice) if cred.enforce && !cred.is_root() => {
+                return Err(Error::new(libc::EPERM, "namei::mknod"));
+            }
+            _ => {}
+        }
+        self.make(cred, dir, name, &New { mode, umask, rdev, target: None, open: false })
+    }
+
+    pub fn mkdir(&self, cred: &Cred, dir: Ino, name: &[u8], mode: u32, umask: u32) -> Result<Attr> {
+        let mode = libc::S_IFDIR | mode & 0o7777;
+        self.make(cred, dir, name, &New { mode, umask, rdev: 0, target: None, open: false })
+    }
+
+    /// EINVAL for an empty target or one longer than a path.
+    pub fn symlink(&self, cred: &Cred, dir: Ino, name: &[u8], target: &[u8]) -> Result<Attr> {
+        if target.is_empty() {
+            return Err(Error::new(libc::ENOENT, "namei::symlink"));
+        }
+        if target.len() > crate::limits::PATH_BYTES_MAX {
+            return Err(Error::new(libc::ENAMETOOLONG, "namei::symlink"));
+        }
+        let mode = libc::S_IFLNK | 0o777;
+        self.make(cred, dir, name, &New { mode, umask: 0, rdev: 0, target: Some(target), open: false })
+    }
+
+    /// open(O_CREAT): the bool says whether it was created. Takes a reference and an open.
+    /// `flags` are open(2)'s; O_EXCL, O_TRUNC and the access mode are honoured.
+    pub fn create(
+        &self,
+        cred: &Cred,
+        dir: Ino,
+        name: &[u8],
+        mode: u32,
+        umask: u32,
+        flags: i32,
+    ) -> Result<(Attr, bool)> {
+        let mode = libc::S_IFREG | mode & 0o7777;
+        loop {
+            match self.make(cred, dir, name, &New { mode, umask, rdev: 0, target: None, open: true }) {
+                Err(e) if e.errno() == libc::EEXIST && flags & libc::O_EXCL == 0 => {}
+                made => return Ok((made?, true)),
+            }
+            match self.lookup(cred, dir, name) {
+                Err(e) if e.errno() == libc::ENOENT => continue, // it went in between
+                found => {
+                    let ino = found?.ino;
+                    let opened = self.open_node(cred, ino, flags).and_then(|()| self.getattr(ino));
+                    return opened.map(|attr| (attr, false)).inspect_err(|_| self.forget(ino, 1));
+                }
+            }
+        }
+    }
+
+    /// O_TMPFILE: a file without a name. Takes a reference and an open. A crash or a close of the pool
+    /// ends it.
+    pub fn tmpfile(&self, cred: &Cred, dir: Ino, mode: u32, umask: u32) -> Result<Attr> {
+        self.core.check_alive()?;
+        let dir = self.inode(dir)?;
+        let guard = self.core.epochs.enter();
+        let body = dir.body.read();
+        body.dir()?;
+        permit(cred, &body, W | X)?;
+        let new = New { mode: libc::S_IFREG | mode & 0o7777, umask, rdev: 0, target: None, open: true };
+        let made = self.new_inode(cred, &body, &new, &guard, now())?;
+        self.core.fence(made.pending);
+        let inode = made.inode;
+        inode.linkable.store(true, Ordering::Relaxed);
+        inode.uses.store(2, Ordering::Release);
+        let entry = self.table.entry(inode.ino.0);
+        entry.nlink.store(0, Ordering::Release);
+        *entry.node.write() = Some(inode.clone());
+        let attr = self.attr(&inode, &inode.body.read());
+        Ok(attr)
+    }
+
+    fn make(&self, cred: &Cred, dir: Ino, name: &[u8], new: &New) -> Result<Attr> {
+        check_name(name, libc::EEXIST)?;
+        let dir = self.inode(dir)?;
+        loop {
+            self.core.check_alive()?;
+            let done = {
+                let guard = self.core.epochs.enter();
+                let mut body = dir.body.write();
+                self.make_locked(cred, &dir, &mut body, &guard, name, new)
+            };
+            match done {
+                Err(e) if e.errno() == libc::ENOSPC && self.make_room() => continue,
+                done => return done,
+            }
+        }
+    }
+
+    fn make_locked(
+        &self,
+        cred: &Cred,
+        dir: &Arc<Inode>,
+        body: &mut Body,
+        guard: &epoch::Guard,
+        name: &[u8],
+        new: &New,
+    ) -> Result<Attr> {
+        if body.dir()?.lookup(name).is_some() {
+            permit(cred, body, X)?;
+            return Err(Error::new(libc::EEXIST, "namei::make"));
+        }
+        self.check_grows(cred, dir, body)?;
+        let is_dir = new.mode & libc::S_IFMT == libc::S_IFDIR;
+        let parent = self.table.entry(dir.ino.0);
+        if is_dir && parent.links() >= LINKS_MAX {
+            return Err(Error::new(libc::EMLINK, "namei::make"));
+        }
+        let now = now();
+        let made = self.new_inode(cred, body, new, guard, now)?;
+        let inode = made.inode;
+        let record = AddRecord {
+            ino: inode.ino.0,
+            generation: inode.generation,
+            mtime: now,
+            cookie: next_cookie(body)?,
+            replaces: 0,
+            moved: 0,
+            kind: inode.kind as u8,
+            flags: field::add::CREATE,
+            lines: inode.body.read().log.lines().min(u8::MAX as u32) as u8,
+            partner: None,
+            name,
+        };
+        let mut batch = Batch::new();
+        record.encode(&mut batch);
+        if let Err(e) = self.commit(dir, body, &mut batch, guard, Class::Data, made.pending) {
+            inode.body.write().log.free_all(&self.core, None);
+            self.slots.put(inode.ino.0, None);
+            return Err(e);
+        }
+        insert(body, &record, batch.placed(0));
+        (body.mtime, body.ctime) = (now, now);
+        inode.uses.store(1 + new.open as u64, Ordering::Release);
+        let entry = self.table.entry(inode.ino.0);
+        entry.parent.store(dir.ino.0, Ordering::Release);
+        entry.nlink.store(1 + is_dir as u32, Ordering::Release);
+        if is_dir {
+            parent.nlink.fetch_add(1, Ordering::AcqRel);
+        }
+        let attr = inode.attr(&inode.body.read(), 1 + is_dir as u32);
+        *entry.node.write() = Some(inode);
+        self.tidy_log(dir, body, guard);
+        Ok(attr)
+    }
+
+    /// A directory in which a name may appear: alive, and the caller may write and search it.
+    fn check_grows(&self, cred: &Cred, dir: &Inode, body: &Body) -> Result<()> {
+        if body.dead || self.links(dir) == 0 {
+            return Err(Error::new(libc::ENOENT, "namei::check_grows"));
+        }
+        permit(cred, body, W | X)
+    }
+
+    /// Stores a new inode's slot and what its log must hold from the start. Not named yet: the caller
+    /// fences, and gives the slot back if it fails.
+    fn new_inode(&self, cred: &Cred, dir: &Body, new: &New, guard: &epoch::Guard, now: u64) -> Result<Made> {
+        let (mode, acls) = inherited(dir, new);
+        let gid = if dir.mode & libc::S_ISGID != 0 { dir.gid } else { cred.gid };
+        let ino = self.take_slot(guard)?;
+        let header = SlotHeader {
+            mode: set_gid_bit(cred, dir, mode, gid),
+            uid: cred.uid,
+            gid,
+            generation: self.core.generation(),
+            rdev: new.rdev,
+            btime: now,
+        };
+        let slot = self.slot(ino)?;
+        let owner = Owner { ino, generation: header.generation, slot };
+        let mut body = Body::new(&header, Log::new(self.core.key_crc, &owner));
+        let mut batch = Batch::new();
+        if let Some(target) = new.target {
+            target_records(&mut batch, target);
+            body.data = Data::Symlink(target.into());
+        }
+        for (name, acl) in acls {
+            let value = acl.encode();
+            super::xattr::value_record(&mut batch, name, &value, None, now);
+            body.xattrs.push(inode::Xattr { name: name.into(), value: value.into(), seq: 0, blocks: None });
+        }
+        let stored =
+            self.core.media.copy_nt(slot, &header.encode(self.core.key_crc, ino)).map_err(Error::from);
+        let stored = stored.and_then(|pending| {
+            if batch.is_empty() {
+                return Ok(pending);
+            }
+            let first = batch.count() - body.xattrs.len();
+            let logged = body.log.append(&self.core, &owner, &mut batch, guard.epoch(), Class::Data)?;
+            for (i, x) in body.xattrs.iter_mut().enumerate() {
+                x.seq = batch.placed(first + i).0;
+            }
+            Ok(pending.and(logged))
+        });
+        match stored {
+            Ok(pending) => Ok(Made { inode: Arc::new(inode::assemble(&header, &owner, body, now)), pending }),
+            Err(e) => {
+                self.slots.put(ino, None);
+                Err(e)
+            }
+        }
+    }
+
+    fn take_slot(&self, guard: &epoch::Guard) -> Result<u32> {
+        if let Some(ino) = self.slots.take() {
+            return Ok(ino);
+        }
+        match self.grow_table(guard) {
+            Ok(()) => self.slots.take().or_else(|| self.slots.steal()),
+            Err(_) => self.slots.steal(),
+        }
+        .ok_or_else(|| Error::new(libc::ENOSPC, "namei::take_slot"))
+    }
+
+    pub fn link(&self, cred: &Cred, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
+        check_name(name, libc::EEXIST)?;
+        let (inode, dir) = (self.inode(ino)?, self.inode(dir)?);
+        if inode.kind == Kind::Directory {
+            return Err(Error::new(libc::EPERM, "namei::link"));
+        }
+        loop {
+            self.core.check_alive()?;
+            let done = {
+                let guard = self.core.epochs.enter();
+                let mut body = dir.body.write();
+                self.link_locked(cred, &inode, &dir, &mut body, &guard, name)
+            };
+            match done {
+                Err(e) if e.errno() == libc::ENOSPC && self.make_room() => continue,
+                done => return done,
+            }
+        }
+    }
+
+    fn link_locked(
+        &self,
+        cred: &Cred,
+        inode: &Arc<Inode>,
+        dir: &Arc<Inode>,
+        body: &mut Body,
+        guard: &epoch::Guard,
+        name: &[u8],
+    ) -> Result<Attr> {
+        if body.dir()?.lookup(name).is_some() {
+            permit(cred, body, X)?;
+            return Err(Error::new(libc::EEXIST, "namei::link"));
+        }
+        self.check_grows(cred, dir, body)?;
+        let mut child = inode.body.write();
+        let entry = self.table.entry(inode.ino.0);
+        let nameless = entry.links() == 0;
+        if child.dead || nameless && !inode.linkable.load(Ordering::Relaxed) {
+            return Err(Error::new(libc::ENOENT, "namei::link"));
+        }
+        if entry.links() >= LINKS_MAX {
+            return Err(Error::new(libc::EMLINK, "namei::link"));
+        }
+        let now = now();
+        let record = AddRecord {
+            ino: inode.ino.0,
+            generation: inode.generation,
+            mtime: now,
+            cookie: next_cookie(body)?,
+            replaces: 0,
+            moved: 0,
+            kind: inode.kind as u8,
+            flags: 0,
+            lines: 0,
+            partner: None,
+            name,
+        };
+        let mut batch = Batch::new();
+        record.encode(&mut batch);
+        self.commit(dir, body, &mut batch, guard, Class::Data, Flushed::issued())?;
+        insert(body, &record, batch.placed(0));
+        (body.mtime, body.ctime) = (now, now);
+        entry.nlink.fetch_add(1, Ordering::AcqRel);
+        child.ctime = now;
+        inode.set_attrs_ahead();
+        inode.uses.fetch_add(1, Ordering::AcqRel);
+        let attr = self.attr(inode, &child);
+        drop(child);
+        self.tidy_log(dir, body, guard);
+        Ok(attr)
+    }
+
+    /// EISDIR for a directory.
+    pub fn unlink(&self, cred: &Cred, dir: Ino, name: &[u8]) -> Result<()> {
+        self.remove(cred, dir, name, false)
+    }
+
+    /// ENOTEMPTY, ENOTDIR, EINVAL for ".", as rmdir(2).
+    pub fn rmdir(&self, cred: &Cred, dir: Ino, name: &[u8]) -> Result<()> {
+        match name {
+            b"." => return Err(Error::new(libc::EINVAL, "namei::rmdir")),
+            b".." => return Err(Error::new(libc::ENOTEMPTY, "namei::rmdir")),
+            _ => {}
+        }
+        self.remove(cred, dir, name, true)
+    }
+
+    fn remove(&self, cred: &Cred, dir: Ino, name: &[u8], want_dir: bool) -> Result<()> {
+        check_name(name, libc::EISDIR)?;
+        self.core.check_alive()?;
+        let dir = self.inode(dir)?;
+        let victim = {
+            let guard = self.core.epochs.enter();
+            let mut body = dir.body.write();
+            let victim = self.remove_locked(cred, &dir, &mut body, &guard, name, want_dir)?;
+            self.tidy_log(&dir, &mut body, &guard);
+            victim
+        };
+        self.reclaim_if_unused(&victim);
+        Ok(())
+    }
+
+    fn reclaim_if_unused(&self, inode: &Arc<Inode>) {
+        if inode.uses.load(Ordering::Acquire) == 0 && self.links(inode) == 0 {
+            self.reclaim(inode);
+        }
+    }
+
+    fn remove_locked(
+        &self,
+        cred: &Cred,
+        dir: &Arc<Inode>,
+        body: &mut Body,
+        guard: &epoch::Guard,
+        name: &[u8],
+        want_dir: bool,
+    ) -> Result<Arc<Inode>> {
+        let entry = body.dir()?.lookup(name).ok_or_else(|| Error::new(libc::ENOENT, "namei::remove"))?;
+        permit(cred, body, W | X)?;
+        let victim = self.inode(entry.ino)?;
+        let mut child = victim.body.write();
+        check_sticky(cred, body, &child)?;
+        match (victim.kind == Kind::Directory, want_dir) {
+            (true, false) => return Err(Error::new(libc::EISDIR, "namei::remove")),
+            (false, true) => return Err(Error::new(libc::ENOTDIR, "namei::remove")),
+            (true, true) if !child.dir()?.is_empty() => {
+                return Err(Error::new(libc::ENOTEMPTY, "namei::remove"));
+            }
+            _ => {}
+        }
+        let now = now();
+        let mut batch = Batch::new();
+        let r = batch.record(Type::Remove, field::remove::COOKIE + 4);
+        remove_fields(r, &entry, now);
+        self.commit(dir, body, &mut batch, guard, Class::Release, Flushed::issued())?;
+        body.dir_mut().remove(name);
+        (body.mtime, body.ctime) = (now, now);
+        self.unlinked(dir, &victim, &mut child, now);
+        drop(child);
+        Ok(victim)
+    }
+
+    /// One name of `victim` in `dir` is gone.
+    fn unlinked(&self, dir: &Inode, victim: &Inode, child: &mut Body, now: u64) {
+        let entry = self.table.entry(victim.ino.0);
+        child.ctime = now;
+        victim.set_attrs_ahead();
+        victim.linkable.store(false, Ordering::Relaxed);
+        if victim.kind == Kind::Directory {
+            entry.nlink.store(0, Ordering::Release);
+            self.table.entry(dir.ino.0).nlink.fetch_sub(1, Ordering::AcqRel);
+            self.namespace.fetch_add(1, Ordering::AcqRel);
+        } else {
+            entry.nlink.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// `flags`: 0, `RENAME_NOREPLACE` or `RENAME_EXCHANGE`; others are EINVAL.
+    pub fn rename(
+        &self,
+        cred: &Cred,
+        from: Ino,
+        name: &[u8],
+        to: Ino,
+        newname: &[u8],
+        flags: u32,
+    ) -> Result<()> {
+        if !matches!(flags, 0 | RENAME_NOREPLACE | RENAME_EXCHANGE) {
+            return Err(Error::new(libc::EINVAL, "namei::rename"));
+        }
+        check_name(name, libc::EBUSY)?;
+        check_name(newname, libc::EBUSY)?;
+        let (from, to) = (self.inode(from)?, self.inode(to)?);
+        loop {
+            self.core.check_alive()?;
+            let done = {
+                let guard = self.core.epochs.enter();
+                let names = (name, newname);
+                if Arc::ptr_eq(&from, &to) {
+                    let mut body = from.body.write();
+                    self.rename_in(cred, &from, &mut body, &guard, names, flags)
+                } else {
+                    let _tree = self.rename_lock.lock();
+                    let (mut a, mut b) = self.lock_two(&from, &to);
+                    self.rename_between(cred, (&from, &mut a), (&to, &mut b), &guard, names, flags)
+                }
+            };
+            match done {
+                Ok(Some(replaced)) => {
+                    self.reclaim_if_unused(&replaced);
+                    return Ok(());
+                }
+                Ok(None) => return Ok(()),
+                Err(e) if e.errno() == libc::ENOSPC && self.make_room() => continue,
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// Locks two directories, an ancestor first. The caller holds the rename lock.
+    fn lock_two<'a>(
+        &self,
+        a: &'a Inode,
+        b: &'a Inode,
+    ) -> (RwLockWriteGuard<'a, Body>, RwLockWriteGuard<'a, Body>) {
+        let a_first =
+            self.is_ancestor(a.ino.0, b.ino.0) || !self.is_ancestor(b.ino.0, a.ino.0) && a.ino < b.ino;
+        if a_first {
+            let first = a.body.write();
+            (first, b.body.write())
+        } else {
+            let first = b.body.write();
+            (a.body.write(), first)
+        }
+    }
+
+    /// Whether `a` is `b` or above it. The caller holds the rename lock, so the tree stands still.
+    fn is_ancestor(&self, a: u32, mut b: u32) -> bool {
+        loop {
+            if a == b {
+                return true;
+            }
+            if b == ROOT_INO {
+                return false;
+            }
+            b = self.table.entry(b).parent.load(Ordering::Acquire);
+            if b == TABLE_INO {
+                return false; // a directory that was removed
+            }
+        }
+    }
+
+    /// Finds what a rename moves and replaces, and checks everything that does not need locks on them.
+    #[allow(clippy::type_complexity)]
+    fn rename_entries(
+        &self,
+        cred: &Cred,
+        (from_dir, from): (&Inode, &Body),
+        (to_dir, to): (&Inode, &Body),
+        (name, newname): (&[u8], &[u8]),
+        flags: u32,
+    ) -> Result<Option<(Dirent, Option<Dirent>)>> {
+        let fail = |errno| Err(Error::new(errno, "namei::rename"));
+        let (from_index, to_index) = (from.dir()?, to.dir()?);
+        permit(cred, from, X)?;
+        permit(cred, to, X)?;
+        let Some(source) = from_index.lookup(name) else { return fail(libc::ENOENT) };
+        let target = to_index.lookup(newname);
+        match (&target, flags) {
+            (Some(_), RENAME_NOREPLACE) => return fail(libc::EEXIST),
+            (None, RENAME_EXCHANGE) => return fail(libc::ENOENT),
+            _ => {}
+        }
+        if self.links(to_dir) == 0 || self.links(from_dir) == 0 {
+            return fail(libc::ENOENT);
+        }
+        permit(cred, from, W | X)?;
+        permit(cred, to, W | X)?;
+        if target.is_some_and(|t| t.ino == source.ino) {
+            return Ok(None); // two names of one file: nothing happens
+        }
+        let is_dir = |e: &Dirent| e.kind == Kind::Directory;
+        if let Some(t) = target.filter(|_| flags != RENAME_EXCHANGE) {
+            match (is_dir(&source), is_dir(&t)) {
+                (true, false) => return fail(libc::ENOTDIR),
+                (false, true) => return fail(libc::EISDIR),
+                _ => {}
+            }
+        }
+        if from_dir.ino != to_dir.ino {
+            if is_dir(&source) && self.is_ancestor(source.ino.0, to_dir.ino.0) {
+                return fail(libc::EINVAL);
+            }
+            if let Some(t) = target.filter(|t| is_dir(t) && self.is_ancestor(t.ino.0, from_dir.ino.0)) {
+                let _ = t;
+                return fail(if flags == RENAME_EXCHANGE { libc::EINVAL } else { libc::ENOTEMPTY });
+            }
+            let gains = is_dir(&source) && !target.is_some_and(|t| is_dir(&t));
+            if gains && self.links(to_dir) >= LINKS_MAX {
+                return fail(libc::EMLINK);
+            }
+        }
+        Ok(Some((source, target)))
+    }
+
+    /// Permission to move and replace, with the locks of both inodes; a directory that is replaced
+    /// must be empty.
+    #[allow(clippy::too_many_arguments)]
+    fn check_rename(
+        &self,
+        cred: &Cred,
+        from: &Body,
+        to: &Body,
+        moved: &Body,
+        replaced: Option<&Body>,
+        between: bool,
+        flags: u32,
+    ) -> Result<()> {
+        check_sticky(cred, from, moved)?;
+        if between && matches!(moved.data, Data::Dir(_)) {
+            permit(cred, moved, W)?; // its ".." changes
+        }
+        let Some(replaced) = replaced else { return Ok(()) };
+        check_sticky(cred, to, replaced)?;
+        if flags == RENAME_EXCHANGE {
+            if between && matches!(replaced.data, Data::Dir(_)) {
+                permit(cred, replaced, W)?;
+            }
+        } else if let Data::Dir(d) = &replaced.data
+            && !d.is_empty()
+        {
+            return Err(Error::new(libc::ENOTEMPTY, "namei::rename"));
+        }
+        Ok(())
+    }
+
+    /// Inside one directory: one record, or two in one operation for an exchange.
+    fn rename_in(
+        &self,
+        cred: &Cred,
+        dir: &Arc<Inode>,
+        body: &mut Body,
+        guard: &epoch::Guard,
+        names: (&[u8], &[u8]),
+        flags: u32,
+    ) -> Result<Option<Arc<Inode>>> {
+        let Some((source, target)) = self.rename_entries(cred, (dir, body), (dir, body), names, flags)?
+        else {
+            return Ok(None);
+        };
+        let moved = self.inode(source.ino)?;
+        let replaced = target.map(|t| self.inode(t.ino)).transpose()?;
+        let (mut moved_body, mut replaced_body) = lock_children(&moved, replaced.as_deref());
+        self.check_rename(cred, body, body, &moved_body, replaced_body.as_deref(), false, flags)?;
+        let now = now();
+        let mut batch = Batch::new();
+        let exchange = target.filter(|_| flags == RENAME_EXCHANGE);
+        let first = AddRecord {
+            replaces: target.map_or(0, |t| t.cookie),
+            moved: if exchange.is_some() { 0 } else { source.cookie },
+            ..named(&source, names.1, next_cookie(body)?, now)
+        };
+        first.encode(&mut batch);
+        let second = match exchange {
+            Some(t) => {
+                let cookie = next_cookie_after(body, first.cookie)?;
+                let add = AddRecord { replaces: source.cookie, ..named(&t, names.0, cookie, now) };
+                add.encode(&mut batch);
+                Some(add)
+            }
+            None => None,
+        };
+        self.commit(dir, body, &mut batch, guard, Class::Release, Flushed::issued())?;
+        body.dir_mut().remove_cookie(source.cookie);
+        if let Some(t) = target {
+            body.dir_mut().remove_cookie(t.cookie);
+        }
+        insert(body, &first, batch.placed(0));
+        if let Some(add) = &second {
+            insert(body, add, batch.placed(1));
+        }
+        (body.mtime, body.ctime) = (now, now);
+        stamp(&moved, &mut moved_body, now);
+        if let (Some(r), Some(rb)) = (&replaced, &mut replaced_body) {
+            if exchange.is_some() {
+                stamp(r, rb, now);
+            } else {
+                self.unlinked(dir, r, rb, now);
+            }
+        }
+        if moved.kind == Kind::Directory || replaced.as_ref().is_some_and(|r| r.kind == Kind::Directory) {
+            self.namespace.fetch_add(1, Ordering::AcqRel);
+        }
+        drop((moved_body, replaced_body));
+        self.tidy_log(dir, body, guard);
+        Ok(replaced.filter(|_| exchange.is_none()))
+    }
+
+    /// Between two directories: a record in each, which name each other, and one fence.
+    fn rename_between(
+        &self,
+        cred: &Cred,
+        (from_dir, from): (&Arc<Inode>, &mut Body),
+        (to_dir, to): (&Arc<Inode>, &mut Body),
+        guard: &epoch::Guard,
+        names: (&[u8], &[u8]),
+        flags: u32,
+    ) -> Result<Option<Arc<Inode>>> {
+        let entries = self.rename_entries(cred, (from_dir, from), (to_dir, to), names, flags)?;
+        let Some((source, target)) = entries else { return Ok(None) };
+        let moved = self.inode(source.ino)?;
+        let replaced = target.map(|t| self.inode(t.ino)).transpose()?;
+        let (mut moved_body, mut replaced_body) = lock_children(&moved, replaced.as_deref());
+        self.check_rename(cred, from, to, &moved_body, replaced_body.as_deref(), true, flags)?;
+        let now = now();
+        let transaction = self.core.transaction();
+        let partner = |dir: &Inode, body: &Body| {
+            Some(Partner { generation: dir.generation, ino: dir.ino.0, seq: body.log.seq(), transaction })
+        };
+        let exchange = target.filter(|_| flags == RENAME_EXCHANGE);
+        let added = AddRecord {
+            replaces: target.map_or(0, |t| t.cookie),
+            partner: partner(from_dir, from),
+            ..named(&source, names.1, next_cookie(to)?, now)
+        };
+        let (mut to_batch, mut from_batch) = (Batch::new(), Batch::new());
+        added.encode(&mut to_batch);
+        let back = match exchange {
+            Some(t) => {
+                let add = AddRecord {
+                    replaces: source.cookie,
+                    partner: partner(to_dir, to),
+                    ..named(&t, names.0, next_cookie(from)?, now)
+                };
+                add.encode(&mut from_batch);
+                Some(add)
+            }
+            None => {
+                let r = from_batch.record(Type::RemoveMoved, field::remove::PARTNER + field::partner::BYTES);
+                remove_fields(r, &source, now);
+                partner(to_dir, to).expect("always").encode(&mut r[field::remove::PARTNER..]);
+                None
+            }
+        };
+        self.commit_two((to_dir, to, &mut to_batch), (from_dir, from, &mut from_batch), guard)?;
+        if let Some(t) = target {
+            to.dir_mut().remove_cookie(t.cookie);
+        }
+        from.dir_mut().remove_cookie(source.cookie);
+        insert(to, &added, to_batch.placed(0));
+        if let Some(add) = &back {
+            insert(from, add, from_batch.placed(0));
+        }
+        (from.mtime, from.ctime, to.mtime, to.ctime) = (now, now, now, now);
+        stamp(&moved, &mut moved_body, now);
+        if let (Some(r), Some(rb)) = (&replaced, &mut replaced_body) {
+            if exchange.is_some() {
+                stamp(r, rb, now);
+                self.adopted(r, to_dir, from_dir);
+            } else {
+                self.unlinked(to_dir, r, rb, now);
+            }
+        }
+        self.adopted(&moved, from_dir, to_dir);
+        drop((moved_body, replaced_body));
+        self.tidy_log(to_dir, to, guard);
+        self.tidy_log(from_dir, from, guard);
+        Ok(replaced.filter(|_| exchange.is_none()))
+    }
+
+    /// Appends to two logs with one fence. Neither is touched if there is no space for both.
+    fn commit_two(
+        &self,
+        (a_dir, a, a_batch): (&Inode, &mut Body, &mut Batch),
+        (b_dir, b, b_batch): (&Inode, &mut Body, &mut Batch),
+        guard: &epoch::Guard,
+    ) -> Result<()> {
+        let (core, epoch) = (&self.core, guard.epoch());
+        let a_room = a.log.reserve(core, a_batch, Class::Release)?;
+        let b_room = match b.log.reserve(core, b_batch, Class::Release) {
+            Ok(room) => room,
+            Err(e) => {
+                a_room.give_back(core);
+                return Err(e);
+            }
+        };
+        let appended =
+            a.log.append_reserved(core, &a_dir.owner(), a_batch, epoch, a_room).and_then(|first| {
+                let second = b.log.append_reserved(core, &b_dir.owner(), b_batch, epoch, b_room)?;
+                Ok(first.and(second))
+            });
+        let flushed = appended.inspect_err(|e| core.poison(e))?;
+        core.fence(flushed);
+        Ok(())
+    }
+
+    /// A directory moved: its parent and the parents' link counts follow.
+    fn adopted(&self, inode: &Inode, from: &Inode, to: &Inode) {
+        if inode.kind == Kind::Directory {
+            self.table.entry(inode.ino.0).parent.store(to.ino.0, Ordering::Release);
+            self.table.entry(from.ino.0).nlink.fetch_sub(1, Ordering::AcqRel);
+            self.table.entry(to.ino.0).nlink.fetch_add(1, Ordering::AcqRel);
+            self.namespace.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Calls `each` for the entries after `cookie` (0 to begin; "." and ".." come first, cookies 1 and
+    /// 2) until it answers false. `each` must not call the file system.
+    pub fn readdir(&self, ino: Ino, cookie: u64, each: &mut dyn FnMut(&DirEntry) -> bool) -> Result<()> {
+        let inode = self.inode(ino)?;
+        let body = inode.body.read();
+        let index = body.dir()?;
+        super::read::touch(&inode, body.mtime.max(body.ctime));
+        let parent = Ino(self.table.entry(ino.0).parent.load(Ordering::Acquire));
+        for (i, (ino, name)) in [(ino, b".".as_slice()), (parent, b"..")].into_iter().enumerate() {
+            let dot = DirEntry { ino, cookie: i as u64 + 1, kind: Kind::Directory, name };
+            if cookie <= i as u64 && !each(&dot) {
+                return Ok(());
+            }
+        }
+        for Named { name, entry: e } in index.iter_after(cookie.min(u32::MAX as u64) as u32) {
+            if !each(&DirEntry { ino: e.ino, cookie: e.cookie as u64, kind: e.kind, name }) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`readdir`](Fs::readdir) with attributes, taking a reference for each entry (except "." and
+    /// "..") for which `each` answers true.
+    pub fn readdir_plus(
+        &self,
+        ino: Ino,
+        cookie: u64,
+        each: &mut dyn FnMut(&DirEntry, &Attr) -> bool,
+    ) -> Result<()> {
+        // Entries cannot go while the directory's lock is held, so their inodes can be taken.
+        let mut failed = None;
+        self.readdir(ino, cookie, &mut |entry| {
+            if entry.name == b"." || entry.name == b".." {
+                let attr = bare_attr(entry);
+                return each(entry, &attr);
+            }
+            match self.inode(entry.ino) {
+                Ok(inode) => {
+                    let attr = self.attr(&inode, &inode.body.read());
+                    inode.uses.fetch_add(1, Ordering::AcqRel);
+                    let taken = each(entry, &attr);
+                    if !taken {
+                        inode.uses.fetch_sub(1, Ordering::AcqRel);
+                    }
+                    taken
+                }
+                Err(e) => {
+                    failed = Some(e);
+                    false
+                }
+            }
+        })?;
+        failed.map_or(Ok(()), Err)
+    }
+}
+
+/// What is known of "." and ".." without their locks: callers use number and type only.
+fn bare_attr(entry: &DirEntry) -> Attr {
+    Attr {
+        ino: entry.ino,
+        generation: 0,
+        mode: entry.kind.mode_bits(),
+        nlink: 0,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        size: 0,
+        blocks: 0,
+        atime: Time::default(),
+        mtime: Time::default(),
+        ctime: Time::default(),
+        btime: Time::default(),
+    }
+}
+
+/// `dots` is the errno for "." and "..".
+fn check_name(name: &[u8], dots: i32) -> Result<()> {
+    let errno = match name {
+        b"" => libc::ENOENT,
+        b"." | b".." => dots,
+        _ if name.len() > NAME_BYTES_MAX => libc::ENAMETOOLONG,
+        _ if name.contains(&b'/') || name.contains(&0) => libc::EINVAL,
+        _ => return Ok(()),
+    };
+    Err(Error::new(errno, "namei::check_name"))
+}
+
+/// In a sticky directory only the owner of the entry or of the directory removes it.
+fn check_sticky(cred: &Cred, dir: &Body, child: &Body) -> Result<()> {
+    let free = dir.mode & libc::S_ISVTX == 0
+        || !cred.enforce
+        || cred.is_root()
+        || cred.uid == child.uid
+        || cred.uid == dir.uid;
+    if free { Ok(()) } else { Err(Error::new(libc::EPERM, "namei::check_sticky")) }
+}
+
+/// Mode and access lists of a new inode: from the directory's default list, or through the umask.
+fn inherited(dir: &Body, new: &New) -> (u32, Vec<(&'static [u8], super::acl::Acl)>) {
+    if new.target.is_some() {
+        return (new.mode, Vec::new());
+    }
+    let Some(default) = super::acl::default(dir) else {
+        return (new.mode & !(new.umask & 0o777), Vec::new());
+    };
+    let (access, mode) = default.inherit(new.mode);
+    let mut acls = Vec::new();
+    if !access.is_minimal() {
+        acls.push((super::acl::ACCESS, access));
+    }
+    if mode & libc::S_IFMT == libc::S_IFDIR {
+        acls.push((super::acl::DEFAULT, default));
+    }
+    (mode, acls)
+}
+
+/// Directories pass their setgid bit on; an executable file has one only if its maker is in the group.
+fn set_gid_bit(cred: &Cred, dir: &Body, mode: u32, gid: u32) -> u32 {
+    if mode & libc::S_IFMT == libc::S_IFDIR {
+        return mode | dir.mode & libc::S_ISGID;
+    }
+    let keeps = !cred.enforce || cred.is_root() || cred.in_group(gid);
+    if mode & libc::S_ISGID != 0 && mode & libc::S_IXGRP != 0 && !keeps {
+        mode & !libc::S_ISGID
+    } else {
+        mode
+    }
+}
+
+/// The target of a symbolic link, in one record or, if it is very long, two.
+fn target_records(batch: &mut Batch, target: &[u8]) {
+    let longest = RECORD_LINES_MAX as usize * crate::media::LINE - field::symlink::TARGET;
+    for (i, part) in target.chunks(longest).enumerate() {
+        let r = batch.record(Type::Symlink, field::symlink::TARGET + part.len());
+        put16(r, field::symlink::LEN, part.len() as u16);
+        put16(r, field::symlink::OFFSET, (i * longest) as u16);
+        r[field::symlink::TARGET..field::symlink::TARGET + part.len()].copy_from_slice(part);
+    }
+}
+
+fn next_cookie(body: &Body) -> Result<u32> {
+    next_cookie_after(body, 0)
+}
+
+/// A cookie for an entry to come, other than `taken`, which is given already.
+fn next_cookie_after(body: &Body, taken: u32) -> Result<u32> {
+    let dir = body.dir()?;
+    let free = |c: &u32| dir.by_cookie(*c).is_none();
+    let cookie = match dir.next_cookie() {
+        Some(c) if c == taken => taken.checked_add(1).filter(free),
+        other => other,
+    };
+    cookie.ok_or_else(|| Error::new(libc::ENOSPC, "namei::next_cookie"))
+}
+
+/// The entry under another name.
+fn named<'a>(e: &Dirent, name: &'a [u8], cookie: u32, now: u64) -> AddRecord<'a> {
+    AddRecord {
+        ino: e.ino.0,
+        generation: e.generation,
+        mtime: now,
+        cookie,
+        replaces: 0,
+        moved: 0,
+        kind: e.kind as u8,
+        flags: 0,
+        lines: 0,
+        partner: None,
+        name,
+    }
+}
+
+fn insert(body: &mut Body, record: &AddRecord, (seq, lines): (u32, u8)) {
+    let entry = Dirent {
+        ino: Ino(record.ino),
+        generation: record.generation,
+        kind: Kind::from_dtype(record.kind).expect("made from an inode"),
+        cookie: record.cookie,
+        seq,
+        lines,
+    };
+    body.dir_mut().insert(record.name, entry).expect("the name was free under this lock");
+}
+
+fn remove_fields(r: &mut [u8], e: &Dirent, now: u64) {
+    put64(r, field::remove::GENERATION, e.generation);
+    put64(r, field::remove::MTIME, now);
+    put32(r, field::remove::INO, e.ino.0);
+    put32(r, field::remove::COOKIE, e.cookie);
+}
+
+/// Locks what a rename moves and replaces. Files with names in several directories may come in any
+/// order, so the lower number goes first.
+fn lock_children<'a>(
+    moved: &'a Inode,
+    replaced: Option<&'a Inode>,
+) -> (RwLockWriteGuard<'a, Body>, Option<RwLockWriteGuard<'a, Body>>) {
+    match replaced {
+        Some(r) if r.ino < moved.ino => {
+            let first = r.body.write();
+            (moved.body.write(), Some(first))
+        }
+        _ => (moved.body.write(), replaced.map(|r| r.body.write())),
+    }
+}
+
+fn stamp(inode: &Inode, body: &mut Body, now: u64) {
+    body.ctime = now;
+    inode.set_attrs_ahead();
+}

@@ -1,0 +1,664 @@
+//! Opening a pool that was not closed: what the logs say becomes the state, in parallel.
+//!
+//! 1. The slot headers are read.
+//! 2. Each directory's log is scanned for operations **in doubt**. Normally that is its last one at
+//!    most, and only if its epoch is not settled. After a power loss on an ordinary file it is every
+//!    operation of an epoch that was not synced, because write-back keeps no order. What is in doubt
+//!    counts only if what it depends on is there: the slot it names, its other half in another log.
+//!    Where it does not count, the log is cut before it.
+//! 3. Cuts are carried from log to log until nothing changes; then the directories are replayed, and
+//!    link counts and parents follow from the root down. What the root does not reach is free.
+//! 4. The logs of all files reached are replayed, the last operation's data is verified, blocks are
+//!    marked, and redo bytes are stored again.
+//! 5. Logs that were cut are sealed, so that what was voided once is void for ever.
+//!
+//! Every step can be repeated: a crash in recovery is followed by the same recovery.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use parking_lot::Mutex;
+use std::collections::HashMap;
+
+use super::alloc::{Block, Class, Conflict, Run};
+use super::dirindex::Named;
+use super::format::*;
+use super::inode::{self, AddRecord, Body, Data, Inode, Partner, Redos};
+use super::log::{self, Batch, Log, Op, Owner, Reader};
+use super::mount::{Opened, boot, load_table_inode};
+use super::*;
+
+/// Slots that a thread takes at a time.
+const SLOTS_AT_A_TIME: u32 = 512;
+const THREADS_MAX: usize = 64;
+
+type Headers = Vec<Option<SlotHeader>>;
+
+struct Recovery<'a, M: Media> {
+    core: &'a Core<M>,
+    table_inode: &'a Inode,
+    /// Epochs up to this one hold no doubt.
+    settled: u64,
+    power_loss: bool,
+    headers: Headers,
+    voided: AtomicU32,
+}
+
+/// What a scan of a directory's log found.
+struct Scan {
+    /// Number of the first operation that does not count.
+    cut: Option<u32>,
+    head_seq: u32,
+    pairs: Vec<Pair>,
+}
+
+/// A record that is void without another one.
+struct Pair {
+    seq: u32,
+    partner: Partner,
+    in_doubt: bool,
+    /// The entry left this directory for the partner's.
+    leaves: bool,
+}
+
+/// Work on a log that waits until free space is known.
+#[derive(Default)]
+struct Repairs {
+    seals: Vec<(Owner, Log)>,
+    /// Change times that only directories know.
+    stamps: HashMap<u32, u64>,
+}
+
+pub(super) fn recover<M: Media>(core: &mut Core<M>, previous: &State) -> Result<Opened> {
+    let core = &*core;
+    tracing::info!("the pool was not closed: scanning its logs");
+    let whole = |run| core.alloc.mark_used(run).map_err(conflict(TABLE_INO));
+    whole(Run { start: Block(0), count: TABLE_BLOCK })?;
+    whole(Run { start: Block(core.sb.blocks as u32 - 1), count: 1 })?;
+    let table_inode = load_table_inode(core)?;
+    mark(core, TABLE_INO, &table_inode.body.read())?;
+    let slots = (table_inode.body.read().size / BLOCK as u64) as u32 * SLOTS_PER_BLOCK;
+    let mut r = Recovery {
+        core,
+        table_inode: &table_inode,
+        settled: previous.settled,
+        power_loss: core.deferring && (previous.boot == 0 || previous.boot != boot()),
+        headers: Vec::new(),
+        voided: AtomicU32::new(0),
+    };
+    r.headers = r.read_headers(slots)?;
+    if !r.headers[ROOT_INO as usize].is_some_and(|h| h.mode & libc::S_IFMT == libc::S_IFDIR) {
+        return Err(Error::message(
+            libc::EUCLEAN,
+            "recover::recover",
+            "the root directory is damaged; run `lode fsck`",
+        ));
+    }
+    let table = table::Table::new();
+    let mut repairs = Repairs::default();
+    r.recover_directories(&table, slots, &mut repairs)?;
+    r.recover_files(&table, slots, &mut repairs)?;
+    core.alloc.start();
+    r.repair(&table, repairs)?;
+    let mut free_slots: Vec<u32> = (2..slots).filter(|&ino| table.entry(ino).links() == 0).collect();
+    let orphans = free_slots.iter().filter(|&&ino| r.headers[ino as usize].is_some()).count() as u64;
+    free_slots.reverse();
+    let report = OpenReport {
+        was_clean: false,
+        inodes_scanned: slots as u64 - free_slots.len() as u64,
+        voided: r.voided.load(Ordering::Relaxed) as u64,
+        orphans,
+        seconds: 0.0,
+    };
+    Ok(Opened { table, table_inode, slot_count: slots, free_slots, report })
+}
+
+/// Runs `work` over `[0, count)` in parts, on all CPUs.
+fn parallel<T: Send>(
+    count: u32,
+    work: impl Fn(std::ops::Range<u32>, &mut T) -> Result<()> + Sync,
+) -> Result<Vec<T>>
+where
+    T: Default,
+{
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(THREADS_MAX);
+    let threads = threads.min(count.div_ceil(SLOTS_AT_A_TIME).max(1) as usize);
+    let next = AtomicU32::new(0);
+    let failed = Mutex::new(None);
+    let run = || {
+        let mut out = T::default();
+        loop {
+            let from = next.fetch_add(SLOTS_AT_A_TIME, Ordering::Relaxed);
+            if from >= count || failed.lock().is_some() {
+                return out;
+            }
+            if let Err(e) = work(from..count.min(from + SLOTS_AT_A_TIME), &mut out) {
+                failed.lock().get_or_insert(e);
+            }
+        }
+    };
+    let parts = std::thread::scope(|s| {
+        let others: Vec<_> = (1..threads).map(|_| s.spawn(run)).collect();
+        let mut parts = vec![run()];
+        parts.extend(others.into_iter().map(|t| t.join().expect("a recovery thread panicked")));
+        parts
+    });
+    match failed.into_inner() {
+        Some(e) => Err(e),
+        None => Ok(parts),
+    }
+}
+
+impl<M: Media> Recovery<'_, M> {
+    fn slot(&self, ino: u32) -> Addr {
+        let body = self.table_inode.body.read();
+        let super::index::Mapping::Written(block) = body.file().expect("checked").get(ino / SLOTS_PER_BLOCK)
+        else {
+            unreachable!("the table has no holes: checked at load");
+        };
+        log::block_addr(block).add((ino % SLOTS_PER_BLOCK) as u64 * SLOT as u64)
+    }
+
+    fn owner(&self, ino: u32) -> Owner {
+        let generation = self.headers[ino as usize].expect("the caller saw a header").generation;
+        Owner { ino, generation, slot: self.slot(ino) }
+    }
+
+    fn is_dir(&self, ino: u32) -> bool {
+        self.headers[ino as usize].is_some_and(|h| h.mode & libc::S_IFMT == libc::S_IFDIR)
+    }
+
+    fn read_headers(&self, slots: u32) -> Result<Headers> {
+        let parts = parallel(slots, |range, out: &mut Vec<(u32, SlotHeader)>| {
+            for ino in range {
+                if let Some(h) =
+                    inode::read_header(self.core, ino, self.slot(ino))?.filter(|_| ino != TABLE_INO)
+                {
+                    out.push((ino, h));
+                }
+            }
+            Ok(())
+        })?;
+        let mut headers = vec![None; slots as usize];
+        for (ino, h) in parts.into_iter().flatten() {
+            headers[ino as usize] = Some(h);
+        }
+        Ok(headers)
+    }
+
+    /// Whether an operation needs proof that what it depends on is on media.
+    fn in_doubt(&self, op: &Op, last: bool) -> bool {
+        op.epoch() > self.settled && (last || self.power_loss)
+    }
+
+    // -----------------------------------------------------------------------------------------------
+    // Directories
+
+    fn recover_directories(&self, table: &table::Table, slots: u32, repairs: &mut Repairs) -> Result<()> {
+        let parts = parallel(slots, |range, out: &mut Vec<(u32, Scan)>| {
+            for ino in range.filter(|&ino| self.is_dir(ino)) {
+                out.push((ino, self.scan(ino)?));
+            }
+            Ok(())
+        })?;
+        let mut scans: HashMap<u32, Scan> = parts.into_iter().flatten().collect();
+        loop {
+            self.settle_pairs(&mut scans);
+            let (dirs, found) = self.replay_directories(&scans, slots)?;
+            let reached = self.reach(&dirs)?;
+            if self.power_loss && self.keep_in_reach(&mut scans, &reached) {
+                continue; // an entry had left for a directory that the power loss took
+            }
+            self.adopt(table, dirs, &reached, &scans, repairs)?;
+            repairs.stamps = found;
+            return Ok(());
+        }
+    }
+
+    /// Finds where a directory's log must be cut for reasons of its own, and its paired records.
+    fn scan(&self, ino: u32) -> Result<Scan> {
+        let mut reader = Reader::new(self.core, self.owner(ino))?;
+        let mut scan = Scan { cut: None, head_seq: reader.log().head_seq(), pairs: Vec::new() };
+        let (mut op, mut next) = (Op::default(), Op::default());
+        let mut more = reader.next(&mut op)?;
+        while more {
+            more = reader.next(&mut next)?;
+            let in_doubt = self.in_doubt(&op, !more);
+            if in_doubt && !self.depends_on_media(&op)? {
+                scan.cut = Some(op.seq());
+                return Ok(scan);
+            }
+            for record in op.records() {
+                if let Some((partner, leaves)) = partner_of(&record) {
+                    scan.pairs.push(Pair { seq: op.seq(), partner, in_doubt, leaves });
+                }
+            }
+            std::mem::swap(&mut op, &mut next);
+        }
+        Ok(scan)
+    }
+
+    /// Whether the slots, logs and values that the operation's records name are there.
+    fn depends_on_media(&self, op: &Op) -> Result<bool> {
+        for record in op.records() {
+            let holds = match record.kind {
+                Type::Add => match AddRecord::decode(record.bytes) {
+                    Some(add) if add.flags & field::add::COPIED == 0 => self.names_inode(&add)?,
+                    Some(_) => true,
+                    None => false,
+                },
+                Type::Xattr => self.has_value(record.bytes)?,
+                _ => true,
+            };
+            if !holds {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn names_inode(&self, add: &AddRecord) -> Result<bool> {
+        let header = self.headers.get(add.ino as usize).copied().flatten();
+        if header.is_none_or(|h| h.generation != add.generation) {
+            return Ok(false);
+        }
+        if add.flags & field::add::CREATE == 0 || add.lines == 0 {
+            return Ok(true);
+        }
+        let mut reader = Reader::new(self.core, self.owner(add.ino))?;
+        let mut op = Op::default();
+        while reader.log().lines() < add.lines as u32 {
+            if !reader.next(&mut op)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn has_value(&self, b: &[u8]) -> Result<bool> {
+        if b[field::xattr::FLAGS] & field::xattr::IN_BLOCKS == 0
+            || b[field::xattr::FLAGS] & field::xattr::COPIED != 0
+        {
+            return Ok(true);
+        }
+        let len = get32(b, field::xattr::VALUE_LEN) as usize;
+        let run = Run { start: Block(get32(b, field::xattr::BLOCK)), count: len.div_ceil(BLOCK) as u32 };
+        if len > crate::limits::XATTR_VALUE_BYTES_MAX || !self.core.holds_blocks(run) {
+            return Ok(false);
+        }
+        Ok(self.core.media.crc32c(log::block_addr(run.start), len, 0)? == get32(b, field::xattr::CRC))
+    }
+
+    /// Cuts every log before a paired record in doubt whose other half is not there, until no cut
+    /// takes another half away.
+    fn settle_pairs(&self, scans: &mut HashMap<u32, Scan>) {
+        loop {
+            let mut halves: HashMap<u64, u32> = HashMap::new();
+            for pair in scans.values().flat_map(Scan::counted) {
+                *halves.entry(pair.partner.transaction).or_default() += 1;
+            }
+            let heads: HashMap<u32, u32> = scans.iter().map(|(&ino, s)| (ino, s.head_seq)).collect();
+            let mut changed = false;
+            for scan in scans.values_mut() {
+                let void = scan.counted().find(|p| {
+                    p.in_doubt
+                        && halves[&p.partner.transaction] < 2
+                        && !self.partner_moved_on(&p.partner, &heads)
+                });
+                if let Some(seq) = void.map(|p| p.seq) {
+                    scan.cut = Some(seq);
+                    changed = true;
+                }
+            }
+            if !changed {
+                return;
+            }
+        }
+    }
+
+    /// Whether the other half was surely durable once: its log was cleaned past it, or its directory
+    /// was removed and its slot taken by another inode.
+    fn partner_moved_on(&self, partner: &Partner, heads: &HashMap<u32, u32>) -> bool {
+        match self.headers.get(partner.ino as usize).copied().flatten() {
+            Some(h) if h.generation != partner.generation => true,
+            Some(_) => {
+                heads.get(&partner.ino).is_some_and(|head| (head.wrapping_sub(partner.seq) as i32) > 0)
+            }
+            None => false,
+        }
+    }
+
+    /// Replays all directories up to their cuts; with them the change times that their records give
+    /// to what they name.
+    #[allow(clippy::type_complexity)]
+    fn replay_directories(
+        &self,
+        scans: &HashMap<u32, Scan>,
+        slots: u32,
+    ) -> Result<(HashMap<u32, Arc<Inode>>, HashMap<u32, u64>)> {
+        #[derive(Default)]
+        struct Part {
+            dirs: Vec<Arc<Inode>>,
+            stamps: HashMap<u32, u64>,
+        }
+        let parts = parallel(slots, |range, out: &mut Part| {
+            for ino in range {
+                if let Some(scan) = scans.get(&ino) {
+                    out.dirs.push(Arc::new(self.replay_directory(ino, scan.cut, &mut out.stamps)?));
+                }
+            }
+            Ok(())
+        })?;
+        let (mut dirs, mut stamps) = (HashMap::new(), HashMap::new());
+        for part in parts {
+            dirs.extend(part.dirs.into_iter().map(|d| (d.ino.0, d)));
+            for (ino, time) in part.stamps {
+                note(&mut stamps, ino, time);
+            }
+        }
+        Ok((dirs, stamps))
+    }
+
+    fn replay_directory(&self, ino: u32, cut: Option<u32>, stamps: &mut HashMap<u32, u64>) -> Result<Inode> {
+        let owner = self.owner(ino);
+        let header = self.headers[ino as usize].expect("a directory has one");
+        let mut reader = Reader::new(self.core, owner)?;
+        let mut body = Body::new(&header, Log::new(self.core.key_crc, &owner));
+        let mut atime = header.btime;
+        let mut op = Op::default();
+        while reader.next(&mut op)? {
+            if cut == Some(op.seq()) {
+                reader.rewind(op.begin());
+                break;
+            }
+            inode::apply(self.core, &owner, &mut body, &mut atime, &op, None)?;
+            for record in op.records() {
+                match record.kind {
+                    Type::Add if record.bytes[field::add::FLAGS] & field::add::CREATE == 0 => {
+                        note(
+                            stamps,
+                            get32(record.bytes, field::add::INO),
+                            get64(record.bytes, field::add::MTIME),
+                        );
+                    }
+                    Type::Remove | Type::RemoveMoved => {
+                        note(
+                            stamps,
+                            get32(record.bytes, field::remove::INO),
+                            get64(record.bytes, field::remove::MTIME),
+                        );
+                    }
+                    _ => {}
+                }
+            }
+        }
+        body.log = reader.into_log();
+        Ok(inode::assemble(&header, &owner, body, atime))
+    }
+
+    /// The directories that the root reaches, each with its parent.
+    fn reach(&self, dirs: &HashMap<u32, Arc<Inode>>) -> Result<HashMap<u32, u32>> {
+        let mut parents = HashMap::from([(ROOT_INO, ROOT_INO)]);
+        let mut queue = vec![ROOT_INO];
+        while let Some(ino) = queue.pop() {
+            let Some(dir) = dirs.get(&ino) else {
+                return Err(bad_entry(ino, "is named as a directory and is none"));
+            };
+            let body = dir.body.read();
+            for Named { entry: e, .. } in body.dir()?.iter_after(0) {
+                let header = self.headers.get(e.ino.0 as usize).copied().flatten();
+                if header.is_none_or(|h| {
+                    h.generation != e.generation || h.mode & libc::S_IFMT != e.kind.mode_bits()
+                }) {
+                    return Err(bad_entry(ino, "names an inode that is not there"));
+                }
+                if e.kind == Kind::Directory {
+                    if parents.insert(e.ino.0, ino).is_some() {
+                        return Err(bad_entry(e.ino.0, "is named by two directories"));
+                    }
+                    queue.push(e.ino.0);
+                }
+            }
+        }
+        Ok(parents)
+    }
+
+    /// Cuts logs before entries that left for a directory which is not reached. Whether it changed any.
+    fn keep_in_reach(&self, scans: &mut HashMap<u32, Scan>, reached: &HashMap<u32, u32>) -> bool {
+        let mut changed = false;
+        for (ino, scan) in scans.iter_mut().filter(|(ino, _)| reached.contains_key(*ino)) {
+            let _ = ino;
+            let lost = scan.counted().find(|p| {
+                p.leaves
+                    && p.in_doubt
+                    && !reached.contains_key(&p.partner.ino)
+                    && self.headers[p.partner.ino as usize]
+                        .is_some_and(|h| h.generation == p.partner.generation)
+            });
+            if let Some(seq) = lost.map(|p| p.seq) {
+                scan.cut = Some(seq);
+                changed = true;
+            }
+        }
+        changed
+    }
+
+    /// Puts what is reached into the table: link counts, parents, the directories themselves.
+    fn adopt(
+        &self,
+        table: &table::Table,
+        dirs: HashMap<u32, Arc<Inode>>,
+        reached: &HashMap<u32, u32>,
+        scans: &HashMap<u32, Scan>,
+        repairs: &mut Repairs,
+    ) -> Result<()> {
+        for (&ino, &parent) in reached {
+            let dir = &dirs[&ino];
+            let entry = table.entry(ino);
+            entry.parent.store(parent, Ordering::Relaxed);
+            entry.nlink.fetch_add(2, Ordering::Relaxed);
+            if ino != ROOT_INO {
+                table.entry(parent).nlink.fetch_add(1, Ordering::Relaxed);
+            }
+            let body = dir.body.read();
+            for Named { entry: e, .. } in body.dir()?.iter_after(0) {
+                if e.kind != Kind::Directory {
+                    table.entry(e.ino.0).nlink.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            if scans[&ino].cut.is_some() {
+                self.voided.fetch_add(1, Ordering::Relaxed);
+            }
+            mark(self.core, ino, &body)?;
+            drop(body);
+            *entry.node.write() = Some(dir.clone());
+        }
+        for (ino, scan) in scans.iter().filter(|(ino, s)| s.cut.is_some() && reached.contains_key(*ino)) {
+            let _ = scan;
+            let dir = &dirs[ino];
+            repairs.seals.push((dir.owner(), dir.body.read().log.clone()));
+        }
+        Ok(())
+    }
+
+    // -----------------------------------------------------------------------------------------------
+    // Files
+
+    fn recover_files(&self, table: &table::Table, slots: u32, repairs: &mut Repairs) -> Result<()> {
+        let stamps = std::mem::take(&mut repairs.stamps);
+        let parts = parallel(slots, |range, out: &mut Repairs| {
+            for ino in range {
+                if table.entry(ino).links() > 0 && !self.is_dir(ino) && ino != TABLE_INO {
+                    self.recover_file(ino, stamps.get(&ino).copied(), out)?;
+                } else if self.is_dir(ino)
+                    && let (Some(&time), Some(dir)) = (stamps.get(&ino), &*table.entry(ino).node.read())
+                    && time > dir.body.read().ctime
+                {
+                    out.stamps.insert(ino, time);
+                }
+            }
+            Ok(())
+        })?;
+        for part in parts {
+            repairs.seals.extend(part.seals);
+            repairs.stamps.extend(part.stamps);
+        }
+        Ok(())
+    }
+
+    fn recover_file(&self, ino: u32, stamp: Option<u64>, repairs: &mut Repairs) -> Result<()> {
+        let owner = self.owner(ino);
+        let header = self.headers[ino as usize].expect("a directory names it");
+        let mut reader = Reader::new(self.core, owner)?;
+        let mut body = Body::new(&header, Log::new(self.core.key_crc, &owner));
+        let mut redos = Redos::default();
+        let mut atime = header.btime;
+        let (mut op, mut next) = (Op::default(), Op::default());
+        let mut more = reader.next(&mut op)?;
+        while more {
+            more = reader.next(&mut next)?;
+            if self.in_doubt(&op, !more) && !self.data_holds(&owner, &header, &body, &op)? {
+                reader.rewind(op.begin());
+                self.voided.fetch_add(1, Ordering::Relaxed);
+                repairs.seals.push((owner, reader.log().clone()));
+                break;
+            }
+            inode::apply(self.core, &owner, &mut body, &mut atime, &op, Some(&mut redos))?;
+            std::mem::swap(&mut op, &mut next);
+        }
+        body.log = reader.into_log();
+        mark(self.core, ino, &body)?;
+        if let Data::File(index) = &body.data {
+            redos.apply(self.core, index)?;
+        }
+        if let Some(time) = stamp.filter(|&t| t > body.ctime) {
+            repairs.stamps.insert(ino, time);
+        }
+        Ok(())
+    }
+
+    /// Whether the data and values that an operation's records name are what it wrote.
+    fn data_holds(&self, owner: &Owner, header: &SlotHeader, body: &Body, op: &Op) -> Result<bool> {
+        if !self.depends_on_media(op)? {
+            return Ok(false);
+        }
+        let Some(index) = body.file() else { return Ok(true) };
+        if !op.records().any(|r| r.kind == Type::Write) {
+            return Ok(true);
+        }
+        // The record's own blocks, and for bytes stored in place those the file has already.
+        let mut after = Body::new(header, Log::new(self.core.key_crc, owner));
+        for record in op.records().filter(|r| r.kind == Type::Write) {
+            let start = get64(record.bytes, field::write::START);
+            let pages = get32(record.bytes, field::write::LEN).div_ceil(BLOCK as u32) + 1;
+            let mut page = (start / BLOCK as u64) as u32;
+            let end = page.saturating_add(pages);
+            while page < end {
+                let (mapping, count) = index.run_at(page, end - page);
+                if let super::index::Mapping::Written(block) = mapping {
+                    after.file_mut().set_run(page, count, block, false, &mut |_, _| {});
+                }
+                page += count;
+            }
+        }
+        let mut atime = 0;
+        inode::apply(self.core, owner, &mut after, &mut atime, op, None)?;
+        inode::verify_data(self.core, after.file().expect("a file"), op)
+    }
+
+    // -----------------------------------------------------------------------------------------------
+
+    /// Seals what was cut and writes down times that only directories knew.
+    fn repair(&self, table: &table::Table, repairs: Repairs) -> Result<()> {
+        let epoch = self.core.epochs.current();
+        for (owner, mut log) in repairs.seals {
+            let flushed = log.seal_void(self.core, &owner, epoch)?;
+            self.core.fence(flushed);
+            if let Some(dir) = &*table.entry(owner.ino).node.read() {
+                dir.body.write().log = log;
+            }
+        }
+        for (ino, time) in repairs.stamps {
+            if table.entry(ino).links() == 0 {
+                continue;
+            }
+            let loaded = table.entry(ino).node.read().clone();
+            let node = match loaded {
+                Some(node) => node,
+                None => Arc::new(inode::load(self.core, ino, self.slot(ino))?),
+            };
+            let mut body = node.body.write();
+            if time <= body.ctime {
+                continue;
+            }
+            body.ctime = time;
+            let mut batch = Batch::new();
+            body.attr_record(node.atime.load(Ordering::Relaxed), 0, &mut batch);
+            match body.log.append(self.core, &node.owner(), &mut batch, epoch, Class::Release) {
+                Ok(flushed) => {
+                    self.core.fence(flushed);
+                }
+                Err(e) if e.errno() == libc::ENOSPC => {} // the older time stays
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Scan {
+    /// The pairs before the cut.
+    fn counted(&self) -> impl Iterator<Item = &Pair> {
+        let cut = self.cut;
+        self.pairs.iter().take_while(move |p| cut != Some(p.seq))
+    }
+}
+
+fn partner_of(record: &log::Record) -> Option<(Partner, bool)> {
+    match record.kind {
+        Type::RemoveMoved => Some((Partner::decode(&record.bytes[field::remove::PARTNER..]), true)),
+        Type::Add => AddRecord::decode(record.bytes)?.partner.map(|p| (p, false)),
+        _ => None,
+    }
+}
+
+fn note(stamps: &mut HashMap<u32, u64>, ino: u32, time: u64) {
+    let known = stamps.entry(ino).or_insert(time);
+    *known = time.max(*known);
+}
+
+/// Marks all blocks of an inode as used.
+fn mark<M: Media>(core: &Core<M>, ino: u32, body: &Body) -> Result<()> {
+    if let Data::File(index) = &body.data {
+        for run in index.iter_runs(0) {
+            core.alloc.mark_used(Run { start: run.block, count: run.count }).map_err(conflict(ino))?;
+        }
+    }
+    for run in body.xattrs.iter().filter_map(|x| x.blocks) {
+        core.alloc.mark_used(run).map_err(conflict(ino))?;
+    }
+    for s in body.log.segments() {
+        if s.lines as u32 == MINI_LINES {
+            core.alloc.mark_mini_used(log::addr_mini(s.addr)).map_err(conflict(ino))?;
+        } else {
+            let start = Block((s.addr.0 / BLOCK as u64) as u32);
+            core.alloc.mark_used(Run { start, count: 1 }).map_err(conflict(ino))?;
+        }
+    }
+    Ok(())
+}
+
+fn conflict(ino: u32) -> impl Fn(Conflict) -> Error {
+    move |c| {
+        Error::message(
+            libc::EUCLEAN,
+            "recover::mark",
+            format!("inode {ino} has block {}, which another one has too; run `lode fsck`", c.block.0),
+        )
+    }
+}
+
+#[cold]
+fn bad_entry(ino: u32, what: &str) -> Error {
+    Error::message(libc::EUCLEAN, "recover::reach", format!("directory {ino} {what}; run `lode fsck`"))
+}

@@ -1,0 +1,299 @@
+//! fallocate: reserved blocks, holes, zeros.
+
+use super::alloc::{Class, Run};
+use super::format::*;
+use super::index::Mapping;
+use super::inode::Body;
+use super::log::Batch;
+use super::write::{WriteFields, check_writable, write_records};
+use super::*;
+use crate::limits::FILE_BYTES_MAX;
+use crate::media::Flushed;
+
+const PAGE: u64 = BLOCK as u64;
+
+impl<M: Media> Fs<M> {
+    /// `mode`: FALLOC_FL_* bits: reserve (0 or KEEP_SIZE), PUNCH_HOLE, ZERO_RANGE, UNSHARE_RANGE (all
+    /// blocks are unshared); collapse and insert are EOPNOTSUPP. Reserved space survives a crash and
+    /// makes later writes to it succeed on a full pool; it reads as zeros.
+    pub fn fallocate(&self, ino: Ino, mode: i32, offset: u64, len: u64) -> Result<()> {
+        self.fallocate_node(&Node(self.inode(ino)?), mode, offset, len)
+    }
+
+    pub fn fallocate_node(&self, node: &Node, mode: i32, offset: u64, len: u64) -> Result<()> {
+        let keep = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
+        let what = mode & !(libc::FALLOC_FL_KEEP_SIZE | libc::FALLOC_FL_UNSHARE_RANGE);
+        let unknown = !matches!(what, 0 | libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE);
+        if unknown || what == libc::FALLOC_FL_PUNCH_HOLE && !keep {
+            return Err(Error::new(libc::EOPNOTSUPP, "space::fallocate"));
+        }
+        let end = offset.checked_add(len).filter(|&e| e <= FILE_BYTES_MAX);
+        let Some(end) = end else { return Err(Error::new(libc::EFBIG, "space::fallocate")) };
+        if len == 0 {
+            return Err(Error::new(libc::EINVAL, "space::fallocate"));
+        }
+        loop {
+            self.core.check_alive()?;
+            let done = {
+                let guard = self.core.epochs.enter();
+                let mut body = node.0.body.write();
+                check_allocatable(&body)?;
+                let done = match what {
+                    0 => self.reserve(&node.0, &mut body, &guard, offset, end, keep),
+                    _ => self.zero_range(&node.0, &mut body, &guard, offset, end, keep, what),
+                };
+                self.tidy_log(&node.0, &mut body, &guard);
+                done
+            };
+            match done {
+                Err(e) if e.errno() == libc::ENOSPC && self.make_room() => continue,
+                done => return done,
+            }
+        }
+    }
+
+    fn reserve(
+        &self,
+        inode: &Inode,
+        body: &mut Body,
+        guard: &epoch::Guard,
+        offset: u64,
+        end: u64,
+        keep: bool,
+    ) -> Result<()> {
+        let size = if keep { body.size } else { body.size.max(end) };
+        self.settle_tail(body, size)?;
+        let mut fresh = Vec::new();
+        let extents = match self.reserve_holes(body, offset / PAGE, end.div_ceil(PAGE), &mut fresh) {
+            Ok(extents) => extents,
+            Err(e) => return Err(self.give_back(&fresh, e)),
+        };
+        if extents.is_empty() && size == body.size {
+            return Ok(());
+        }
+        let now = now();
+        let mut batch = Batch::new();
+        let fields =
+            WriteFields { start: 0, len: 0, size, mtime: now, crc: None, flags: field::write::UNWRITTEN };
+        write_records(&mut batch, &extents, &fields);
+        if let Err(e) = self.commit(inode, body, &mut batch, guard, Class::Data, Flushed::issued()) {
+            return Err(self.give_back(&fresh, e));
+        }
+        for e in &extents {
+            body.file_mut().set_run(e.page, e.count, e.block, true, &mut |_, _| {
+                unreachable!("only holes were reserved");
+            });
+        }
+        body.size = size;
+        (body.mtime, body.ctime) = (now, now);
+        Ok(())
+    }
+
+    /// Blocks for the holes among pages `[from, to)`.
+    fn reserve_holes(
+        &self,
+        body: &mut Body,
+        from: u64,
+        to: u64,
+        fresh: &mut Vec<Run>,
+    ) -> Result<Vec<Extent>> {
+        let index = body.file_mut();
+        let mut extents = Vec::new();
+        let mut page = from as u32;
+        while (page as u64) < to {
+            let (mapping, count) = index.run_at(page, (to - page as u64) as u32);
+            if mapping == Mapping::Hole {
+                let had = fresh.len();
+                self.core
+                    .alloc
+                    .alloc_all(count, Class::Data, fresh)
+                    .map_err(|_| Error::new(libc::ENOSPC, "space::reserve"))?;
+                let mut at = page;
+                for run in &fresh[had..] {
+                    extents.push(Extent { page: at, count: run.count, block: run.start });
+                    at += run.count;
+                }
+            }
+            page += count;
+        }
+        Ok(extents)
+    }
+
+    #[cold]
+    fn give_back(&self, fresh: &[Run], e: Error) -> Error {
+        for &run in fresh {
+            self.core.alloc.free(run);
+        }
+        e
+    }
+
+    /// Before the size moves up without data: the rest of the last block becomes zeros, durably.
+    fn settle_tail(&self, body: &mut Body, size: u64) -> Result<()> {
+        let old = body.size;
+        if size <= old || old.is_multiple_of(PAGE) {
+            return Ok(());
+        }
+        if let Mapping::Written(block) = body.file_mut().get((old / PAGE) as u32) {
+            let at = log::block_addr(block).add(old % PAGE);
+            let flushed = self.core.media.zero_nt(at, (PAGE - old % PAGE).min(size - old) as usize)?;
+            self.core.fence(flushed);
+        }
+        Ok(())
+    }
+
+    /// PUNCH_HOLE and ZERO_RANGE: whole pages lose their blocks (ZERO_RANGE reserves new ones), the
+    /// pages at the edges are copied with zeros in them. One operation, all or nothing.
+    #[allow(clippy::too_many_arguments)]
+    fn zero_range(
+        &self,
+        inode: &Inode,
+        body: &mut Body,
+        guard: &epoch::Guard,
+        offset: u64,
+        end: u64,
+        keep: bool,
+        what: i32,
+    ) -> Result<()> {
+        let size = if keep || what == libc::FALLOC_FL_PUNCH_HOLE { body.size } else { body.size.max(end) };
+        self.settle_tail(body, size)?;
+        let now = now();
+        let mut batch = Batch::new();
+        let mut fresh = Vec::new();
+        let mut edges = Vec::new();
+        let mut pending = Flushed::issued();
+        let (first, last) = (offset.div_ceil(PAGE), end / PAGE);
+        for (page, from, to) in edges_of(offset, end, body.size) {
+            match self.zero_edge(body, page, from, to, &mut fresh) {
+                Ok(Some((extent, flushed))) => {
+                    edges.push(extent);
+                    pending = pending.and(flushed);
+                }
+                Ok(None) => {}
+                Err(e) => return Err(self.give_back(&fresh, e)),
+            }
+        }
+        // What the edges hold is durable before the records name it.
+        self.core.fence(pending);
+        let fields = WriteFields { start: 0, len: 0, size, mtime: now, crc: None, flags: 0 };
+        if !edges.is_empty() {
+            write_records(&mut batch, &edges, &fields);
+        }
+        let mut reserved = Vec::new();
+        if first < last {
+            hole_record(&mut batch, first as u32, (last - first) as u32, size, now);
+        }
+        if what == libc::FALLOC_FL_ZERO_RANGE {
+            // Its blocks may be the very ones that are freed, but only after the commit.
+            match self.reserve_anew(body, offset / PAGE, end.div_ceil(PAGE), first, last, &mut fresh) {
+                Ok(r) => reserved = r,
+                Err(e) => return Err(self.give_back(&fresh, e)),
+            }
+            let fields = WriteFields { flags: field::write::UNWRITTEN, ..fields };
+            if !reserved.is_empty() || first >= last && edges.is_empty() {
+                write_records(&mut batch, &reserved, &fields);
+            }
+        }
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let class = if what == libc::FALLOC_FL_PUNCH_HOLE { Class::Release } else { Class::Data };
+        if let Err(e) = self.commit(inode, body, &mut batch, guard, class, Flushed::issued()) {
+            return Err(self.give_back(&fresh, e));
+        }
+        let reuse = self.core.reuse_after(guard);
+        let mut free = |run, _| self.core.free(run, reuse);
+        let index = body.file_mut();
+        for e in &edges {
+            index.set_run(e.page, e.count, e.block, false, &mut free);
+        }
+        if first < last {
+            index.clear(first as u32, (last - first) as u32, &mut free);
+        }
+        for e in &reserved {
+            index.set_run(e.page, e.count, e.block, true, &mut free);
+        }
+        body.size = size;
+        (body.mtime, body.ctime) = (now, now);
+        Ok(())
+    }
+
+    /// Reserved blocks for pages `[from, to)` of a zeroed range: new ones for `[first, last)`, whose old
+    /// ones go, and for holes at the edges.
+    fn reserve_anew(
+        &self,
+        body: &mut Body,
+        from: u64,
+        to: u64,
+        first: u64,
+        last: u64,
+        fresh: &mut Vec<Run>,
+    ) -> Result<Vec<Extent>> {
+        let mut extents = Vec::new();
+        if first < last {
+            let had = fresh.len();
+            self.core
+                .alloc
+                .alloc_all((last - first) as u32, Class::Data, fresh)
+                .map_err(|_| Error::new(libc::ENOSPC, "space::zero_range"))?;
+            let mut page = first as u32;
+            for run in &fresh[had..] {
+                extents.push(Extent { page, count: run.count, block: run.start });
+                page += run.count;
+            }
+        }
+        let edges = if first < last { [(from, first), (last, to)] } else { [(from, to), (to, to)] };
+        for (a, b) in edges {
+            extents.extend(self.reserve_holes(body, a, b, fresh)?);
+        }
+        Ok(extents)
+    }
+
+    /// A new block for a page of which bytes `[from, to)` become zeros; nothing to do where it has none.
+    fn zero_edge(
+        &self,
+        body: &mut Body,
+        page: u32,
+        from: usize,
+        to: usize,
+        fresh: &mut Vec<Run>,
+    ) -> Result<Option<(Extent, Flushed)>> {
+        let Mapping::Written(old) = body.file_mut().get(page) else { return Ok(None) };
+        let run = self.core.alloc.alloc(1, Class::Release, None);
+        let run = run.ok_or_else(|| Error::new(libc::ENOSPC, "space::zero_edge"))?;
+        fresh.push(run);
+        let mut block = [0; BLOCK];
+        self.core.media.read(log::block_addr(old), &mut block)?;
+        block[from..to].fill(0);
+        let flushed = self.core.media.copy_nt(log::block_addr(run.start), &block)?;
+        Ok(Some((Extent { page, count: 1, block: run.start }, flushed)))
+    }
+}
+
+/// The partly zeroed pages of `[offset, end)` and which of their bytes; what lies behind the end of
+/// file need not be zeroed now.
+fn edges_of(offset: u64, end: u64, size: u64) -> impl Iterator<Item = (u32, usize, usize)> {
+    let end = end.min(size);
+    let (a, b) = (offset / PAGE, end / PAGE);
+    let head = (!offset.is_multiple_of(PAGE) && offset < end).then(|| {
+        let to = if a == b { end % PAGE } else { PAGE };
+        (a as u32, (offset % PAGE) as usize, to as usize)
+    });
+    let tail = (!end.is_multiple_of(PAGE) && offset < end && (a != b || offset.is_multiple_of(PAGE)))
+        .then(|| (b as u32, 0, (end % PAGE) as usize));
+    head.into_iter().chain(tail)
+}
+
+fn hole_record(batch: &mut Batch, page: u32, count: u32, size: u64, now: u64) {
+    let r = batch.record(Type::Hole, field::hole::MTIME + 8);
+    put32(r, field::hole::PAGE, page);
+    put32(r, field::hole::COUNT, count);
+    put64(r, field::hole::SIZE, size);
+    put64(r, field::hole::MTIME, now);
+}
+
+fn check_allocatable(body: &Body) -> Result<()> {
+    match check_writable(body) {
+        Err(e) if e.errno() == libc::EINVAL => Err(Error::new(libc::ENODEV, "space::fallocate")),
+        checked => checked,
+    }
+}

@@ -1,0 +1,143 @@
+//! The inode table in DRAM: for each inode number its link count, its parent (directories), and the
+//! inode itself once it was loaded.
+//!
+//! 24 bytes an inode. Link counts and parents are not on media: a clean close saves them in the
+//! checkpoint, recovery derives them from the directories.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::{Mutex, RwLock};
+
+use super::inode::Inode;
+use crossbeam_utils::CachePadded;
+
+use super::thread_stripe;
+
+pub struct Entry {
+    pub nlink: AtomicU32,
+    /// The directory that names this directory.
+    pub parent: AtomicU32,
+    pub node: RwLock<Option<Arc<Inode>>>,
+}
+
+impl Entry {
+    pub fn links(&self) -> u32 {
+        self.nlink.load(Ordering::Acquire)
+    }
+}
+
+const LEAF: usize = 1 << 10;
+const FAN: usize = 1 << 11;
+
+type Leaf = Box<[Entry]>;
+type Branch = Box<[OnceLock<Leaf>]>;
+
+/// Grows without moving, so that look-ups take no lock.
+pub struct Table {
+    root: Box<[OnceLock<Branch>]>,
+}
+
+impl Table {
+    pub fn new() -> Table {
+        Table { root: (0..FAN).map(|_| OnceLock::new()).collect() }
+    }
+
+    /// The entry of `ino`, made if it is the first of its neighbourhood. Callers bound `ino` by the
+    /// number of slots.
+    #[inline]
+    pub fn entry(&self, ino: u32) -> &Entry {
+        let ino = ino as usize;
+        let branch =
+            self.root[ino / (LEAF * FAN)].get_or_init(|| (0..FAN).map(|_| OnceLock::new()).collect());
+        let leaf = branch[ino / LEAF % FAN].get_or_init(|| {
+            (0..LEAF)
+                .map(|_| Entry {
+                    nlink: AtomicU32::new(0),
+                    parent: AtomicU32::new(0),
+                    node: RwLock::new(None),
+                })
+                .collect()
+        });
+        &leaf[ino % LEAF]
+    }
+}
+
+const STRIPES: usize = 32;
+const REFILL: usize = 32;
+
+/// Inode slots that may be taken. Last freed, first taken, by thread.
+pub struct FreeSlots {
+    stripes: Box<[CachePadded<Mutex<Vec<u32>>>]>,
+    global: Mutex<Vec<u32>>,
+    /// Freed in an epoch that is not synced yet.
+    deferred: Mutex<Vec<(u64, u32)>>,
+}
+
+impl FreeSlots {
+    pub fn new(free: Vec<u32>) -> FreeSlots {
+        FreeSlots {
+            stripes: (0..STRIPES).map(|_| CachePadded::new(Mutex::new(Vec::new()))).collect(),
+            global: Mutex::new(free),
+            deferred: Mutex::new(Vec::new()),
+        }
+    }
+
+    #[inline]
+    pub fn take(&self) -> Option<u32> {
+        let mut own = self.stripes[thread_stripe() % STRIPES].lock();
+        if let Some(ino) = own.pop() {
+            return Some(ino);
+        }
+        {
+            let mut global = self.global.lock();
+            let from = global.len().saturating_sub(REFILL);
+            own.extend(global.drain(from..));
+        }
+        own.pop()
+    }
+
+    /// What other threads hold back: for a pool that is full.
+    pub fn steal(&self) -> Option<u32> {
+        self.stripes.iter().find_map(|s| s.lock().pop())
+    }
+
+    #[inline]
+    pub fn put(&self, ino: u32, epoch: Option<u64>) {
+        if let Some(e) = epoch {
+            self.deferred.lock().push((e, ino));
+            return;
+        }
+        let mut own = self.stripes[thread_stripe() % STRIPES].lock();
+        own.push(ino);
+        if own.len() > 8 * REFILL {
+            let spare = own.drain(..4 * REFILL);
+            self.global.lock().extend(spare);
+        }
+    }
+
+    pub fn add(&self, fresh: impl DoubleEndedIterator<Item = u32>) {
+        let mut global = self.global.lock();
+        // Lowest number last, because the last one is taken first.
+        let mut all: Vec<u32> = fresh.rev().collect();
+        all.append(&mut global);
+        *global = all;
+    }
+
+    /// Slots freed in `epoch` or before may be taken again.
+    pub fn release(&self, epoch: u64) {
+        let mut ready = Vec::new();
+        self.deferred.lock().retain(|&(e, ino)| {
+            if e <= epoch {
+                ready.push(ino);
+            }
+            e > epoch
+        });
+        self.global.lock().extend(ready);
+    }
+
+    pub fn count(&self) -> u64 {
+        let held: usize = self.stripes.iter().map(|s| s.lock().len()).sum();
+        (held + self.global.lock().len() + self.deferred.lock().len()) as u64
+    }
+}

@@ -1,0 +1,182 @@
+//! Path walks, for callers by path.
+//!
+//! A thread remembers the last directory it walked to. While no directory was renamed, removed or had
+//! its permissions changed since (`Fs::namespace`), the next path with the same directory part costs
+//! one comparison instead of a lock and a look-up per component, and threads do not meet at the root.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::inode::{Data, Inode};
+use super::*;
+use crate::limits::{PATH_BYTES_MAX, SYMLINK_DEPTH_MAX};
+
+/// A walk that a thread remembers.
+struct Remembered {
+    fs: u64,
+    namespace: u64,
+    uid: u32,
+    gid: u32,
+    enforce: bool,
+    path: Vec<u8>,
+    dir: Arc<Inode>,
+}
+
+thread_local!(static LAST: RefCell<Option<Remembered>> = const { RefCell::new(None) });
+
+impl<M: Media> Fs<M> {
+    /// Walks `path` from `base` (the root where the path is absolute or `base` is None), checking search
+    /// permission. `follow`: the last component too, if it is a symbolic link. A trailing slash follows
+    /// and wants a directory.
+    pub fn walk(&self, cred: &Cred, base: Option<&Node>, path: &[u8], follow: bool) -> Result<Node> {
+        check_path(path)?;
+        let (dir_part, name) = split(path);
+        if name.is_empty() || path.ends_with(b"/") {
+            let node = self.resolve(cred, self.start_of(base, path)?, path, true, &mut 0)?;
+            if path.ends_with(b"/") && node.kind != Kind::Directory {
+                return Err(Error::new(libc::ENOTDIR, "walk::walk"));
+            }
+            return Ok(Node(node));
+        }
+        let dir = self.directory(cred, base, dir_part)?;
+        let child = {
+            let body = dir.body.read();
+            self.child(cred, &dir, &body, name)?
+        };
+        if follow && child.kind == Kind::Symlink {
+            return self.resolve(cred, dir, name, true, &mut 0).map(Node);
+        }
+        Ok(Node(child))
+    }
+
+    /// Walks all but the last component: the directory and the last name (without trailing slashes;
+    /// "." and ".." and an empty name are returned as they are, the operation refuses them).
+    pub fn walk_parent<'p>(
+        &self,
+        cred: &Cred,
+        base: Option<&Node>,
+        path: &'p [u8],
+    ) -> Result<(Node, &'p [u8])> {
+        check_path(path)?;
+        let trimmed = trim_slashes(path);
+        let (dir_part, name) = split(trimmed);
+        let dir = if trimmed.is_empty() {
+            self.start_of(base, path)?
+        } else {
+            self.directory(cred, base, dir_part)?
+        };
+        if dir.kind != Kind::Directory {
+            return Err(Error::new(libc::ENOTDIR, "walk::walk_parent"));
+        }
+        Ok((Node(dir), name))
+    }
+
+    fn start_of(&self, base: Option<&Node>, path: &[u8]) -> Result<Arc<Inode>> {
+        match base {
+            Some(node) if !path.starts_with(b"/") => Ok(node.0.clone()),
+            _ => self.inode(Ino::ROOT),
+        }
+    }
+
+    /// The directory that `path` (all but a last component) names, remembered or walked.
+    #[inline]
+    fn directory(&self, cred: &Cred, base: Option<&Node>, path: &[u8]) -> Result<Arc<Inode>> {
+        if base.is_some() && !path.starts_with(b"/") || !cred.groups.is_empty() {
+            return self.resolve(cred, self.start_of(base, path)?, path, true, &mut 0);
+        }
+        let namespace = self.namespace.load(Ordering::Acquire);
+        let known = LAST.with_borrow(|last| {
+            last.as_ref()
+                .filter(|l| {
+                    l.path == path
+                        && l.fs == self.id
+                        && l.namespace == namespace
+                        && (l.uid, l.gid, l.enforce) == (cred.uid, cred.gid, cred.enforce)
+                })
+                .map(|l| l.dir.clone())
+        });
+        if let Some(dir) = known {
+            return Ok(dir);
+        }
+        let mut links = 0;
+        let dir = self.resolve(cred, self.inode(Ino::ROOT)?, path, true, &mut links)?;
+        if links == 0 && dir.kind == Kind::Directory {
+            let last = Remembered {
+                fs: self.id,
+                namespace,
+                uid: cred.uid,
+                gid: cred.gid,
+                enforce: cred.enforce,
+                path: path.to_vec(),
+                dir: dir.clone(),
+            };
+            LAST.set(Some(last));
+        }
+        Ok(dir)
+    }
+
+    /// Walks component by component; `links` counts the symbolic links followed.
+    fn resolve(
+        &self,
+        cred: &Cred,
+        from: Arc<Inode>,
+        path: &[u8],
+        follow: bool,
+        links: &mut u32,
+    ) -> Result<Arc<Inode>> {
+        let mut at = from;
+        let mut rest = path.to_vec();
+        loop {
+            let begin = rest.iter().position(|&c| c != b'/').unwrap_or(rest.len());
+            if begin == rest.len() {
+                return Ok(at);
+            }
+            let end = rest[begin..].iter().position(|&c| c == b'/').map_or(rest.len(), |n| begin + n);
+            let child = {
+                let body = at.body.read();
+                self.child(cred, &at, &body, &rest[begin..end])?
+            };
+            let last = end == rest.len();
+            if child.kind == Kind::Symlink && (!last || follow) {
+                *links += 1;
+                if *links > SYMLINK_DEPTH_MAX {
+                    return Err(Error::new(libc::ELOOP, "walk::resolve"));
+                }
+                let mut next = {
+                    let body = child.body.read();
+                    let Data::Symlink(target) = &body.data else { unreachable!("its kind says so") };
+                    target.to_vec()
+                };
+                if next.starts_with(b"/") {
+                    at = self.inode(Ino::ROOT)?;
+                }
+                next.extend_from_slice(&rest[end..]);
+                check_path(&next)?;
+                rest = next;
+                continue;
+            }
+            at = child;
+            rest.drain(..end);
+        }
+    }
+}
+
+fn check_path(path: &[u8]) -> Result<()> {
+    match path.len() {
+        0 => Err(Error::new(libc::ENOENT, "walk::check_path")),
+        n if n > PATH_BYTES_MAX => Err(Error::new(libc::ENAMETOOLONG, "walk::check_path")),
+        _ => Ok(()),
+    }
+}
+
+fn trim_slashes(path: &[u8]) -> &[u8] {
+    let end = path.iter().rposition(|&c| c != b'/').map_or(0, |i| i + 1);
+    &path[..end]
+}
+
+/// The directory part, its slash included, and the name behind it.
+fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    let at = path.iter().rposition(|&c| c == b'/').map_or(0, |i| i + 1);
+    path.split_at(at)
+}

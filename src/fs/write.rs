@@ -1,0 +1,530 @@
+//! Writing file data.
+//!
+//! Five ways, chosen by what is there already; each commits with one record and (mostly) one fence:
+//!
+//! | what is written | how |
+//! |---|---|
+//! | bytes behind the end of file, in its last block | in place: nobody can see them before the size moves |
+//! | pages with no data yet, or reserved blocks | new blocks (or those reserved), mapped by the record |
+//! | up to [`REDO_BYTES_MAX`] over existing data | the record carries the bytes; then stored in place |
+//! | more over existing data | copy-on-write: new blocks, the old ones freed after the fence |
+//! | over existing data with `data=inplace` | a record with the times, then the data in place |
+//!
+//! **One fence.** The record names the data's CRC-32C, computed while it is copied; recovery counts a
+//! log's last record only if the data verifies, so nothing orders data before record (EasyIO §4.2's
+//! orderless idea, for CPU copies). From [`TWO_FENCE_BYTES`] on, a second fence costs less than the
+//! CRC. On an ordinary file the CRC is always there, because write-back reorders more than one record.
+
+use std::sync::atomic::Ordering;
+
+use smallvec::SmallVec;
+
+use super::alloc::{Block, Class, Run};
+use super::format::*;
+use super::index::Mapping;
+use super::inode::{Body, Data, extent_offset, write_record_bytes};
+use super::log::{Batch, block_addr};
+use super::*;
+use crate::limits::FILE_BYTES_MAX;
+use crate::media::{Addr, Flushed};
+
+/// Largest overwrite that commits as a redo record, in bytes.
+pub const REDO_BYTES_MAX: usize = 1024;
+/// From this size on, data is fenced before its record instead of verified by it, in bytes.
+pub const TWO_FENCE_BYTES: usize = 16 << 10;
+/// One write moves at most this many bytes, as Linux's do.
+const WRITE_BYTES_MAX: usize = 0x7fff_f000;
+/// Extents that one record holds; more go into further records of the same operation.
+const EXTENTS_PER_RECORD: usize = 250;
+
+const PAGE: u64 = BLOCK as u64;
+
+/// What a write is about to do, page by page.
+#[derive(Default)]
+struct Plan {
+    extents: SmallVec<[Extent; 2]>,
+    /// Blocks that were allocated: given back if the write fails.
+    fresh: Vec<Run>,
+}
+
+/// See the table at the head of this file.
+enum Way {
+    Redo,
+    InPlace,
+    Blocks,
+}
+
+/// The state of a copy to media: the running CRC, or none where two fences are cheaper.
+struct Sink {
+    crc: Option<u32>,
+    flushed: Flushed,
+}
+
+impl Sink {
+    fn store<M: Media>(&mut self, core: &Core<M>, at: Addr, bytes: &[u8]) -> Result<()> {
+        let flushed = match &mut self.crc {
+            Some(crc) => {
+                let (next, flushed) = core.media.copy_nt_crc(at, bytes, *crc)?;
+                *crc = next;
+                flushed
+            }
+            None => core.media.copy_nt(at, bytes)?,
+        };
+        self.flushed = std::mem::replace(&mut self.flushed, Flushed::issued()).and(flushed);
+        Ok(())
+    }
+}
+
+impl<M: Media> Fs<M> {
+    /// Writes `src` at `offset`, or, with `append`, at the end of file; returns the offset after the
+    /// last byte. At most 0x7ffff000 bytes, as write(2). Atomic with `data=cow`: after a crash all of it
+    /// is there or none. Set-id bits are dropped unless `cred` is the superuser.
+    ///
+    /// EFBIG behind the largest file, ENOSPC with nothing changed, EIO for bad media.
+    pub fn write_at(&self, cred: &Cred, node: &Node, offset: u64, src: &[u8], append: bool) -> Result<u64> {
+        let inode = &*node.0;
+        let src = &src[..src.len().min(WRITE_BYTES_MAX)];
+        loop {
+            let done = {
+                self.core.check_alive()?;
+                let guard = self.core.epochs.enter();
+                let mut body = inode.body.write();
+                self.write_locked(cred, inode, &mut body, &guard, offset, src, append)
+            };
+            match done {
+                Err(e) if e.errno() == libc::ENOSPC && self.make_room() => continue,
+                done => return done,
+            }
+        }
+    }
+
+    pub fn write(&self, cred: &Cred, ino: Ino, offset: u64, src: &[u8], append: bool) -> Result<u64> {
+        self.write_at(cred, &Node(self.inode(ino)?), offset, src, append)
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn write_locked(
+        &self,
+        cred: &Cred,
+        inode: &Inode,
+        body: &mut Body,
+        guard: &epoch::Guard,
+        offset: u64,
+        src: &[u8],
+        append: bool,
+    ) -> Result<u64> {
+        check_writable(body)?;
+        let offset = if append { body.size } else { offset };
+        let end = offset.checked_add(src.len() as u64).filter(|&e| e <= FILE_BYTES_MAX);
+        let Some(end) = end else { return Err(Error::new(libc::EFBIG, "write::write_at")) };
+        if src.is_empty() {
+            return Ok(offset);
+        }
+        let mut batch = Batch::new();
+        let mode = body.mode;
+        if mode & (libc::S_ISUID | libc::S_ISGID) != 0 && !cred.is_root() && drop_set_id(mode) != mode {
+            body.mode = drop_set_id(mode);
+            body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
+        }
+        let uncapped = self.drop_capability(body, &mut batch);
+        let now = now();
+        let written = match self.way(body, offset, end) {
+            Way::Redo => self.overwrite_by_redo(inode, body, guard, offset, src, now, batch),
+            Way::InPlace => self.overwrite_in_place(inode, body, guard, offset, src, now, batch),
+            Way::Blocks => self.write_blocks(inode, body, guard, offset, src, now, batch),
+        };
+        match &written {
+            Ok(_) => {
+                if uncapped {
+                    self.capability_dropped(body, guard);
+                }
+                self.tidy_log(inode, body, guard);
+            }
+            Err(_) => body.mode = mode,
+        }
+        written
+    }
+
+    #[inline]
+    fn way(&self, body: &Body, offset: u64, end: u64) -> Way {
+        if end > body.size {
+            return Way::Blocks;
+        }
+        let small = end - offset <= REDO_BYTES_MAX as u64 && !self.core.deferring;
+        if (small || self.core.sb.data_in_place) && all_written(body, offset, end) {
+            if self.core.sb.data_in_place { Way::InPlace } else { Way::Redo }
+        } else {
+            Way::Blocks
+        }
+    }
+
+    /// The bytes go into the record; recovery stores them again if need be, so the stores in place are
+    /// not flushed before the cleaner drops the record.
+    #[allow(clippy::too_many_arguments)]
+    fn overwrite_by_redo(
+        &self,
+        inode: &Inode,
+        body: &mut Body,
+        guard: &epoch::Guard,
+        offset: u64,
+        src: &[u8],
+        now: u64,
+        mut batch: Batch,
+    ) -> Result<u64> {
+        let r = batch.record(Type::Redo, field::redo::DATA + src.len());
+        put64(r, field::redo::OFFSET, offset);
+        put64(r, field::redo::MTIME, now);
+        put16(r, field::redo::LEN, src.len() as u16);
+        r[field::redo::DATA..field::redo::DATA + src.len()].copy_from_slice(src);
+        self.commit(inode, body, &mut batch, guard, Class::Data, Flushed::issued())?;
+        let index = body.file().expect("check_writable");
+        let mut at = offset;
+        let mut rest = src;
+        while !rest.is_empty() {
+            let n = rest.len().min((PAGE - at % PAGE) as usize);
+            let Mapping::Written(block) = index.get((at / PAGE) as u32) else {
+                unreachable!("all_written looked");
+            };
+            let stored = self.core.media.copy_cached(block_addr(block).add(at % PAGE), &rest[..n]);
+            match stored {
+                Ok(dirty) => dirty.redundant("the redo record is durable"),
+                Err(fault) => {
+                    let e = Error::from(fault);
+                    self.core.poison(&e);
+                    return Err(e);
+                }
+            }
+            at += n as u64;
+            rest = &rest[n..];
+        }
+        body.redo_unflushed = true;
+        (body.mtime, body.ctime) = (now, now);
+        Ok(at)
+    }
+
+    /// `data=inplace`: the times commit first, so that no record whose data could still be verified is
+    /// the log's last when its data changes.
+    #[allow(clippy::too_many_arguments)]
+    fn overwrite_in_place(
+        &self,
+        inode: &Inode,
+        body: &mut Body,
+        guard: &epoch::Guard,
+        offset: u64,
+        src: &[u8],
+        now: u64,
+        mut batch: Batch,
+    ) -> Result<u64> {
+        (body.mtime, body.ctime) = (now, now);
+        if batch.is_empty() {
+            body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
+        }
+        self.commit(inode, body, &mut batch, guard, Class::Data, Flushed::issued())?;
+        let index = body.file().expect("check_writable");
+        let mut sink = Sink { crc: None, flushed: Flushed::issued() };
+        let mut at = offset;
+        while at < offset + src.len() as u64 {
+            let done = (at - offset) as usize;
+            let (mapping, pages) = index.run_at((at / PAGE) as u32, page_count(at, src.len() - done));
+            let Mapping::Written(block) = mapping else { unreachable!("all_written looked") };
+            let n = (pages as u64 * PAGE - at % PAGE).min((src.len() - done) as u64) as usize;
+            sink.store(&self.core, block_addr(block).add(at % PAGE), &src[done..done + n])?;
+            at += n as u64;
+        }
+        self.core.fence(sink.flushed);
+        Ok(at)
+    }
+
+    /// New blocks for what has none or may not be overwritten; in place behind the end of file and in
+    /// reserved blocks.
+    #[allow(clippy::too_many_arguments)]
+    fn write_blocks(
+        &self,
+        inode: &Inode,
+        body: &mut Body,
+        guard: &epoch::Guard,
+        offset: u64,
+        src: &[u8],
+        now: u64,
+        mut batch: Batch,
+    ) -> Result<u64> {
+        let end = offset + src.len() as u64;
+        let verify = self.core.deferring || src.len() < TWO_FENCE_BYTES;
+        let mut sink = Sink { crc: verify.then_some(0), flushed: Flushed::issued() };
+        let start = self.zero_tail(body, offset, &mut sink)?;
+        let mut plan = Plan::default();
+        let copied = self
+            .plan(body, offset, end, &mut plan)
+            .and_then(|in_place| self.copy(body, &plan, in_place, offset, src, &mut sink));
+        let (from, to) = match copied {
+            Ok(range) => range,
+            Err(e) => return Err(self.undo(&plan, e)),
+        };
+        let pending = if sink.crc.is_none() {
+            self.core.fence(sink.flushed);
+            Flushed::issued()
+        } else {
+            sink.flushed
+        };
+        let size = body.size.max(end);
+        let fields = WriteFields {
+            start: start.unwrap_or(from),
+            len: to - start.unwrap_or(from),
+            size,
+            mtime: now,
+            crc: sink.crc,
+            flags: 0,
+        };
+        write_records(&mut batch, &plan.extents, &fields);
+        if let Err(e) = self.commit(inode, body, &mut batch, guard, Class::Data, pending) {
+            return Err(self.undo(&plan, e));
+        }
+        let reuse = self.core.reuse_after(guard);
+        let index = body.file_mut();
+        for e in &plan.extents {
+            index.set_run(e.page, e.count, e.block, false, &mut |old, unwritten| {
+                // A reserved block was written where it is.
+                if !(unwritten && within(old, *e)) {
+                    self.core.free(old, reuse);
+                }
+            });
+        }
+        body.size = size;
+        (body.mtime, body.ctime) = (now, now);
+        Ok(end)
+    }
+
+    /// Gives back what a failed write allocated. Nothing of it was committed.
+    #[cold]
+    fn undo(&self, plan: &Plan, e: Error) -> Error {
+        for &run in &plan.fresh {
+            self.core.alloc.free(run);
+        }
+        e
+    }
+
+    /// Where a write begins behind the end of file, the bytes between become zeros. In the same block
+    /// they belong to the write (the returned offset is where its CRC begins); in an earlier block they
+    /// are settled first.
+    fn zero_tail(&self, body: &Body, offset: u64, sink: &mut Sink) -> Result<Option<u64>> {
+        let size = body.size;
+        if offset <= size || size.is_multiple_of(PAGE) {
+            return Ok(None);
+        }
+        let Mapping::Written(block) = body.file().expect("a file").get((size / PAGE) as u32) else {
+            return Ok(None);
+        };
+        let at = block_addr(block).add(size % PAGE);
+        if offset / PAGE == size / PAGE {
+            let zeros = [0; BLOCK];
+            sink.store(&self.core, at, &zeros[..(offset - size) as usize])?;
+            return Ok(Some(size));
+        }
+        let flushed = self.core.media.zero_nt(at, (PAGE - size % PAGE) as usize)?;
+        self.core.fence(flushed);
+        Ok(None)
+    }
+
+    /// Finds blocks for every page of `[offset, end)`. Returns whether the first page is written in
+    /// place, because the write begins at or behind the end of file in its last block.
+    fn plan(&self, body: &Body, offset: u64, end: u64, plan: &mut Plan) -> Result<bool> {
+        let index = body.file().expect("check_writable");
+        let (mut page, last) = ((offset / PAGE) as u32, ((end - 1) / PAGE) as u32);
+        let tail = (body.size / PAGE) as u32;
+        let in_place = offset >= body.size
+            && page == tail
+            && !body.size.is_multiple_of(PAGE)
+            && matches!(index.get(page), Mapping::Written(_));
+        if in_place {
+            page += 1;
+        }
+        let near = page
+            .checked_sub(1)
+            .and_then(|p| if let Mapping::Written(b) = index.get(p) { Some(Block(b.0 + 1)) } else { None });
+        let mut near = if offset >= body.size { near } else { None };
+        while page <= last {
+            let (mapping, count) = index.run_at(page, last - page + 1);
+            match mapping {
+                Mapping::Unwritten(block) => plan.extents.push(Extent { page, count, block }),
+                Mapping::Written(_) | Mapping::Hole => {
+                    let from = plan.fresh.len();
+                    if count == 1 {
+                        let run = self.core.alloc.alloc(1, Class::Data, near);
+                        plan.fresh.push(run.ok_or_else(|| Error::new(libc::ENOSPC, "write::plan"))?);
+                    } else {
+                        self.core
+                            .alloc
+                            .alloc_all(count, Class::Data, &mut plan.fresh)
+                            .map_err(|_| Error::new(libc::ENOSPC, "write::plan"))?;
+                    }
+                    let mut at = page;
+                    for run in &plan.fresh[from..] {
+                        plan.extents.push(Extent { page: at, count: run.count, block: run.start });
+                        at += run.count;
+                    }
+                }
+            }
+            near = plan.extents.last().map(|e| Block(e.block.0 + e.count));
+            page += count;
+        }
+        Ok(in_place)
+    }
+
+    /// Copies the data, with what the first and last block keep of the old content. Returns the range
+    /// of file bytes that were stored.
+    fn copy(
+        &self,
+        body: &Body,
+        plan: &Plan,
+        in_place: bool,
+        offset: u64,
+        src: &[u8],
+        sink: &mut Sink,
+    ) -> Result<(u64, u64)> {
+        let index = body.file().expect("check_writable");
+        let end = offset + src.len() as u64;
+        let mut at = offset;
+        if in_place {
+            let Mapping::Written(block) = index.get((at / PAGE) as u32) else {
+                unreachable!("plan looked");
+            };
+            let n = (PAGE - at % PAGE).min(end - at);
+            sink.store(&self.core, block_addr(block).add(at % PAGE), &src[..n as usize])?;
+            at += n;
+        }
+        let from = if in_place { offset } else { offset - offset % PAGE };
+        let mut to = end;
+        for e in &plan.extents {
+            let (first, last) = (e.page as u64 * PAGE, (e.page as u64 + e.count as u64) * PAGE);
+            let mut media = block_addr(e.block);
+            if at > first {
+                // A block that keeps bytes in front of the write.
+                let n = (first + PAGE).min(end) - at;
+                let kept = self.edge(body, first, &src[..n as usize], at, sink, media)?;
+                at += n;
+                to = to.max(kept);
+                media = media.add(PAGE);
+            }
+            let whole = (last.min(end) - at) / PAGE * PAGE;
+            if whole > 0 {
+                let done = (at - offset) as usize;
+                sink.store(&self.core, media, &src[done..done + whole as usize])?;
+                at += whole;
+                media = media.add(whole);
+            }
+            if at < last.min(end) {
+                let done = (at - offset) as usize;
+                let kept = self.edge(body, at, &src[done..], at, sink, media)?;
+                at = end;
+                to = to.max(kept);
+            }
+        }
+        Ok((from, to))
+    }
+
+    /// Stores the block of file page `page` (an offset), of which `bytes` at `at` are new and the rest
+    /// keeps its old content. Returns the file offset up to which the block has content.
+    fn edge(
+        &self,
+        body: &Body,
+        page: u64,
+        bytes: &[u8],
+        at: u64,
+        sink: &mut Sink,
+        media: Addr,
+    ) -> Result<u64> {
+        let mut block = [0; BLOCK];
+        let (from, to) = ((at - page) as usize, (at - page) as usize + bytes.len());
+        let live = body.size.saturating_sub(page).min(PAGE) as usize;
+        if from > 0 && live > 0 || to < live {
+            if let Mapping::Written(old) = body.file().expect("a file").get((page / PAGE) as u32) {
+                self.core.media.read(block_addr(old), &mut block[..live])?;
+            }
+        }
+        block[from..to].copy_from_slice(bytes);
+        let kept = to.max(live);
+        sink.store(&self.core, media, &block[..kept])?;
+        Ok(page + kept as u64)
+    }
+}
+
+/// Whether `old` lies in the blocks of `e`.
+fn within(old: Run, e: Extent) -> bool {
+    old.start.0 >= e.block.0 && old.start.0 + old.count <= e.block.0 + e.count
+}
+
+fn page_count(at: u64, len: usize) -> u32 {
+    ((at % PAGE + len as u64).div_ceil(PAGE)) as u32
+}
+
+pub(super) fn check_writable(body: &Body) -> Result<()> {
+    if body.dead {
+        return Err(Error::new(libc::ESTALE, "write::check_writable"));
+    }
+    match body.data {
+        Data::File(_) => Ok(()),
+        Data::Dir(_) => Err(Error::new(libc::EISDIR, "write::check_writable")),
+        _ => Err(Error::new(libc::EINVAL, "write::check_writable")),
+    }
+}
+
+/// What a write by somebody without privilege leaves of the mode: no setuid, and no setgid where it
+/// means execution.
+pub(super) fn drop_set_id(mode: u32) -> u32 {
+    let mode = mode & !libc::S_ISUID;
+    if mode & libc::S_IXGRP != 0 { mode & !libc::S_ISGID } else { mode }
+}
+
+/// Whether every page of the range holds data that may be overwritten where it is.
+#[inline]
+fn all_written(body: &Body, offset: u64, end: u64) -> bool {
+    let Some(index) = body.file() else { return false };
+    let (mut page, last) = ((offset / PAGE) as u32, ((end - 1) / PAGE) as u32);
+    while page <= last {
+        let (Mapping::Written(_), count) = index.run_at(page, last - page + 1) else { return false };
+        page += count;
+    }
+    true
+}
+
+/// The fields of a write record.
+pub(super) struct WriteFields {
+    /// Range of file bytes that the CRC covers.
+    pub start: u64,
+    pub len: u64,
+    pub size: u64,
+    pub mtime: u64,
+    /// `None`: the data is durable already.
+    pub crc: Option<u32>,
+    pub flags: u16,
+}
+
+/// Puts the write into `batch`: one record, or several where there are very many extents. The last one
+/// carries the CRC over all the data.
+pub(super) fn write_records(batch: &mut Batch, extents: &[Extent], fields: &WriteFields) {
+    let mut rest = extents;
+    loop {
+        let (now, later) = rest.split_at(rest.len().min(EXTENTS_PER_RECORD));
+        let verified = later.is_empty() && fields.crc.is_some();
+        let r = batch.record(Type::Write, write_record_bytes(now.len()));
+        put64(r, field::write::SIZE, fields.size);
+        put64(r, field::write::MTIME, fields.mtime);
+        if verified {
+            put64(r, field::write::START, fields.start);
+            put32(r, field::write::LEN, fields.len as u32);
+            put32(r, field::write::CRC, fields.crc.unwrap_or(0));
+        }
+        put16(r, field::write::FLAGS, fields.flags | if verified { 0 } else { field::write::SETTLED });
+        put16(r, field::write::EXTENTS, now.len() as u16);
+        for (i, e) in now.iter().enumerate() {
+            let at = extent_offset(i);
+            put32(r, at, e.page);
+            put32(r, at + 4, e.count);
+            put32(r, at + 8, e.block.0);
+        }
+        rest = later;
+        if rest.is_empty() {
+            return;
+        }
+    }
+}

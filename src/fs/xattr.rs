@@ -1,0 +1,319 @@
+//! Extended attributes: small values in their record, large ones in blocks of their own.
+
+use super::acl::{self, Acl};
+use super::alloc::{Class, Run};
+use super::format::*;
+use super::inode::{Body, Data, Xattr, value_crc};
+use super::log::{Batch, block_addr};
+use super::*;
+use crate::limits::{NAME_BYTES_MAX, XATTR_LIST_BYTES_MAX, XATTR_VALUE_BYTES_MAX};
+use crate::media::Flushed;
+
+/// Largest value that stands in its record, in bytes.
+const INLINE_BYTES_MAX: usize = 2048;
+pub(super) const CAPABILITY: &[u8] = b"security.capability";
+
+impl<M: Media> Fs<M> {
+    /// The value. ENODATA where there is none.
+    pub fn getxattr(&self, cred: &Cred, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        let inode = self.inode(ino)?;
+        let body = inode.body.read();
+        check_name(name)?;
+        permit_name(cred, &body, name, false)?;
+        let x = body.xattrs.iter().find(|x| *x.name == *name);
+        let x = x.ok_or_else(|| Error::new(libc::ENODATA, "xattr::getxattr"))?;
+        if name == acl::ACCESS
+            && let Some(acl) = acl::access(&body)
+        {
+            return Ok(acl.encode());
+        }
+        Ok(x.value.to_vec())
+    }
+
+    /// Names, each closed by a NUL. `trusted.` names show to the superuser alone.
+    pub fn listxattr(&self, cred: &Cred, ino: Ino) -> Result<Vec<u8>> {
+        let inode = self.inode(ino)?;
+        let body = inode.body.read();
+        let mut list = Vec::new();
+        for x in body.xattrs.iter().filter(|x| cred.is_root() || !x.name.starts_with(b"trusted.")) {
+            list.extend_from_slice(&x.name);
+            list.push(0);
+        }
+        Ok(list)
+    }
+
+    /// `flags`: 0, XATTR_CREATE or XATTR_REPLACE. Durable and atomic.
+    pub fn setxattr(&self, cred: &Cred, ino: Ino, name: &[u8], value: &[u8], flags: i32) -> Result<()> {
+        check_name(name)?;
+        if value.len() > XATTR_VALUE_BYTES_MAX {
+            return Err(Error::new(libc::E2BIG, "xattr::setxattr"));
+        }
+        if flags & !(libc::XATTR_CREATE | libc::XATTR_REPLACE) != 0 {
+            return Err(Error::new(libc::EINVAL, "xattr::setxattr"));
+        }
+        let inode = self.inode(ino)?;
+        loop {
+            self.core.check_alive()?;
+            let done = {
+                let guard = self.core.epochs.enter();
+                let mut body = inode.body.write();
+                let done = self.set_locked(cred, &inode, &mut body, &guard, name, value, flags);
+                self.tidy_log(&inode, &mut body, &guard);
+                done
+            };
+            match done {
+                Err(e) if e.errno() == libc::ENOSPC && self.make_room() => continue,
+                done => return done,
+            }
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn set_locked(
+        &self,
+        cred: &Cred,
+        inode: &Inode,
+        body: &mut Body,
+        guard: &epoch::Guard,
+        name: &[u8],
+        value: &[u8],
+        flags: i32,
+    ) -> Result<()> {
+        check_alive(body)?;
+        permit_name(cred, body, name, true)?;
+        let old = body.xattrs.iter().position(|x| *x.name == *name);
+        if flags & libc::XATTR_CREATE != 0 && old.is_some() {
+            return Err(Error::new(libc::EEXIST, "xattr::setxattr"));
+        }
+        if flags & libc::XATTR_REPLACE != 0 && old.is_none() {
+            return Err(Error::new(libc::ENODATA, "xattr::setxattr"));
+        }
+        let names: usize = body.xattrs.iter().map(|x| x.name.len() + 1).sum();
+        if old.is_none() && names + name.len() + 1 > XATTR_LIST_BYTES_MAX {
+            return Err(Error::new(libc::ENOSPC, "xattr::setxattr"));
+        }
+        if name == acl::ACCESS || name == acl::DEFAULT {
+            return self.set_acl(cred, inode, body, guard, name, value);
+        }
+        self.store(inode, body, guard, name, value, Batch::new())
+    }
+
+    /// A list that the mode can say is not kept; the mode follows an access list.
+    fn set_acl(
+        &self,
+        cred: &Cred,
+        inode: &Inode,
+        body: &mut Body,
+        guard: &epoch::Guard,
+        name: &[u8],
+        value: &[u8],
+    ) -> Result<()> {
+        if name == acl::DEFAULT && !matches!(body.data, Data::Dir(_)) {
+            return Err(Error::new(libc::EACCES, "xattr::set_acl"));
+        }
+        let list = Acl::parse(value)?;
+        self.namespace.fetch_add(1, std::sync::atomic::Ordering::AcqRel);
+        let old = body.mode;
+        let mut batch = Batch::new();
+        if name == acl::ACCESS {
+            if let Some(acl) = &list {
+                body.mode = body.mode & !0o777 | acl.mode();
+                if cred.enforce && !cred.is_root() && !cred.in_group(body.gid) {
+                    body.mode &= !libc::S_ISGID;
+                }
+                body.ctime = now();
+                body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
+            }
+        }
+        let keep = list.as_ref().filter(|acl| name == acl::DEFAULT || !acl.is_minimal());
+        let done = match keep {
+            Some(acl) => self.store(inode, body, guard, name, &acl.encode(), batch),
+            None => self.unset(inode, body, guard, name, batch),
+        };
+        if done.is_err() {
+            body.mode = old;
+        }
+        done
+    }
+
+    /// Commits a new value, and what `batch` holds already.
+    fn store(
+        &self,
+        inode: &Inode,
+        body: &mut Body,
+        guard: &epoch::Guard,
+        name: &[u8],
+        value: &[u8],
+        mut batch: Batch,
+    ) -> Result<()> {
+        let blocks = if value.len() > INLINE_BYTES_MAX { Some(self.store_blocks(value)?) } else { None };
+        let now = now();
+        let at = batch.count();
+        value_record(&mut batch, name, value, blocks, now);
+        if let Err(e) = self.commit(inode, body, &mut batch, guard, Class::Data, Flushed::issued()) {
+            if let Some(run) = blocks {
+                self.core.alloc.free(run);
+            }
+            return Err(e);
+        }
+        let x = Xattr { name: name.into(), value: value.into(), seq: batch.placed(at).0, blocks };
+        self.drop_value(body, guard, name);
+        body.xattrs.push(x);
+        body.ctime = now;
+        Ok(())
+    }
+
+    /// Stores a large value, durably, in one run.
+    fn store_blocks(&self, value: &[u8]) -> Result<Run> {
+        let count = value.len().div_ceil(BLOCK) as u32;
+        let full = || Error::new(libc::ENOSPC, "xattr::store_blocks");
+        let run = self.core.alloc.alloc(count, Class::Data, None).ok_or_else(full)?;
+        if run.count < count {
+            self.core.alloc.free(run);
+            return Err(full());
+        }
+        match self.core.media.copy_nt(block_addr(run.start), value) {
+            Ok(flushed) => {
+                self.core.fence(flushed);
+                Ok(run)
+            }
+            Err(fault) => {
+                self.core.alloc.free(run);
+                Err(fault.into())
+            }
+        }
+    }
+
+    /// Forgets a value in DRAM and frees its blocks; the record that replaces it is durable.
+    fn drop_value(&self, body: &mut Body, guard: &epoch::Guard, name: &[u8]) {
+        if let Some(i) = body.xattrs.iter().position(|x| *x.name == *name) {
+            let x = body.xattrs.swap_remove(i);
+            if let Some(run) = x.blocks {
+                self.core.free(run, self.core.reuse_after(guard));
+            }
+        }
+    }
+
+    pub fn removexattr(&self, cred: &Cred, ino: Ino, name: &[u8]) -> Result<()> {
+        check_name(name)?;
+        self.core.check_alive()?;
+        let inode = self.inode(ino)?;
+        let guard = self.core.epochs.enter();
+        let mut body = inode.body.write();
+        check_alive(&body)?;
+        permit_name(cred, &body, name, true)?;
+        if !body.xattrs.iter().any(|x| *x.name == *name) {
+            return Err(Error::new(libc::ENODATA, "xattr::removexattr"));
+        }
+        if name == acl::ACCESS || name == acl::DEFAULT {
+            self.namespace.fetch_add(1, std::sync::atomic::Ordering::AcqRel);
+        }
+        let done = self.unset(&inode, &mut body, &guard, name, Batch::new());
+        self.tidy_log(&inode, &mut body, &guard);
+        done
+    }
+
+    /// Commits the removal of a value, if there is one, and what `batch` holds already.
+    fn unset(
+        &self,
+        inode: &Inode,
+        body: &mut Body,
+        guard: &epoch::Guard,
+        name: &[u8],
+        mut batch: Batch,
+    ) -> Result<()> {
+        let now = now();
+        if body.xattrs.iter().any(|x| *x.name == *name) {
+            removal_record(&mut batch, name, now);
+        }
+        if batch.is_empty() {
+            return Ok(());
+        }
+        self.commit(inode, body, &mut batch, guard, Class::Release, Flushed::issued())?;
+        self.drop_value(body, guard, name);
+        body.ctime = now;
+        Ok(())
+    }
+
+    /// File capabilities do not survive a change of the data: their removal joins the change.
+    pub(super) fn drop_capability(&self, body: &Body, batch: &mut Batch) -> bool {
+        let has = !body.xattrs.is_empty() && body.xattrs.iter().any(|x| *x.name == *CAPABILITY);
+        if has {
+            removal_record(batch, CAPABILITY, now());
+        }
+        has
+    }
+
+    pub(super) fn capability_dropped(&self, body: &mut Body, guard: &epoch::Guard) {
+        self.drop_value(body, guard, CAPABILITY);
+    }
+}
+
+/// Puts a record that sets an attribute into `batch`.
+pub(super) fn value_record(batch: &mut Batch, name: &[u8], value: &[u8], blocks: Option<Run>, now: u64) {
+    let inline: &[u8] = if blocks.is_some() { &[] } else { value };
+    let end = field::xattr::NAME + name.len();
+    let r = batch.record(Type::Xattr, end + inline.len());
+    put64(r, field::xattr::CTIME, now);
+    put32(r, field::xattr::VALUE_LEN, value.len() as u32);
+    put32(r, field::xattr::CRC, value_crc(value));
+    r[field::xattr::NAME_LEN] = name.len() as u8;
+    r[field::xattr::NAME..end].copy_from_slice(name);
+    r[end..end + inline.len()].copy_from_slice(inline);
+    if let Some(run) = blocks {
+        put32(r, field::xattr::BLOCK, run.start.0);
+        r[field::xattr::FLAGS] = field::xattr::IN_BLOCKS;
+    }
+}
+
+fn removal_record(batch: &mut Batch, name: &[u8], now: u64) {
+    let r = batch.record(Type::Xattr, field::xattr::NAME + name.len());
+    put64(r, field::xattr::CTIME, now);
+    r[field::xattr::NAME_LEN] = name.len() as u8;
+    r[field::xattr::FLAGS] = field::xattr::REMOVE;
+    r[field::xattr::NAME..field::xattr::NAME + name.len()].copy_from_slice(name);
+}
+
+fn check_name(name: &[u8]) -> Result<()> {
+    if name.is_empty() || name.len() > NAME_BYTES_MAX {
+        return Err(Error::new(libc::ERANGE, "xattr::check_name"));
+    }
+    let known = [b"user.".as_slice(), b"trusted.", b"security."]
+        .iter()
+        .any(|p| name.starts_with(p) && name.len() > p.len());
+    if known || name == acl::ACCESS || name == acl::DEFAULT {
+        Ok(())
+    } else {
+        Err(Error::new(libc::EOPNOTSUPP, "xattr::check_name"))
+    }
+}
+
+fn check_alive(body: &Body) -> Result<()> {
+    if body.dead { Err(Error::new(libc::ESTALE, "xattr::check_alive")) } else { Ok(()) }
+}
+
+/// The kernel's rules: who may read or write an attribute of this name.
+fn permit_name(cred: &Cred, body: &Body, name: &[u8], write: bool) -> Result<()> {
+    let not_permitted =
+        || Err(Error::new(if write { libc::EPERM } else { libc::ENODATA }, "xattr::permit_name"));
+    if name.starts_with(b"user.") {
+        if !matches!(body.data, Data::File(_) | Data::Dir(_)) {
+            return not_permitted();
+        }
+        let sticky = matches!(body.data, Data::Dir(_)) && body.mode & libc::S_ISVTX != 0;
+        if cred.enforce && write && sticky && !cred.is_root() && cred.uid != body.uid {
+            return not_permitted();
+        }
+        return super::attr::permit(cred, body, if write { libc::W_OK } else { libc::R_OK } as u32);
+    }
+    if !cred.enforce || cred.is_root() {
+        return Ok(());
+    }
+    if name.starts_with(b"trusted.") || write && name.starts_with(b"security.") {
+        return not_permitted();
+    }
+    if write && name.starts_with(b"system.") && cred.uid != body.uid {
+        return Err(Error::new(libc::EPERM, "xattr::permit_name"));
+    }
+    Ok(())
+}

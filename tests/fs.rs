@@ -1,0 +1,362 @@
+//! The file system as its callers see it: what was acknowledged is there, after a close and after a
+//! crash of the process.
+
+use std::sync::Arc;
+
+use lodestone::fs::{Attr, Cred, Fs, Ino, Kind, MkfsOptions, OpenOptions, RENAME_EXCHANGE, SetAttr};
+use lodestone::media::{Domain, Pool, PoolOptions};
+
+type F = Arc<Fs<Pool>>;
+
+const SIZE: u64 = 64 << 20;
+
+fn pool(bytes: u64, assume: Option<Domain>) -> Pool {
+    Pool::memfd(bytes, &PoolOptions { assume, ..PoolOptions::default() }).unwrap()
+}
+
+fn fresh() -> F {
+    open(Fs::mkfs(pool(SIZE, Some(Domain::Memory)), &MkfsOptions::default()).unwrap())
+}
+
+fn open(media: Pool) -> F {
+    Fs::open(media, &OpenOptions::default()).unwrap()
+}
+
+fn crash(fs: F) -> F {
+    let fs = open(fs.abandon().expect("nobody else uses it"));
+    assert!(!fs.open_report().was_clean);
+    fs
+}
+
+fn close(fs: F) -> F {
+    fs.close().unwrap();
+    let fs = open(fs.abandon().unwrap());
+    assert!(fs.open_report().was_clean);
+    fs
+}
+
+fn root() -> Cred {
+    Cred::root()
+}
+
+fn make(fs: &F, dir: Ino, name: &str) -> Ino {
+    let (attr, created) = fs.create(&root(), dir, name.as_bytes(), 0o644, 0, libc::O_EXCL).unwrap();
+    assert!(created);
+    fs.release(attr.ino);
+    fs.forget(attr.ino, 1);
+    attr.ino
+}
+
+fn mkdir(fs: &F, dir: Ino, name: &str) -> Ino {
+    let attr = fs.mkdir(&root(), dir, name.as_bytes(), 0o755, 0).unwrap();
+    fs.forget(attr.ino, 1);
+    attr.ino
+}
+
+fn find(fs: &F, dir: Ino, name: &str) -> Option<Attr> {
+    let attr = fs.lookup(&root(), dir, name.as_bytes()).ok()?;
+    fs.forget(attr.ino, 1);
+    Some(attr)
+}
+
+fn content(fs: &F, ino: Ino) -> Vec<u8> {
+    let size = fs.getattr(ino).unwrap().size as usize;
+    let mut bytes = vec![0xaa; size + 10];
+    let n = fs.read(ino, 0, &mut bytes).unwrap();
+    assert_eq!(n, size);
+    bytes.truncate(n);
+    bytes
+}
+
+fn names(fs: &F, dir: Ino) -> Vec<String> {
+    let mut all = Vec::new();
+    fs.readdir(dir, 0, &mut |e| {
+        all.push(String::from_utf8_lossy(e.name).into_owned());
+        true
+    })
+    .unwrap();
+    all.retain(|n| n != "." && n != "..");
+    all.sort();
+    all
+}
+
+/// Bytes that differ from place to place.
+fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..len)
+        .map(|_| {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            x as u8
+        })
+        .collect()
+}
+
+#[test]
+fn files_survive_a_close_and_a_crash() {
+    let mut fs = fresh();
+    let dir = mkdir(&fs, Ino::ROOT, "d");
+    let sizes = [0, 1, 100, 4095, 4096, 4097, 70_000, 1 << 20];
+    for (i, &size) in sizes.iter().enumerate() {
+        let ino = make(&fs, dir, &format!("f{i}"));
+        fs.write(&root(), ino, 0, &pattern(i as u64, size), false).unwrap();
+    }
+    for again in [close, crash, close, crash, crash] {
+        fs = again(fs);
+        for (i, &size) in sizes.iter().enumerate() {
+            let attr = find(&fs, dir, &format!("f{i}")).unwrap();
+            assert_eq!((attr.size, attr.nlink, attr.kind()), (size as u64, 1, Kind::File));
+            assert_eq!(content(&fs, attr.ino), pattern(i as u64, size));
+        }
+        assert_eq!(fs.getattr(Ino::ROOT).unwrap().nlink, 3);
+        let more = make(&fs, dir, "more");
+        fs.write(&root(), more, 4090, b"over the edge", false).unwrap();
+        fs.unlink(&root(), dir, b"more").unwrap();
+    }
+}
+
+#[test]
+fn random_writes_read_back_whatever_the_offset() {
+    let mut fs = fresh();
+    let ino = make(&fs, Ino::ROOT, "f");
+    let mut model: Vec<u8> = Vec::new();
+    let mut rng = 12345u64;
+    let mut next = |n: u64| {
+        rng ^= rng << 13;
+        rng ^= rng >> 7;
+        rng ^= rng << 17;
+        rng % n
+    };
+    for round in 0..3000u64 {
+        let at = next(300_000) as usize;
+        let len = match next(4) {
+            0 => next(100) as usize,
+            1 => next(2000) as usize,
+            2 => next(9000) as usize,
+            _ => next(60_000) as usize,
+        };
+        match next(10) {
+            0 => {
+                let set = SetAttr { size: Some(at as u64), ..SetAttr::default() };
+                fs.setattr(&root(), ino, &set).unwrap();
+                model.resize(at, 0);
+            }
+            1 => {
+                let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+                fs.fallocate(ino, punch, at as u64, len as u64 + 1).unwrap();
+                let end = model.len().min(at + len + 1);
+                if at < end {
+                    model[at..end].fill(0);
+                }
+            }
+            2 => {
+                fs.fallocate(ino, 0, at as u64, len as u64 + 1).unwrap();
+                model.resize(model.len().max(at + len + 1), 0);
+            }
+            3 => {
+                fs.fallocate(ino, libc::FALLOC_FL_ZERO_RANGE, at as u64, len as u64 + 1).unwrap();
+                model.resize(model.len().max(at + len + 1), 0);
+                model[at..at + len + 1].fill(0);
+            }
+            _ => {
+                let bytes = pattern(round, len);
+                let at = if next(4) == 0 { model.len() } else { at };
+                assert_eq!(fs.write(&root(), ino, at as u64, &bytes, false).unwrap(), (at + len) as u64);
+                if len > 0 {
+                    model.resize(model.len().max(at + len), 0);
+                    model[at..at + len].copy_from_slice(&bytes);
+                }
+            }
+        }
+        if round % 500 == 499 {
+            fs = if round % 1000 == 999 { crash(fs) } else { close(fs) };
+        }
+        if round % 10 == 0 {
+            assert!(content(&fs, ino) == model, "round {round}");
+        }
+    }
+    assert!(content(&fs, ino) == model);
+    let free = fs.statfs().blocks_free;
+    fs.unlink(&root(), Ino::ROOT, b"f").unwrap();
+    assert!(fs.statfs().blocks_free > free);
+}
+
+#[test]
+fn renames_of_every_form() {
+    let mut fs = fresh();
+    let (a, b) = (mkdir(&fs, Ino::ROOT, "a"), mkdir(&fs, Ino::ROOT, "b"));
+    let (x, y) = (make(&fs, a, "x"), make(&fs, b, "y"));
+    let cred = root();
+    fs.rename(&cred, a, b"x", a, b"x2", 0).unwrap();
+    fs.rename(&cred, a, b"x2", b, b"x3", 0).unwrap();
+    assert_eq!(names(&fs, b), ["x3", "y"]);
+    fs.rename(&cred, b, b"x3", b, b"y", RENAME_EXCHANGE).unwrap();
+    assert_eq!((find(&fs, b, "x3").unwrap().ino, find(&fs, b, "y").unwrap().ino), (y, x));
+    fs = crash(fs);
+    assert_eq!((find(&fs, b, "x3").unwrap().ino, find(&fs, b, "y").unwrap().ino), (y, x));
+    let z = make(&fs, a, "z");
+    fs.rename(&cred, a, b"z", b, b"y", RENAME_EXCHANGE).unwrap();
+    assert_eq!((find(&fs, a, "z").unwrap().ino, find(&fs, b, "y").unwrap().ino), (x, z));
+    fs.rename(&cred, a, b"z", b, b"y", 0).unwrap();
+    assert!(names(&fs, a).is_empty());
+    // A directory moves; its parent and the link counts follow.
+    let c = mkdir(&fs, a, "c");
+    fs.rename(&cred, a, b"c", b, b"c", 0).unwrap();
+    assert_eq!((fs.getattr(a).unwrap().nlink, fs.getattr(b).unwrap().nlink), (2, 3));
+    let up = fs.lookup(&cred, c, b"..").unwrap().ino;
+    fs.forget(up, 1);
+    assert_eq!(up, b);
+    assert_eq!(fs.rename(&cred, Ino::ROOT, b"b", c, b"b", 0).unwrap_err().errno(), libc::EINVAL);
+    assert_eq!(fs.rename(&cred, b, b"c", Ino::ROOT, b"b", 0).unwrap_err().errno(), libc::ENOTEMPTY);
+    for again in [crash, close] {
+        fs = again(fs);
+        assert_eq!(names(&fs, b), ["c", "x3", "y"]);
+        assert_eq!(find(&fs, b, "y").unwrap().ino, x);
+        assert_eq!((fs.getattr(a).unwrap().nlink, fs.getattr(b).unwrap().nlink), (2, 3));
+    }
+}
+
+#[test]
+fn many_files_come_and_go_and_leave_nothing() {
+    let mut fs = fresh();
+    let free = fs.statfs().blocks_free;
+    let dir = mkdir(&fs, Ino::ROOT, "many");
+    for round in 0..3 {
+        for i in 0..5000 {
+            let ino = make(&fs, dir, &format!("file number {i} of round {round}"));
+            if i % 7 == 0 {
+                fs.write(&root(), ino, 0, &pattern(i, 3000), false).unwrap();
+            }
+        }
+        fs = if round == 1 { close(fs) } else { crash(fs) };
+        assert_eq!(names(&fs, dir).len(), 5000);
+        for i in 0..5000 {
+            fs.unlink(&root(), dir, format!("file number {i} of round {round}").as_bytes()).unwrap();
+        }
+        assert!(names(&fs, dir).is_empty());
+    }
+    fs.rmdir(&root(), Ino::ROOT, b"many").unwrap();
+    fs = crash(fs);
+    // The inode table keeps its slots; everything else comes back.
+    let slots = (fs.statfs().inodes - fs.statfs().blocks_free * 16) / 16;
+    assert!(fs.statfs().blocks_free + slots >= free, "{} + {slots} < {free}", fs.statfs().blocks_free);
+}
+
+#[test]
+fn a_log_stays_short_however_often_a_file_changes() {
+    let mut fs = fresh();
+    let ino = make(&fs, Ino::ROOT, "f");
+    fs.write(&root(), ino, 0, &pattern(0, 40_960), false).unwrap();
+    let free = fs.statfs().blocks_free;
+    for i in 0..50_000u64 {
+        fs.write(&root(), ino, i * 4096 % 40_960, &pattern(i, 64), false).unwrap();
+        fs.write(&root(), ino, (i * 7) % 9 * 4096, &pattern(i, 4096), false).unwrap();
+    }
+    assert!(free - fs.statfs().blocks_free < 64, "{} blocks", free - fs.statfs().blocks_free);
+    let before = content(&fs, ino);
+    fs = crash(fs);
+    assert!(content(&fs, ino) == before);
+}
+
+#[test]
+fn a_full_pool_says_so_and_recovers() {
+    for assume in [Domain::Memory, Domain::PageCache] {
+        let fs = open(Fs::mkfs(pool(8 << 20, Some(assume)), &MkfsOptions::default()).unwrap());
+        let mut made = 0;
+        let full = loop {
+            match fs.create(&root(), Ino::ROOT, format!("f{made}").as_bytes(), 0o644, 0, libc::O_EXCL) {
+                Ok((attr, _)) => {
+                    made += 1;
+                    let wrote = fs.write(&root(), attr.ino, 0, &pattern(made, 10_000), false);
+                    fs.release(attr.ino);
+                    fs.forget(attr.ino, 1);
+                    if let Err(e) = wrote {
+                        break e;
+                    }
+                }
+                Err(e) => break e,
+            }
+        };
+        assert_eq!(full.errno(), libc::ENOSPC);
+        assert!(fs.statfs().blocks_free < 3, "{:?}", fs.statfs());
+        let fs = crash(fs);
+        for i in 0..made {
+            fs.unlink(&root(), Ino::ROOT, format!("f{i}").as_bytes()).unwrap();
+        }
+        assert!(names(&fs, Ino::ROOT).is_empty());
+        let ino = make(&fs, Ino::ROOT, "again");
+        fs.write(&root(), ino, 0, &pattern(1, 4 << 20), false).unwrap();
+        let fs = crash(fs);
+        assert!(content(&fs, find(&fs, Ino::ROOT, "again").unwrap().ino) == pattern(1, 4 << 20));
+    }
+}
+
+#[test]
+fn xattrs_symlinks_links_and_nameless_files() {
+    let mut fs = fresh();
+    let cred = root();
+    let ino = make(&fs, Ino::ROOT, "f");
+    let big = pattern(3, 60_000);
+    fs.setxattr(&cred, ino, b"user.small", b"value", 0).unwrap();
+    fs.setxattr(&cred, ino, b"user.big", &big, 0).unwrap();
+    fs.setxattr(&cred, ino, b"trusted.gone", b"x", 0).unwrap();
+    fs.removexattr(&cred, ino, b"trusted.gone").unwrap();
+    let long = pattern(4, 4095).iter().map(|b| b'a' + b % 26).collect::<Vec<u8>>();
+    for (name, target) in [(b"s".as_slice(), b"f".as_slice()), (b"l", &long)] {
+        let attr = fs.symlink(&cred, Ino::ROOT, name, target).unwrap();
+        fs.forget(attr.ino, 1);
+    }
+    let linked = fs.link(&cred, ino, Ino::ROOT, b"g").unwrap();
+    assert_eq!(linked.nlink, 2);
+    fs.forget(ino, 1);
+    let nameless = fs.tmpfile(&cred, Ino::ROOT, 0o600, 0).unwrap();
+    fs.write(&cred, nameless.ino, 0, b"temporary", false).unwrap();
+    let named = fs.link(&cred, nameless.ino, Ino::ROOT, b"named").unwrap();
+    assert_eq!(named.nlink, 1);
+    fs.forget(nameless.ino, 2);
+    fs.release(nameless.ino);
+    let lost = fs.tmpfile(&cred, Ino::ROOT, 0o600, 0).unwrap();
+    fs.write(&cred, lost.ino, 0, &pattern(9, 50_000), false).unwrap();
+    let ctime = fs.getattr(ino).unwrap().ctime;
+    for again in [crash, close, crash] {
+        fs = again(fs);
+        assert_eq!(fs.getxattr(&cred, ino, b"user.small").unwrap(), b"value");
+        assert_eq!(fs.getxattr(&cred, ino, b"user.big").unwrap(), big);
+        assert_eq!(fs.getxattr(&cred, ino, b"trusted.gone").unwrap_err().errno(), libc::ENODATA);
+        assert_eq!(fs.readlink(find(&fs, Ino::ROOT, "s").unwrap().ino).unwrap(), b"f");
+        assert_eq!(fs.readlink(find(&fs, Ino::ROOT, "l").unwrap().ino).unwrap(), long);
+        assert_eq!(fs.getattr(ino).unwrap().nlink, 2);
+        assert_eq!(fs.getattr(ino).unwrap().ctime, ctime);
+        assert_eq!(content(&fs, find(&fs, Ino::ROOT, "named").unwrap().ino), b"temporary");
+    }
+}
+
+#[test]
+fn threads_do_not_get_in_each_others_way() {
+    let fs = fresh();
+    std::thread::scope(|s| {
+        for t in 0..4u64 {
+            let fs = &fs;
+            s.spawn(move || {
+                let dir = mkdir(fs, Ino::ROOT, &format!("t{t}"));
+                for i in 0..500 {
+                    let ino = make(fs, dir, &format!("f{i}"));
+                    fs.write(&root(), ino, 0, &pattern(t * 1000 + i, 5000), false).unwrap();
+                    let (a, b) = (format!("f{i}"), format!("g{t}-{i}"));
+                    fs.rename(&root(), dir, a.as_bytes(), Ino::ROOT, b.as_bytes(), 0).unwrap();
+                    if i % 3 == 0 {
+                        fs.rename(&root(), Ino::ROOT, b.as_bytes(), dir, a.as_bytes(), 0).unwrap();
+                        fs.unlink(&root(), dir, a.as_bytes()).unwrap();
+                    }
+                }
+            });
+        }
+    });
+    let before = names(&fs, Ino::ROOT);
+    assert_eq!(before.len(), 4 + 4 * 333);
+    let fs = crash(fs);
+    assert_eq!(names(&fs, Ino::ROOT), before);
+    let attr = find(&fs, Ino::ROOT, "g2-1").unwrap();
+    assert!(content(&fs, attr.ino) == pattern(2001, 5000));
+}
