@@ -449,7 +449,7 @@ impl Names {
     fn remove(&mut self, arena: &Arena, hash: u32, place: Place) {
         let index = table_of(hash, self.tables.len());
         let found = self.tables[index].find_entry(spread(hash), |&at| at == place);
-        found.ok().expect("every record is in the table").remove();
+        found.expect("every record is in the table").remove();
         self.len -= 1;
         if self.tables.len() > 1 && self.len < self.tables.len() * TABLE_NAMES_MIN {
             self.shrink(arena);

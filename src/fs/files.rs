@@ -263,3 +263,6 @@ fn check_flags(flags: i32, known: i32) -> Result<()> {
         _ => Err(Error::new(libc::EINVAL, "files::check_flags")),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -85,6 +85,8 @@ pub struct MkfsOptions {
 pub struct OpenOptions {
     /// Nothing may change; the media must be a private mapping (recovery writes to it).
     pub read_only: bool,
+    /// No thread ends epochs in the background; [`Fs::tick`] does it. For simulations that replay.
+    pub no_ticker: bool,
 }
 
 /// What the pool says of itself (`lode info`).

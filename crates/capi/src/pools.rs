@@ -248,11 +248,11 @@ fn close(handle: &Handle) -> Result<()> {
     for stripe in &handle.stripes[1..] {
         stripe.write().take();
     }
-    let distrusted = handle.check();
     let fs = Arc::clone(pool.files.fs());
+    // Descriptors first: files without a name go with them.
     drop(Arc::into_inner(pool).expect("calls hold a stripe, not the pool"));
-    let closed = distrusted.and_then(|()| fs.close());
-    drop(fs);
+    let closed = handle.check().and_then(|()| fs.close());
+    fs.abandon();
     handle.give_back();
     closed
 }

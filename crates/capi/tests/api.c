@@ -94,6 +94,10 @@ static void pools(void)
     CHECK(lode_access(other, "kept", F_OK) == 0);
     FAILS(EROFS, lode_mkdir(other, "never", 0755));
     FAILS(EROFS, lode_unlink(other, "left-open"));
+    FAILS(EROFS, lode_open(other, "never", O_CREAT | O_RDWR, 0600));
+    FAILS(EROFS, lode_open(other, "left-open", O_RDWR, 0));
+    CHECK(lode_open(other, "left-open", O_CREAT | O_RDONLY, 0600) == 0 && lode_fsync(other, 0) == 0);
+    CHECK(lode_sync(other) == 0);
     CHECK(lode_close_pool(other) == 0);
 
     fs = lode_open_pool(pool_path, "umask=022");
@@ -442,7 +446,7 @@ static void xattrs(void)
 static void directories(void)
 {
     enum { ENTRIES = 500 };
-    char name[64];
+    char name[300];
     bool seen[ENTRIES] = {0};
     struct dirent *entry;
     struct stat st;

@@ -211,7 +211,7 @@ impl Sys<'_> {
             [] => missing(
                 "persistent-memory",
                 "no persistent memory; pools are files",
-                "none is needed; to measure as if there were some: --assume memory (emulated PM)",
+                "none is needed; --assume memory measures as if there were some",
             ),
             some => found("persistent-memory", some.join(" ")),
         }

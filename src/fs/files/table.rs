@@ -216,7 +216,7 @@ mod tests {
             }
         }
         let gone: Vec<_> = (0..200).map(|_| AtomicBool::new(false)).collect();
-        let table: Table<Thing> = Table::new(1);
+        let table: Table<Thing<'_>> = Table::new(1);
         let uses = AtomicUsize::new(0);
         let done = AtomicBool::new(false);
         std::thread::scope(|s| {
