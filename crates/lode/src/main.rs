@@ -68,8 +68,8 @@ fn run(arguments: &[OsString]) -> Result<()> {
 /// syntax), with time and place. A reader that has gone is no failure (reporting one would panic).
 fn start_log() -> Result<()> {
     let Some(text) = std::env::var("LODE_LOG").ok().filter(|text| !text.is_empty()) else {
-        let plain = tracing_subscriber::fmt().event_format(Plain).with_max_level(tracing::Level::WARN);
-        plain.with_writer(std::io::stderr).log_internal_errors(false).init();
+        let plain = tracing_subscriber::fmt().log_internal_errors(false).event_format(Plain);
+        plain.with_max_level(tracing::Level::WARN).with_writer(std::io::stderr).init();
         return Ok(());
     };
     let filter = EnvFilter::try_new(&text).map_err(|e| {
@@ -78,8 +78,8 @@ fn start_log() -> Result<()> {
         ))
     })?;
     let ansi = std::io::stderr().is_terminal();
-    let events = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(ansi);
-    events.with_writer(std::io::stderr).log_internal_errors(false).init();
+    let events = tracing_subscriber::fmt().log_internal_errors(false).with_env_filter(filter);
+    events.with_ansi(ansi).with_writer(std::io::stderr).init();
     Ok(())
 }
 
