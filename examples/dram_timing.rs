@@ -1,9 +1,8 @@
 //! What the DRAM structures cost: block allocator, page index, directory index. Figures in nanoseconds are
-//! CPU time of the thread, the median of several rounds; pauses are the longest single call on the clock.
+//! CPU time of the thread, the median of several rounds; pauses are the longest single call.
 //! Run it with `--release`.
 
 use std::hint::black_box;
-use std::time::{Duration, Instant};
 
 use lodestone::fs::alloc::{Allocator, Block, Class, Run};
 use lodestone::fs::dirindex::{DirIndex, Dirent};
@@ -40,8 +39,13 @@ fn cpu_ns() -> i64 {
     time.tv_sec * 1_000_000_000 + time.tv_nsec
 }
 
-fn report(what: &str, took: Duration) {
-    println!("{what:<64} {:>9.1} us", took.as_nanos() as f64 / 1000.0);
+/// Microseconds of CPU time since `begin`.
+fn took(begin: i64) -> f64 {
+    (cpu_ns() - begin) as f64 / 1000.0
+}
+
+fn report(what: &str, us: f64) {
+    println!("{what:<64} {us:>9.1} us");
 }
 
 /// A pseudo-random sequence (Knuth's MMIX constants).
@@ -104,60 +108,66 @@ fn allocator() {
     a.check_state();
 }
 
-/// As many pairs per thread, alone and together.
+/// CPU time of a pair while as many threads do the same: more than alone is contention.
 fn threads() {
     const STEPS: u32 = 1 << 22;
     let a = started(1 << 20);
-    for count in [1, 2] {
+    for count in [1, 2, 4] {
+        let pairs = || {
+            let begin = cpu_ns();
+            (0..STEPS).for_each(|_| a.free(black_box(one(&a, None))));
+            (cpu_ns() - begin) as f64 / STEPS as f64
+        };
         let mut rounds: Vec<f64> = (0..ROUNDS)
             .map(|_| {
-                let begin = Instant::now();
                 std::thread::scope(|s| {
-                    for _ in 0..count {
-                        s.spawn(|| (0..STEPS).for_each(|_| a.free(black_box(one(&a, None)))));
-                    }
-                });
-                (STEPS * count) as f64 / begin.elapsed().as_micros() as f64
+                    let threads: Vec<_> = (0..count).map(|_| s.spawn(pairs)).collect();
+                    let each = threads.into_iter().map(|thread| thread.join().expect("no panic"));
+                    each.sum::<f64>() / count as f64
+                })
             })
             .collect();
         rounds.sort_by(f64::total_cmp);
-        println!("alloc: pairs with {count} threads {:>43.1} M/s", rounds[ROUNDS / 2]);
+        println!("{:<64} {:>9.1} ns", format!("alloc: the same, {count} threads"), rounds[ROUNDS / 2]);
     }
     a.check_state();
 }
 
 fn pools() {
-    let begin = Instant::now();
+    let begin = cpu_ns();
     let a = started(1 << 28);
-    report("alloc: empty pool of 1 TiB", begin.elapsed());
-    let begin = Instant::now();
+    report("alloc: empty pool of 1 TiB", took(begin));
+    let begin = cpu_ns();
+    black_box(started(1 << 14));
+    report("alloc: empty pool of 64 MiB", took(begin));
+    let begin = cpu_ns();
     a.alloc_all(a.available() as u32, Class::Data, &mut Vec::new()).expect("available");
-    report("alloc: all of it", begin.elapsed());
+    report("alloc: all of it", took(begin));
     let mut state = 3;
     for _ in 0..1000 {
         a.free(Run::new(Block(random(&mut state) % (1 << 27) * 2), 1));
     }
     // Forget the hints: another thread has none.
-    let took = std::thread::scope(|s| {
+    let each = std::thread::scope(|s| {
         let drain = || {
-            let begin = Instant::now();
+            let begin = cpu_ns();
             for _ in 0..900 {
                 one(&a, None);
             }
-            begin.elapsed() / 900
+            took(begin) / 900.0
         };
         s.spawn(drain).join().expect("no panic")
     });
-    report("alloc: a block of a full pool with 1000 scattered ones", took);
-    let begin = Instant::now();
+    report("alloc: a block of a full pool with 1000 scattered ones", each);
+    let begin = cpu_ns();
     assert!(a.alloc(1, Class::Data, None).is_some());
     let mut runs = Vec::new();
     a.for_each_free_run(true, &mut |run| runs.push(run));
-    report("alloc: for_each_free_run of a full 1 TiB pool", begin.elapsed());
-    let begin = Instant::now();
+    report("alloc: for_each_free_run of a full 1 TiB pool", took(begin));
+    let begin = cpu_ns();
     let b = Allocator::from_free_runs(1 << 28, runs.into_iter()).expect("ascending");
     b.start();
-    report("alloc: from_free_runs of a full 1 TiB pool", begin.elapsed());
+    report("alloc: from_free_runs of a full 1 TiB pool", took(begin));
 }
 
 fn pages() {
@@ -262,15 +272,17 @@ fn directory(count: u32) {
 fn pauses(count: u32, names: &[Vec<u8>], order: &[usize], insert: impl Fn(&mut DirIndex, &[u8])) {
     let mut index = DirIndex::new();
     let timed = |call: &mut dyn FnMut()| {
-        let begin = Instant::now();
+        let begin = cpu_ns();
         call();
-        begin.elapsed()
+        took(begin)
     };
-    let inserts: Vec<Duration> = names.iter().map(|name| timed(&mut || insert(&mut index, name))).collect();
-    let mut remove = |at: &usize| drop(black_box(index.remove(&names[*at])));
-    let removes: Vec<Duration> = order.iter().map(|at| timed(&mut || remove(at))).collect();
+    let inserts: Vec<f64> = names.iter().map(|name| timed(&mut || insert(&mut index, name))).collect();
+    let mut remove = |at: &usize| {
+        black_box(index.remove(&names[*at]));
+    };
+    let removes: Vec<f64> = order.iter().map(|at| timed(&mut || remove(at))).collect();
     for (what, mut times) in [("insert", inserts), ("remove", removes)] {
-        times.sort();
+        times.sort_by(f64::total_cmp);
         let [.., third, _, longest] = times[..] else { return };
         report(&format!("dir: longest {what} of {count}"), longest);
         report(&format!("dir: third-longest {what} of {count}"), third);

@@ -39,6 +39,7 @@ const UNSAFE_ALLOWED: &[(&str, &str)] = &[
     ("crates/lode/src/bench/", "clocks and raw copies, measured at their own cost"),
     ("crates/study/", "comparison peers behind C interfaces"),
     ("crates/lode/tests/", "system calls that the standard library lacks"),
+    ("examples/copy", "the plain copies that ours are measured against"),
     ("tests/", "system calls that the standard library lacks"),
 ];
 

@@ -5,7 +5,7 @@
 //! that the bitmap confirms: so no block is ever stranded in a cache, a double free is seen at once, `near`
 //! finds every free block, and "no space" is exact. The price is one locked instruction per call.
 //!
-//! **Shards.** A thread has a shard of its own while it lives (threads beyond [`SHARDS`] share one). It
+//! **Shards.** A thread has a shard of its own while it lives (threads beyond [`SHARDS_MAX`] share one). It
 //! remembers what the thread freed last, newest first, so that a hot block is written again while it is
 //! still in the cache, and the group that the thread fills, so that single blocks come out consecutively;
 //! logs fill another group than data, so that they do not cut files into pieces. Only its owner writes a
@@ -47,10 +47,8 @@ pub const GROUP_BLOCKS: u32 = 512;
 pub const BLOCK_MINIS: u8 = 8;
 
 const GROUP_WORDS: usize = GROUP_BLOCKS as usize / 64;
-/// Threads with a shard of their own.
-const SHARDS: usize = 256;
-/// The shard of all further threads, and of threads that are ending.
-const SHARED: usize = SHARDS;
+/// Threads with a shard of their own, at most; in a small pool as many as it has groups.
+const SHARDS_MAX: usize = 256;
 /// Freed runs that a shard remembers.
 const HINTS: u32 = 32;
 /// Longest run, in blocks, worth remembering: longer ones do not stay in a cache.
@@ -147,6 +145,7 @@ pub struct Allocator {
     full: Flags,
     touched: Flags,
     owned: Flags,
+    /// The last is shared by the threads that have none of their own.
     shards: Box<[CachePadded<Shard>]>,
     /// Where the search for an untouched group goes on; [`NO_GROUP`] when there was none.
     fresh_from: AtomicU32,
@@ -232,10 +231,12 @@ impl Flags {
         self.0[group as usize / 64].load(SeqCst) >> (group % 64) & 1 != 0
     }
 
-    /// Answers what it was.
-    fn set(&self, group: u32) -> bool {
-        let bit = 1u64 << (group % 64);
-        self.0[group as usize / 64].fetch_or(bit, SeqCst) & bit != 0
+    fn set(&self, group: u32) {
+        self.0[group as usize / 64].fetch_or(1 << (group % 64), SeqCst);
+    }
+
+    fn set_alone(&mut self, group: u32) {
+        *self.0[group as usize / 64].get_mut() |= 1 << (group % 64);
     }
 
     fn clear(&self, group: u32) {
@@ -301,8 +302,11 @@ impl Bits {
 /// The thread's number among the living ones: the shard it alone may write.
 struct ThreadSlot(usize);
 
-static SLOTS: [AtomicU64; SHARDS / 64] = [const { AtomicU64::new(0) }; SHARDS / 64];
-/// No slot from here on was ever taken, [`SHARED`] aside.
+/// Of threads beyond the first [`SHARDS_MAX`], and of threads that are ending.
+const NO_SLOT: usize = usize::MAX;
+
+static SLOTS: [AtomicU64; SHARDS_MAX / 64] = [const { AtomicU64::new(0) }; SHARDS_MAX / 64];
+/// No slot from here on was ever taken, [`NO_SLOT`] aside.
 static SLOTS_USED: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
@@ -326,13 +330,13 @@ impl ThreadSlot {
                 }
             }
         }
-        ThreadSlot(SHARED)
+        ThreadSlot(NO_SLOT)
     }
 }
 
 impl Drop for ThreadSlot {
     fn drop(&mut self) {
-        if self.0 != SHARED {
+        if self.0 != NO_SLOT {
             SLOTS[self.0 / 64].fetch_and(!(1 << (self.0 % 64)), Release);
         }
     }
@@ -437,7 +441,7 @@ impl Allocator {
             full: Flags::new(count),
             touched: Flags::new(count),
             owned: Flags::new(count),
-            shards: (0..=SHARDS).map(|_| CachePadded::new(Shard::default())).collect(),
+            shards: (0..=count.min(SHARDS_MAX)).map(|_| CachePadded::default()).collect(),
             fresh_from: AtomicU32::new(0),
             partial_from: AtomicU32::new(0),
             reserve: Reserve::new(),
@@ -457,8 +461,7 @@ impl Allocator {
         let mut allocator = Allocator::new(total_blocks);
         let mut used_from = 0;
         for run in runs {
-            let end = run.start.0 as u64 + run.count as u64;
-            if run.start.0 < used_from || end > total_blocks as u64 {
+            if run.start.0 < used_from || !allocator.contains(run) {
                 return Err(Conflict { block: run.start });
             }
             allocator.fill(Run::new(Block(used_from), run.start.0 - used_from));
@@ -468,11 +471,23 @@ impl Allocator {
         Ok(allocator)
     }
 
-    /// Marks free blocks, alone with the allocator.
+    /// Marks free blocks, alone with the allocator: without locked instructions.
     fn fill(&mut self, run: Run) {
-        for (at, len) in by_word(run) {
-            *self.words[self.skip + at as usize / 64].get_mut() |= mask(at % 64, len);
-            self.touch(at / GROUP_BLOCKS);
+        let mut at = run.start.0;
+        while at < run.end().0 {
+            let group = at / GROUP_BLOCKS;
+            let end = ((group + 1) * GROUP_BLOCKS).min(run.end().0);
+            self.touched.set_alone(group);
+            if end - at == GROUP_BLOCKS {
+                self.full.set_alone(group);
+                let first = self.skip + at as usize / 64;
+                self.words[first..first + GROUP_WORDS].fill_with(|| AtomicU64::new(u64::MAX));
+            } else {
+                for (at, len) in by_word(Run::new(Block(at), end - at)) {
+                    *self.words[self.skip + at as usize / 64].get_mut() |= mask(at % 64, len);
+                }
+            }
+            at = end;
         }
         let local = self.local();
         local.count(&local.shard.allocated, run.count);
@@ -480,7 +495,7 @@ impl Allocator {
 
     /// Marks blocks found in use at recovery. On conflict nothing is marked. Thread-safe.
     pub fn mark_used(&self, run: Run) -> Result<(), Conflict> {
-        if run.start.0 as u64 + run.count as u64 > self.total as u64 {
+        if !self.contains(run) {
             return Err(Conflict { block: Block(run.start.0.max(self.total)) });
         }
         for (at, len) in by_word(run) {
@@ -511,7 +526,7 @@ impl Allocator {
         for group in (0..self.group_count()).rev() {
             let bits = self.bits(group);
             let mut at = 0;
-            while let Some((bit, count)) = bits.free_run(at) {
+            while let Some((bit, count)) = bits.free_run(at).filter(|_| held.len() < target as usize) {
                 at = bit + count;
                 let take = count.min(target - held.len() as u32);
                 let first = group * GROUP_BLOCKS + at - take;
@@ -519,7 +534,7 @@ impl Allocator {
                 // Owned by the reserve, so to say: others come here last.
                 self.owned.set(group);
             }
-            if held.len() as u32 == target {
+            if held.len() == target as usize {
                 break;
             }
         }
@@ -786,14 +801,18 @@ impl Allocator {
     }
 
     /// The next group to fill and a run in it: a partly used one that is worth it, else an untouched one,
-    /// else whatever is left.
+    /// else the best of what is left.
     fn find_group(&self, want: u32) -> Option<(u32, u32, u32)> {
         let partial = |i| self.touched.word(i) & !self.full.word(i) & !self.owned.word(i);
         let worth = |bits: &Bits, len| len >= want && bits.free() >= PROBE_FREE_MIN;
-        let all = self.group_count();
-        self.probe(want, (PROBE_GROUPS_MAX, PROBE_SPAN_MAX), partial, worth)
-            .or_else(|| self.find_untouched().map(|group| (group, 0, want)))
-            .or_else(|| self.probe(want, (all, all), |i| !self.full.word(i), |_, _| true))
+        let (found, is_worth) = self.probe(want, PROBE_SPAN_MAX, partial, worth);
+        if is_worth {
+            return found;
+        }
+        if let Some(group) = self.find_untouched() {
+            return Some((group, 0, want));
+        }
+        self.probe(want, u32::MAX, |i| !self.full.word(i), |_, len| len >= want).0
     }
 
     /// An untouched group that no shard fills.
@@ -808,20 +827,21 @@ impl Allocator {
         found
     }
 
-    /// Looks at up to `limits.0` candidates with a free block among the next `limits.1` groups, from where
-    /// the last probe ended and round, for one that is `good`. Flags full ones on the way.
+    /// Looks at the next candidates with a free block, from where the last probe ended and round, among
+    /// `span` groups: the first that is `good`, else the one with the longest run of the first
+    /// [`PROBE_GROUPS_MAX`]; and whether it is good. Flags full ones on the way.
     fn probe(
         &self,
         want: u32,
-        limits: (u32, u32),
+        span: u32,
         candidates: impl Fn(usize) -> u64,
         good: impl Fn(&Bits, u32) -> bool,
-    ) -> Option<(u32, u32, u32)> {
+    ) -> (Option<(u32, u32, u32)>, bool) {
         let (from, all) = (self.partial_from.load(Relaxed), self.group_count());
-        let (mut left, span) = (limits.0, limits.1.min(all));
         let before_wrap = span.min(all - from);
-        for (mut at, end) in [(from, from + before_wrap), (0, span - before_wrap)] {
-            while left > 0
+        let (mut best, mut seen) = (None, 0);
+        for (mut at, end) in [(from, from + before_wrap), (0, span.min(all) - before_wrap)] {
+            while seen < PROBE_GROUPS_MAX
                 && let Some(group) = next_group(at, end, &candidates)
             {
                 at = group + 1;
@@ -830,15 +850,19 @@ impl Allocator {
                     self.flag_full(group);
                     continue;
                 };
+                let found = Some((group, bit, len));
                 if good(&bits, len) {
                     self.partial_from.store(group, Relaxed);
-                    return Some((group, bit, len));
+                    return (found, true);
                 }
-                left -= 1;
+                if best.is_none_or(|(_, _, longest)| len > longest) {
+                    best = found;
+                }
+                seen += 1;
                 self.partial_from.store(at % all, Relaxed);
             }
         }
-        None
+        (best, false)
     }
 
     // The bitmap.
@@ -893,6 +917,10 @@ impl Allocator {
                 break;
             }
         }
+        // Searches need not come to see that these are full.
+        for group in start.div_ceil(GROUP_BLOCKS)..(start + got) / GROUP_BLOCKS {
+            self.flag_full(group);
+        }
         got
     }
 
@@ -905,8 +933,7 @@ impl Allocator {
         if run.count == 0 {
             return;
         }
-        self.reserve.assert_not_held(run);
-        assert!(run.end().0 <= self.total, "freed blocks lie in the pool");
+        self.assert_not_reserved(run);
         if run.count == 1 {
             let (word, bit) = (self.word(run.start.0), 1u64 << (run.start.0 % 64));
             assert!(word.fetch_and(!bit, SeqCst) & bit != 0, "{:?} freed twice", run.start);
@@ -940,9 +967,19 @@ impl Allocator {
         }
     }
 
-    fn assert_used(&self, run: Run) {
-        assert!(run.end().0 <= self.total, "freed blocks lie in the pool");
+    #[inline]
+    fn assert_not_reserved(&self, run: Run) {
+        assert!(self.contains(run), "{run:?} is freed, outside the pool");
         self.reserve.assert_not_held(run);
+    }
+
+    #[inline]
+    fn contains(&self, run: Run) -> bool {
+        run.start.0 as u64 + run.count as u64 <= self.total as u64
+    }
+
+    fn assert_used(&self, run: Run) {
+        self.assert_not_reserved(run);
         for (at, len) in by_word(run) {
             let bits = mask(at % 64, len);
             assert!(self.word(at).load(Relaxed) & bits == bits, "freed blocks near {at} were free already");
@@ -989,14 +1026,16 @@ impl Allocator {
 
     #[inline]
     fn local(&self) -> Local<'_> {
-        let slot = SLOT.try_with(|slot| slot.0).unwrap_or(SHARED);
-        Local { shard: &self.shards[slot], shared: slot == SHARED }
+        let slot = SLOT.try_with(|slot| slot.0).unwrap_or(NO_SLOT);
+        let last = self.shards.len() - 1;
+        Local { shard: &self.shards[slot.min(last)], shared: slot >= last }
     }
 
     /// The shards that threads ever had.
     fn shards_in_use(&self) -> impl Iterator<Item = &Shard> {
-        let used = SLOTS_USED.load(SeqCst);
-        self.shards[..used].iter().chain(&self.shards[SHARED..]).map(|shard| &**shard)
+        let last = self.shards.len() - 1;
+        let used = SLOTS_USED.load(SeqCst).min(last);
+        self.shards[..used].iter().chain(&self.shards[last..]).map(|shard| &**shard)
     }
 
     /// Blocks ever allocated and freed.
@@ -1877,9 +1916,9 @@ mod tests {
     #[test]
     fn more_threads_than_shards_share_the_last() {
         let a = started(1 << 16);
-        let barrier = std::sync::Barrier::new(SHARDS + 20);
+        let barrier = std::sync::Barrier::new(SHARDS_MAX + 20);
         std::thread::scope(|s| {
-            for _ in 0..SHARDS + 20 {
+            for _ in 0..SHARDS_MAX + 20 {
                 s.spawn(|| {
                     let run = a.alloc(3, Class::Data, None).unwrap();
                     barrier.wait();

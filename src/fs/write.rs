@@ -348,14 +348,12 @@ impl<M: Media> Fs<M> {
                 Mapping::Unwritten(block) => plan.extents.push(Extent { page, count, block }),
                 Mapping::Written(_) | Mapping::Hole => {
                     let from = plan.fresh.len();
-                    if count == 1 {
-                        let run = self.core.alloc.alloc(1, Class::Data, near);
-                        plan.fresh.push(run.ok_or_else(|| Error::new(libc::ENOSPC, "write::plan"))?);
-                    } else {
-                        self.core
-                            .alloc
-                            .alloc_all(count, Class::Data, &mut plan.fresh)
-                            .map_err(|_| Error::new(libc::ENOSPC, "write::plan"))?;
+                    let full = || Error::new(libc::ENOSPC, "write::plan");
+                    let run = self.core.alloc.alloc(count, Class::Data, near).ok_or_else(full)?;
+                    plan.fresh.push(run);
+                    if run.count < count {
+                        let rest = count - run.count;
+                        self.core.alloc.alloc_all(rest, Class::Data, &mut plan.fresh).map_err(|_| full())?;
                     }
                     let mut at = page;
                     for run in &plan.fresh[from..] {

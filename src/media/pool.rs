@@ -123,8 +123,9 @@ impl Pool {
     /// Panics for a range outside the pool: the caller validates what it read from media.
     #[inline]
     fn check(&self, at: Addr, len: usize) {
-        let is_inside = at.0 <= self.bytes && len as u64 <= self.bytes - at.0;
-        assert!(is_inside, "range of {len} bytes at {at:?} is outside the pool of {} bytes", self.bytes);
+        if at.0.checked_add(len as u64).is_none_or(|end| end > self.bytes) {
+            outside(at, len, self.bytes);
+        }
     }
 
     /// Where a range is mapped, in a pool of one region.
@@ -203,6 +204,13 @@ impl Pool {
         };
         Fault { at: Addr((stripe << shift) + within) }
     }
+}
+
+/// Out of line, so that the callers' fast paths stay short.
+#[cold]
+#[inline(never)]
+fn outside(at: Addr, len: usize, bytes: u64) -> ! {
+    panic!("range of {len} bytes at {at:?} is outside the pool of {bytes} bytes")
 }
 
 impl fmt::Debug for Pool {

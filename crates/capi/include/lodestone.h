@@ -143,7 +143,7 @@ ssize_t lode_pread(lode_fs *fs, int fd, void *buf, size_t count, off_t offset);
 /**
  * Writes count bytes at the file offset, or with O_APPEND at the end of file, moves the offset, and
  * returns the bytes written: fewer than count only beyond 0x7ffff000 or at the largest file size
- * (16 TiB). Threads that share the offset take turns.
+ * (16 TiB less 4096 bytes). Threads that share the offset take turns.
  *
  * Errors: EBADF, EFAULT, EFBIG, EINVAL, EIO, ENOSPC, EROFS. Durable: the data and the size; by default
  * (data=cow) the whole write or none of it survives a crash.
@@ -415,8 +415,7 @@ lode_dir *lode_opendir(lode_fs *fs, const char *path);
 /**
  * The next entry, "." and ".." first; NULL at the end with errno as it was, and NULL with errno on
  * failure. The entry is valid until the next call on the same stream. Entries that come or go while the
- * stream is read may or may not be seen; all others are seen once. Errors: EBADF, EIO, ENOENT (the
- * directory was removed).
+ * stream is read may or may not be seen; all others are seen once. Errors: EBADF, EIO.
  */
 struct dirent *lode_readdir(lode_fs *fs, lode_dir *dir);
 

@@ -81,7 +81,7 @@ pub unsafe extern "C" fn lode_pread(
 
 /// Writes count bytes at the file offset, or with O_APPEND at the end of file, moves the offset, and
 /// returns the bytes written: fewer than count only beyond 0x7ffff000 or at the largest file size
-/// (16 TiB). Threads that share the offset take turns.
+/// (16 TiB less 4096 bytes). Threads that share the offset take turns.
 ///
 /// Errors: EBADF, EFAULT, EFBIG, EINVAL, EIO, ENOSPC, EROFS. Durable: the data and the size; by default
 /// (data=cow) the whole write or none of it survives a crash.

@@ -233,7 +233,8 @@ pub unsafe extern "C" fn lode_mkfs(path: *const c_char, size: u64, opts: *const 
 
 fn open(path: &Path, settings: &OpenSettings) -> Result<OpenPool> {
     let media = Pool::open(path, &settings.pool)?;
-    let fs = Fs::open(media, &OpenOptions { read_only: settings.pool.read_only })?;
+    let open_options = OpenOptions { read_only: settings.pool.read_only, ..OpenOptions::default() };
+    let fs = Fs::open(media, &open_options)?;
     let device = fs.statfs().fsid;
     let files = Files::new(fs, settings.cred.clone(), settings.umask);
     Ok(OpenPool { files, streams: Table::new(OPEN_FILES_MAX), device })

@@ -83,7 +83,7 @@ static void pools(void)
     CHECK(lode_umask(other, 022) == 077);
     CHECK(lode_umask(other, 022) == 022);
     CHECK(lode_mkdir(other, "kept", 0755) == 0);
-    CHECK(lode_open(other, "left-open", O_CREAT | O_RDWR, 0600) == 0);
+    CHECK(lode_open(other, "left-open", O_CREAT | O_RDWR, 0644) == 0);
     CHECK(lode_close_pool(other) == 0);
     FAILS(EBADF, lode_close_pool(other));
     FAILS(EBADF, lode_mkdir(other, "late", 0755));

@@ -21,7 +21,6 @@ mod tree;
 
 use std::ffi::OsString;
 use std::fmt;
-use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -65,11 +64,13 @@ fn run(arguments: &[OsString]) -> Result<()> {
 }
 
 /// Events of the library go to stderr: warnings as `lode: warning: ...`, or what `LODE_LOG` asks for (EnvFilter
-/// syntax), with time and place. A reader that has gone is no failure (reporting one would panic).
+/// syntax), with time and place. Never in colours: a mount's go on to the system log.
 fn start_log() -> Result<()> {
+    // A reader of stderr that has gone is no reason to panic, which reporting a failed write would do.
+    let log =
+        tracing_subscriber::fmt().with_writer(std::io::stderr).log_internal_errors(false).with_ansi(false);
     let Some(text) = std::env::var("LODE_LOG").ok().filter(|text| !text.is_empty()) else {
-        let plain = tracing_subscriber::fmt().log_internal_errors(false).event_format(Plain);
-        plain.with_max_level(tracing::Level::WARN).with_writer(std::io::stderr).init();
+        log.event_format(Plain).with_max_level(tracing::Level::WARN).init();
         return Ok(());
     };
     let filter = EnvFilter::try_new(&text).map_err(|e| {
@@ -77,9 +78,7 @@ fn start_log() -> Result<()> {
             "LODE_LOG={text}: {e}; write a level (info) or targets (lodestone=debug)"
         ))
     })?;
-    let ansi = std::io::stderr().is_terminal();
-    let events = tracing_subscriber::fmt().log_internal_errors(false).with_env_filter(filter);
-    events.with_ansi(ansi).with_writer(std::io::stderr).init();
+    log.with_env_filter(filter).init();
     Ok(())
 }
 

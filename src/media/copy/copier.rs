@@ -8,8 +8,11 @@
 
 use super::{Domain, LINE, ReadStep, ReadTable, Routines};
 
-/// Below this many bytes a store that need not be durable stays in the cache.
+/// Below this many bytes a store that need not be durable stays in the cache (measured: to cold memory
+/// both ways take the same time between 1 and 2 KiB).
 const NON_TEMPORAL_BYTES_MIN: usize = 2048;
+
+static ZEROS: [u8; NON_TEMPORAL_BYTES_MIN] = [0; NON_TEMPORAL_BYTES_MIN];
 
 /// Loads and stores one contiguous range of mapped media.
 ///
@@ -163,7 +166,10 @@ impl Copier {
     /// See [`Copier`].
     #[inline]
     pub unsafe fn zero_nt(&self, dst: *mut u8, len: usize) -> Result<()> {
-        const ZEROS: [u8; LINE] = [0; LINE];
+        if len < self.cached_below {
+            // SAFETY: the caller's.
+            return unsafe { self.copy_cached(dst, &ZEROS[..len]) };
+        }
         let (head, lines) = split(dst, len);
         // SAFETY: as in `copy_nt`.
         unsafe {

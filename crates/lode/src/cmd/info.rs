@@ -205,8 +205,7 @@ impl About {
         }
         if let Some(state) = &self.state {
             let word = if state.clean { "clean" } else { "not closed; the next use recovers it" };
-            let times = if state.mounts == 1 { "once" } else { &format!("{} times", state.mounts) };
-            out.line(format_args!("  state     {word}; opened {times}"))?;
+            out.line(format_args!("  state     {word}"))?;
         }
         for damage in &self.damage {
             out.line(format_args!("  damaged   {damage}; the other serves, the next change mends it"))?;
