@@ -432,7 +432,9 @@ impl<M: Media> Fs<M> {
 
     pub fn statfs(&self) -> StatFs {
         let stats = self.core.alloc.stats();
-        let free = stats.available;
+        // What was freed is free to who asks, though not to who takes it yet: where that is all there is
+        // left, a write syncs and has it.
+        let free = stats.available + stats.deferred.blocks;
         let inodes_free = self.slots.count() + free * format::SLOTS_PER_BLOCK as u64;
         let slots = self.slot_count.load(Ordering::Acquire) as u64;
         let uuid = &self.core.sb.uuid;
