@@ -12,5 +12,6 @@ pub mod error;
 pub mod fs;
 pub mod limits;
 pub mod media;
+pub mod sim;
 
 pub use error::{Error, Result};

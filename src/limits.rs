@@ -6,6 +6,8 @@ pub const NAME_BYTES_MAX: usize = 255;
 pub const PATH_BYTES_MAX: usize = 4095;
 /// Symbolic links followed in one path walk before ELOOP (as Linux).
 pub const SYMLINK_DEPTH_MAX: u32 = 40;
+/// Times that a call by path starts again because what it walked to was removed meanwhile.
+pub const WALK_RETRIES_MAX: u32 = 100;
 /// Largest file, in bytes: 2^32 - 1 pages of 4 KiB, 16 TiB less one page.
 pub const FILE_BYTES_MAX: u64 = (1 << 44) - 4096;
 /// Largest pool, in blocks: block numbers have 31 bits in the DRAM index.
@@ -20,5 +22,9 @@ pub const XATTR_VALUE_BYTES_MAX: usize = 65_536;
 pub const XATTR_LIST_BYTES_MAX: usize = 65_536;
 /// Regions in one pool.
 pub const REGIONS_MAX: usize = 64;
+/// Descriptors open at a time in one descriptor table (EMFILE beyond).
+pub const OPEN_FILES_MAX: usize = 1 << 20;
+/// Bytes moved by one read or write call at most (Linux `MAX_RW_COUNT`); longer ones return short.
+pub const RW_BYTES_MAX: usize = 0x7fff_f000;
 /// Regions mapped by one process at a time, all its pools together (the fault handler searches them).
 pub const REGIONS_MAPPED_MAX: usize = 1024;

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use lodestone::media::{Addr, Domain, Media, Pool, PoolOptions, RegionKind};
 
@@ -177,4 +176,163 @@ fn each_mistake_has_its_answer() {
     let twice = [dir.path("a"), dir.path("a")];
     expect(message(Pool::create(&twice, Some(16 * MIB), &options())), libc::EINVAL, &["twice"]);
     assert!(!dir.path("a").exists());
+}
+
+#[test]
+fn a_busy_pool_names_its_user() {
+    let dir = Dir::new("busy");
+    let path = dir.path("pool");
+    let pool = Pool::create(std::slice::from_ref(&path), Some(4 * MIB), &options()).unwrap();
+    let me = format!("process {}", std::process::id());
+    expect(open_message(&path), libc::EBUSY, &[path.to_str().unwrap(), &me, "unmount"]);
+    let read_only = PoolOptions { read_only: true, ..options() };
+    expect(message(Pool::open(&path, &read_only)), libc::EBUSY, &[&me]);
+    drop(pool);
+
+    let first = Pool::open(&path, &read_only).unwrap();
+    let second = Pool::open(&path, &read_only).unwrap();
+    expect(open_message(&path), libc::EBUSY, &[&me]);
+    drop((first, second));
+    drop(Pool::open(&path, &options()).unwrap());
+}
+
+#[test]
+fn a_read_only_pool_never_changes_its_files() {
+    let dir = Dir::new("read-only");
+    let paths = dir.paths(2);
+    let data = pattern(1 << 20, 3);
+    let pool = Pool::create(&paths, Some(16 * MIB), &options()).unwrap();
+    let flushed = pool.copy_nt(Addr(MIB * 3), &data).unwrap();
+    pool.fence(flushed);
+    drop(pool);
+    for path in &paths {
+        fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o444)).unwrap();
+    }
+    let before: Vec<_> = paths.iter().map(|p| fs::read(p).unwrap()).collect();
+    let times: Vec<_> = paths.iter().map(|p| fs::metadata(p).unwrap().modified().unwrap()).collect();
+
+    let pool = Pool::open(&paths[0], &PoolOptions { read_only: true, ..options() }).unwrap();
+    let mut back = vec![0; data.len()];
+    pool.read(Addr(MIB * 3), &mut back).unwrap();
+    assert!(back == data);
+    // Every way of storing works on the private copy and is read back from there.
+    let flushed = pool.zero_nt(Addr(4096), (pool.len() - 4096) as usize).unwrap();
+    pool.fence(flushed);
+    let dirty = pool.store64(Addr(8192), 5).unwrap();
+    pool.fence(pool.flush(dirty));
+    let (_, flushed) = pool.copy_nt_crc(Addr(6 * MIB), &data, 0).unwrap();
+    pool.fence(flushed);
+    assert_eq!(pool.load64(Addr(8192)).unwrap(), 5);
+    pool.discard(Addr(MIB), 8 * MIB);
+    pool.sync().unwrap();
+    drop(pool);
+
+    for (i, path) in paths.iter().enumerate() {
+        assert!(fs::read(path).unwrap() == before[i], "{} changed", path.display());
+        assert_eq!(fs::metadata(path).unwrap().modified().unwrap(), times[i]);
+    }
+}
+
+#[test]
+fn damaged_labels_are_refused_and_left_alone() {
+    let dir = Dir::new("damage");
+    let path = dir.path("pool");
+    drop(Pool::create(std::slice::from_ref(&path), Some(2 * MIB), &options()).unwrap());
+    let good = fs::read(&path).unwrap();
+    for at in 0..4096 {
+        let mut bad = good[..4096].to_vec();
+        bad[at] ^= 1 << (at % 8);
+        let mut file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+        std::io::Write::write_all(&mut file, &bad).unwrap();
+        let (errno, text) = open_message(&path);
+        let want = if at < 8 { libc::EINVAL } else { libc::EUCLEAN };
+        assert_eq!(errno, want, "byte {at}: {text}");
+        assert!(text.contains("pool"), "{text}");
+    }
+    fs::write(&path, &good).unwrap();
+    drop(Pool::open(&path, &options()).unwrap());
+}
+
+#[test]
+fn regions_that_do_not_belong_together_are_told() {
+    let dir = Dir::new("foreign-region");
+    let ours = [dir.path("a0"), dir.path("a1")];
+    let theirs = [dir.path("b0"), dir.path("b1")];
+    drop(Pool::create(&ours, Some(16 * MIB), &options()).unwrap());
+    drop(Pool::create(&theirs, Some(16 * MIB), &options()).unwrap());
+    expect(open_message(&ours[1]), libc::EINVAL, &["region 1 of the 2", "a0"]);
+
+    fs::copy(&theirs[1], &ours[1]).unwrap();
+    expect(open_message(&ours[0]), libc::EINVAL, &["a1", "another pool"]);
+    fs::remove_file(&ours[1]).unwrap();
+    expect(open_message(&ours[0]), libc::ENOENT, &["a1", "region 1 of the 2"]);
+}
+
+#[test]
+fn a_pool_moved_to_another_directory_is_found() {
+    let dir = Dir::new("moved");
+    let paths = dir.paths(2);
+    let uuid = Pool::create(&paths, Some(16 * MIB), &options()).unwrap().uuid();
+    fs::create_dir(dir.path("new")).unwrap();
+    for path in &paths {
+        fs::rename(path, dir.path("new").join(path.file_name().unwrap())).unwrap();
+    }
+    assert_eq!(Pool::open(&dir.path("new/region0"), &options()).unwrap().uuid(), uuid);
+}
+
+#[test]
+fn assumptions_and_instruction_sets_are_judged() {
+    let dir = Dir::new("assume");
+    let path = dir.path("pool");
+    drop(Pool::create(std::slice::from_ref(&path), Some(4 * MIB), &options()).unwrap());
+    for (assume, emulated) in [(Domain::Memory, true), (Domain::CpuCache, true), (Domain::PageCache, false)] {
+        let pool = Pool::open(&path, &PoolOptions { assume: Some(assume), ..options() }).unwrap();
+        let d = pool.describe();
+        // The directory of temporary files may be memory itself.
+        let emulated = emulated || d.detected == Domain::Volatile;
+        assert_eq!((d.domain, d.emulated), (assume, emulated));
+        assert_eq!(d.missing.iter().any(|m| m.contains("emulated PM")), emulated);
+    }
+    for isa in lodestone::media::Isa::available() {
+        let pool = Pool::open(&path, &PoolOptions { isa: Some(isa), ..options() }).unwrap();
+        assert_eq!(pool.describe().isa, isa);
+    }
+    let bad = PoolOptions { stripe_bytes: Some(3000), ..options() };
+    expect(message(Pool::memfd(8 * MIB, &bad)), libc::EINVAL, &["stripe unit", "power of two"]);
+}
+
+#[test]
+fn prefault_takes_every_page() {
+    let pool = Pool::memfd(8 * MIB, &PoolOptions { prefault: true, ..options() }).unwrap();
+    assert_eq!(pool.describe().regions[0].pages.resident_bytes, 8 * MIB);
+}
+
+#[test]
+fn discard_gives_whole_pages_back() {
+    use std::os::unix::fs::MetadataExt;
+    let dir = Dir::new("discard");
+    let paths = dir.paths(2);
+    let options = PoolOptions { stripe_bytes: Some(64 << 10), ..options() };
+    let pool = Pool::create(&paths, Some(8 * MIB), &options).unwrap();
+    let blocks = || -> u64 { paths.iter().map(|p| fs::metadata(p).unwrap().blocks()).sum() };
+    let data = pattern(256 << 10, 4);
+    let flushed = pool.copy_nt(Addr(MIB), &data).unwrap();
+    pool.fence(flushed);
+    let before = blocks();
+    // Across two stripe borders; only whole pages inside the range go.
+    pool.discard(Addr(MIB + 1), (129 << 10) + 4096);
+    let gone = (129 << 10) & !4095;
+    assert_eq!(before - blocks(), gone as u64 / 512);
+    let mut back = vec![0; data.len()];
+    pool.read(Addr(MIB), &mut back).unwrap();
+    let end = 4096 + gone;
+    assert!(back[..4096] == data[..4096] && back[end..] == data[end..]);
+    assert!(back[4096..end].iter().all(|&b| b == 0));
+}
+
+#[test]
+#[should_panic(expected = "outside the pool")]
+fn a_range_outside_the_pool_is_a_broken_caller() {
+    let pool = Pool::memfd(MIB, &options()).unwrap();
+    let _ = pool.read(Addr(MIB - 4), &mut [0; 8]);
 }

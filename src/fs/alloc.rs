@@ -5,7 +5,7 @@
 //! that the bitmap confirms: so no block is ever stranded in a cache, a double free is seen at once, `near`
 //! finds every free block, and "no space" is exact. The price is one locked instruction per call.
 //!
-//! **Shards.** A thread has a shard of its own while it lives (threads beyond [`SHARDS`] share one). It
+//! **Shards.** A thread has a shard of its own while it lives (threads beyond [`SHARDS_MAX`] share one). It
 //! remembers what the thread freed last, newest first, so that a hot block is written again while it is
 //! still in the cache, and the group that the thread fills, so that single blocks come out consecutively;
 //! logs fill another group than data, so that they do not cut files into pieces. Only its owner writes a
@@ -47,10 +47,8 @@ pub const GROUP_BLOCKS: u32 = 512;
 pub const BLOCK_MINIS: u8 = 8;
 
 const GROUP_WORDS: usize = GROUP_BLOCKS as usize / 64;
-/// Threads with a shard of their own.
-const SHARDS: usize = 256;
-/// The shard of all further threads, and of threads that are ending.
-const SHARED: usize = SHARDS;
+/// Threads with a shard of their own, at most; in a small pool as many as it has groups.
+const SHARDS_MAX: usize = 256;
 /// Freed runs that a shard remembers.
 const HINTS: u32 = 32;
 /// Longest run, in blocks, worth remembering: longer ones do not stay in a cache.
@@ -59,6 +57,8 @@ const HINT_RUN_MAX: u32 = 16;
 const PROBE_GROUPS_MAX: u32 = 16;
 /// Free blocks that make a partly used group worth moving to.
 const PROBE_FREE_MIN: u32 = 64;
+/// Groups among which these are looked for: 8 GiB.
+const PROBE_SPAN_MAX: u32 = 4096;
 const MINI_STRIPES: usize = 16;
 const RESERVE_BLOCKS_MAX: u32 = 256;
 const RESERVE_BLOCKS_MIN: u32 = 8;
@@ -139,12 +139,15 @@ pub struct Stats {
 /// See the file's head.
 pub struct Allocator {
     total: u32,
-    groups: Box<[Group]>,
+    /// From `skip` on one bit per block, zero is free; a group is one cache line.
+    words: Box<[AtomicU64]>,
+    skip: usize,
     full: Flags,
     touched: Flags,
     owned: Flags,
+    /// The last is shared by the threads that have none of their own.
     shards: Box<[CachePadded<Shard>]>,
-    /// Where the search for an untouched group goes on.
+    /// Where the search for an untouched group goes on; [`NO_GROUP`] when there was none.
     fresh_from: AtomicU32,
     /// Where the search for a partly used group goes on.
     partial_from: AtomicU32,
@@ -153,27 +156,21 @@ pub struct Allocator {
     started: AtomicBool,
 }
 
-/// The bitmap of 512 blocks. Zero is free.
-#[repr(align(64))]
-struct Group {
-    words: [AtomicU64; GROUP_WORDS],
-}
-
 /// A thread's own part.
 #[derive(Default)]
 struct Shard {
     /// Blocks ever allocated and freed through this shard.
     allocated: AtomicU64,
     freed: AtomicU64,
-    /// Freed runs, a ring: `start << 32 | count`. The next goes to `hint_next % HINTS`.
-    hint_next: AtomicU32,
-    hint_len: AtomicU32,
+    /// Of the ring of hints: `place << 32 | number`, the next going to `place % HINTS`.
+    hint_state: AtomicU64,
     /// The groups this shard fills, and how far it has come in each: data, then the rest.
     cursors: [Cursor; 2],
     /// The stripe of the last mini.
     mini_stripe: AtomicUsize,
     /// Oldest epoch in `bins`, `u64::MAX` without one. Written under the lock.
     oldest: AtomicU64,
+    /// Freed runs: `start << 32 | count`.
     hints: [AtomicU64; HINTS as usize],
     bins: Mutex<Vec<Bin>>,
 }
@@ -234,22 +231,16 @@ impl Flags {
         self.0[group as usize / 64].load(SeqCst) >> (group % 64) & 1 != 0
     }
 
-    /// Answers what it was.
-    fn set(&self, group: u32) -> bool {
-        let bit = 1u64 << (group % 64);
-        self.0[group as usize / 64].fetch_or(bit, SeqCst) & bit != 0
+    fn set(&self, group: u32) {
+        self.0[group as usize / 64].fetch_or(1 << (group % 64), SeqCst);
+    }
+
+    fn set_alone(&mut self, group: u32) {
+        *self.0[group as usize / 64].get_mut() |= 1 << (group % 64);
     }
 
     fn clear(&self, group: u32) {
         self.0[group as usize / 64].fetch_and(!(1u64 << (group % 64)), SeqCst);
-    }
-}
-
-impl Group {
-    /// The words as they are now, one after the other.
-    #[inline]
-    fn load(&self) -> Bits {
-        Bits(std::array::from_fn(|i| self.words[i].load(SeqCst)))
     }
 }
 
@@ -311,8 +302,11 @@ impl Bits {
 /// The thread's number among the living ones: the shard it alone may write.
 struct ThreadSlot(usize);
 
-static SLOTS: [AtomicU64; SHARDS / 64] = [const { AtomicU64::new(0) }; SHARDS / 64];
-/// No slot from here on was ever taken, [`SHARED`] aside.
+/// Of threads beyond the first [`SHARDS_MAX`], and of threads that are ending.
+const NO_SLOT: usize = usize::MAX;
+
+static SLOTS: [AtomicU64; SHARDS_MAX / 64] = [const { AtomicU64::new(0) }; SHARDS_MAX / 64];
+/// No slot from here on was ever taken, [`NO_SLOT`] aside.
 static SLOTS_USED: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
@@ -336,13 +330,13 @@ impl ThreadSlot {
                 }
             }
         }
-        ThreadSlot(SHARED)
+        ThreadSlot(NO_SLOT)
     }
 }
 
 impl Drop for ThreadSlot {
     fn drop(&mut self) {
-        if self.0 != SHARED {
+        if self.0 != NO_SLOT {
             SLOTS[self.0 / 64].fetch_and(!(1 << (self.0 % 64)), Release);
         }
     }
@@ -368,29 +362,33 @@ impl Local<'_> {
 
     #[inline]
     fn push_hint(&self, start: u32, count: u32) {
-        let (next, len) = (self.shard.hint_next.load(Relaxed), self.shard.hint_len.load(Relaxed));
-        self.shard.hints[(next % HINTS) as usize].store((start as u64) << 32 | count as u64, Relaxed);
-        self.shard.hint_next.store(next.wrapping_add(1), Relaxed);
-        self.shard.hint_len.store((len + 1).min(HINTS), Relaxed);
+        let (place, number) = halves(self.shard.hint_state.load(Relaxed));
+        self.shard.hints[(place % HINTS) as usize].store(pair(start, count), Relaxed);
+        self.shard.hint_state.store(pair(place.wrapping_add(1), (number + 1).min(HINTS)), Relaxed);
     }
 
-    /// The run freed last.
+    /// Takes the run freed last, if it has `want` blocks.
     #[inline]
-    fn hint(&self) -> Option<(u32, u32)> {
-        if self.shard.hint_len.load(Relaxed) == 0 {
+    fn pop_hint(&self, want: u32) -> Option<(u32, u32)> {
+        let (place, number) = halves(self.shard.hint_state.load(Relaxed));
+        let last = place.wrapping_sub(1);
+        let (start, count) = halves(self.shard.hints[(last % HINTS) as usize].load(Relaxed));
+        if number == 0 || count < want {
             return None;
         }
-        let last = self.shard.hint_next.load(Relaxed).wrapping_sub(1) % HINTS;
-        let hint = self.shard.hints[last as usize].load(Relaxed);
-        Some(((hint >> 32) as u32, hint as u32))
+        self.shard.hint_state.store(pair(last, number - 1), Relaxed);
+        Some((start, count))
     }
+}
 
-    #[inline]
-    fn drop_hint(&self) {
-        let (next, len) = (self.shard.hint_next.load(Relaxed), self.shard.hint_len.load(Relaxed));
-        self.shard.hint_next.store(next.wrapping_sub(1), Relaxed);
-        self.shard.hint_len.store(len.saturating_sub(1), Relaxed);
-    }
+#[inline]
+fn pair(high: u32, low: u32) -> u64 {
+    (high as u64) << 32 | low as u64
+}
+
+#[inline]
+fn halves(pair: u64) -> (u32, u32) {
+    ((pair >> 32) as u32, pair as u32)
 }
 
 /// `len` bits from `bit`.
@@ -431,16 +429,19 @@ impl Allocator {
     pub fn new(total_blocks: u32) -> Allocator {
         assert!(total_blocks > 0 && total_blocks as u64 <= POOL_BLOCKS_MAX);
         let count = (total_blocks as usize).div_ceil(GROUP_BLOCKS as usize);
-        let zeroed = Box::<[Group]>::new_zeroed_slice(count);
-        // SAFETY: a group is plain atomic integers, for which all zeros is a value.
-        let groups = unsafe { zeroed.assume_init() };
-        let allocator = Allocator {
+        // Memory that the kernel zeroes when it is first used: a type with an alignment of its own would be
+        // zeroed here, which takes 16 ms for 1 TiB instead of none.
+        let zeroed = Box::<[AtomicU64]>::new_zeroed_slice((count + 1) * GROUP_WORDS);
+        // SAFETY: all zeros is a value of atomic integers.
+        let words = unsafe { zeroed.assume_init() };
+        let mut allocator = Allocator {
             total: total_blocks,
-            groups,
+            skip: words.as_ptr().align_offset(GROUP_WORDS * size_of::<u64>()),
+            words,
             full: Flags::new(count),
             touched: Flags::new(count),
             owned: Flags::new(count),
-            shards: (0..=SHARDS).map(|_| CachePadded::new(Shard::default())).collect(),
+            shards: (0..=count.min(SHARDS_MAX)).map(|_| CachePadded::default()).collect(),
             fresh_from: AtomicU32::new(0),
             partial_from: AtomicU32::new(0),
             reserve: Reserve::new(),
@@ -457,23 +458,44 @@ impl Allocator {
     /// From a checkpoint: all used but `runs`, which ascend. Add the partial minis with
     /// [`load_partial_mini`](Allocator::load_partial_mini), then [`start`](Allocator::start).
     pub fn from_free_runs(total_blocks: u32, runs: impl Iterator<Item = Run>) -> Result<Allocator, Conflict> {
-        let allocator = Allocator::new(total_blocks);
+        let mut allocator = Allocator::new(total_blocks);
         let mut used_from = 0;
         for run in runs {
-            let end = run.start.0 as u64 + run.count as u64;
-            if run.start.0 < used_from || end > total_blocks as u64 {
+            if run.start.0 < used_from || !allocator.contains(run) {
                 return Err(Conflict { block: run.start });
             }
-            allocator.mark_used(Run::new(Block(used_from), run.start.0 - used_from))?;
+            allocator.fill(Run::new(Block(used_from), run.start.0 - used_from));
             used_from = run.end().0;
         }
-        allocator.mark_used(Run::new(Block(used_from), total_blocks - used_from))?;
+        allocator.fill(Run::new(Block(used_from), total_blocks - used_from));
         Ok(allocator)
+    }
+
+    /// Marks free blocks, alone with the allocator: without locked instructions.
+    fn fill(&mut self, run: Run) {
+        let mut at = run.start.0;
+        while at < run.end().0 {
+            let group = at / GROUP_BLOCKS;
+            let end = ((group + 1) * GROUP_BLOCKS).min(run.end().0);
+            self.touched.set_alone(group);
+            if end - at == GROUP_BLOCKS {
+                self.full.set_alone(group);
+                let first = self.skip + at as usize / 64;
+                self.words[first..first + GROUP_WORDS].fill_with(|| AtomicU64::new(u64::MAX));
+            } else {
+                for (at, len) in by_word(Run::new(Block(at), end - at)) {
+                    *self.words[self.skip + at as usize / 64].get_mut() |= mask(at % 64, len);
+                }
+            }
+            at = end;
+        }
+        let local = self.local();
+        local.count(&local.shard.allocated, run.count);
     }
 
     /// Marks blocks found in use at recovery. On conflict nothing is marked. Thread-safe.
     pub fn mark_used(&self, run: Run) -> Result<(), Conflict> {
-        if run.start.0 as u64 + run.count as u64 > self.total as u64 {
+        if !self.contains(run) {
             return Err(Conflict { block: Block(run.start.0.max(self.total)) });
         }
         for (at, len) in by_word(run) {
@@ -501,10 +523,10 @@ impl Allocator {
         let mut held = self.reserve.blocks.lock();
         self.reserve.target.store(target, SeqCst);
         // From the end of the pool, where 2 MiB runs are missed least.
-        for group in (0..self.groups.len() as u32).rev() {
-            let bits = self.groups[group as usize].load();
+        for group in (0..self.group_count()).rev() {
+            let bits = self.bits(group);
             let mut at = 0;
-            while let Some((bit, count)) = bits.free_run(at) {
+            while let Some((bit, count)) = bits.free_run(at).filter(|_| held.len() < target as usize) {
                 at = bit + count;
                 let take = count.min(target - held.len() as u32);
                 let first = group * GROUP_BLOCKS + at - take;
@@ -512,7 +534,7 @@ impl Allocator {
                 // Owned by the reserve, so to say: others come here last.
                 self.owned.set(group);
             }
-            if held.len() as u32 == target {
+            if held.len() == target as usize {
                 break;
             }
         }
@@ -655,14 +677,14 @@ impl Allocator {
     }
 
     fn for_each_clear_run(&self, each: &mut dyn FnMut(Run)) {
-        for group in 0..self.groups.len() as u32 {
+        for group in 0..self.group_count() {
             let first = group * GROUP_BLOCKS;
             if !self.touched.get(group) {
                 // Its bitmap was perhaps never written: reading would give it memory.
                 each(Run::new(Block(first), GROUP_BLOCKS.min(self.total - first)));
                 continue;
             }
-            let bits = self.groups[group as usize].load();
+            let bits = self.bits(group);
             let mut at = 0;
             while let Some((bit, count)) = bits.free_run(at) {
                 each(Run::new(Block(first + bit), count));
@@ -683,11 +705,7 @@ impl Allocator {
     #[inline]
     fn alloc_hot(&self, local: Local, want: u32) -> Option<Run> {
         for _ in 0..HINTS {
-            let (start, count) = local.hint()?;
-            if count < want {
-                return None;
-            }
-            local.drop_hint();
+            let (start, count) = local.pop_hint(want)?;
             let got = self.claim(start, want);
             if got > 0 {
                 if got == want && count > want {
@@ -744,7 +762,7 @@ impl Allocator {
             return Some(Run::new(Block(group * GROUP_BLOCKS + bit), 1));
         }
         loop {
-            let bits = self.groups[group as usize].load();
+            let bits = self.bits(group);
             let (bit, len) = bits.best_run(cursor.bit.load(Relaxed), want)?;
             if len < want {
                 return None;
@@ -783,61 +801,87 @@ impl Allocator {
     }
 
     /// The next group to fill and a run in it: a partly used one that is worth it, else an untouched one,
-    /// else whatever is left.
+    /// else the best of what is left.
     fn find_group(&self, want: u32) -> Option<(u32, u32, u32)> {
         let partial = |i| self.touched.word(i) & !self.full.word(i) & !self.owned.word(i);
         let worth = |bits: &Bits, len| len >= want && bits.free() >= PROBE_FREE_MIN;
-        self.probe(want, PROBE_GROUPS_MAX, &partial, &worth)
-            .or_else(|| self.find_untouched().map(|group| (group, 0, want)))
-            .or_else(|| self.probe(want, u32::MAX, &|i| !self.full.word(i), &|_, _| true))
+        let (found, is_worth) = self.probe(want, PROBE_SPAN_MAX, partial, worth);
+        if is_worth {
+            return found;
+        }
+        if let Some(group) = self.find_untouched() {
+            return Some((group, 0, want));
+        }
+        self.probe(want, u32::MAX, |i| !self.full.word(i), |_, len| len >= want).0
     }
 
     /// An untouched group that no shard fills.
     fn find_untouched(&self) -> Option<u32> {
-        let (from, end) = (self.fresh_from.load(Relaxed), self.groups.len() as u32);
+        let (from, end) = (self.fresh_from.load(Relaxed), self.group_count());
+        if from == NO_GROUP {
+            return None;
+        }
         let untouched = |i| !(self.touched.word(i) | self.owned.word(i));
-        let found = next_group(from, end, untouched).or_else(|| next_group(0, from, untouched))?;
-        self.fresh_from.store(found, Relaxed);
-        Some(found)
+        let found = next_group(from, end, untouched).or_else(|| next_group(0, from, untouched));
+        self.fresh_from.store(found.unwrap_or(NO_GROUP), Relaxed);
+        found
     }
 
-    /// Looks at up to `limit` candidates with a free block, round from where the last probe ended, for one
-    /// that is `good`. Flags full ones on the way.
+    /// Looks at the next candidates with a free block, from where the last probe ended and round, among
+    /// `span` groups: the first that is `good`, else the one with the longest run of the first
+    /// [`PROBE_GROUPS_MAX`]; and whether it is good. Flags full ones on the way.
     fn probe(
         &self,
         want: u32,
-        limit: u32,
-        candidates: &dyn Fn(usize) -> u64,
-        good: &dyn Fn(&Bits, u32) -> bool,
-    ) -> Option<(u32, u32, u32)> {
-        let (from, end) = (self.partial_from.load(Relaxed), self.groups.len() as u32);
-        let mut left = limit;
-        for (mut at, end) in [(from, end), (0, from)] {
-            while left > 0
-                && let Some(group) = next_group(at, end, candidates)
+        span: u32,
+        candidates: impl Fn(usize) -> u64,
+        good: impl Fn(&Bits, u32) -> bool,
+    ) -> (Option<(u32, u32, u32)>, bool) {
+        let (from, all) = (self.partial_from.load(Relaxed), self.group_count());
+        let before_wrap = span.min(all - from);
+        let (mut best, mut seen) = (None, 0);
+        for (mut at, end) in [(from, from + before_wrap), (0, span.min(all) - before_wrap)] {
+            while seen < PROBE_GROUPS_MAX
+                && let Some(group) = next_group(at, end, &candidates)
             {
                 at = group + 1;
-                let bits = self.groups[group as usize].load();
+                let bits = self.bits(group);
                 let Some((bit, len)) = bits.best_run(0, want) else {
                     self.flag_full(group);
                     continue;
                 };
+                let found = Some((group, bit, len));
                 if good(&bits, len) {
                     self.partial_from.store(group, Relaxed);
-                    return Some((group, bit, len));
+                    return (found, true);
                 }
-                left -= 1;
-                self.partial_from.store(at % self.groups.len() as u32, Relaxed);
+                if best.is_none_or(|(_, _, longest)| len > longest) {
+                    best = found;
+                }
+                seen += 1;
+                self.partial_from.store(at % all, Relaxed);
             }
         }
-        None
+        (best, false)
     }
 
     // The bitmap.
 
+    fn group_count(&self) -> u32 {
+        self.total.div_ceil(GROUP_BLOCKS)
+    }
+
+    /// A group's words as they are now, one after the other.
+    #[inline]
+    fn bits(&self, group: u32) -> Bits {
+        let first = self.skip + group as usize * GROUP_WORDS;
+        let words = self.words[first..].first_chunk::<GROUP_WORDS>().expect("groups are whole");
+        Bits(std::array::from_fn(|i| words[i].load(SeqCst)))
+    }
+
     #[inline]
     fn word(&self, block: u32) -> &AtomicU64 {
-        &self.groups[(block / GROUP_BLOCKS) as usize].words[(block % GROUP_BLOCKS / 64) as usize]
+        &self.words[self.skip + block as usize / 64]
     }
 
     /// Takes up to `want` free blocks that begin with `start`; answers how many.
@@ -847,8 +891,8 @@ impl Allocator {
             if start >= self.total {
                 return 0;
             }
-            let bit = 1u64 << (start % 64);
-            if self.word(start).fetch_or(bit, SeqCst) & bit != 0 {
+            let (word, bit) = (self.word(start), 1u64 << (start % 64));
+            if word.fetch_or(bit, SeqCst) & bit != 0 {
                 return 0;
             }
             self.touch(start / GROUP_BLOCKS);
@@ -873,6 +917,10 @@ impl Allocator {
                 break;
             }
         }
+        // Searches need not come to see that these are full.
+        for group in start.div_ceil(GROUP_BLOCKS)..(start + got) / GROUP_BLOCKS {
+            self.flag_full(group);
+        }
         got
     }
 
@@ -885,19 +933,13 @@ impl Allocator {
         if run.count == 0 {
             return;
         }
-        self.reserve.assert_not_held(run);
-        assert!(run.end().0 <= self.total, "freed blocks lie in the pool");
-        for (at, len) in by_word(run) {
-            let bits = mask(at % 64, len);
-            let old = self.word(at).fetch_and(!bits, SeqCst);
-            assert!(old & bits == bits, "block {} freed twice", (at & !63) + (!old & bits).trailing_zeros());
-            let group = at / GROUP_BLOCKS;
-            if self.full.get(group) {
-                self.full.clear(group);
-            }
-            if old == bits && !self.owned.get(group) {
-                self.untouch_if_empty(group);
-            }
+        self.assert_not_reserved(run);
+        if run.count == 1 {
+            let (word, bit) = (self.word(run.start.0), 1u64 << (run.start.0 % 64));
+            assert!(word.fetch_and(!bit, SeqCst) & bit != 0, "{:?} freed twice", run.start);
+            self.freed_in(run.start.0 / GROUP_BLOCKS, word.load(Relaxed));
+        } else {
+            self.free_many(run);
         }
         local.count(&local.shard.freed, run.count);
         if run.count <= HINT_RUN_MAX {
@@ -905,9 +947,39 @@ impl Allocator {
         }
     }
 
-    fn assert_used(&self, run: Run) {
-        assert!(run.end().0 <= self.total, "freed blocks lie in the pool");
+    fn free_many(&self, run: Run) {
+        for (at, len) in by_word(run) {
+            let bits = mask(at % 64, len);
+            let old = self.word(at).fetch_and(!bits, SeqCst);
+            assert!(old & bits == bits, "of {run:?} a block freed twice");
+            self.freed_in(at / GROUP_BLOCKS, old & !bits);
+        }
+    }
+
+    /// Brings the summaries up to date after blocks of one word, now `left`, were freed.
+    #[inline]
+    fn freed_in(&self, group: u32, left: u64) {
+        if self.full.get(group) {
+            self.full.clear(group);
+        }
+        if left == 0 && !self.owned.get(group) {
+            self.untouch_if_empty(group);
+        }
+    }
+
+    #[inline]
+    fn assert_not_reserved(&self, run: Run) {
+        assert!(self.contains(run), "{run:?} is freed, outside the pool");
         self.reserve.assert_not_held(run);
+    }
+
+    #[inline]
+    fn contains(&self, run: Run) -> bool {
+        run.start.0 as u64 + run.count as u64 <= self.total as u64
+    }
+
+    fn assert_used(&self, run: Run) {
+        self.assert_not_reserved(run);
         for (at, len) in by_word(run) {
             let bits = mask(at % 64, len);
             assert!(self.word(at).load(Relaxed) & bits == bits, "freed blocks near {at} were free already");
@@ -922,10 +994,13 @@ impl Allocator {
     }
 
     fn untouch_if_empty(&self, group: u32) {
-        if self.groups[group as usize].load().is_empty() {
+        if self.bits(group).is_empty() {
             self.touched.clear(group);
+            if self.fresh_from.load(Relaxed) == NO_GROUP {
+                self.fresh_from.store(group, Relaxed);
+            }
             // A claim that saw the flag before it was cleared is visible now.
-            if !self.groups[group as usize].load().is_empty() {
+            if !self.bits(group).is_empty() {
                 self.touched.set(group);
             }
         }
@@ -934,33 +1009,33 @@ impl Allocator {
     fn flag_full(&self, group: u32) {
         self.full.set(group);
         // A free that saw the flag before it was set is visible now.
-        if self.groups[group as usize].load().free() > 0 {
+        if self.bits(group).free() > 0 {
             self.full.clear(group);
         }
     }
 
     /// Bits past the end of the pool are used for good.
-    fn close_tail(&self) {
-        let rest = self.total % GROUP_BLOCKS;
-        if rest != 0 {
-            for (at, len) in by_word(Run::new(Block(self.total), GROUP_BLOCKS - rest)) {
-                self.word(at).fetch_or(mask(at % 64, len), SeqCst);
-            }
+    fn close_tail(&mut self) {
+        let end = self.group_count() * GROUP_BLOCKS;
+        for (at, len) in by_word(Run::new(Block(self.total), end - self.total)) {
+            *self.words[self.skip + at as usize / 64].get_mut() |= mask(at % 64, len);
             // Never a 2 MiB run.
-            self.touched.set(self.total / GROUP_BLOCKS);
+            self.touch(at / GROUP_BLOCKS);
         }
     }
 
     #[inline]
     fn local(&self) -> Local<'_> {
-        let slot = SLOT.try_with(|slot| slot.0).unwrap_or(SHARED);
-        Local { shard: &self.shards[slot], shared: slot == SHARED }
+        let slot = SLOT.try_with(|slot| slot.0).unwrap_or(NO_SLOT);
+        let last = self.shards.len() - 1;
+        Local { shard: &self.shards[slot.min(last)], shared: slot >= last }
     }
 
     /// The shards that threads ever had.
     fn shards_in_use(&self) -> impl Iterator<Item = &Shard> {
-        let used = SLOTS_USED.load(SeqCst);
-        self.shards[..used].iter().chain(&self.shards[SHARED..]).map(|shard| &**shard)
+        let last = self.shards.len() - 1;
+        let used = SLOTS_USED.load(SeqCst).min(last);
+        self.shards[..used].iter().chain(&self.shards[last..]).map(|shard| &**shard)
     }
 
     /// Blocks ever allocated and freed.
@@ -972,7 +1047,7 @@ impl Allocator {
     }
 
     fn largest_run_hint(&self) -> u32 {
-        let end = self.groups.len() as u32;
+        let end = self.group_count();
         let (mut at, mut longest) = (0, 0);
         while let Some(start) = next_group(at, end, |i| !self.touched.word(i)) {
             at = start + 1;
@@ -983,7 +1058,7 @@ impl Allocator {
         }
         if longest == 0 {
             let partial = next_group(self.partial_from.load(Relaxed), end, |i| !self.full.word(i));
-            let run = partial.and_then(|group| self.groups[group as usize].load().best_run(0, GROUP_BLOCKS));
+            let run = partial.and_then(|group| self.bits(group).best_run(0, GROUP_BLOCKS));
             longest = run.map_or(0, |(_, len)| len);
         }
         longest
@@ -1249,13 +1324,13 @@ impl Allocator {
     /// Panics with the number of the invariant that does not hold. Nothing else may run.
     pub fn check_state(&self) {
         let mut used = 0;
-        for group in 0..self.groups.len() as u32 {
-            let free = self.groups[group as usize].load().free();
+        for group in 0..self.group_count() {
+            let free = self.bits(group).free();
             used += (GROUP_BLOCKS - free) as u64;
             assert!(!self.full.get(group) || free == 0, "2: group {group} is not full");
             assert!(free == GROUP_BLOCKS || self.touched.get(group), "3: group {group} is used");
         }
-        let end = self.groups.len() as u32 * GROUP_BLOCKS;
+        let end = self.group_count() * GROUP_BLOCKS;
         for block in self.total..end {
             assert!(self.is_used(block), "4: block {block} lies past the end");
         }
@@ -1841,9 +1916,9 @@ mod tests {
     #[test]
     fn more_threads_than_shards_share_the_last() {
         let a = started(1 << 16);
-        let barrier = std::sync::Barrier::new(SHARDS + 20);
+        let barrier = std::sync::Barrier::new(SHARDS_MAX + 20);
         std::thread::scope(|s| {
-            for _ in 0..SHARDS + 20 {
+            for _ in 0..SHARDS_MAX + 20 {
                 s.spawn(|| {
                     let run = a.alloc(3, Class::Data, None).unwrap();
                     barrier.wait();

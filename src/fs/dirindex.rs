@@ -3,7 +3,7 @@
 //!
 //! An entry is one *record*, fixed part and name together, in an arena of 16 KiB chunks, so that a lookup
 //! misses the cache once for the table and once for the entry. A record does not move when others come and
-//! go; when more than half of a chunk is dead, its living records move to the open chunk.
+//! go; when more than two thirds of a chunk are dead, its living records move to the open chunk.
 //!
 //! No call ever rebuilds the whole, however large the directory is. The name table is linear hashing over
 //! small hash tables: it grows and shrinks by one of them at a time. The cookie order is a sorted list in
@@ -17,7 +17,7 @@
 //! 1. Pieces hold 1 to [`PIECE_COOKIES_MAX`] cookies, all ascending; `first` is a piece's first.
 //! 2. Each cookie leads to a living record that bears it; there are as many cookies as records.
 //! 3. Each record is found by its name; the table holds nothing else.
-//! 4. A chunk counts its dead bytes right; more than half dead is at most the open one; spare ones are empty.
+//! 4. A chunk counts its dead bytes right; mostly dead is at most the open one; spare ones are empty.
 //! 5. Lines are counted right.
 //! 6. No cookie is above `last_cookie`.
 
@@ -278,7 +278,7 @@ impl DirIndex {
         entry
     }
 
-    /// Moves the living records out of a closed chunk that is more than half dead.
+    /// Moves the living records out of a closed chunk that is mostly dead.
     fn compact(&mut self, chunk: u32) {
         let mut next = Some(chunk);
         while let Some(chunk) = next.take_if(|chunk| self.arena.is_mostly_dead(*chunk)) {
@@ -392,7 +392,7 @@ impl Arena {
 
     fn is_mostly_dead(&self, chunk: u32) -> bool {
         let Chunk { bytes, dead } = &self.chunks[chunk as usize];
-        chunk != self.open && dead * 2 > bytes.len()
+        chunk != self.open && dead * 3 > bytes.len() * 2
     }
 
     fn take_chunk(&mut self, chunk: u32) -> Vec<u8> {
@@ -449,7 +449,7 @@ impl Names {
     fn remove(&mut self, arena: &Arena, hash: u32, place: Place) {
         let index = table_of(hash, self.tables.len());
         let found = self.tables[index].find_entry(spread(hash), |&at| at == place);
-        found.ok().expect("every record is in the table").remove();
+        found.expect("every record is in the table").remove();
         self.len -= 1;
         if self.tables.len() > 1 && self.len < self.tables.len() * TABLE_NAMES_MIN {
             self.shrink(arena);

@@ -207,7 +207,18 @@ impl PageIndex {
         replaced: &mut dyn FnMut(Run, bool),
     ) {
         assert!(block.0 != 0 && block.0 as u64 + count as u64 <= UNWRITTEN as u64, "{block:?} is a file's");
-        self.assign(page, count, block.0 | if unwritten { UNWRITTEN } else { 0 }, replaced);
+        let word = block.0 | if unwritten { UNWRITTEN } else { 0 };
+        if count == 1
+            && let Some(slot) = self.slot(page)
+        {
+            // The commonest: a random page of a large file is overwritten.
+            let old = std::mem::replace(slot, word);
+            if (old ^ word) & !UNWRITTEN != 0 {
+                replaced(Run::new(Block(old & !UNWRITTEN), 1), old & UNWRITTEN != 0);
+            }
+            return;
+        }
+        self.assign(page, count, word, replaced);
     }
 
     /// Makes `count` pages a hole. What they were mapped to goes to `replaced`.
@@ -273,6 +284,20 @@ impl PageIndex {
             at += count as u64;
         }
         None
+    }
+
+    /// The word of a mapped page in a table, unless it is a leaf's last one (then the table may become a
+    /// run).
+    #[inline]
+    fn slot(&mut self, page: u32) -> Option<&mut u32> {
+        let Root::Tree(branches) = &mut self.root else { return None };
+        let at = find_branch(branches, page / BRANCH_PAGES).ok()?;
+        match branches[at].leaves.get_mut((page % BRANCH_PAGES / LEAF_PAGES) as usize)? {
+            Leaf::Table { words, .. } if page % LEAF_PAGES != LEAF_PAGES - 1 => {
+                words.get_mut((page % LEAF_PAGES) as usize).filter(|word| **word != HOLE)
+            }
+            _ => None,
+        }
     }
 
     /// The word of `page` and how many pages, at most `max`, go on like it within one extent, leaf or gap.
@@ -346,7 +371,7 @@ impl PageIndex {
         self.root = match extents.len() {
             0 => Root::Empty,
             1 => Root::One(extents[0]),
-            ..=FEW_EXTENTS_MAX => Root::Few(extents),
+            2..=FEW_EXTENTS_MAX => Root::Few(extents),
             _ => Root::Tree(plant(&extents)),
         };
     }

@@ -17,6 +17,7 @@
 //! | `clean` | log cleaning |
 //! | `mount` | mkfs, open, close, sync |
 //! | `checkpoint`, `recover` | the two ways to open |
+//! | `files` | paths and descriptors, above all of these |
 //!
 //! Lock order: the rename lock, then directories (an ancestor before its descendants), then other
 //! inodes, then the table's own inode, then allocator locks.
@@ -29,6 +30,7 @@ mod clean;
 pub mod dirindex;
 pub mod dump;
 mod epoch;
+pub mod files;
 pub mod format;
 pub mod index;
 mod inode;
@@ -83,6 +85,8 @@ pub struct MkfsOptions {
 pub struct OpenOptions {
     /// Nothing may change; the media must be a private mapping (recovery writes to it).
     pub read_only: bool,
+    /// No thread ends epochs in the background; [`Fs::tick`] does it. For simulations that replay.
+    pub no_ticker: bool,
 }
 
 /// What the pool says of itself (`lode info`).

@@ -135,15 +135,14 @@ impl<M: Media> Fs<M> {
         }
         if copies.first.is_err() || copies.second.is_err() {
             let (bad, good) = if copies.first.is_err() { ("first", "second") } else { ("second", "first") };
-            tracing::warn!(
-                "the {bad} copy of the superblock is damaged; the {good} was used and written back"
-            );
+            let mended = if options.read_only { "" } else { " and written back" };
+            tracing::warn!("the {bad} copy of the superblock is damaged; the {good} was used{mended}");
             write_super(&media, &sb)?;
         }
         let fs = Fs::start(media, sb, options.read_only)?;
         if options.read_only {
             fs.core.poisoned.store(true, Ordering::Release);
-        } else {
+        } else if !options.no_ticker {
             *fs.ticker.lock() = Some(Ticker::start(&fs));
         }
         Ok(fs)
@@ -222,6 +221,12 @@ impl<M: Media> Fs<M> {
         self.settle_locked(&mut synced)
     }
 
+    /// Ends the current epoch and names it as settled: what the background tick does once a second.
+    pub fn tick(&self) -> Result<()> {
+        self.core.check_alive()?;
+        self.settle()
+    }
+
     fn settle_locked(&self, synced: &mut Synced) -> Result<()> {
         let ended = self.core.epochs.advance();
         if let Err(e) = self.core.media.sync() {
@@ -248,6 +253,9 @@ impl<M: Media> Fs<M> {
 
     /// Everything acknowledged before survives power loss on return, in every domain that can.
     pub fn sync(&self) -> Result<()> {
+        if self.core.read_only {
+            return Ok(());
+        }
         self.core.check_alive()?;
         if !self.core.deferring {
             return Ok(());
@@ -271,6 +279,9 @@ impl<M: Media> Fs<M> {
     pub fn close(&self) -> Result<()> {
         if let Some(ticker) = self.ticker.lock().take() {
             ticker.stop();
+        }
+        if self.core.read_only {
+            return Ok(());
         }
         self.core.check_alive()?;
         self.reclaim_orphans();

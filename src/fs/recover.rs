@@ -371,6 +371,12 @@ impl<M: Media> Recovery<'_, M> {
                 reader.rewind(op.begin());
                 break;
             }
+            for record in op.records().filter(|r| r.kind == Type::Add) {
+                let replaced = body.dir()?.by_cookie(get32(record.bytes, field::add::REPLACES));
+                if let Some(old) = replaced {
+                    note(stamps, old.entry.ino.0, get64(record.bytes, field::add::MTIME));
+                }
+            }
             inode::apply(self.core, &owner, &mut body, &mut atime, &op, None)?;
             for record in op.records() {
                 match record.kind {

@@ -18,6 +18,7 @@ struct Remembered {
     namespace: u64,
     uid: u32,
     gid: u32,
+    groups: Vec<u32>,
     enforce: bool,
     path: Vec<u8>,
     dir: Arc<Inode>,
@@ -82,7 +83,10 @@ impl<M: Media> Fs<M> {
     /// The directory that `path` (all but a last component) names, remembered or walked.
     #[inline]
     fn directory(&self, cred: &Cred, base: Option<&Node>, path: &[u8]) -> Result<Arc<Inode>> {
-        if base.is_some() && !path.starts_with(b"/") || !cred.groups.is_empty() {
+        if let Some(node) = base.filter(|_| !path.starts_with(b"/")) {
+            if path.is_empty() {
+                return Ok(node.0.clone());
+            }
             return self.resolve(cred, self.start_of(base, path)?, path, true, &mut 0);
         }
         let namespace = self.namespace.load(Ordering::Acquire);
@@ -93,6 +97,7 @@ impl<M: Media> Fs<M> {
                         && l.fs == self.id
                         && l.namespace == namespace
                         && (l.uid, l.gid, l.enforce) == (cred.uid, cred.gid, cred.enforce)
+                        && l.groups == cred.groups
                 })
                 .map(|l| l.dir.clone())
         });
@@ -107,6 +112,7 @@ impl<M: Media> Fs<M> {
                 namespace,
                 uid: cred.uid,
                 gid: cred.gid,
+                groups: cred.groups.clone(),
                 enforce: cred.enforce,
                 path: path.to_vec(),
                 dir: dir.clone(),

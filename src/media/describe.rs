@@ -115,7 +115,7 @@ fn missing(d: &Description) -> Vec<String> {
         if pages.kernel_page_bytes <= 4096 && pages.resident_bytes > pages.huge_bytes {
             missing.push(format!(
                 "{path} is mapped by 4 KiB pages, wholly or in part: the host grants no huge pages there \
-                 (a tmpfs does with huge=always or huge=advise)"
+                 (a tmpfs does with huge=advise, a memfd with transparent_hugepage/shmem_enabled)"
             ));
         }
     }

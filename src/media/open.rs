@@ -284,7 +284,7 @@ fn read_block0(region: &OpenRegion) -> Result<[u8; LABEL_BYTES]> {
     if have == 0 {
         return Ok(block);
     }
-    let copier = Copier::new(Routines::best(), Domain::Volatile, ReadTable::default());
+    let copier = Copier::new(Routines::default_choice(), Domain::Volatile, ReadTable::default());
     let map = region.map_prefix(BLOCK)?;
     // SAFETY: the mapping covers block 0, of which the file has `have` bytes.
     unsafe { copier.read(&mut block[..have], map.base()) }.map_err(|_| {

@@ -123,24 +123,43 @@ impl Pool {
     /// Panics for a range outside the pool: the caller validates what it read from media.
     #[inline]
     fn check(&self, at: Addr, len: usize) {
-        let is_inside = at.0 <= self.bytes && len as u64 <= self.bytes - at.0;
-        assert!(is_inside, "range of {len} bytes at {at:?} is outside the pool of {} bytes", self.bytes);
+        if at.0.checked_add(len as u64).is_none_or(|end| end > self.bytes) {
+            outside(at, len, self.bytes);
+        }
+    }
+
+    /// Where a range is mapped, in a pool of one region.
+    #[inline]
+    fn flat(&self, at: Addr, len: usize) -> Option<*mut u8> {
+        self.check(at, len);
+        match self.stripe_shift {
+            // SAFETY: checked above to be inside the only region.
+            None => Some(unsafe { self.base.add(at.0 as usize) }),
+            Some(_) => None,
+        }
+    }
+
+    /// An aligned word; stripes are aligned too, so that it lies in one.
+    #[inline]
+    fn word(&self, at: Addr) -> *mut u64 {
+        assert!(at.0.is_multiple_of(8), "the word at {at:?} is not aligned");
+        let media = match (self.flat(at, 8), self.stripe_shift) {
+            (Some(media), _) => media,
+            (None, shift) => self.locate(at, shift.unwrap_or(0)).0,
+        };
+        media.cast()
     }
 
     /// Runs `piece` on each contiguous part of a range: (pointer to media, range of the caller's bytes).
-    #[inline]
-    fn each(
+    /// Out of line, so that the callers' fast paths stay short.
+    #[inline(never)]
+    fn striped(
         &self,
         at: Addr,
         len: usize,
         mut piece: impl FnMut(*mut u8, Range<usize>) -> Result<(), usize>,
     ) -> Result<(), Fault> {
-        self.check(at, len);
-        let Some(shift) = self.stripe_shift else {
-            // SAFETY: checked above to be inside the only region.
-            let pointer = unsafe { self.base.add(at.0 as usize) };
-            return piece(pointer, 0..len).map_err(|address| self.fault(address));
-        };
+        let Some(shift) = self.stripe_shift else { unreachable!("only called for several regions") };
         let mut done = 0;
         while done < len {
             let (pointer, room) = self.locate(at.add(done as u64), shift);
@@ -187,6 +206,13 @@ impl Pool {
     }
 }
 
+/// Out of line, so that the callers' fast paths stay short.
+#[cold]
+#[inline(never)]
+fn outside(at: Addr, len: usize, bytes: u64) -> ! {
+    panic!("range of {len} bytes at {at:?} is outside the pool of {bytes} bytes")
+}
+
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pool")
@@ -211,79 +237,122 @@ impl Media for Pool {
 
     #[inline]
     fn read(&self, at: Addr, dst: &mut [u8]) -> Result<(), Fault> {
-        // SAFETY: `each` hands out mapped media as long as the part of `dst`.
-        self.each(at, dst.len(), |media, part| unsafe { self.copier.read(&mut dst[part], media) })
+        let copier = &self.copier;
+        match self.flat(at, dst.len()) {
+            // SAFETY: `flat` answers with mapped media as long as the range.
+            Some(media) => unsafe { copier.read(dst, media) }.map_err(|address| self.fault(address)),
+            // SAFETY: `striped` hands out mapped media as long as the part.
+            None => self.striped(at, dst.len(), |media, part| unsafe { copier.read(&mut dst[part], media) }),
+        }
     }
 
     #[inline]
     fn load64(&self, at: Addr) -> Result<u64, Fault> {
-        assert!(at.0.is_multiple_of(8), "load64 at {at:?} is not aligned");
-        let mut value = 0;
-        self.each(at, 8, |media, _| {
-            // SAFETY: mapped media; aligned, because mappings and stripes are.
-            value = unsafe { self.copier.load64(media.cast())? };
-            Ok(())
-        })?;
-        Ok(value)
+        let media = self.word(at);
+        // SAFETY: `word` answers with an aligned word of mapped media.
+        unsafe { self.copier.load64(media) }.map_err(|address| self.fault(address))
     }
 
     #[inline]
     fn crc32c(&self, at: Addr, len: usize, mut crc: u32) -> Result<u32, Fault> {
-        self.each(at, len, |media, part| {
-            // SAFETY: `each` hands out mapped media as long as the part.
-            crc = unsafe { self.copier.crc32c(media, part.len(), crc)? };
-            Ok(())
-        })?;
-        Ok(crc)
+        let copier = &self.copier;
+        match self.flat(at, len) {
+            // SAFETY: `flat` answers with mapped media as long as the range.
+            Some(media) => unsafe { copier.crc32c(media, len, crc) }.map_err(|address| self.fault(address)),
+            None => {
+                self.striped(at, len, |media, part| {
+                    // SAFETY: `striped` hands out mapped media as long as the part.
+                    crc = unsafe { copier.crc32c(media, part.len(), crc)? };
+                    Ok(())
+                })?;
+                Ok(crc)
+            }
+        }
     }
 
     #[inline]
     fn store64(&self, at: Addr, value: u64) -> Result<Dirty, Fault> {
-        assert!(at.0.is_multiple_of(8), "store64 at {at:?} is not aligned");
-        // SAFETY: mapped media; aligned, because mappings and stripes are.
-        self.each(at, 8, |media, _| unsafe { self.copier.store64(media.cast(), value) })?;
+        let media = self.word(at);
+        // SAFETY: `word` answers with an aligned word of mapped media.
+        unsafe { self.copier.store64(media, value) }.map_err(|address| self.fault(address))?;
         Ok(Dirty::stored(at, 8))
     }
 
     #[inline]
     fn copy_cached(&self, at: Addr, src: &[u8]) -> Result<Dirty, Fault> {
-        // SAFETY: `each` hands out mapped media as long as the part of `src`.
-        self.each(at, src.len(), |media, part| unsafe { self.copier.copy_cached(media, &src[part]) })?;
+        let copier = &self.copier;
+        match self.flat(at, src.len()) {
+            // SAFETY: `flat` answers with mapped media as long as the range.
+            Some(media) => unsafe { copier.copy_cached(media, src) }.map_err(|address| self.fault(address)),
+            None => self.striped(at, src.len(), |media, part| {
+                // SAFETY: `striped` hands out mapped media as long as the part.
+                unsafe { copier.copy_cached(media, &src[part]) }
+            }),
+        }?;
         Ok(Dirty::stored(at, src.len()))
     }
 
     #[inline]
     fn copy_nt(&self, at: Addr, src: &[u8]) -> Result<Flushed, Fault> {
-        // SAFETY: as in `copy_cached`.
-        self.each(at, src.len(), |media, part| unsafe { self.copier.copy_nt(media, &src[part]) })?;
+        let copier = &self.copier;
+        match self.flat(at, src.len()) {
+            // SAFETY: `flat` answers with mapped media as long as the range.
+            Some(media) => unsafe { copier.copy_nt(media, src) }.map_err(|address| self.fault(address)),
+            None => self.striped(at, src.len(), |media, part| {
+                // SAFETY: `striped` hands out mapped media as long as the part.
+                unsafe { copier.copy_nt(media, &src[part]) }
+            }),
+        }?;
         Ok(Flushed::issued())
     }
 
     #[inline]
     fn copy_nt_crc(&self, at: Addr, src: &[u8], mut crc: u32) -> Result<(u32, Flushed), Fault> {
-        self.each(at, src.len(), |media, part| {
-            // SAFETY: as in `copy_cached`.
-            crc = unsafe { self.copier.copy_nt_crc(media, &src[part], crc)? };
-            Ok(())
-        })?;
+        let copier = &self.copier;
+        match self.flat(at, src.len()) {
+            Some(media) => {
+                // SAFETY: `flat` answers with mapped media as long as the range.
+                let copied = unsafe { copier.copy_nt_crc(media, src, crc) };
+                crc = copied.map_err(|address| self.fault(address))?;
+            }
+            None => self.striped(at, src.len(), |media, part| {
+                // SAFETY: `striped` hands out mapped media as long as the part.
+                crc = unsafe { copier.copy_nt_crc(media, &src[part], crc)? };
+                Ok(())
+            })?,
+        }
         Ok((crc, Flushed::issued()))
     }
 
     #[inline]
     fn zero_nt(&self, at: Addr, len: usize) -> Result<Flushed, Fault> {
-        // SAFETY: `each` hands out mapped media as long as the part.
-        self.each(at, len, |media, part| unsafe { self.copier.zero_nt(media, part.len()) })?;
+        let copier = &self.copier;
+        match self.flat(at, len) {
+            // SAFETY: `flat` answers with mapped media as long as the range.
+            Some(media) => unsafe { copier.zero_nt(media, len) }.map_err(|address| self.fault(address)),
+            // SAFETY: `striped` hands out mapped media as long as the part.
+            None => self.striped(at, len, |media, part| unsafe { copier.zero_nt(media, part.len()) }),
+        }?;
         Ok(Flushed::issued())
     }
 
     #[inline]
     fn flush(&self, dirty: Dirty) -> Flushed {
-        let written = self.each(dirty.at, dirty.len, |media, part| {
-            // SAFETY: `each` hands out mapped media as long as the part.
-            unsafe { self.copier.write_back(media, part.len()) };
-            Ok(())
-        });
-        debug_assert!(written.is_ok(), "writing back reports no faults");
+        let copier = &self.copier;
+        if copier.writes_back() && !dirty.is_empty() {
+            match self.flat(dirty.at, dirty.len) {
+                // SAFETY: `flat` answers with mapped media as long as the range.
+                Some(media) => unsafe { copier.write_back(media, dirty.len) },
+                None => {
+                    let written = self.striped(dirty.at, dirty.len, |media, part| {
+                        // SAFETY: `striped` hands out mapped media as long as the part.
+                        unsafe { copier.write_back(media, part.len()) };
+                        Ok(())
+                    });
+                    debug_assert!(written.is_ok(), "writing back reports no faults");
+                }
+            }
+        }
         Flushed::issued()
     }
 

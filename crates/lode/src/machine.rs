@@ -153,7 +153,9 @@ impl Sys<'_> {
             self.names("sys/bus/dsa/devices").into_iter().filter(|n| n.starts_with("dsa")).collect();
         if devices.is_empty() {
             let remedy = match (flags.has("movdir64b"), self.exists("sys/bus/dsa")) {
-                (true, false) => "on a Xeon since 2023: enable it in firmware, or pass it to this machine, and load idxd",
+                (true, false) => {
+                    "on a Xeon since 2023: enable it in firmware, or pass it to this machine, and load idxd"
+                }
                 _ => "needs a Xeon since 2023 with DSA enabled in firmware",
             };
             return missing("dsa", "no Intel DSA device; copies run on the cpu", remedy);
@@ -209,7 +211,7 @@ impl Sys<'_> {
             [] => missing(
                 "persistent-memory",
                 "no persistent memory; pools are files",
-                "none is needed; to measure as if there were some: --assume memory (emulated PM)",
+                "none is needed; --assume memory measures as if there were some",
             ),
             some => found("persistent-memory", some.join(" ")),
         }

@@ -20,12 +20,17 @@ mod target;
 mod tree;
 
 use std::ffi::OsString;
+use std::fmt;
 use std::path::Path;
 use std::process::ExitCode;
 
 use clap::FromArgMatches;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use tracing::{Event, Subscriber};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
 
 use config::Configured;
 use failure::{Failure, Output, Result};
@@ -58,17 +63,39 @@ fn run(arguments: &[OsString]) -> Result<()> {
     }
 }
 
-/// Events of the library go to stderr, as `LODE_LOG` filters them (EnvFilter syntax; default: warn).
+/// Events of the library go to stderr: warnings as `lode: warning: ...`, or what `LODE_LOG` asks for (EnvFilter
+/// syntax), with time and place. Never in colours: a mount's go on to the system log.
 fn start_log() -> Result<()> {
-    let text = std::env::var("LODE_LOG").unwrap_or_default();
-    let text = if text.is_empty() { "warn" } else { &text };
-    let filter = EnvFilter::try_new(text).map_err(|e| {
+    // A reader of stderr that has gone is no reason to panic, which reporting a failed write would do.
+    let log =
+        tracing_subscriber::fmt().with_writer(std::io::stderr).log_internal_errors(false).with_ansi(false);
+    let Some(text) = std::env::var("LODE_LOG").ok().filter(|text| !text.is_empty()) else {
+        log.event_format(Plain).with_max_level(tracing::Level::WARN).init();
+        return Ok(());
+    };
+    let filter = EnvFilter::try_new(&text).map_err(|e| {
         Failure::usage(format_args!(
             "LODE_LOG={text}: {e}; write a level (info) or targets (lodestone=debug)"
         ))
     })?;
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    log.with_env_filter(filter).init();
     Ok(())
+}
+
+/// An event as people want it who have not asked for events.
+struct Plain;
+
+impl<S, N> FormatEvent<S, N> for Plain
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, ctx: &FmtContext<'_, S, N>, mut to: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let level = if *event.metadata().level() == tracing::Level::ERROR { "error" } else { "warning" };
+        write!(to, "lode: {level}: ")?;
+        ctx.field_format().format_fields(to.by_ref(), event)?;
+        writeln!(to)
+    }
 }
 
 fn print_help(help: &clap::Error) -> Result<()> {

@@ -15,7 +15,7 @@ mod stop;
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -91,9 +91,14 @@ pub fn umount(dir: &Path) -> ExitCode {
 
 fn report(failure: Failure) -> ExitCode {
     if let Some(message) = failure.message {
-        eprintln!("lode: {}", message.replace(|c: char| c.is_control(), "?"));
+        say(&message);
     }
     ExitCode::from(failure.code)
+}
+
+/// One line on stderr, whatever names it holds; nobody may be there to read it.
+fn say(message: &str) {
+    let _ = writeln!(io::stderr(), "lode: {}", message.replace(|c: char| c.is_control(), "?"));
 }
 
 fn mount(request: &MountOptions) -> Result<(), Failure> {
@@ -168,7 +173,7 @@ fn remove_dead_mounts(path: &Path) -> Result<(), Failure> {
             Failure::failed(format!("{path} is a dead mount that cannot be removed: {e}"))
         };
         connect::unmount(path, true).map_err(failed)?;
-        eprintln!("lode: note: removed the dead mount on {}, whose server has gone", path.display());
+        say(&format!("note: removed the dead mount on {}, whose server has gone", path.display()));
     }
     Ok(())
 }
@@ -241,7 +246,7 @@ fn open_pool(path: &Path, options: &Options) -> Result<Arc<Fs<Pool>>, Failure> {
     let read_only = options.read_only();
     let media_options = PoolOptions { assume: options.assume, read_only, ..PoolOptions::default() };
     let media = Pool::open(path, &media_options).map_err(|e| Failure::failed(e.to_string()))?;
-    let fs = Fs::open(media, &OpenOptions { read_only })
+    let fs = Fs::open(media, &OpenOptions { read_only, ..OpenOptions::default() })
         .map_err(|e| Failure::failed(format!("{}: {e}", path.display())))?;
     tracing::info!(pool = %path.display(), report = ?fs.open_report(), "opened");
     Ok(fs)

@@ -50,6 +50,14 @@ impl Isa {
         let features = features();
         Isa::ALL.into_iter().rfind(|&isa| features.has(isa)).unwrap_or(Isa::Portable)
     }
+
+    /// What `LODE_ISA` asks for.
+    fn of_environment() -> Result<Option<Isa>, String> {
+        match std::env::var("LODE_ISA") {
+            Ok(name) => name.parse().map(Some).map_err(|e| format!("LODE_ISA: {e}")),
+            Err(_) => Ok(None),
+        }
+    }
 }
 
 impl fmt::Display for Isa {
@@ -80,10 +88,7 @@ impl Routines {
         let refuse = |message| Error::message(libc::EINVAL, "media::copy::choose", message);
         let named = match wanted {
             Some(isa) => Some(isa),
-            None => match std::env::var("LODE_ISA") {
-                Ok(name) => Some(name.parse().map_err(|e| refuse(format!("LODE_ISA: {e}")))?),
-                Err(_) => None,
-            },
+            None => Isa::of_environment().map_err(refuse)?,
         };
         let isa = named.unwrap_or_else(Isa::best);
         if !features().has(isa) {
@@ -96,9 +101,11 @@ impl Routines {
         Ok((isa, native::routines(isa, features())))
     }
 
-    /// The routines of the best instruction set.
-    pub fn best() -> Routines {
-        native::routines(Isa::best(), features())
+    /// As [`choose`](Routines::choose) where nobody can be told of a wrong `LODE_ISA`: it counts for
+    /// nothing then.
+    pub fn default_choice() -> Routines {
+        let named = Isa::of_environment().ok().flatten().filter(|&isa| features().has(isa));
+        native::routines(named.unwrap_or_else(Isa::best), features())
     }
 }
 
@@ -107,7 +114,7 @@ impl Routines {
 #[inline]
 pub fn crc32c(bytes: &[u8], crc: u32) -> u32 {
     static ROUTINE: OnceLock<CrcFn> = OnceLock::new();
-    let routine = ROUTINE.get_or_init(|| Routines::best().crc);
+    let routine = ROUTINE.get_or_init(|| Routines::default_choice().crc);
     // SAFETY: a slice is readable as long as it says; memory of our own does not fault.
     let outcome = unsafe { routine(bytes.as_ptr(), bytes.len(), !crc) };
     !(outcome.value as u32)

@@ -16,6 +16,7 @@ mod isa;
     expect(dead_code, reason = "only its routines are tested")
 )]
 mod portable;
+mod streams;
 #[cfg(test)]
 mod tests;
 #[cfg(all(not(miri), target_arch = "x86_64"))]
@@ -24,6 +25,7 @@ mod x86_64;
 pub(super) use copier::Copier;
 pub use isa::{Isa, crc32c};
 pub(in crate::media) use isa::{features, return_fault};
+pub use streams::{ReadStep, ReadTable};
 
 use super::{Domain, LINE};
 
@@ -78,34 +80,6 @@ pub(super) struct Routines {
     pub read_4: ReadStreamsFn,
     pub read_8: ReadStreamsFn,
     pub write_back: WriteBackFn,
-}
-
-/// From `bytes_min` on, a read runs as `streams` (2, 4 or 8) streams of at most `span_max` bytes each.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ReadStep {
-    pub bytes_min: usize,
-    pub streams: usize,
-    pub span_max: usize,
-}
-
-/// How many streams a read uses, by size, ascending. The default was measured on one machine; tuning
-/// may replace it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ReadTable(pub [ReadStep; 2]);
-
-impl Default for ReadTable {
-    fn default() -> ReadTable {
-        ReadTable([
-            ReadStep { bytes_min: 16 << 10, streams: 4, span_max: 16 << 10 },
-            ReadStep { bytes_min: 64 << 10, streams: 8, span_max: 32 << 10 },
-        ])
-    }
-}
-
-impl ReadTable {
-    fn step(&self, bytes: usize) -> ReadStep {
-        *self.0.iter().rev().find(|s| bytes >= s.bytes_min).unwrap_or(&self.0[0])
-    }
 }
 
 #[inline]

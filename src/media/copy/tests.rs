@@ -64,52 +64,57 @@ fn assert_guards(media: &Media, at: usize, len: usize, what: &str) {
 
 fn check_stores(at: usize, src: &[u8], split: usize) {
     let crc = reference_crc(src);
+    let len = src.len();
+    let range = at..at + len;
     for (name, copier) in copiers() {
         let mut m = media();
-        let len = src.len();
-        // SAFETY (each call below): the buffer is larger than `at + len`, and `src` is another.
-        let dst = unsafe { m.0.as_mut_ptr().add(at) };
-        unsafe { copier.copy_cached(dst, src) }.unwrap();
-        assert!(&m.0[at..at + len] == src, "{name} copy_cached at {at}, {len} bytes");
-        assert_guards(&m, at, len, &format!("{name} copy_cached"));
+        // SAFETY: the buffer is larger than `at + len`, and `src` is another.
+        unsafe {
+            let dst = m.0.as_mut_ptr().add(at);
+            copier.copy_cached(dst, src).unwrap();
+            assert!(&m.0[range.clone()] == src, "{name} copy_cached at {at}, {len} bytes");
+            assert_guards(&m, at, len, &format!("{name} copy_cached"));
 
-        unsafe { copier.zero_nt(dst, len) }.unwrap();
-        assert!(m.0[at..at + len].iter().all(|&b| b == 0), "{name} zero_nt at {at}, {len} bytes");
-        assert_guards(&m, at, len, &format!("{name} zero_nt"));
+            copier.zero_nt(dst, len).unwrap();
+            assert!(m.0[range.clone()].iter().all(|&b| b == 0), "{name} zero_nt at {at}, {len} bytes");
+            assert_guards(&m, at, len, &format!("{name} zero_nt"));
 
-        unsafe { copier.copy_nt(dst, src) }.unwrap();
-        assert!(&m.0[at..at + len] == src, "{name} copy_nt at {at}, {len} bytes");
-        assert_guards(&m, at, len, &format!("{name} copy_nt"));
+            copier.copy_nt(dst, src).unwrap();
+            assert!(&m.0[range.clone()] == src, "{name} copy_nt at {at}, {len} bytes");
+            assert_guards(&m, at, len, &format!("{name} copy_nt"));
 
-        unsafe { copier.zero_nt(dst, len) }.unwrap();
-        let got = unsafe { copier.copy_nt_crc(dst, &src[..split], 0) }.unwrap();
-        let got = unsafe { copier.copy_nt_crc(dst.add(split), &src[split..], got) }.unwrap();
-        assert_eq!(got, crc, "{name} copy_nt_crc at {at}, {len} bytes split at {split}");
-        assert!(&m.0[at..at + len] == src, "{name} copy_nt_crc at {at}, {len} bytes");
-        assert_guards(&m, at, len, &format!("{name} copy_nt_crc"));
+            copier.zero_nt(dst, len).unwrap();
+            let got = copier.copy_nt_crc(dst, &src[..split], 0).unwrap();
+            let got = copier.copy_nt_crc(dst.add(split), &src[split..], got).unwrap();
+            assert_eq!(got, crc, "{name} copy_nt_crc at {at}, {len} bytes split at {split}");
 
-        // SAFETY: as above.
-        unsafe { copier.write_back(dst, len) };
-        copier.fence();
-        assert!(&m.0[at..at + len] == src, "{name} write_back changed something");
+            if len > 0 {
+                copier.write_back(dst, len);
+            }
+            copier.fence();
+            assert!(&m.0[range.clone()] == src, "{name} copy_nt_crc at {at}, {len} bytes");
+            assert_guards(&m, at, len, &format!("{name} copy_nt_crc"));
+        }
     }
 }
 
 fn check_loads(at: usize, src: &[u8], split: usize, dst_at: usize) {
     let crc = reference_crc(src);
+    let len = src.len();
     let mut m = media();
-    m.0[at..at + src.len()].copy_from_slice(src);
+    m.0[at..at + len].copy_from_slice(src);
     for (name, copier) in copiers() {
-        let len = src.len();
         let mut dst = vec![GUARD; dst_at + len + 64];
-        // SAFETY (each call below): the buffer is larger than `at + len`, and `dst` is another.
-        let media = unsafe { m.0.as_ptr().add(at) };
-        unsafe { copier.read(&mut dst[dst_at..dst_at + len], media) }.unwrap();
+        // SAFETY: the buffer is larger than `at + len`, and `dst` is another.
+        let got = unsafe {
+            let media = m.0.as_ptr().add(at);
+            copier.read(&mut dst[dst_at..dst_at + len], media).unwrap();
+            let got = copier.crc32c(media, split, 0).unwrap();
+            copier.crc32c(media.add(split), len - split, got).unwrap()
+        };
         assert!(&dst[dst_at..dst_at + len] == src, "{name} read at {at}, {len} bytes");
         let guards = dst[..dst_at].iter().chain(&dst[dst_at + len..]);
         assert!(guards.copied().all(|b| b == GUARD), "{name} read at {at} left its {len} bytes");
-        let got = unsafe { copier.crc32c(media, split, 0) }.unwrap();
-        let got = unsafe { copier.crc32c(media.add(split), len - split, got) }.unwrap();
         assert_eq!(got, crc, "{name} crc32c at {at}, {len} bytes split at {split}");
     }
 }
@@ -130,7 +135,7 @@ fn lengths_around_every_branch() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
     fn stores_of_any_size_and_alignment(
@@ -171,6 +176,81 @@ fn words_are_loaded_and_stored_whole() {
     }
 }
 
+thread_local! {
+    /// What the recording routines were called with: (address, bytes).
+    static ON_THE_WAY: std::cell::RefCell<Vec<(usize, usize)>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+fn record(at: usize, len: usize) -> Outcome {
+    ON_THE_WAY.with_borrow_mut(|ranges| ranges.push((at, len)));
+    Outcome::done(0)
+}
+
+unsafe extern "C" fn record_write_back(at: *const u8, len: usize) -> Outcome {
+    record(at.addr(), len)
+}
+
+unsafe extern "C" fn record_copy_lines(dst: *mut u8, _src: *const u8, len: usize) -> Outcome {
+    record(dst.addr(), len)
+}
+
+unsafe extern "C" fn record_copy_lines_crc(
+    dst: *mut u8,
+    _src: *const u8,
+    len: usize,
+    _state: u32,
+) -> Outcome {
+    record(dst.addr(), len)
+}
+
+unsafe extern "C" fn record_zero_lines(dst: *mut u8, len: usize) -> Outcome {
+    record(dst.addr(), len)
+}
+
+/// In the domain `memory` every byte of a non-temporal store is either streamed or written back, the
+/// unaligned edges too; elsewhere nothing is written back.
+#[test]
+fn no_edge_of_a_store_is_left_in_the_cache() {
+    let recording = Routines {
+        write_back: record_write_back,
+        copy_lines: record_copy_lines,
+        copy_lines_crc: record_copy_lines_crc,
+        zero_lines: record_zero_lines,
+        ..Routines::default_choice()
+    };
+    let memory = Copier::new(recording, Domain::Memory, ReadTable::default());
+    let cpu_cache = Copier::new(recording, Domain::CpuCache, ReadTable::default());
+    let mut m = media();
+    let src = pattern(700, 5);
+    for (at, len) in (0..64).flat_map(|at| [1, 8, 63, 64, 65, 127, 128, 700].map(|len| (at, len))) {
+        // SAFETY: the buffer is larger than `at + len`.
+        let dst = unsafe { m.0.as_mut_ptr().add(at) };
+        for store in 0..3 {
+            let run = |copier: &Copier| {
+                // SAFETY: as above, and `src` is another.
+                unsafe {
+                    match store {
+                        0 => copier.copy_nt(dst, &src[..len]).unwrap(),
+                        1 => _ = copier.copy_nt_crc(dst, &src[..len], 0).unwrap(),
+                        _ => copier.zero_nt(dst, len).unwrap(),
+                    }
+                }
+                ON_THE_WAY.take()
+            };
+            let mut ranges = run(&memory);
+            ranges.sort();
+            let mut covered = dst.addr();
+            for (from, bytes) in ranges {
+                assert_eq!(from, covered, "store {store} of {len} bytes at {at} leaves a gap");
+                covered += bytes;
+            }
+            assert_eq!(covered, dst.addr() + len, "store {store} of {len} bytes at {at}");
+            let streamed = run(&cpu_cache);
+            assert!(streamed.iter().all(|(from, bytes)| from % LINE == 0 && bytes % LINE == 0));
+        }
+    }
+}
+
 /// Stream counts other than the default's, as tuning may set them.
 #[test]
 fn every_stream_count_reads_the_same() {
@@ -180,7 +260,8 @@ fn every_stream_count_reads_the_same() {
         for streams in [2, 4, 8] {
             for span_max in [64, 4096, 1 << 20] {
                 let step = ReadStep { bytes_min: 512, streams, span_max };
-                let copier = Copier::new(routines, Domain::Volatile, ReadTable([step; 2]));
+                let table = ReadTable::new([step; 2]).unwrap();
+                let copier = Copier::new(routines, Domain::Volatile, table);
                 for len in [512, 513, 4096, 33_333] {
                     let mut dst = vec![0; len];
                     // SAFETY: `src` is longer than `len`.
@@ -190,6 +271,23 @@ fn every_stream_count_reads_the_same() {
             }
         }
     }
+}
+
+#[test]
+fn tables_that_no_routine_serves_are_refused() {
+    let good = ReadStep { bytes_min: 512, streams: 8, span_max: 64 };
+    assert!(ReadTable::new([good; 2]).is_ok());
+    for bad in [
+        ReadStep { streams: 3, ..good },
+        ReadStep { streams: 0, ..good },
+        ReadStep { bytes_min: 511, ..good },
+        ReadStep { span_max: 0, ..good },
+        ReadStep { span_max: 65, ..good },
+    ] {
+        assert!(ReadTable::new([good, bad]).is_err(), "{bad:?}");
+    }
+    let descending = [ReadStep { bytes_min: 4096, ..good }, good];
+    assert!(ReadTable::new(descending).is_err());
 }
 
 /// The slowest checksum, for processors without crc32, is not the one this machine chooses.

@@ -18,7 +18,7 @@ use crate::pool::{Access, Pools};
 use crate::progress::Progress;
 use crate::quote::Quoted;
 use crate::target::{PoolPath, Target};
-use crate::tree::{HostTree, Sink, Source, Stat, Tree, base_name, join};
+use crate::tree::{HostTree, Sink, Source, Stat, Tree, base_name, join, parent};
 
 /// One read and one write, in bytes; an interrupt is asked for once in each.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -202,7 +202,7 @@ impl<'a> Copier<'a> {
     }
 
     fn directory(&mut self, from: &Place, to: &Place, stat: &Stat) -> failure::Result<Result<(), Stopped>> {
-        if self.made.contains(&stat.file) {
+        if self.made.contains(&stat.file) || is_inside(to, stat.file) {
             return Ok(Err(refused(libc::EINVAL, "it would be copied into itself").into()));
         }
         let names = match self.make_directory(from, to, stat) {
@@ -314,6 +314,23 @@ fn interrupted() -> Error {
 
 fn is_directory(place: &Place) -> Result<bool> {
     Ok(place.stat(true)?.is_some_and(|s| s.kind == Kind::Directory))
+}
+
+/// Whether `place` is, or is to be, somewhere below the directory `above`.
+fn is_inside(place: &Place, above: (u64, u64)) -> bool {
+    let mut path = join(parent(&place.path), b".");
+    let mut below = None;
+    // What cannot be asked for (a path that grew too long) is left to the directories that were made.
+    while let Ok(stat) = place.tree.stat(&path, true) {
+        if stat.file == above {
+            return true;
+        }
+        if below.replace(stat.file) == Some(stat.file) {
+            return false; // the root is its own parent
+        }
+        path.extend_from_slice(b"/..");
+    }
+    false
 }
 
 /// Makes room for something that cannot be created over what is there.

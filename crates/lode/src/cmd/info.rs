@@ -8,10 +8,10 @@ use std::ffi::OsStr;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use lodestone::fs::format::{BLOCK, SUPER_BLOCK, SUPER_BYTES, Super, SuperFault, unpack_time};
+use lodestone::fs::format::{BLOCK, SUPER_BLOCK, SUPER_BYTES, Super, unpack_time};
 use lodestone::fs::{DataMode, Fs, PoolInfo};
 use lodestone::limits::POOL_BYTES_MIN;
-use lodestone::media::{Addr, Description, Domain, Media, Pool, PoolOptions, RegionDescription};
+use lodestone::media::{Description, Domain, Pool, PoolOptions, RegionDescription};
 use serde::Serialize;
 
 use super::ls::utc;
@@ -89,7 +89,7 @@ struct About {
     /// Who uses it, as far as the kernel tells.
     #[serde(skip_serializing_if = "Option::is_none")]
     in_use: Option<String>,
-    /// What is wrong with it, and what to do.
+    /// What of it is damaged.
     damage: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     media: Option<MediaFacts>,
@@ -128,7 +128,7 @@ fn describe(pool: &OsStr, args: &cli::Info) -> Result<About> {
         Ok(media) => {
             let info = Fs::probe(&media).map_err(|e| about(pool, &e))?;
             let media_facts = MediaFacts::of(&media.describe());
-            Ok(About { media: Some(media_facts), damage: damage(&media), ..About::of_info(pool, &info) })
+            Ok(About { media: Some(media_facts), ..About::of_info(pool, &info) })
         }
         Err(e) if e.errno() == libc::EBUSY => in_use(pool, &e),
         Err(e) => Err(e.into()),
@@ -149,24 +149,13 @@ fn in_use(pool: &OsStr, busy: &lodestone::Error) -> Result<About> {
     Ok(About { in_use: Some(user.to_string()), ..About::of_superblock(pool, &sb) })
 }
 
-/// Which copy of the superblock is bad.
-fn damage(media: &Pool) -> Vec<String> {
-    let last = media.len() / BLOCK as u64 - 1;
-    let copies = [("first", SUPER_BLOCK), ("second", last)];
-    let fault = |(name, block): (&str, u64)| {
-        let mut bytes = [0; SUPER_BYTES];
-        let what = match media.read(Addr(block * BLOCK as u64), &mut bytes) {
-            Err(_) => "cannot be read",
-            Ok(()) => match Super::decode(&bytes) {
-                Ok(_) => return None,
-                Err(SuperFault::Foreign) => "is overwritten",
-                Err(SuperFault::Newer(_)) => "is of a newer format",
-                Err(SuperFault::Damaged) => "is damaged",
-            },
-        };
-        Some(format!("the {name} copy of the superblock (block {block}) {what}: run lode fsck --repair"))
-    };
-    copies.into_iter().filter_map(fault).collect()
+/// Which copy of the superblock is bad. One is enough to use the pool.
+fn damage(info: &PoolInfo) -> Vec<String> {
+    let last = info.bytes / BLOCK as u64 - 1;
+    let copies =
+        [("first", SUPER_BLOCK, info.first_copy_damaged), ("second", last, info.second_copy_damaged)];
+    let damaged = copies.into_iter().filter(|(_, _, bad)| *bad);
+    damaged.map(|(name, block, _)| format!("the {name} copy of the superblock (block {block})")).collect()
 }
 
 impl About {
@@ -181,7 +170,7 @@ impl About {
             created: utc(info.created),
             state: Some(State { clean: info.clean, mounts: info.mounts }),
             in_use: None,
-            damage: Vec::new(),
+            damage: damage(info),
             media: None,
         }
     }
@@ -216,11 +205,10 @@ impl About {
         }
         if let Some(state) = &self.state {
             let word = if state.clean { "clean" } else { "not closed; the next use recovers it" };
-            let times = if state.mounts == 1 { "once" } else { &format!("{} times", state.mounts) };
-            out.line(format_args!("  state     {word}; opened {times}"))?;
+            out.line(format_args!("  state     {word}"))?;
         }
         for damage in &self.damage {
-            out.line(format_args!("  damage    {damage}"))?;
+            out.line(format_args!("  damaged   {damage}; the other serves, the next change mends it"))?;
         }
         if let Some(media) = &self.media {
             media.print(out)?;
@@ -281,7 +269,10 @@ impl Document {
         let m = &self.machine;
         let plural = |n: usize| if n == 1 { "" } else { "s" };
         let (cpus, nodes) = (plural(m.cpus), plural(m.numa_nodes));
-        out.line(format_args!("machine     {}, {} CPU{cpus}, {} NUMA node{nodes}", m.cpu, m.cpus, m.numa_nodes))?;
+        out.line(format_args!(
+            "machine     {}, {} CPU{cpus}, {} NUMA node{nodes}",
+            m.cpu, m.cpus, m.numa_nodes
+        ))?;
         out.line(format_args!("  kernel    {}", m.kernel))?;
         out.line(format_args!("  cpu has   {}", m.instructions.join(" ")))?;
         let r = &self.routines;

@@ -11,7 +11,7 @@ use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -23,6 +23,8 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use super::table;
 
 const HELPER: &str = "fusermount3";
+/// The device number of /dev/fuse, the same everywhere.
+const FUSE_DEVICE: (u32, u32) = (10, 229);
 /// Readahead of a mount whose pages are cached, in KiB: as much as one request may read.
 const READ_AHEAD_KIB: &str = "1024";
 
@@ -58,7 +60,10 @@ pub fn handed_in(dir: &Path) -> Option<RawFd> {
 /// Takes the descriptor `fd`, which whoever started this process opened on /dev/fuse and mounted.
 pub fn take(fd: RawFd) -> io::Result<(OwnedFd, Attachment)> {
     let link = PathBuf::from(format!("/proc/self/fd/{fd}"));
-    if !fs::metadata(&link)?.file_type().is_char_device() {
+    let meta = fs::metadata(&link)?;
+    if !meta.file_type().is_char_device()
+        || (rustix::fs::major(meta.rdev()), rustix::fs::minor(meta.rdev())) != FUSE_DEVICE
+    {
         return Err(io::Error::other("it is no /dev/fuse descriptor"));
     }
     // SAFETY: the descriptor is open (it has just been looked at) and was opened before this program
@@ -280,8 +285,10 @@ mod tests {
     }
 
     #[test]
-    fn an_ordinary_file_is_no_device() {
-        let null = fs::File::open("/proc/self/status").unwrap();
-        assert!(take(null.as_raw_fd()).is_err());
+    fn other_files_and_devices_are_refused() {
+        for path in ["/proc/self/status", "/dev/null"] {
+            let other = fs::File::open(path).unwrap();
+            assert!(take(other.as_raw_fd()).is_err(), "{path}");
+        }
     }
 }

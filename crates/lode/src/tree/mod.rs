@@ -74,11 +74,22 @@ pub fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
     [dir, slash, name].concat()
 }
 
-/// The last component of a path, trailing slashes aside; empty for the root.
-pub fn base_name(path: &[u8]) -> &[u8] {
+/// Where the last component of a path stands, trailing slashes aside; nowhere in the root.
+fn last_component(path: &[u8]) -> std::ops::Range<usize> {
     let end = path.iter().rposition(|&b| b != b'/').map_or(0, |at| at + 1);
     let start = path[..end].iter().rposition(|&b| b == b'/').map_or(0, |at| at + 1);
-    &path[start..end]
+    start..end
+}
+
+/// The last component of a path; empty for the root.
+pub fn base_name(path: &[u8]) -> &[u8] {
+    &path[last_component(path)]
+}
+
+/// What stands before the last component, with its slash; empty where nothing does.
+pub fn parent(path: &[u8]) -> &[u8] {
+    let last = last_component(path);
+    if last.is_empty() { path } else { &path[..last.start] }
 }
 
 #[cfg(test)]
@@ -93,6 +104,11 @@ mod tests {
         for (path, base) in [("/a/b", "b"), ("/a/b//", "b"), ("/", ""), ("", ""), ("a", "a"), ("a/..", "..")]
         {
             assert_eq!(base_name(path.as_bytes()), base.as_bytes(), "{path}");
+        }
+        for (path, above) in
+            [("/a/b", "/a/"), ("/a/b//", "/a/"), ("/a", "/"), ("a", ""), ("/", "/"), ("", "")]
+        {
+            assert_eq!(parent(path.as_bytes()), above.as_bytes(), "{path}");
         }
     }
 }

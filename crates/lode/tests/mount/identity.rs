@@ -196,10 +196,10 @@ fn who_sets_an_acl_on_a_foreign_groups_file_loses_set_group_id() {
 fn only_the_mounting_user_enters_where_others_are_not_allowed() {
     need_mount!();
     // The mount of an ordinary user, by way of fusermount3.
-    let rig = Rig::new("64M");
-    let share = rig.beside("share");
-    fs::create_dir(&share).unwrap();
-    for path in [rig.pool(), rig.dir(), share] {
+    let rig = Rig::mounted();
+    chown(rig.dir(), Some(NOBODY), Some(NOBODY)).unwrap();
+    rig.umount();
+    for path in [rig.pool(), rig.dir()] {
         chown(&path, Some(NOBODY), Some(NOBODY)).unwrap();
     }
     let mut mount = as_nobody(&rig.mount_command("rw"));
@@ -223,6 +223,6 @@ fn only_the_mounting_user_enters_where_others_are_not_allowed() {
 fn as_nobody(command: &Command) -> Command {
     use std::os::unix::process::CommandExt;
     let mut other = Command::new(command.get_program());
-    other.args(command.get_args()).uid(NOBODY).gid(NOBODY).current_dir("/");
+    other.args(command.get_args()).uid(NOBODY).gid(NOBODY).current_dir("/").env_remove("HOME");
     other
 }

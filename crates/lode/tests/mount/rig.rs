@@ -62,7 +62,8 @@ impl Rig {
         let name = format!("lode-mount-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let rig = Rig { root: std::env::temp_dir().join(name), server: None };
         fs::create_dir_all(rig.dir()).unwrap();
-        succeed(lode().args(["mkfs", "--size", size]).arg(rig.pool()));
+        let made = lode().args(["mkfs", "--size", size]).arg(rig.pool()).output().unwrap();
+        assert!(made.status.success(), "{}", text(&made.stderr));
         rig
     }
 

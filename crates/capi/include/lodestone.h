@@ -1,0 +1,469 @@
+/*
+ * lodestone.h: a file system for slow, byte-addressable memory, in this process.
+ *
+ * A pool is a file, a device or persistent memory with a Lodestone file system in it. The functions have
+ * the shape of POSIX's: what open(2) is, lode_open is, with the pool in front. Link with -llodestone.
+ *
+ * Failure: functions that return int, ssize_t, off_t or long return -1 and set errno; those that return a
+ * pointer return NULL and set errno. lode_last_error() says what happened in one sentence. Besides the
+ * errors named at each function: EINVAL for a pool that is none, EBADF for one that is closed or was
+ * opened before fork(), EFAULT for NULL where something must be, EIO for bad media or a pool that refuses
+ * writes after it could not make data durable (close and open it).
+ *
+ * Durability: "Durable" at a function means that what it did survives a crash of the process when it
+ * returns, and loss of power too where the media is persistent memory. On an ordinary file power loss is
+ * survived from the next lode_fsync of the file (or lode_sync) on. What a crash interrupts has happened
+ * wholly or not at all.
+ *
+ * What a caller owes: pointers are NULL or valid for the length given, and strings end with a NUL; nobody
+ * writes them meanwhile. All functions may be called from any thread at any time, also lode_close and
+ * lode_close_pool, which wait for the calls in flight; not from a signal handler. Paths are relative to
+ * the root of the pool and have at most 4095 bytes, names at most 255. Offsets and sizes are in bytes.
+ * A descriptor of one pool means nothing to another, nor to the kernel. Linux's own constants (O_TMPFILE,
+ * SEEK_DATA, FALLOC_FL_*, RENAME_*) come with -D_GNU_SOURCE.
+ *
+ * This file is generated: crates/capi/tests/header.rs.
+ */
+
+#ifndef LODESTONE_H
+#define LODESTONE_H
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/types.h>
+#include <sys/xattr.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Offsets have 64 bits: on 32-bit systems compile with -D_FILE_OFFSET_BITS=64. */
+typedef char lode_off_t_has_64_bits[sizeof(off_t) == 8 ? 1 : -1];
+
+
+/**
+ * A directory being read.
+ */
+typedef struct lode_dir lode_dir;
+
+/**
+ * An open pool. Every function takes one; it may be used by any number of threads.
+ */
+typedef struct lode_fs lode_fs;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+/**
+ * Opens the pool at path, a file or a device; of a pool of several regions the first. Returns NULL on
+ * failure.
+ *
+ * opts: NULL, or a comma-separated list of
+ *   ro                      nothing on media changes; writing calls fail with EROFS
+ *   user=process            permissions are checked for the process's user and groups (the default)
+ *   user=root               every permission is granted, and new files belong to root
+ *   umask=OCTAL             instead of the process's
+ *   assume=DOMAIN           cpu-cache, memory or page-cache: the persistence domain to work by instead
+ *                           of the one detected. On ordinary memory this emulates persistent memory.
+ *
+ * A pool that was not closed is recovered first. One process has a pool open at a time, except ro.
+ * Errors: EACCES, EBUSY (another process), EFAULT, EINVAL (an option, or not a pool), EIO, EMFILE (256 are
+ * open), ENOENT, ENOMEM. lode_last_error() names the file and the remedy.
+ */
+lode_fs *lode_open_pool(const char *path, const char *opts);
+
+/**
+ * Waits for the calls in flight, closes the descriptors and streams that are open, writes a checkpoint
+ * so that the next open need not recover, and gives the pool free. The handle is invalid afterwards, also
+ * on failure. Errors: EBADF (closed already), EINVAL (not a pool), EIO. Durable: everything.
+ */
+int lode_close_pool(lode_fs *fs);
+
+/**
+ * Makes an empty file system in the file or device at path. size: bytes of the pool, a file being made
+ * where none is; 0 takes an existing file or device as large as it is.
+ *
+ * opts: NULL, or a comma-separated list of
+ *   force                   also where something is already
+ *   label=TEXT              at most 63 bytes
+ *   data=cow                each write is atomic (the default)
+ *   data=inplace            a crash can tear a write
+ *
+ * The root directory belongs to the process's user. Errors: EACCES, EBUSY, EEXIST (something is there:
+ * force), EFAULT, EINVAL, EIO, ENOENT, ENOSPC. Durable.
+ */
+int lode_mkfs(const char *path, uint64_t size, const char *opts);
+
+/**
+ * Opens or makes a file and returns the lowest free descriptor of this pool, or -1.
+ *
+ * flags: O_RDONLY, O_WRONLY, O_RDWR; O_CREAT, O_EXCL, O_TRUNC, O_APPEND, O_DIRECTORY, O_NOFOLLOW,
+ * O_TMPFILE, O_PATH, O_SYNC, O_DSYNC; O_CLOEXEC, O_DIRECT, O_NOATIME, O_NOCTTY and O_NONBLOCK are
+ * accepted and change nothing. mode: permission bits of a file that is made, less the umask; without
+ * O_CREAT or O_TMPFILE it is not looked at.
+ *
+ * Errors: EACCES, EEXIST, EINVAL, EISDIR, ELOOP, EMFILE (1048576 are open), ENAMETOOLONG, ENOENT, ENOSPC,
+ * ENOTDIR, ENXIO (a fifo, socket or device), EROFS. Durable: the new name, the truncation.
+ */
+int lode_open(lode_fs *fs, const char *path, int flags, mode_t mode);
+
+/**
+ * As lode_open, relative paths starting at the directory that dirfd is open on; AT_FDCWD is the root.
+ * Further errors: EBADF, ENOTDIR for dirfd.
+ */
+int lode_openat(lode_fs *fs, int dirfd, const char *path, int flags, mode_t mode);
+
+/**
+ * Closes a descriptor. A call that uses it in another thread ends first. The space of an unlinked file
+ * is free when its last descriptor is closed. Errors: EBADF. Closing makes nothing more durable.
+ */
+int lode_close(lode_fs *fs, int fd);
+
+/**
+ * A second descriptor for the same open file: they share the offset and O_APPEND. Errors: EBADF, EMFILE.
+ */
+int lode_dup(lode_fs *fs, int fd);
+
+/**
+ * Reads up to count bytes at the file offset, moves it, and returns the bytes read: fewer than count
+ * only at the end of file or beyond 0x7ffff000, 0 at the end. Threads that share the offset take turns.
+ * Errors: EBADF, EFAULT, EINVAL, EIO (bad media), EISDIR.
+ */
+ssize_t lode_read(lode_fs *fs, int fd, void *buf, size_t count);
+
+/**
+ * As lode_read at offset (bytes, not negative); the file offset is neither used nor moved.
+ */
+ssize_t lode_pread(lode_fs *fs, int fd, void *buf, size_t count, off_t offset);
+
+/**
+ * Writes count bytes at the file offset, or with O_APPEND at the end of file, moves the offset, and
+ * returns the bytes written: fewer than count only beyond 0x7ffff000 or at the largest file size
+ * (16 TiB less 4096 bytes). Threads that share the offset take turns.
+ *
+ * Errors: EBADF, EFAULT, EFBIG, EINVAL, EIO, ENOSPC, EROFS. Durable: the data and the size; by default
+ * (data=cow) the whole write or none of it survives a crash.
+ */
+ssize_t lode_write(lode_fs *fs, int fd, const void *buf, size_t count);
+
+/**
+ * As lode_write at offset (bytes, not negative); the file offset is neither used nor moved. On a
+ * descriptor with O_APPEND the bytes go to the end of file, as on Linux.
+ */
+ssize_t lode_pwrite(lode_fs *fs, int fd, const void *buf, size_t count, off_t offset);
+
+/**
+ * Moves the file offset and returns it, in bytes. whence: SEEK_SET, SEEK_CUR, SEEK_END, SEEK_DATA,
+ * SEEK_HOLE. Errors: EBADF, EINVAL, ENXIO (SEEK_DATA or SEEK_HOLE beyond the end).
+ */
+off_t lode_lseek(lode_fs *fs, int fd, off_t offset, int whence);
+
+/**
+ * Sets the size of a file in bytes; bytes that come into being read as zeros. Errors: EACCES, EFBIG,
+ * EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOSPC, ENOTDIR, EROFS. Durable.
+ */
+int lode_truncate(lode_fs *fs, const char *path, off_t length);
+
+/**
+ * As lode_truncate on a descriptor. EINVAL where it is not open for writing.
+ */
+int lode_ftruncate(lode_fs *fs, int fd, off_t length);
+
+/**
+ * Reserves, punches or zeros a range of bytes. mode: 0 or FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE (with
+ * KEEP_SIZE), FALLOC_FL_ZERO_RANGE. Errors: EBADF, EFBIG, EINVAL, ENOSPC, EOPNOTSUPP (other modes),
+ * EROFS. Durable.
+ */
+int lode_fallocate(lode_fs *fs, int fd, int mode, off_t offset, off_t len);
+
+/**
+ * Makes everything done to the file survive power loss, on every kind of media that can keep it. Only
+ * ordinary files as media need it: on persistent memory each call is durable when it returns. Also for
+ * directories. Errors: EBADF, EIO.
+ */
+int lode_fsync(lode_fs *fs, int fd);
+
+/**
+ * As lode_fsync, leaving out metadata that reading the data back does not need.
+ */
+int lode_fdatasync(lode_fs *fs, int fd);
+
+/**
+ * lode_fsync for the whole pool. Errors: EIO.
+ */
+int lode_sync(lode_fs *fs);
+
+/**
+ * Tests whether the user of this pool may do what mode asks: F_OK (it exists), or any of R_OK, W_OK,
+ * X_OK. Errors: EACCES, EINVAL, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, EROFS.
+ */
+int lode_access(lode_fs *fs, const char *path, int mode);
+
+/**
+ * Makes a directory. mode: permission bits, less the umask. Errors: EACCES, EEXIST, ELOOP, EMLINK,
+ * ENAMETOOLONG, ENOENT, ENOSPC, ENOTDIR, EROFS. Durable.
+ */
+int lode_mkdir(lode_fs *fs, const char *path, mode_t mode);
+
+/**
+ * Removes an empty directory. Errors: EACCES, EBUSY (the root), EINVAL ("."), ELOOP, ENAMETOOLONG, ENOENT,
+ * ENOTDIR, ENOTEMPTY, EPERM, EROFS. Durable.
+ */
+int lode_rmdir(lode_fs *fs, const char *path);
+
+/**
+ * Removes a name that is not a directory's; the file goes with its last name and descriptor. Errors:
+ * EACCES, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM, EROFS. Durable.
+ */
+int lode_unlink(lode_fs *fs, const char *path);
+
+/**
+ * Moves a name, in one step that a crash cannot split. flags: 0 (what stands at `to` is replaced),
+ * RENAME_NOREPLACE (EEXIST instead) or RENAME_EXCHANGE (both stay, exchanged). Errors: EACCES, EBUSY,
+ * EEXIST, EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOSPC, ENOTDIR, ENOTEMPTY, EPERM, EROFS. Durable.
+ */
+int lode_rename(lode_fs *fs, const char *from, const char *to, unsigned int flags);
+
+/**
+ * Gives a file a further name; a symbolic link itself, not what it points to. Errors: EACCES, EEXIST,
+ * ELOOP, EMLINK, ENAMETOOLONG, ENOENT, ENOSPC, ENOTDIR, EPERM (a directory), EROFS. Durable.
+ */
+int lode_link(lode_fs *fs, const char *from, const char *to);
+
+/**
+ * Gives the file of a descriptor a name: how a file opened with O_TMPFILE (without O_EXCL) gets one.
+ * Errors: as lode_link, and EBADF; ENOENT where the file has lost its last name. Durable.
+ */
+int lode_flink(lode_fs *fs, int fd, const char *to);
+
+/**
+ * Makes a symbolic link with the text `target` (1 to 4095 bytes). Errors: EACCES, EEXIST, ELOOP,
+ * ENAMETOOLONG, ENOENT, ENOSPC, ENOTDIR, EROFS. Durable.
+ */
+int lode_symlink(lode_fs *fs, const char *target, const char *path);
+
+/**
+ * Copies the text of a symbolic link to buf, at most size bytes and without a NUL, and returns the
+ * bytes copied. Errors: EACCES, EFAULT, EINVAL (not a link, or size is 0), ELOOP, ENAMETOOLONG, ENOENT,
+ * ENOTDIR.
+ */
+ssize_t lode_readlink(lode_fs *fs, const char *path, char *buf, size_t size);
+
+/**
+ * Makes a file, fifo, socket or device node, by the type bits of mode (none: a regular file). dev: the
+ * device number of a device node. Here they are names only: lode_open refuses all but files. Errors:
+ * EACCES, EEXIST, EINVAL, ELOOP, ENAMETOOLONG, ENOENT, ENOSPC, ENOTDIR, EPERM (a directory, or a device
+ * node by an ordinary user), EROFS. Durable.
+ */
+int lode_mknod(lode_fs *fs, const char *path, mode_t mode, dev_t dev);
+
+/**
+ * Attributes of what a path names, symbolic links followed. st_size is in bytes, st_blocks in units of
+ * 512 bytes. Errors: EACCES, EFAULT, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR.
+ */
+int lode_stat(lode_fs *fs, const char *path, struct stat *buf);
+
+/**
+ * As lode_stat, of a symbolic link itself.
+ */
+int lode_lstat(lode_fs *fs, const char *path, struct stat *buf);
+
+/**
+ * As lode_stat, of a descriptor's file. Errors: EBADF, EFAULT.
+ */
+int lode_fstat(lode_fs *fs, int fd, struct stat *buf);
+
+/**
+ * Sets the permission bits (07777). Errors: EACCES, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM, EROFS.
+ * Durable.
+ */
+int lode_chmod(lode_fs *fs, const char *path, mode_t mode);
+
+/**
+ * As lode_chmod on a descriptor. Errors: EBADF, EPERM, EROFS. Durable.
+ */
+int lode_fchmod(lode_fs *fs, int fd, mode_t mode);
+
+/**
+ * Sets user and group, symbolic links followed; -1 leaves one as it is. Errors: EACCES, ELOOP,
+ * ENAMETOOLONG, ENOENT, ENOTDIR, EPERM, EROFS. Durable.
+ */
+int lode_chown(lode_fs *fs, const char *path, uid_t uid, gid_t gid);
+
+/**
+ * As lode_chown, of a symbolic link itself. Durable.
+ */
+int lode_lchown(lode_fs *fs, const char *path, uid_t uid, gid_t gid);
+
+/**
+ * As lode_chown on a descriptor. Errors: EBADF, EPERM, EROFS. Durable.
+ */
+int lode_fchown(lode_fs *fs, int fd, uid_t uid, gid_t gid);
+
+/**
+ * Sets access and modification time (times[0] and times[1]); tv_nsec may be UTIME_NOW or UTIME_OMIT, and
+ * NULL means now for both. Kept from 1901 to 2446 with nanoseconds. flags: 0, or AT_SYMLINK_NOFOLLOW for
+ * a symbolic link itself. Errors: EACCES, EINVAL, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM, EROFS.
+ * Durable.
+ */
+int lode_utimens(lode_fs *fs, const char *path, const struct timespec *times, int flags);
+
+/**
+ * As lode_utimens on a descriptor. Errors: EACCES, EBADF, EINVAL, EPERM, EROFS. Durable.
+ */
+int lode_futimens(lode_fs *fs, int fd, const struct timespec *times);
+
+/**
+ * Size and use of the pool, in units of f_frsize bytes; path names anything in it. Errors: EACCES,
+ * EFAULT, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR.
+ */
+int lode_statvfs(lode_fs *fs, const char *path, struct statvfs *buf);
+
+/**
+ * As lode_statvfs through a descriptor. Errors: EBADF, EFAULT.
+ */
+int lode_fstatvfs(lode_fs *fs, int fd, struct statvfs *buf);
+
+/**
+ * Sets the mask of permission bits that new files lack and returns the old one. Starts as the process's
+ * umask when the pool is opened.
+ */
+int lode_umask(lode_fs *fs, mode_t mask);
+
+/**
+ * Copies the value of an extended attribute to value and returns its length in bytes; with size 0 only
+ * the length. Names begin with user., trusted., security. or are system.posix_acl_access and
+ * system.posix_acl_default. Errors: EACCES, EFAULT, ELOOP, ENAMETOOLONG, ENODATA (no such attribute),
+ * ENOENT, ENOTDIR, EOPNOTSUPP, ERANGE (size is too small).
+ */
+ssize_t lode_getxattr(lode_fs *fs, const char *path, const char *name, void *value, size_t size);
+
+/**
+ * As lode_getxattr, of a symbolic link itself.
+ */
+ssize_t lode_lgetxattr(lode_fs *fs, const char *path, const char *name, void *value, size_t size);
+
+/**
+ * As lode_getxattr on a descriptor. Further error: EBADF.
+ */
+ssize_t lode_fgetxattr(lode_fs *fs, int fd, const char *name, void *value, size_t size);
+
+/**
+ * Sets an extended attribute to size bytes, at most 65536. flags: 0, XATTR_CREATE (EEXIST where it is
+ * there) or XATTR_REPLACE (ENODATA where it is not). Errors: EACCES, E2BIG, EEXIST, EFAULT, EINVAL, ELOOP,
+ * ENAMETOOLONG, ENODATA, ENOENT, ENOSPC, ENOTDIR, EOPNOTSUPP, EPERM, EROFS. Durable.
+ */
+int lode_setxattr(lode_fs *fs, const char *path, const char *name, const void *value, size_t size, int flags);
+
+/**
+ * As lode_setxattr, of a symbolic link itself. Durable.
+ */
+int lode_lsetxattr(lode_fs *fs,
+                   const char *path,
+                   const char *name,
+                   const void *value,
+                   size_t size,
+                   int flags);
+
+/**
+ * As lode_setxattr on a descriptor. Further error: EBADF. Durable.
+ */
+int lode_fsetxattr(lode_fs *fs, int fd, const char *name, const void *value, size_t size, int flags);
+
+/**
+ * Copies the names of all extended attributes, each closed by a NUL, to list and returns their bytes;
+ * with size 0 only the bytes. Errors: EACCES, EFAULT, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ERANGE (size
+ * is too small).
+ */
+ssize_t lode_listxattr(lode_fs *fs, const char *path, char *list, size_t size);
+
+/**
+ * As lode_listxattr, of a symbolic link itself.
+ */
+ssize_t lode_llistxattr(lode_fs *fs, const char *path, char *list, size_t size);
+
+/**
+ * As lode_listxattr on a descriptor. Further error: EBADF.
+ */
+ssize_t lode_flistxattr(lode_fs *fs, int fd, char *list, size_t size);
+
+/**
+ * Removes an extended attribute. Errors: as lode_setxattr. Durable.
+ */
+int lode_removexattr(lode_fs *fs, const char *path, const char *name);
+
+/**
+ * As lode_removexattr, of a symbolic link itself. Durable.
+ */
+int lode_lremovexattr(lode_fs *fs, const char *path, const char *name);
+
+/**
+ * As lode_removexattr on a descriptor. Further error: EBADF. Durable.
+ */
+int lode_fremovexattr(lode_fs *fs, int fd, const char *name);
+
+/**
+ * Opens a directory for reading its entries; the stream holds one descriptor. Returns NULL on failure.
+ * Errors: EACCES, ELOOP, EMFILE, ENAMETOOLONG, ENOENT, ENOTDIR.
+ */
+lode_dir *lode_opendir(lode_fs *fs, const char *path);
+
+/**
+ * The next entry, "." and ".." first; NULL at the end with errno as it was, and NULL with errno on
+ * failure. The entry is valid until the next call on the same stream. Entries that come or go while the
+ * stream is read may or may not be seen; all others are seen once. Errors: EBADF, EIO.
+ */
+struct dirent *lode_readdir(lode_fs *fs, lode_dir *dir);
+
+/**
+ * Where the stream stands, for lode_seekdir; -1 on failure. Errors: EBADF.
+ */
+long lode_telldir(lode_fs *fs, lode_dir *dir);
+
+/**
+ * Goes to a place that lode_telldir reported. Unlike POSIX it says whether it failed. Errors: EBADF.
+ */
+int lode_seekdir(lode_fs *fs, lode_dir *dir, long position);
+
+/**
+ * Begins again, with the entries as they are now. Errors: EBADF.
+ */
+int lode_rewinddir(lode_fs *fs, lode_dir *dir);
+
+/**
+ * The stream's descriptor, which the stream keeps. Errors: EBADF.
+ */
+int lode_dirfd(lode_fs *fs, lode_dir *dir);
+
+/**
+ * Closes the stream and its descriptor. Errors: EBADF.
+ */
+int lode_closedir(lode_fs *fs, lode_dir *dir);
+
+/**
+ * The last failure of this thread as one sentence: which function, what, and where there is more to
+ * say, on which file and what to do about it. Empty where nothing has failed yet. Valid until the next
+ * call of this function in the same thread. Never NULL.
+ */
+const char *lode_last_error(void);
+
+/**
+ * What an errno value means, as strerror(3) says it, safe to call from several threads. Valid until the
+ * next call of this function in the same thread. Never NULL.
+ */
+const char *lode_strerror(int errnum);
+
+/**
+ * The version of the library, "MAJOR.MINOR.PATCH". Never NULL, valid for ever.
+ */
+const char *lode_version(void);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* LODESTONE_H */

@@ -1,0 +1,78 @@
+//! The boundary that every call crosses: handle in, errno out, no panic through.
+
+use crate::failure::fail;
+use crate::pools::{self, OpenPool, lode_fs};
+use lodestone::{Error, Result};
+use std::ffi::{c_int, c_long};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// What a C function answers when it has failed.
+pub trait Failed {
+    const FAILED: Self;
+}
+
+impl Failed for c_int {
+    const FAILED: c_int = -1;
+}
+
+/// `ssize_t`.
+impl Failed for isize {
+    const FAILED: isize = -1;
+}
+
+/// `off_t` and `long`.
+impl Failed for c_long {
+    const FAILED: c_long = -1;
+}
+
+impl<T> Failed for *mut T {
+    const FAILED: *mut T = std::ptr::null_mut();
+}
+
+/// Runs one function of the interface on an open pool.
+#[inline]
+pub fn on_pool<R: Failed>(
+    call: &'static str,
+    fs: *mut lode_fs,
+    run: impl FnOnce(&OpenPool) -> Result<R>,
+) -> R {
+    let answer = catch_unwind(AssertUnwindSafe(|| pools::with(fs, run)));
+    match answer {
+        Ok(Ok(value)) => value,
+        Ok(Err(error)) => {
+            fail(call, error);
+            R::FAILED
+        }
+        Err(_) => {
+            pools::distrust(fs);
+            fail(call, panicked());
+            R::FAILED
+        }
+    }
+}
+
+/// As [`on_pool`] for functions that answer 0.
+#[inline]
+pub fn done(call: &'static str, fs: *mut lode_fs, run: impl FnOnce(&OpenPool) -> Result<()>) -> c_int {
+    on_pool(call, fs, |pool| run(pool).map(|()| 0))
+}
+
+/// Runs a function that has no open pool yet, or none any more.
+pub fn without_pool<R: Failed>(call: &'static str, run: impl FnOnce() -> Result<R>) -> R {
+    match catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(panicked())) {
+        Ok(value) => value,
+        Err(error) => {
+            fail(call, error);
+            R::FAILED
+        }
+    }
+}
+
+fn panicked() -> Error {
+    Error::message(
+        libc::EIO,
+        "capi::call",
+        "an internal error; nothing acknowledged is lost: close the pool and open it again, and please report \
+         the message on stderr",
+    )
+}

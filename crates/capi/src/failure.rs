@@ -1,0 +1,89 @@
+//! errno, and the sentence behind the last failure of each thread.
+//!
+//! The error is kept as it came and put into words only when somebody asks, so that an everyday ENOENT
+//! costs no allocation.
+
+use lodestone::Error;
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_int};
+
+struct Last {
+    /// The C function that failed.
+    call: &'static str,
+    error: Option<Error>,
+    /// What `lode_last_error` and `lode_strerror` handed out.
+    text: Option<CString>,
+    errno_text: Option<CString>,
+}
+
+thread_local! {
+    static LAST: RefCell<Last> = const {
+        RefCell::new(Last { call: "", error: None, text: None, errno_text: None })
+    };
+}
+
+/// Sets errno and remembers the sentence.
+#[cold]
+pub fn fail(call: &'static str, error: Error) {
+    let errno = error.errno();
+    // Not kept when the thread is already being torn down.
+    let _ = LAST.try_with(|last| {
+        let mut last = last.borrow_mut();
+        last.call = call;
+        last.error = Some(error);
+    });
+    // SAFETY: the C library gives every thread its errno.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// The last failure of this thread as one sentence: which function, what, and where there is more to
+/// say, on which file and what to do about it. Empty where nothing has failed yet. Valid until the next
+/// call of this function in the same thread. Never NULL.
+#[unsafe(no_mangle)]
+pub extern "C" fn lode_last_error() -> *const c_char {
+    text(|last| {
+        let sentence = match &last.error {
+            Some(error) => format!("{}: {error}", last.call),
+            None => String::new(),
+        };
+        last.text.insert(c_string(&sentence)).as_ptr()
+    })
+}
+
+/// What an errno value means, as strerror(3) says it, safe to call from several threads. Valid until the
+/// next call of this function in the same thread. Never NULL.
+#[unsafe(no_mangle)]
+pub extern "C" fn lode_strerror(errnum: c_int) -> *const c_char {
+    text(|last| {
+        let mut buffer = [0 as c_char; 256];
+        // SAFETY: strerror_r writes at most the given length and closes it with a NUL.
+        let known = unsafe { libc::strerror_r(errnum, buffer.as_mut_ptr(), buffer.len()) } == 0;
+        let sentence = match known {
+            // SAFETY: as above.
+            true => unsafe { CStr::from_ptr(buffer.as_ptr()) }.to_owned(),
+            false => c_string(&format!("Unknown error {errnum}")),
+        };
+        last.errno_text.insert(sentence).as_ptr()
+    })
+}
+
+/// The version of the library, "MAJOR.MINOR.PATCH". Never NULL, valid for ever.
+#[unsafe(no_mangle)]
+pub extern "C" fn lode_version() -> *const c_char {
+    const VERSION: &CStr =
+        match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+            Ok(version) => version,
+            Err(_) => panic!("a version has no NUL"),
+        };
+    VERSION.as_ptr()
+}
+
+/// A text that lives in the thread's record, or an empty one when the thread is being torn down.
+fn text(make: impl FnOnce(&mut Last) -> *const c_char) -> *const c_char {
+    LAST.try_with(|last| make(&mut last.borrow_mut())).unwrap_or(c"".as_ptr())
+}
+
+fn c_string(sentence: &str) -> CString {
+    let bytes: Vec<u8> = sentence.bytes().filter(|&b| b != 0).collect();
+    CString::new(bytes).expect("without NULs")
+}

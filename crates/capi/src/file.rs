@@ -1,0 +1,177 @@
+//! Descriptors: open, read, write, seek, size, sync.
+
+use crate::call::{done, on_pool};
+use crate::convert::{input, output, string};
+use crate::pools::lode_fs;
+use libc::{mode_t, off_t, size_t, ssize_t};
+use lodestone::fs::files::AT_FDCWD;
+use std::ffi::{c_char, c_int, c_void};
+
+/// Opens or makes a file and returns the lowest free descriptor of this pool, or -1.
+///
+/// flags: O_RDONLY, O_WRONLY, O_RDWR; O_CREAT, O_EXCL, O_TRUNC, O_APPEND, O_DIRECTORY, O_NOFOLLOW,
+/// O_TMPFILE, O_PATH, O_SYNC, O_DSYNC; O_CLOEXEC, O_DIRECT, O_NOATIME, O_NOCTTY and O_NONBLOCK are
+/// accepted and change nothing. mode: permission bits of a file that is made, less the umask; without
+/// O_CREAT or O_TMPFILE it is not looked at.
+///
+/// Errors: EACCES, EEXIST, EINVAL, EISDIR, ELOOP, EMFILE (1048576 are open), ENAMETOOLONG, ENOENT, ENOSPC,
+/// ENOTDIR, ENXIO (a fifo, socket or device), EROFS. Durable: the new name, the truncation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lode_open(
+    fs: *mut lode_fs,
+    path: *const c_char,
+    flags: c_int,
+    mode: mode_t,
+) -> c_int {
+    // SAFETY: the contract at the head of the header.
+    on_pool("lode_open", fs, |pool| pool.files.open(unsafe { string(path) }?, flags, mode))
+}
+
+/// As lode_open, relative paths starting at the directory that dirfd is open on; AT_FDCWD is the root.
+/// Further errors: EBADF, ENOTDIR for dirfd.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lode_openat(
+    fs: *mut lode_fs,
+    dirfd: c_int,
+    path: *const c_char,
+    flags: c_int,
+    mode: mode_t,
+) -> c_int {
+    // SAFETY: the contract at the head of the header.
+    on_pool("lode_openat", fs, |pool| pool.files.openat(dirfd, unsafe { string(path) }?, flags, mode))
+}
+
+/// Closes a descriptor. A call that uses it in another thread ends first. The space of an unlinked file
+/// is free when its last descriptor is closed. Errors: EBADF. Closing makes nothing more durable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lode_close(fs: *mut lode_fs, fd: c_int) -> c_int {
+    done("lode_close", fs, |pool| pool.files.close(fd))
+}
+
+/// A second descriptor for the same open file: they share the offset and O_APPEND. Errors: EBADF, EMFILE.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lode_dup(fs: *mut lode_fs, fd: c_int) -> c_int {
+    on_pool("lode_dup", fs, |pool| pool.files.dup(fd))
+}
+
+/// Reads up to count bytes at the file offset, moves it, and returns the bytes read: fewer than count
+/// only at the end of file or beyond 0x7ffff000, 0 at the end. Threads that share the offset take turns.
+/// Errors: EBADF, EFAULT, EINVAL, EIO (bad media), EISDIR.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lode_read(fs: *mut lode_fs, fd: c_int, buf: *mut c_void, count: size_t) -> ssize_t {
+    // SAFETY: the contract at the head of the header.
+    on_pool("lode_read", fs, |pool| Ok(pool.files.read(fd, unsafe { output(buf, count) }?)? as ssize_t))
+}
+
+/// As lode_read at offset (bytes, not negative); the file offset is neither used nor moved.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lode_pread(
+    fs: *mut lode_fs,
+    fd: c_int,
+    buf: *mut c_void,
+    count: size_t,
+    offset: off_t,
+) -> ssize_t {
+    on_pool("lode_pread", fs, |pool| {
+        // SAFETY: the contract at the head of the header.
+        let buf = unsafe { output(buf, count) }?;
+        Ok(pool.files.pread(fd, buf, offset)? as ssize_t)
+    })
+}
+
+/// Writes count bytes at the file offset, or with O_APPEND at the end of file, moves the offset, and
+/// returns the bytes written: fewer than count only beyond 0x7ffff000 or at the largest file size
+/// (16 TiB less 4096 bytes). Threads that share the offset take turns.
+///
+/// Errors: EBADF, EFAULT, EFBIG, EINVAL, EIO, ENOSPC, EROFS. Durable: the data and the size; by default
+/// (data=cow) the whole write or none of it survives a crash.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lode_write(
+    fs: *mut lode_fs,
+    fd: c_int,
+    buf: *const c_void,
+    count: size_t,
+) -> ssize_t {
+    // SAFETY: the contract at the head of the header.
+    on_pool("lode_write", fs, |pool| Ok(pool.files.write(fd, unsafe { input(buf, count) }?)? as ssize_t))
+}
+
+/// As lode_write at offset (bytes, not negative); the file offset is neither used nor moved. On a
+/// descriptor with O_APPEND the bytes go to the end of file, as on Linux.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lode_pwrite(
+    fs: *mut lode_fs,
+    fd: c_int,
+    buf: *const c_void,
+    count: size_t,
+    offset: off_t,
+) -> ssize_t {
+    on_pool("lode_pwrite", fs, |pool| {
+        // SAFETY: the contract at the head of the header.
+        let buf = unsafe { input(buf, count) }?;
+        Ok(pool.files.pwrite(fd, buf, offset)? as ssize_t)
+    })
+}
+
+/// Moves the file offset and returns it, in bytes. whence: SEEK_SET, SEEK_CUR, SEEK_END, SEEK_DATA,
+/// SEEK_HOLE. Errors: EBADF, EINVAL, ENXIO (SEEK_DATA or SEEK_HOLE beyond the end).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lode_lseek(fs: *mut lode_fs, fd: c_int, offset: off_t, whence: c_int) -> off_t {
+    on_pool("lode_lseek", fs, |pool| Ok(pool.files.lseek(fd, offset, whence)? as off_t))
+}
+
+/// Sets the size of a file in bytes; bytes that come into being read as zeros. Errors: EACCES, EFBIG,
+/// EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOSPC, ENOTDIR, EROFS. Durable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lode_truncate(fs: *mut lode_fs, path: *const c_char, length: off_t) -> c_int {
+    // SAFETY: the contract at the head of the header.
+    done("lode_truncate", fs, |pool| pool.files.truncate(unsafe { string(path) }?, length))
+}
+
+/// As lode_truncate on a descriptor. EINVAL where it is not open for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lode_ftruncate(fs: *mut lode_fs, fd: c_int, length: off_t) -> c_int {
+    done("lode_ftruncate", fs, |pool| pool.files.ftruncate(fd, length))
+}
+
+/// Reserves, punches or zeros a range of bytes. mode: 0 or FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE (with
+/// KEEP_SIZE), FALLOC_FL_ZERO_RANGE. Errors: EBADF, EFBIG, EINVAL, ENOSPC, EOPNOTSUPP (other modes),
+/// EROFS. Durable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lode_fallocate(
+    fs: *mut lode_fs,
+    fd: c_int,
+    mode: c_int,
+    offset: off_t,
+    len: off_t,
+) -> c_int {
+    done("lode_fallocate", fs, |pool| pool.files.fallocate(fd, mode, offset, len))
+}
+
+/// Makes everything done to the file survive power loss, on every kind of media that can keep it. Only
+/// ordinary files as media need it: on persistent memory each call is durable when it returns. Also for
+/// directories. Errors: EBADF, EIO.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lode_fsync(fs: *mut lode_fs, fd: c_int) -> c_int {
+    done("lode_fsync", fs, |pool| pool.files.fsync(fd))
+}
+
+/// As lode_fsync, leaving out metadata that reading the data back does not need.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lode_fdatasync(fs: *mut lode_fs, fd: c_int) -> c_int {
+    done("lode_fdatasync", fs, |pool| pool.files.fdatasync(fd))
+}
+
+/// lode_fsync for the whole pool. Errors: EIO.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lode_sync(fs: *mut lode_fs) -> c_int {
+    done("lode_sync", fs, |pool| pool.files.fs().sync())
+}
+
+/// Tests whether the user of this pool may do what mode asks: F_OK (it exists), or any of R_OK, W_OK,
+/// X_OK. Errors: EACCES, EINVAL, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, EROFS.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lode_access(fs: *mut lode_fs, path: *const c_char, mode: c_int) -> c_int {
+    // SAFETY: the contract at the head of the header.
+    done("lode_access", fs, |pool| pool.files.faccessat(AT_FDCWD, unsafe { string(path) }?, mode, 0))
+}

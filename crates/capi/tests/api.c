@@ -1,0 +1,675 @@
+/*
+ * The C interface against a pool in a directory of its own: api DIRECTORY.
+ *
+ * What is checked is the contract at this boundary (values, errno, descriptors, threads, pointers that
+ * must not crash); the file system behind it has tests of its own.
+ */
+#define _GNU_SOURCE 1
+#include <errno.h>
+#include <lodestone.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+
+static lode_fs *fs;
+static char pool_path[3000];
+static unsigned checks;
+
+#define CHECK(condition)                                                                                     \
+    do {                                                                                                     \
+        checks++;                                                                                            \
+        if (!(condition)) {                                                                                  \
+            fprintf(stderr, "%s:%d: %s\n  errno %d, %s\n", __FILE__, __LINE__, #condition, errno,           \
+                    lode_last_error());                                                                      \
+            exit(1);                                                                                         \
+        }                                                                                                    \
+    } while (0)
+/* The call fails with this errno. */
+#define FAILS(error, call) CHECK((errno = 0, (call) == -1) && errno == (error))
+#define FAILS_NULL(error, call) CHECK((errno = 0, (call) == NULL) && errno == (error))
+
+static int make(const char *path, const char *text)
+{
+    int fd = lode_open(fs, path, O_RDWR | O_CREAT | O_EXCL, 0644);
+    CHECK(fd >= 0);
+    CHECK(lode_write(fs, fd, text, strlen(text)) == (ssize_t)strlen(text));
+    return fd;
+}
+
+static void make_closed(const char *path, const char *text)
+{
+    CHECK(lode_close(fs, make(path, text)) == 0);
+}
+
+static bool holds(const char *path, const char *text)
+{
+    char buf[256];
+    int fd = lode_open(fs, path, O_RDONLY, 0);
+    CHECK(fd >= 0);
+    ssize_t n = lode_read(fs, fd, buf, sizeof buf);
+    CHECK(lode_close(fs, fd) == 0);
+    return n == (ssize_t)strlen(text) && memcmp(buf, text, strlen(text)) == 0;
+}
+
+static mode_t mode_of(const char *path)
+{
+    struct stat st;
+    CHECK(lode_lstat(fs, path, &st) == 0);
+    return st.st_mode;
+}
+
+static void pools(void)
+{
+    lode_fs *other;
+
+    FAILS_NULL(ENOENT, lode_open_pool("/nonexistent/pool", NULL));
+    CHECK(strstr(lode_last_error(), "/nonexistent/pool"));
+    FAILS_NULL(EFAULT, lode_open_pool(NULL, NULL));
+    FAILS_NULL(EINVAL, lode_open_pool(pool_path, "colour=red"));
+    CHECK(strstr(lode_last_error(), "colour=red"));
+    FAILS_NULL(EINVAL, lode_open_pool(pool_path, "assume=hope"));
+    FAILS_NULL(EINVAL, lode_open_pool(pool_path, "umask=1777"));
+    CHECK(lode_mkfs(pool_path, 64 << 20, "label=api,data=cow") == 0);
+    FAILS(EEXIST, lode_mkfs(pool_path, 64 << 20, NULL));
+    FAILS(EINVAL, lode_mkfs(pool_path, 64 << 20, "data=maybe"));
+    CHECK(lode_mkfs(pool_path, 64 << 20, "force") == 0);
+
+    other = lode_open_pool(pool_path, "user=root,umask=077,assume=memory");
+    CHECK(other);
+    FAILS_NULL(EBUSY, lode_open_pool(pool_path, NULL));
+    CHECK(lode_umask(other, 022) == 077);
+    CHECK(lode_umask(other, 022) == 022);
+    CHECK(lode_mkdir(other, "kept", 0755) == 0);
+    CHECK(lode_open(other, "left-open", O_CREAT | O_RDWR, 0644) == 0);
+    CHECK(lode_close_pool(other) == 0);
+    FAILS(EBADF, lode_close_pool(other));
+    FAILS(EBADF, lode_mkdir(other, "late", 0755));
+    CHECK(strstr(lode_last_error(), "closed"));
+
+    other = lode_open_pool(pool_path, "ro");
+    CHECK(other);
+    CHECK(lode_access(other, "kept", F_OK) == 0);
+    FAILS(EROFS, lode_mkdir(other, "never", 0755));
+    FAILS(EROFS, lode_unlink(other, "left-open"));
+    FAILS(EROFS, lode_open(other, "never", O_CREAT | O_RDWR, 0600));
+    FAILS(EROFS, lode_open(other, "left-open", O_RDWR, 0));
+    CHECK(lode_open(other, "left-open", O_CREAT | O_RDONLY, 0600) == 0 && lode_fsync(other, 0) == 0);
+    CHECK(lode_sync(other) == 0);
+    CHECK(lode_close_pool(other) == 0);
+
+    fs = lode_open_pool(pool_path, "umask=022");
+    CHECK(fs);
+    CHECK(lode_rmdir(fs, "kept") == 0 && lode_unlink(fs, "left-open") == 0);
+}
+
+static void bad_handles(void)
+{
+    int local;
+    char buf[8];
+    struct stat st;
+
+    FAILS(EINVAL, lode_close_pool(NULL));
+    FAILS(EINVAL, lode_close_pool((lode_fs *)&local));
+    FAILS(EINVAL, lode_stat(NULL, "/", &st));
+    FAILS(EINVAL, lode_stat((lode_fs *)((char *)fs + 8), "/", &st));
+    FAILS_NULL(EINVAL, lode_opendir(NULL, "/"));
+    FAILS(EFAULT, lode_stat(fs, NULL, &st));
+    FAILS(EFAULT, lode_stat(fs, "/", NULL));
+    FAILS(EFAULT, lode_open(fs, NULL, O_RDONLY, 0));
+    FAILS(EFAULT, lode_rename(fs, "/a", NULL, 0));
+    FAILS(EBADF, lode_read(fs, 99, buf, 8));
+    FAILS(EBADF, lode_read(fs, -1, buf, 8));
+    FAILS(EBADF, lode_close(fs, 1 << 30));
+    FAILS(EBADF, lode_close(fs, AT_FDCWD));
+    FAILS(EBADF, lode_dup(fs, 99));
+    FAILS_NULL(EBADF, lode_readdir(fs, NULL));
+    FAILS_NULL(EBADF, lode_readdir(fs, (lode_dir *)&local));
+    FAILS(EBADF, lode_closedir(fs, (lode_dir *)77));
+
+    int fd = make("f", "data");
+    FAILS(EFAULT, lode_read(fs, fd, NULL, 8));
+    FAILS(EFAULT, lode_write(fs, fd, NULL, 8));
+    FAILS(EINVAL, lode_pread(fs, fd, buf, SIZE_MAX, 0));
+    FAILS(EINVAL, lode_pread(fs, fd, buf, 8, -1));
+    CHECK(lode_write(fs, fd, NULL, 0) == 0);
+    CHECK(lode_close(fs, fd) == 0);
+    FAILS(EBADF, lode_close(fs, fd));
+    CHECK(lode_unlink(fs, "f") == 0);
+}
+
+static void descriptors(void)
+{
+    char buf[64];
+    struct stat st;
+
+    CHECK(make("a", "0123456789") == 0);
+    CHECK(lode_open(fs, "a", O_RDONLY, 0) == 1);
+    CHECK(lode_open(fs, "a", O_WRONLY, 0) == 2);
+    CHECK(lode_close(fs, 1) == 0);
+    CHECK(lode_open(fs, "a", O_RDONLY, 0) == 1);
+
+    FAILS(EBADF, lode_write(fs, 1, "x", 1));
+    FAILS(EBADF, lode_pwrite(fs, 1, "x", 1, 0));
+    FAILS(EBADF, lode_read(fs, 2, buf, 1));
+    FAILS(EINVAL, lode_ftruncate(fs, 1, 0));
+    FAILS(EBADF, lode_fallocate(fs, 1, 0, 0, 10));
+
+    CHECK(lode_dup(fs, 1) == 3);
+    CHECK(lode_read(fs, 1, buf, 4) == 4 && memcmp(buf, "0123", 4) == 0);
+    CHECK(lode_read(fs, 3, buf, 4) == 4 && memcmp(buf, "4567", 4) == 0);
+    CHECK(lode_close(fs, 1) == 0);
+    CHECK(lode_read(fs, 3, buf, 4) == 2 && memcmp(buf, "89", 2) == 0);
+    CHECK(lode_read(fs, 3, buf, 4) == 0);
+
+    CHECK(lode_lseek(fs, 3, -3, SEEK_END) == 7);
+    CHECK(lode_lseek(fs, 3, -2, SEEK_CUR) == 5);
+    FAILS(EINVAL, lode_lseek(fs, 3, -6, SEEK_CUR));
+    CHECK(lode_lseek(fs, 3, 0, SEEK_CUR) == 5);
+    FAILS(EINVAL, lode_lseek(fs, 3, 0, 17));
+    CHECK(lode_lseek(fs, 3, 4, SEEK_DATA) == 4);
+    CHECK(lode_lseek(fs, 3, 4, SEEK_HOLE) == 10);
+    FAILS(ENXIO, lode_lseek(fs, 3, 10, SEEK_DATA));
+    FAILS(ENXIO, lode_lseek(fs, 3, -1, SEEK_HOLE));
+
+    CHECK(lode_pwrite(fs, 0, "abc", 3, 20) == 3);
+    CHECK(lode_fstat(fs, 0, &st) == 0 && st.st_size == 23 && st.st_blksize == 4096);
+    CHECK(lode_pread(fs, 0, buf, 64, 8) == 15 && memcmp(buf, "89\0\0\0\0\0\0\0\0\0\0abc", 15) == 0);
+    CHECK(lode_ftruncate(fs, 0, 5) == 0 && lode_ftruncate(fs, 0, 8) == 0);
+    CHECK(lode_pread(fs, 0, buf, 64, 0) == 8 && memcmp(buf, "01234\0\0\0", 8) == 0);
+    FAILS(EINVAL, lode_ftruncate(fs, 0, -1));
+    FAILS(EFBIG, lode_ftruncate(fs, 0, (1LL << 44) + 1));
+    FAILS(EFBIG, lode_pwrite(fs, 0, "x", 1, 1LL << 44));
+    CHECK(lode_fsync(fs, 0) == 0 && lode_fdatasync(fs, 3) == 0 && lode_sync(fs) == 0);
+    CHECK(lode_fchmod(fs, 0, 0444) == 0);
+    CHECK(lode_pwrite(fs, 0, "x", 1, 0) == 1 && lode_ftruncate(fs, 0, 4) == 0);
+
+    for (int fd = 0; fd < 4; fd++)
+        CHECK(lode_close(fs, fd) == (fd == 1 ? -1 : 0));
+    CHECK(lode_unlink(fs, "a") == 0);
+}
+
+static void open_flags(void)
+{
+    char buf[8];
+    struct stat st;
+    int fd, dir;
+
+    FAILS(ENOENT, lode_open(fs, "", O_RDONLY, 0));
+    FAILS(ENOENT, lode_open(fs, "none", O_RDONLY, 0));
+    FAILS(ENOENT, lode_open(fs, "none/x", O_CREAT | O_RDWR, 0644));
+    make_closed("f", "text");
+    FAILS(EEXIST, lode_open(fs, "f", O_CREAT | O_EXCL | O_RDWR, 0644));
+    FAILS(ENOTDIR, lode_open(fs, "f/x", O_RDONLY, 0));
+    FAILS(ENOTDIR, lode_open(fs, "f", O_RDONLY | O_DIRECTORY, 0));
+    FAILS(ENOTDIR, lode_open(fs, "f/", O_RDONLY, 0));
+    FAILS(EISDIR, lode_open(fs, "new/", O_CREAT | O_RDWR, 0644));
+    FAILS(EISDIR, lode_open(fs, "/", O_RDWR, 0));
+    FAILS(EISDIR, lode_open(fs, "/", O_RDONLY | O_TRUNC, 0));
+    FAILS(EISDIR, lode_open(fs, ".", O_RDONLY | O_CREAT, 0));
+    FAILS(EEXIST, lode_open(fs, "..", O_RDONLY | O_CREAT | O_EXCL, 0));
+    FAILS(EINVAL, lode_open(fs, "x", O_RDONLY | O_CREAT | O_DIRECTORY, 0));
+
+    char name[4200];
+    memset(name, 'n', sizeof name);
+    name[256] = 0;
+    FAILS(ENAMETOOLONG, lode_open(fs, name, O_CREAT | O_RDWR, 0644));
+    name[255] = 0;
+    CHECK((fd = lode_open(fs, name, O_CREAT | O_RDWR, 0644)) >= 0 && lode_close(fs, fd) == 0);
+    CHECK(lode_unlink(fs, name) == 0);
+    memset(name, '/', sizeof name);
+    name[4096] = 0;
+    FAILS(ENAMETOOLONG, lode_open(fs, name, O_RDONLY, 0));
+    name[4095] = 0;
+    CHECK((fd = lode_open(fs, name, O_RDONLY, 0)) >= 0 && lode_close(fs, fd) == 0);
+
+    /* Symbolic links. */
+    CHECK(lode_symlink(fs, "f", "link") == 0 && lode_symlink(fs, "target", "dangling") == 0);
+    CHECK(lode_symlink(fs, "round", "about") == 0 && lode_symlink(fs, "about", "round") == 0);
+    FAILS(ELOOP, lode_open(fs, "link", O_RDONLY | O_NOFOLLOW, 0));
+    FAILS(ELOOP, lode_open(fs, "link", O_RDONLY | O_NOFOLLOW | O_CREAT, 0));
+    FAILS(EEXIST, lode_open(fs, "dangling", O_RDWR | O_CREAT | O_EXCL, 0644));
+    FAILS(ELOOP, lode_open(fs, "round", O_RDONLY, 0));
+    FAILS(ELOOP, lode_open(fs, "round", O_RDWR | O_CREAT, 0644));
+    FAILS(ENOENT, lode_open(fs, "dangling", O_RDONLY, 0));
+    CHECK((fd = lode_open(fs, "dangling", O_RDWR | O_CREAT, 0644)) >= 0 && lode_close(fs, fd) == 0);
+    CHECK(lode_unlink(fs, "target") == 0);
+    CHECK((fd = lode_open(fs, "link", O_WRONLY | O_CREAT | O_TRUNC, 0644)) >= 0);
+    CHECK(lode_fstat(fs, fd, &st) == 0 && st.st_size == 0 && lode_close(fs, fd) == 0);
+
+    /* O_PATH is a place, not an open file. */
+    CHECK((fd = lode_open(fs, "f", O_PATH | O_RDWR, 0)) >= 0 && lode_fstat(fs, fd, &st) == 0);
+    FAILS(EBADF, lode_read(fs, fd, buf, 1));
+    FAILS(EBADF, lode_write(fs, fd, "x", 1));
+    FAILS(EBADF, lode_fchmod(fs, fd, 0600));
+    FAILS(EBADF, lode_fsync(fs, fd));
+    FAILS(EBADF, lode_fgetxattr(fs, fd, "user.x", buf, 1));
+    CHECK(lode_close(fs, fd) == 0);
+    CHECK((fd = lode_open(fs, "link", O_PATH | O_NOFOLLOW, 0)) >= 0);
+    CHECK(lode_fstat(fs, fd, &st) == 0 && S_ISLNK(st.st_mode) && lode_close(fs, fd) == 0);
+
+    /* O_APPEND, also against pwrite, as on Linux. */
+    CHECK((fd = lode_open(fs, "f", O_WRONLY | O_APPEND, 0)) >= 0);
+    CHECK(lode_write(fs, fd, "ab", 2) == 2 && lode_lseek(fs, fd, 0, SEEK_SET) == 0);
+    CHECK(lode_write(fs, fd, "cd", 2) == 2 && lode_lseek(fs, fd, 0, SEEK_CUR) == 4);
+    CHECK(lode_pwrite(fs, fd, "ef", 2, 0) == 2 && lode_close(fs, fd) == 0);
+    CHECK(holds("f", "abcdef"));
+
+    /* O_TMPFILE. */
+    FAILS(EINVAL, lode_open(fs, "/", O_TMPFILE | O_RDONLY, 0600));
+    CHECK((fd = lode_open(fs, "/", O_TMPFILE | O_RDWR, 0600)) >= 0);
+    CHECK(lode_write(fs, fd, "late", 4) == 4 && lode_flink(fs, fd, "named") == 0);
+    CHECK(lode_close(fs, fd) == 0 && holds("named", "late"));
+    CHECK((fd = lode_open(fs, "/", O_TMPFILE | O_RDWR | O_EXCL, 0600)) >= 0);
+    FAILS(ENOENT, lode_flink(fs, fd, "never"));
+    CHECK(lode_close(fs, fd) == 0);
+
+    /* Relative to a directory. */
+    CHECK(lode_mkdir(fs, "dir", 0755) == 0 && (dir = lode_open(fs, "dir", O_RDONLY, 0)) >= 0);
+    CHECK((fd = lode_openat(fs, dir, "in", O_CREAT | O_RDWR, 0644)) >= 0 && lode_close(fs, fd) == 0);
+    CHECK(lode_access(fs, "dir/in", F_OK) == 0);
+    FAILS(EISDIR, lode_read(fs, dir, buf, 1));
+    CHECK((fd = lode_open(fs, "f", O_RDONLY, 0)) >= 0);
+    FAILS(ENOTDIR, lode_openat(fs, fd, "in", O_RDONLY, 0));
+    FAILS(EBADF, lode_openat(fs, 500, "in", O_RDONLY, 0));
+    CHECK(lode_close(fs, fd) == 0 && lode_close(fs, dir) == 0);
+
+    /* Unlinked but open. */
+    CHECK((fd = lode_open(fs, "dir/in", O_RDWR, 0)) >= 0 && lode_unlink(fs, "dir/in") == 0);
+    CHECK(lode_pwrite(fs, fd, "still here", 10, 0) == 10 && lode_pread(fs, fd, buf, 5, 0) == 5);
+    CHECK(lode_fstat(fs, fd, &st) == 0 && st.st_nlink == 0);
+    FAILS(ENOENT, lode_flink(fs, fd, "back"));
+    CHECK(lode_close(fs, fd) == 0);
+
+    static const char *const rest[] = {"f", "link", "dangling", "about", "round", "named"};
+    for (size_t i = 0; i < sizeof rest / sizeof *rest; i++)
+        CHECK(lode_unlink(fs, rest[i]) == 0);
+    CHECK(lode_rmdir(fs, "dir") == 0);
+}
+
+static void names(void)
+{
+    char buf[32];
+    struct stat st;
+
+    CHECK(lode_mkdir(fs, "d/", 0777) == 0 && mode_of("d") == (S_IFDIR | 0755));
+    FAILS(EEXIST, lode_mkdir(fs, "d", 0777));
+    FAILS(EEXIST, lode_mkdir(fs, "/", 0777));
+    FAILS(EEXIST, lode_mkdir(fs, "d/.", 0777));
+    make_closed("d/f", "f");
+    FAILS(ENOTEMPTY, lode_rmdir(fs, "d"));
+    FAILS(EINVAL, lode_rmdir(fs, "d/."));
+    FAILS(ENOTEMPTY, lode_rmdir(fs, "d/.."));
+    FAILS(EBUSY, lode_rmdir(fs, "/"));
+    FAILS(ENOTDIR, lode_rmdir(fs, "d/f"));
+    FAILS(EISDIR, lode_unlink(fs, "d"));
+    FAILS(EISDIR, lode_unlink(fs, "d/"));
+    FAILS(EISDIR, lode_unlink(fs, "/"));
+    FAILS(ENOTDIR, lode_unlink(fs, "d/f/"));
+    FAILS(ENOENT, lode_unlink(fs, "d/none/"));
+
+    CHECK(lode_link(fs, "d/f", "g") == 0 && lode_stat(fs, "g", &st) == 0 && st.st_nlink == 2);
+    FAILS(EEXIST, lode_link(fs, "d/f", "g"));
+    FAILS(EPERM, lode_link(fs, "d", "h"));
+    FAILS(ENOENT, lode_link(fs, "g", "h/"));
+
+    make_closed("x", "x");
+    FAILS(EEXIST, lode_rename(fs, "x", "g", RENAME_NOREPLACE));
+    FAILS(EEXIST, lode_rename(fs, "x", "d/..", RENAME_NOREPLACE));
+    FAILS(EBUSY, lode_rename(fs, "x", "d/..", 0));
+    FAILS(EBUSY, lode_rename(fs, "d/.", "y", 0));
+    FAILS(EINVAL, lode_rename(fs, "x", "g", RENAME_NOREPLACE | RENAME_EXCHANGE));
+    FAILS(EINVAL, lode_rename(fs, "x", "g", 1u << 20));
+    FAILS(EINVAL, lode_rename(fs, "d", "d/inside", 0));
+    FAILS(EISDIR, lode_rename(fs, "x", "d", 0));
+    FAILS(ENOTDIR, lode_rename(fs, "d", "x", 0));
+    FAILS(ENOTDIR, lode_rename(fs, "x", "new/", 0));
+    FAILS(ENOTDIR, lode_rename(fs, "x/", "new", 0));
+    CHECK(lode_rename(fs, "x", "d/f", RENAME_EXCHANGE) == 0 && holds("x", "f") && holds("d/f", "x"));
+    CHECK(lode_rename(fs, "x", "g", 0) == 0 && lode_access(fs, "x", F_OK) == 0); /* one file, two names */
+    CHECK(lode_rename(fs, "d/f", "g", 0) == 0 && holds("g", "x"));
+    CHECK(lode_rename(fs, "d/", "e/", 0) == 0 && lode_rmdir(fs, "e/") == 0);
+
+    CHECK(lode_symlink(fs, "some/where", "s") == 0);
+    FAILS(EEXIST, lode_symlink(fs, "some/where", "s"));
+    FAILS(ENOENT, lode_symlink(fs, "", "t"));
+    CHECK(lode_readlink(fs, "s", buf, sizeof buf) == 10 && memcmp(buf, "some/where", 10) == 0);
+    CHECK(lode_readlink(fs, "s", buf, 4) == 4);
+    FAILS(EINVAL, lode_readlink(fs, "s", buf, 0));
+    FAILS(EINVAL, lode_readlink(fs, "g", buf, 4));
+    CHECK(lode_lstat(fs, "s", &st) == 0 && S_ISLNK(st.st_mode) && st.st_size == 10);
+    FAILS(ENOENT, lode_stat(fs, "s", &st));
+
+    CHECK(lode_mknod(fs, "fifo", S_IFIFO | 0600, 0) == 0 && mode_of("fifo") == (S_IFIFO | 0600));
+    CHECK(lode_mknod(fs, "plain", 0600, 0) == 0 && mode_of("plain") == (S_IFREG | 0600));
+    FAILS(ENXIO, lode_open(fs, "fifo", O_RDONLY, 0));
+    FAILS(ENXIO, lode_open(fs, "fifo", O_RDWR | O_CREAT, 0600));
+    FAILS(EEXIST, lode_mknod(fs, "plain", S_IFREG | 0600, 0));
+    FAILS(EPERM, lode_mknod(fs, "dir", S_IFDIR | 0700, 0));
+    FAILS(EINVAL, lode_mknod(fs, "l", S_IFLNK | 0700, 0));
+
+    static const char *const rest[] = {"g", "x", "s", "fifo", "plain"};
+    for (size_t i = 0; i < sizeof rest / sizeof *rest; i++)
+        CHECK(lode_unlink(fs, rest[i]) == 0);
+}
+
+static void attributes(void)
+{
+    struct stat st, root;
+    struct statvfs vfs;
+    struct timespec t[2] = {{-5, 7}, {5000000000, 999999999}};
+    int fd = make("f", "1234");
+
+    CHECK(lode_stat(fs, "/", &root) == 0 && S_ISDIR(root.st_mode) && root.st_nlink == 2);
+    CHECK(lode_stat(fs, "/f", &st) == 0 && st.st_mode == (S_IFREG | 0644) && st.st_size == 4);
+    CHECK(st.st_dev == root.st_dev && st.st_dev != 0 && st.st_ino != root.st_ino && st.st_nlink == 1);
+    CHECK(st.st_uid == geteuid() && st.st_gid == getegid());
+    CHECK(lode_chmod(fs, "f", 04751) == 0 && mode_of("f") == (S_IFREG | 04751));
+    CHECK(lode_fchmod(fs, fd, 0640) == 0 && mode_of("f") == (S_IFREG | 0640));
+
+    CHECK(lode_utimens(fs, "f", t, 0) == 0 && lode_stat(fs, "f", &st) == 0);
+    CHECK(st.st_atim.tv_sec == -5 && st.st_atim.tv_nsec == 7);
+    CHECK(st.st_mtim.tv_sec == 5000000000 && st.st_mtim.tv_nsec == 999999999);
+    t[0].tv_nsec = UTIME_OMIT;
+    t[1].tv_nsec = UTIME_NOW;
+    CHECK(lode_futimens(fs, fd, t) == 0 && lode_fstat(fs, fd, &st) == 0);
+    CHECK(st.st_atim.tv_sec == -5 && st.st_mtim.tv_sec > 1700000000 && st.st_mtim.tv_sec < 5000000000);
+    CHECK(lode_futimens(fs, fd, NULL) == 0 && lode_fstat(fs, fd, &st) == 0 && st.st_atim.tv_sec > 1700000000);
+    t[0].tv_nsec = 1000000000;
+    FAILS(EINVAL, lode_utimens(fs, "f", t, 0));
+    FAILS(EINVAL, lode_utimens(fs, "f", NULL, 1 << 30));
+
+    CHECK(lode_chown(fs, "f", (uid_t)-1, (gid_t)-1) == 0 && lode_fchown(fs, fd, geteuid(), getegid()) == 0);
+    CHECK(lode_symlink(fs, "none", "s") == 0 && lode_lchown(fs, "s", geteuid(), (gid_t)-1) == 0);
+    FAILS(ENOENT, lode_chown(fs, "s", geteuid(), (gid_t)-1));
+    t[0] = (struct timespec){1, 2};
+    CHECK(lode_utimens(fs, "s", t, AT_SYMLINK_NOFOLLOW) == 0 && lode_lstat(fs, "s", &st) == 0);
+    CHECK(st.st_atim.tv_sec == 1 && st.st_atim.tv_nsec == 2);
+
+    CHECK(lode_access(fs, "f", R_OK | W_OK) == 0);
+    FAILS(EACCES, lode_access(fs, "f", X_OK));
+    FAILS(ENOENT, lode_access(fs, "none", F_OK));
+    FAILS(EINVAL, lode_access(fs, "f", 8));
+
+    CHECK(lode_statvfs(fs, "/", &vfs) == 0 && vfs.f_frsize * vfs.f_blocks <= 64 << 20);
+    CHECK(vfs.f_namemax == 255 && vfs.f_bfree > 0 && vfs.f_bfree < vfs.f_blocks);
+    CHECK(lode_fstatvfs(fs, fd, &vfs) == 0);
+    FAILS(EBADF, lode_fstatvfs(fs, 77, &vfs));
+
+    CHECK(lode_fallocate(fs, fd, 0, 0, 1 << 20) == 0 && lode_fstat(fs, fd, &st) == 0);
+    CHECK(st.st_size == 1 << 20 && st.st_blocks >= 2048);
+    CHECK(lode_fallocate(fs, fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 1 << 20) == 0);
+    CHECK(lode_fstat(fs, fd, &st) == 0 && st.st_size == 1 << 20 && st.st_blocks < 2048);
+    FAILS(EINVAL, lode_fallocate(fs, fd, 0, 0, 0));
+    FAILS(EOPNOTSUPP, lode_fallocate(fs, fd, FALLOC_FL_COLLAPSE_RANGE, 0, 4096));
+    CHECK(lode_truncate(fs, "f", 3) == 0 && lode_fstat(fs, fd, &st) == 0 && st.st_size == 3);
+    FAILS(EISDIR, lode_truncate(fs, "/", 3));
+
+    CHECK(lode_close(fs, fd) == 0 && lode_unlink(fs, "f") == 0 && lode_unlink(fs, "s") == 0);
+}
+
+static void xattrs(void)
+{
+    char buf[64];
+    int fd = make("f", "");
+
+    CHECK(lode_setxattr(fs, "f", "user.one", "1", 1, 0) == 0);
+    FAILS(EEXIST, lode_setxattr(fs, "f", "user.one", "2", 1, XATTR_CREATE));
+    FAILS(ENODATA, lode_setxattr(fs, "f", "user.two", "2", 1, XATTR_REPLACE));
+    FAILS(EINVAL, lode_setxattr(fs, "f", "user.two", "2", 1, 64));
+    FAILS(EOPNOTSUPP, lode_setxattr(fs, "f", "nothing.known", "2", 1, 0));
+    CHECK(lode_fsetxattr(fs, fd, "user.empty", NULL, 0, 0) == 0);
+    CHECK(lode_getxattr(fs, "f", "user.one", NULL, 0) == 1);
+    CHECK(lode_fgetxattr(fs, fd, "user.one", buf, sizeof buf) == 1 && buf[0] == '1');
+    CHECK(lode_getxattr(fs, "f", "user.empty", buf, sizeof buf) == 0);
+    CHECK(lode_setxattr(fs, "f", "user.one", "longer", 6, XATTR_REPLACE) == 0);
+    FAILS(ERANGE, lode_getxattr(fs, "f", "user.one", buf, 5));
+    FAILS(ENODATA, lode_getxattr(fs, "f", "user.none", buf, 5));
+    CHECK(lode_listxattr(fs, "f", NULL, 0) == 20 && lode_listxattr(fs, "f", buf, sizeof buf) == 20);
+    FAILS(ERANGE, lode_flistxattr(fs, fd, buf, 19));
+    CHECK(lode_removexattr(fs, "f", "user.empty") == 0);
+    FAILS(ENODATA, lode_fremovexattr(fs, fd, "user.empty"));
+    CHECK(lode_flistxattr(fs, fd, buf, sizeof buf) == 9 && memcmp(buf, "user.one", 9) == 0);
+    FAILS(EFAULT, lode_setxattr(fs, "f", NULL, "1", 1, 0));
+
+    CHECK(lode_symlink(fs, "f", "s") == 0);
+    CHECK(lode_getxattr(fs, "s", "user.one", buf, sizeof buf) == 6);
+    FAILS(ENODATA, lode_lgetxattr(fs, "s", "user.one", buf, sizeof buf));
+    FAILS(EPERM, lode_lsetxattr(fs, "s", "user.one", "1", 1, 0));
+    CHECK(lode_llistxattr(fs, "s", buf, sizeof buf) == 0);
+    FAILS(geteuid() == 0 ? ENODATA : EPERM, lode_lremovexattr(fs, "s", "trusted.one"));
+    CHECK(lode_close(fs, fd) == 0 && lode_unlink(fs, "f") == 0 && lode_unlink(fs, "s") == 0);
+}
+
+static void directories(void)
+{
+    enum { ENTRIES = 500 };
+    char name[300];
+    bool seen[ENTRIES] = {0};
+    struct dirent *entry;
+    struct stat st;
+    int dots = 0, others = 0, n, end;
+
+    CHECK(lode_mkdir(fs, "many", 0755) == 0);
+    for (int i = 0; i < ENTRIES; i++) {
+        snprintf(name, sizeof name, "many/entry-%d", i);
+        make_closed(name, "");
+    }
+    lode_dir *dir = lode_opendir(fs, "many");
+    CHECK(dir && lode_dirfd(fs, dir) >= 0);
+    long places[ENTRIES + 3];
+    char names_at[ENTRIES + 2][24];
+    for (int i = 0;; i++) {
+        CHECK((places[i] = lode_telldir(fs, dir)) >= 0);
+        errno = 0;
+        if (!(entry = lode_readdir(fs, dir)))
+            break;
+        CHECK(i < ENTRIES + 2 && strlen(entry->d_name) < sizeof names_at[0]);
+        strcpy(names_at[i], entry->d_name);
+        if (entry->d_name[0] == '.') {
+            CHECK(entry->d_type == DT_DIR);
+            dots++;
+            continue;
+        }
+        CHECK(sscanf(entry->d_name, "entry-%d%n", &n, &end) == 1 && entry->d_name[end] == 0);
+        CHECK(n >= 0 && n < ENTRIES && !seen[n]);
+        seen[n] = true;
+        others++;
+        snprintf(name, sizeof name, "many/%s", entry->d_name);
+        CHECK(entry->d_type == DT_REG && lode_stat(fs, name, &st) == 0 && st.st_ino == entry->d_ino);
+    }
+    CHECK(errno == 0 && dots == 2 && others == ENTRIES);
+    CHECK(lode_readdir(fs, dir) == NULL && errno == 0);
+
+    CHECK(lode_rewinddir(fs, dir) == 0 && (entry = lode_readdir(fs, dir)) && strcmp(entry->d_name, ".") == 0);
+    static const int some[] = {ENTRIES + 1, 1, 250, 2, 499, 0};
+    for (size_t i = 0; i < sizeof some / sizeof *some; i++) {
+        CHECK(lode_seekdir(fs, dir, places[some[i]]) == 0 && lode_telldir(fs, dir) == places[some[i]]);
+        CHECK((entry = lode_readdir(fs, dir)) && strcmp(entry->d_name, names_at[some[i]]) == 0);
+    }
+    /* Entries go while the stream is read: the others stay. */
+    CHECK(lode_rewinddir(fs, dir) == 0);
+    for (others = 0; (entry = lode_readdir(fs, dir));) {
+        if (entry->d_name[0] == '.')
+            continue;
+        snprintf(name, sizeof name, "many/%s", entry->d_name);
+        CHECK(lode_unlink(fs, name) == 0);
+        others++;
+    }
+    CHECK(others == ENTRIES);
+    int fd = lode_dirfd(fs, dir);
+    CHECK(lode_closedir(fs, dir) == 0);
+    FAILS(EBADF, lode_closedir(fs, dir));
+    FAILS_NULL(EBADF, lode_readdir(fs, dir));
+    FAILS(EBADF, lode_close(fs, fd));
+    FAILS_NULL(ENOENT, lode_opendir(fs, "none"));
+    make_closed("f", "");
+    FAILS_NULL(ENOTDIR, lode_opendir(fs, "f"));
+    CHECK(lode_unlink(fs, "f") == 0 && lode_rmdir(fs, "many") == 0);
+}
+
+static void errors(void)
+{
+    CHECK(strcmp(lode_strerror(ENOENT), strerror(ENOENT)) == 0);
+    CHECK(strstr(lode_strerror(99999), "99999"));
+    CHECK(strlen(lode_version()) >= 5);
+    FAILS(ENOENT, lode_unlink(fs, "none"));
+    CHECK(strncmp(lode_last_error(), "lode_unlink: ", 13) == 0);
+}
+
+/* Threads. Each thread checks with CHECK, which ends the process: `checks` is only a count of checks. */
+
+enum { THREADS = 4, RECORDS = 2000 };
+static int shared_fd;
+static atomic_bool stop;
+
+static void in_threads(void *(*run)(void *))
+{
+    pthread_t threads[THREADS];
+    for (uintptr_t i = 0; i < THREADS; i++)
+        CHECK(pthread_create(&threads[i], NULL, run, (void *)i) == 0);
+    for (int i = 0; i < THREADS; i++)
+        CHECK(pthread_join(threads[i], NULL) == 0);
+}
+
+static void *write_records(void *arg)
+{
+    for (uint64_t i = 0; i < RECORDS; i++) {
+        uint64_t record = (uintptr_t)arg * RECORDS + i;
+        if (lode_write(fs, shared_fd, &record, sizeof record) != sizeof record)
+            abort();
+    }
+    return NULL;
+}
+
+static atomic_uchar records_read[THREADS * RECORDS];
+
+static void *read_records(void *arg)
+{
+    uint64_t record;
+    ssize_t n;
+    (void)arg;
+    while ((n = lode_read(fs, shared_fd, &record, sizeof record)) == sizeof record)
+        atomic_fetch_add(&records_read[record], 1);
+    if (n != 0)
+        abort();
+    return NULL;
+}
+
+/* Every record lands once, and is read once: the offset moves with the bytes. */
+static void threads_share_an_offset(int flags)
+{
+    struct stat st;
+    shared_fd = lode_open(fs, "records", O_RDWR | O_CREAT | O_EXCL | flags, 0644);
+    CHECK(shared_fd >= 0);
+    in_threads(write_records);
+    CHECK(lode_fstat(fs, shared_fd, &st) == 0 && st.st_size == THREADS * RECORDS * 8);
+    CHECK(lode_lseek(fs, shared_fd, 0, SEEK_SET) == 0);
+    memset(records_read, 0, sizeof records_read);
+    in_threads(read_records);
+    for (int i = 0; i < THREADS * RECORDS; i++)
+        CHECK(records_read[i] == 1);
+    CHECK(lode_close(fs, shared_fd) == 0 && lode_unlink(fs, "records") == 0);
+}
+
+static void *use_what_closes(void *arg)
+{
+    char buf[16];
+    (void)arg;
+    while (!stop) {
+        ssize_t n = lode_pread(fs, 0, buf, sizeof buf, 0);
+        if (n == -1 ? errno != EBADF : n != 4 || memcmp(buf, "text", 4))
+            abort();
+    }
+    return NULL;
+}
+
+static void *close_and_open(void *arg)
+{
+    (void)arg;
+    for (int i = 0; i < 3000; i++)
+        if (lode_open(fs, "text", O_RDONLY, 0) != 0 || lode_close(fs, 0) != 0)
+            abort();
+    stop = true;
+    return NULL;
+}
+
+static void a_close_may_race_with_uses(void)
+{
+    pthread_t users[2], closer;
+    make_closed("text", "text");
+    stop = false;
+    CHECK(pthread_create(&closer, NULL, close_and_open, NULL) == 0);
+    for (int i = 0; i < 2; i++)
+        CHECK(pthread_create(&users[i], NULL, use_what_closes, NULL) == 0);
+    CHECK(pthread_join(closer, NULL) == 0);
+    for (int i = 0; i < 2; i++)
+        CHECK(pthread_join(users[i], NULL) == 0);
+    CHECK(lode_unlink(fs, "text") == 0);
+}
+
+static void *use_until_the_pool_closes(void *arg)
+{
+    struct stat st;
+    (void)arg;
+    while (lode_stat(fs, "/", &st) == 0)
+        ;
+    if (errno != EBADF)
+        abort();
+    return NULL;
+}
+
+static void a_pool_may_close_under_calls(void)
+{
+    pthread_t users[THREADS];
+    for (int i = 0; i < THREADS; i++)
+        CHECK(pthread_create(&users[i], NULL, use_until_the_pool_closes, NULL) == 0);
+    usleep(10000);
+    CHECK(lode_close_pool(fs) == 0);
+    for (int i = 0; i < THREADS; i++)
+        CHECK(pthread_join(users[i], NULL) == 0);
+    CHECK((fs = lode_open_pool(pool_path, NULL)));
+}
+
+/* A child gets EBADF and a reason; the parent's pool stays as it is. */
+static void forked_children_are_told(void)
+{
+    int status;
+    pid_t child = fork();
+    if (child == 0) {
+        bool told = lode_mkdir(fs, "child", 0755) == -1 && errno == EBADF && strstr(lode_last_error(), "fork");
+        told = told && lode_close_pool(fs) == -1 && errno == EBADF;
+        _exit(told ? 0 : 1);
+    }
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    CHECK(lode_mkdir(fs, "parent", 0755) == 0 && lode_rmdir(fs, "parent") == 0);
+    FAILS(ENOENT, lode_rmdir(fs, "child"));
+}
+
+int main(int argc, char **argv)
+{
+    if (argc != 2 || snprintf(pool_path, sizeof pool_path, "%s/api.pool", argv[1]) >= (int)sizeof pool_path) {
+        fprintf(stderr, "usage: api DIRECTORY\n");
+        return 2;
+    }
+    pools();
+    bad_handles();
+    descriptors();
+    open_flags();
+    names();
+    attributes();
+    xattrs();
+    directories();
+    errors();
+    threads_share_an_offset(0);
+    threads_share_an_offset(O_APPEND);
+    a_close_may_race_with_uses();
+    a_pool_may_close_under_calls();
+    forked_children_are_told();
+    CHECK(lode_close_pool(fs) == 0);
+    CHECK(unlink(pool_path) == 0);
+    printf("api: %u checks passed\n", checks);
+    return 0;
+}

@@ -1,0 +1,268 @@
+//! Files by path and descriptor: the POSIX shape of the file system.
+//!
+//! [`Files`] joins a pool, an identity, a umask and a table of descriptors; the C library, the command
+//! line, the mediator and the preload library stand on it. It decides what Linux decides above a file
+//! system: descriptor and access-mode errors, the shared file offset, the rules for the last component
+//! of a path (trailing slashes, ".", "..", symbolic links), O_* and AT_* flags. What a directory or an
+//! inode decides stays in [`Fs`].
+//!
+//! Calls that take a path take a base as Linux's `*at` calls do: a descriptor, or [`AT_FDCWD`], which
+//! here means the root of the pool, for a pool has no working directory.
+//!
+//! Each descriptor holds one *open* of its inode ([`Fs::open_node`]), so that an unlinked file lives
+//! until its last descriptor is closed; duplicates share the open, the offset and the status flags.
+//! References that node operations hand out are given back at once ([`Fs::forget`]). Calls by path hold an
+//! open too while they use an inode by its number.
+//!
+//! Files: `table` numbers and slots, `open` the rules of open(2), `io` reading and writing through a
+//! descriptor, `names` making, moving and removing names, `attrs` stat and its kin, `list` directories.
+
+mod attrs;
+mod io;
+mod list;
+mod names;
+mod open;
+pub mod table;
+
+use crate::error::{Error, Result};
+use crate::fs::{Cred, Fs, Ino, Kind, Node};
+use crate::limits::{OPEN_FILES_MAX, PATH_BYTES_MAX, WALK_RETRIES_MAX};
+use crate::media::Media;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use table::{Held, Table};
+
+pub use libc::AT_FDCWD;
+
+/// A descriptor: a small number, the lowest free one first.
+pub type Fd = i32;
+
+/// A pool seen by one user through paths and descriptors. Thread-safe.
+pub struct Files<M: Media> {
+    fs: Arc<Fs<M>>,
+    cred: Cred,
+    /// The same identity for what an open descriptor already permits: nothing is checked again.
+    granted: Cred,
+    umask: AtomicU32,
+    table: Table<Arc<File>>,
+}
+
+/// An open file description: what the duplicates of a descriptor share.
+struct File {
+    node: Node,
+    /// As open(2) took them; O_APPEND can change later.
+    flags: AtomicI32,
+    /// The file offset, or the cookie of a directory. Locked for the whole of a read or write that
+    /// uses it, as POSIX demands of threads that share it.
+    offset: Mutex<u64>,
+}
+
+impl<M: Media> Files<M> {
+    /// `cred` decides permissions and ownership, `umask` the mode of new files.
+    pub fn new(fs: Arc<Fs<M>>, cred: Cred, umask: u32) -> Files<M> {
+        let granted = Cred { enforce: false, ..cred.clone() };
+        Files { fs, cred, granted, umask: AtomicU32::new(umask & 0o777), table: Table::new(OPEN_FILES_MAX) }
+    }
+
+    pub fn fs(&self) -> &Arc<Fs<M>> {
+        &self.fs
+    }
+
+    /// Sets the mask of permission bits that new files lack and returns the old one.
+    pub fn set_umask(&self, mask: u32) -> u32 {
+        self.umask.swap(mask & 0o777, Ordering::Relaxed)
+    }
+
+    fn umask(&self) -> u32 {
+        self.umask.load(Ordering::Relaxed)
+    }
+
+    /// Closes a descriptor. The number is free on return.
+    pub fn close(&self, fd: Fd) -> Result<()> {
+        let file = usize::try_from(fd).ok().and_then(|n| self.table.take(n));
+        self.release(file.ok_or(Error::new(libc::EBADF, "files::close"))?);
+        Ok(())
+    }
+
+    /// A second descriptor for the same open file.
+    pub fn dup(&self, fd: Fd) -> Result<Fd> {
+        let slot = self.table.reserve()?;
+        let file = self.table.get(fd as usize).ok_or(Error::new(libc::EBADF, "files::dup"))?;
+        Ok(slot.fill(Arc::clone(&file)) as Fd)
+    }
+
+    /// The flags the descriptor was opened with, O_APPEND as it is now (F_GETFL).
+    pub fn flags(&self, fd: Fd) -> Result<i32> {
+        Ok(self.file(fd)?.flags())
+    }
+
+    /// Switches O_APPEND (F_SETFL); other flags keep what open set.
+    pub fn set_append(&self, fd: Fd, append: bool) -> Result<()> {
+        let file = self.open_file(fd)?;
+        if append {
+            file.flags.fetch_or(libc::O_APPEND, Ordering::Relaxed);
+        } else {
+            file.flags.fetch_and(!libc::O_APPEND, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Any descriptor, also one opened with O_PATH.
+    #[inline]
+    fn file(&self, fd: Fd) -> Result<Held<'_, Arc<File>>> {
+        self.table.get(fd as usize).ok_or(Error::new(libc::EBADF, "files::file"))
+    }
+
+    /// A descriptor that stands for an open file, not only for a place.
+    #[inline]
+    fn open_file(&self, fd: Fd) -> Result<Held<'_, Arc<File>>> {
+        let file = self.file(fd)?;
+        match file.flags() & libc::O_PATH {
+            0 => Ok(file),
+            _ => Err(Error::new(libc::EBADF, "files::open_file")),
+        }
+    }
+
+    /// Gives the open of a file back when its last descriptor has gone.
+    fn release(&self, file: Arc<File>) {
+        if let Some(file) = Arc::into_inner(file) {
+            self.fs.release_node(&file.node);
+        }
+    }
+
+    /// Where `path` starts: at a descriptor or, for an absolute path or AT_FDCWD, at the root.
+    #[inline]
+    fn base(&self, at: Fd, path: &[u8]) -> Result<Option<Held<'_, Arc<File>>>> {
+        check_path(path)?;
+        if at == AT_FDCWD || path[0] == b'/' {
+            return Ok(None);
+        }
+        self.directory(self.table.get(at as usize)).map(Some)
+    }
+
+    /// As [`base`](Files::base) for the second path of a call.
+    fn second_base(&self, at: Fd, path: &[u8]) -> Result<Option<Held<'_, Arc<File>>>> {
+        check_path(path)?;
+        if at == AT_FDCWD || path[0] == b'/' {
+            return Ok(None);
+        }
+        self.directory(self.table.get_again(at as usize)).map(Some)
+    }
+
+    fn directory<'t>(&self, file: Option<Held<'t, Arc<File>>>) -> Result<Held<'t, Arc<File>>> {
+        let file = file.ok_or(Error::new(libc::EBADF, "files::base"))?;
+        match file.node.kind() {
+            Kind::Directory => Ok(file),
+            _ => Err(Error::new(libc::ENOTDIR, "files::base")),
+        }
+    }
+
+    /// Does `run` to the inode that a path names. `flags`: AT_EMPTY_PATH lets an empty path name the base
+    /// itself.
+    ///
+    /// Between the walk and `run` the inode may lose its last name and go (ESTALE): the path is walked
+    /// again, as if the call had come a little later.
+    #[inline]
+    fn at_path<R>(
+        &self,
+        at: Fd,
+        path: &[u8],
+        follow: bool,
+        flags: i32,
+        run: impl Fn(&Node) -> Result<R>,
+    ) -> Result<R> {
+        if path.is_empty() && flags & libc::AT_EMPTY_PATH != 0 && at != AT_FDCWD {
+            return run(&self.file(at)?.node);
+        }
+        let path = if path.is_empty() && flags & libc::AT_EMPTY_PATH != 0 { b"/" } else { path };
+        let base = self.base(at, path)?;
+        for _ in 0..WALK_RETRIES_MAX {
+            let node = self.fs.walk(&self.cred, base.as_ref().map(|f| &f.node), path, follow)?;
+            match run(&node) {
+                Err(e) if e.errno() == libc::ESTALE => continue,
+                done => return done,
+            }
+        }
+        Err(Error::new(libc::ENOENT, "files::at_path"))
+    }
+
+    /// As [`at_path`](Files::at_path) for operations that know inodes by number: the number cannot be
+    /// given to another inode while `run` works on it.
+    fn pinned_at_path<R>(
+        &self,
+        at: Fd,
+        path: &[u8],
+        follow: bool,
+        flags: i32,
+        run: impl Fn(Ino) -> Result<R>,
+    ) -> Result<R> {
+        self.at_path(at, path, follow, flags, |node| run(self.pin(node.clone())?.node.ino()))
+    }
+
+    /// ESTALE for an inode that has gone.
+    fn pin(&self, node: Node) -> Result<Pinned<'_, M>> {
+        self.fs.open_inode(&self.granted, &node, libc::O_RDONLY)?;
+        Ok(Pinned { fs: &self.fs, node })
+    }
+}
+
+/// An inode that keeps its number while this lives.
+struct Pinned<'f, M: Media> {
+    fs: &'f Fs<M>,
+    node: Node,
+}
+
+impl<M: Media> Drop for Pinned<'_, M> {
+    fn drop(&mut self) {
+        self.fs.release_node(&self.node);
+    }
+}
+
+impl<M: Media> Drop for Files<M> {
+    fn drop(&mut self) {
+        for file in self.table.drain() {
+            self.release(file);
+        }
+    }
+}
+
+impl File {
+    #[inline]
+    fn flags(&self) -> i32 {
+        self.flags.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn readable(&self) -> bool {
+        let flags = self.flags();
+        flags & libc::O_PATH == 0 && matches!(flags & libc::O_ACCMODE, libc::O_RDONLY | libc::O_RDWR)
+    }
+
+    #[inline]
+    fn writable(&self) -> bool {
+        let flags = self.flags();
+        flags & libc::O_PATH == 0 && matches!(flags & libc::O_ACCMODE, libc::O_WRONLY | libc::O_RDWR)
+    }
+}
+
+/// An empty path names nothing, one too long is refused before anything is looked at.
+#[inline]
+fn check_path(path: &[u8]) -> Result<()> {
+    match path.len() {
+        0 => Err(Error::new(libc::ENOENT, "files::check_path")),
+        1..=PATH_BYTES_MAX => Ok(()),
+        _ => Err(Error::new(libc::ENAMETOOLONG, "files::check_path")),
+    }
+}
+
+/// EINVAL for flag bits that a call does not know.
+fn check_flags(flags: i32, known: i32) -> Result<()> {
+    match flags & !known {
+        0 => Ok(()),
+        _ => Err(Error::new(libc::EINVAL, "files::check_flags")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

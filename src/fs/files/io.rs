@@ -1,0 +1,180 @@
+//! Reading and writing through a descriptor.
+//!
+//! Errors come in Linux's order: a bad descriptor, a wrong access mode, a wrong argument, a wrong kind.
+
+use super::{AT_FDCWD, Fd, File, Files};
+use crate::error::{Error, Result};
+use crate::fs::{Cred, Kind, Node, SetAttr};
+use crate::limits::{FILE_BYTES_MAX, RW_BYTES_MAX};
+use crate::media::Media;
+use libc::{O_APPEND, O_DSYNC, O_SYNC, SEEK_CUR, SEEK_DATA, SEEK_END, SEEK_HOLE, SEEK_SET};
+
+impl<M: Media> Files<M> {
+    /// Reads at the file offset and moves it; 0 at the end of file.
+    pub fn read(&self, fd: Fd, dst: &mut [u8]) -> Result<usize> {
+        let file = self.file(fd)?;
+        file.check_read()?;
+        let mut offset = file.offset.lock();
+        let n = self.fs.read_at(&file.node, *offset, clamp_mut(dst))?;
+        *offset += n as u64;
+        Ok(n)
+    }
+
+    /// Reads at `offset`; the file offset stays.
+    #[inline]
+    pub fn pread(&self, fd: Fd, dst: &mut [u8], offset: i64) -> Result<usize> {
+        let file = self.file(fd)?;
+        file.check_read()?;
+        self.fs.read_at(&file.node, unsigned(offset)?, clamp_mut(dst))
+    }
+
+    /// Writes at the file offset, or with O_APPEND at the end of file, and moves the offset.
+    pub fn write(&self, fd: Fd, src: &[u8]) -> Result<usize> {
+        let file = self.file(fd)?;
+        file.check_write()?;
+        let mut offset = file.offset.lock();
+        let (n, end) = self.write_file(&file, *offset, src)?;
+        *offset = end;
+        Ok(n)
+    }
+
+    /// Writes at `offset`, the file offset stays. With O_APPEND the bytes go to the end of file
+    /// whatever `offset` is, as on Linux.
+    #[inline]
+    pub fn pwrite(&self, fd: Fd, src: &[u8], offset: i64) -> Result<usize> {
+        let file = self.file(fd)?;
+        file.check_write()?;
+        Ok(self.write_file(&file, unsigned(offset)?, src)?.0)
+    }
+
+    /// Bytes written and the offset behind them.
+    #[inline]
+    fn write_file(&self, file: &File, offset: u64, src: &[u8]) -> Result<(usize, u64)> {
+        if src.is_empty() {
+            return Ok((0, offset));
+        }
+        let append = file.flags() & O_APPEND != 0;
+        let mut src = &src[..src.len().min(RW_BYTES_MAX)];
+        if !append {
+            let room = FILE_BYTES_MAX.saturating_sub(offset);
+            if room == 0 {
+                return Err(Error::new(libc::EFBIG, "files::write"));
+            }
+            src = &src[..src.len().min(usize::try_from(room).unwrap_or(usize::MAX))];
+        }
+        let end = self.fs.write_at(&self.cred, &file.node, offset, src, append)?;
+        if file.flags() & O_DSYNC != 0 {
+            self.fs.fsync(file.node.ino(), file.flags() & O_SYNC != O_SYNC)?;
+        }
+        Ok((src.len(), end))
+    }
+
+    /// Moves the file offset; with SEEK_DATA and SEEK_HOLE to where data or a hole begins. A
+    /// directory's offset is a cookie that readdir reported.
+    pub fn lseek(&self, fd: Fd, offset: i64, whence: i32) -> Result<u64> {
+        let file = self.open_file(fd)?;
+        let mut position = file.offset.lock();
+        let is_dir = file.node.kind() == Kind::Directory;
+        let start = match whence {
+            SEEK_SET => 0,
+            SEEK_CUR => *position,
+            SEEK_END if !is_dir => self.fs.attr_of(&file.node)?.size,
+            SEEK_DATA | SEEK_HOLE if !is_dir => {
+                let from = u64::try_from(offset).map_err(|_| Error::new(libc::ENXIO, "files::lseek"))?;
+                *position = self.fs.seek_node(&file.node, from, whence)?;
+                return Ok(*position);
+            }
+            _ => return Err(Error::new(libc::EINVAL, "files::lseek")),
+        };
+        let max = if is_dir { i64::MAX as u64 } else { FILE_BYTES_MAX };
+        let target = start.checked_add_signed(offset).filter(|&p| p <= max);
+        *position = target.ok_or(Error::new(libc::EINVAL, "files::lseek"))?;
+        Ok(*position)
+    }
+
+    /// Sets the size; bytes that come into being read as zeros.
+    pub fn ftruncate(&self, fd: Fd, size: i64) -> Result<()> {
+        let size = unsigned(size)?;
+        let file = self.open_file(fd)?;
+        if !file.writable() || file.node.kind() != Kind::File {
+            return Err(Error::new(libc::EINVAL, "files::ftruncate"));
+        }
+        self.set_size(&self.granted, &file.node, size)
+    }
+
+    /// As [`ftruncate`](Files::ftruncate), by path.
+    pub fn truncate(&self, path: &[u8], size: i64) -> Result<()> {
+        let size = unsigned(size)?;
+        self.at_path(AT_FDCWD, path, true, 0, |node| match node.kind() {
+            Kind::File => self.set_size(&self.cred, node, size),
+            Kind::Directory => Err(Error::new(libc::EISDIR, "files::truncate")),
+            _ => Err(Error::new(libc::EINVAL, "files::truncate")),
+        })
+    }
+
+    fn set_size(&self, cred: &Cred, node: &Node, size: u64) -> Result<()> {
+        if size > FILE_BYTES_MAX {
+            return Err(Error::new(libc::EFBIG, "files::set_size"));
+        }
+        self.fs.setattr_node(cred, node, &SetAttr { size: Some(size), ..SetAttr::default() }).map(|_| ())
+    }
+
+    /// Reserves, punches or zeros a range; `mode` holds FALLOC_FL_* bits.
+    pub fn fallocate(&self, fd: Fd, mode: i32, offset: i64, len: i64) -> Result<()> {
+        let file = self.open_file(fd)?;
+        let (offset, len) = (unsigned(offset)?, unsigned(len)?);
+        if len == 0 {
+            return Err(Error::new(libc::EINVAL, "files::fallocate"));
+        }
+        if !file.writable() {
+            return Err(Error::new(libc::EBADF, "files::fallocate"));
+        }
+        if offset + len > FILE_BYTES_MAX {
+            return Err(Error::new(libc::EFBIG, "files::fallocate"));
+        }
+        self.fs.fallocate_node(&file.node, mode, offset, len)
+    }
+
+    /// The file survives power loss on return, in every domain that can.
+    pub fn fsync(&self, fd: Fd) -> Result<()> {
+        self.fs.fsync(self.open_file(fd)?.node.ino(), false)
+    }
+
+    /// As [`fsync`](Files::fsync) without metadata that reading the data does not need.
+    pub fn fdatasync(&self, fd: Fd) -> Result<()> {
+        self.fs.fsync(self.open_file(fd)?.node.ino(), true)
+    }
+}
+
+impl File {
+    #[inline]
+    fn check_read(&self) -> Result<()> {
+        if !self.readable() {
+            return Err(Error::new(libc::EBADF, "files::read"));
+        }
+        match self.node.kind() {
+            Kind::Directory => Err(Error::new(libc::EISDIR, "files::read")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Only regular files open for writing.
+    #[inline]
+    fn check_write(&self) -> Result<()> {
+        match self.writable() {
+            true => Ok(()),
+            false => Err(Error::new(libc::EBADF, "files::write")),
+        }
+    }
+}
+
+#[inline]
+fn unsigned(n: i64) -> Result<u64> {
+    u64::try_from(n).map_err(|_| Error::new(libc::EINVAL, "files::unsigned"))
+}
+
+#[inline]
+fn clamp_mut(dst: &mut [u8]) -> &mut [u8] {
+    let len = dst.len().min(RW_BYTES_MAX);
+    &mut dst[..len]
+}

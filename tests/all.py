@@ -1,0 +1,235 @@
+#!/usr/bin/env python3
+"""The gate: every suite there is, one after the other, and one line that sums them up.
+
+Each suite writes all it says to target/test-logs/NAME.log; the terminal gets its verdict, what failed
+and what was skipped and why. The exit status is 0 only if nothing failed. `--only NAME,...` runs some,
+`--nightly` runs more seeds and more cases.
+
+A test that cannot run on this machine prints a line `SKIPPED: which: why` and returns; it is counted as
+skipped, not as passed.
+"""
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+TARGET = os.environ.get("CARGO_TARGET_DIR") or os.path.join(ROOT, "target")
+LODE = os.environ.get("LODE") or os.path.join(TARGET, "release", "lode")
+CARGO = os.environ.get("CARGO", "cargo")
+LOGS = os.path.join(TARGET, "test-logs")
+SHOWN_MAX = 40
+NIGHTLY_SEEDS = 10
+
+
+class Result:
+    """What one suite came to."""
+
+    def __init__(self, passed=0, failed=0, skipped=0, lines=()):
+        self.passed, self.failed, self.skipped, self.lines = passed, failed, skipped, list(lines)
+
+
+def run(name, *command, minutes=20, env=None):
+    """Runs a command with all its output in the suite's log; returns status and output."""
+    path = os.path.join(LOGS, f"{name}.log")
+    begin = os.path.getsize(path) if os.path.exists(path) else 0
+    with open(path, "ab") as log:
+        log.write(f"+ {' '.join(command)}\n".encode())
+        log.flush()
+        child = subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | {"CARGO_TERM_COLOR": "never"} | (env or {}),
+            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+        )
+        try:
+            status = child.wait(timeout=minutes * 60)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            log.write(f"\nkilled: not done after {minutes} minutes\n".encode())
+            status = 124
+    with open(path, encoding="utf-8", errors="replace") as log:
+        log.seek(begin)
+        return status, log.read()
+
+
+def step(name, *command, **options):
+    """A suite that is one command: its status is the verdict, its last lines the reason."""
+    status, output = run(name, *command, **options)
+    if status == 0:
+        return Result(passed=1)
+    return Result(failed=1, lines=[f"FAIL {' '.join(command)}: status {status}", *output.splitlines()[-15:]])
+
+
+def together(*results):
+    total = Result()
+    for result in results:
+        total.passed += result.passed
+        total.failed += result.failed
+        total.skipped += result.skipped
+        total.lines += result.lines
+    return total
+
+
+def lint():
+    """Format and clippy, under the Rust version that this repository is kept clean with."""
+    with open(os.path.join(ROOT, "Cargo.toml"), encoding="utf-8") as manifest:
+        kept = re.search(r'^rust-version = "([\d.]+)"', manifest.read(), re.MULTILINE)[1]
+    here = subprocess.run(["rustc", "-V"], capture_output=True, text=True, check=False).stdout.split()
+    if len(here) < 2 or not here[1].startswith(kept + "."):
+        return Result(skipped=1, lines=[f"SKIP lint: this is Rust {here[1:2]}, whose lints are not those of {kept}"])
+    results = []
+    for tool, command in (
+        ("rustfmt", [CARGO, "fmt", "--all", "--check"]),
+        ("clippy", [CARGO, "clippy", "-q", "--workspace", "--all-targets", "--", "-D", "warnings"]),
+    ):
+        if subprocess.run([CARGO, command[1], "--version"], capture_output=True, check=False).returncode:
+            results.append(Result(skipped=1, lines=[f"SKIP {tool}: not installed (rustup component add {tool})"]))
+        else:
+            results.append(step("lint", *command))
+    return together(*results)
+
+
+def build():
+    """What users get: the release build, man pages, completions, C library, fio engine, and installing it."""
+    built = step("build", "make", "all")
+    return together(built, step("build", "make", "tools")) if built.failed == 0 else built
+
+
+def cargo():
+    """Unit, integration and documentation tests of all crates."""
+    status, output = run(
+        "cargo", CARGO, "test", "--workspace", "--no-fail-fast", "--", "--show-output", minutes=30,
+        env={"PROPTEST_CASES": "4096"} if OPTIONS.nightly else None,
+    )
+    result = Result()
+    for found in re.finditer(r"^test result: .*? (\d+) passed; (\d+) failed; (\d+) ignored;", output, re.MULTILINE):
+        result.passed += int(found[1])
+        result.failed += int(found[2])
+        result.skipped += int(found[3])
+    result.lines += [f"FAIL {name}" for name in re.findall(r"^test (.*) \.\.\. FAILED$", output, re.MULTILINE)]
+    for line in re.findall(r"^test (.* \.\.\. ignored.*)$", output, re.MULTILINE):
+        result.lines.append(f"SKIP {line}")
+    left = re.findall(r"^SKIPPED: (.*)$", output, re.MULTILINE)
+    result.passed -= len(left)
+    result.skipped += len(left)
+    result.lines += [f"SKIP {line}" for line in left]
+    if status != 0 and result.failed == 0:
+        result.failed = 1
+        result.lines += [line for line in output.splitlines() if re.match(r"error|\s+process didn't exit|killed", line)]
+    return result
+
+
+def c_api():
+    """The C library: header, API against both libraries, install and pkg-config, example."""
+    return step("c-api", "make", "-C", "crates/capi", "check")
+
+
+def fio_engine():
+    """fio through the engine, verified."""
+    return step("fio-engine", "make", "-C", "crates/capi", "check-fio")
+
+
+def install():
+    """make install and uninstall into a directory of their own."""
+    stage = os.path.join(TARGET, "test-install")
+    where = [f"DESTDIR={stage}", "PREFIX=/usr"]
+    result = together(step("install", "rm", "-rf", stage), step("install", "make", "install", *where))
+    if result.failed:
+        return result
+    wanted = [
+        "usr/bin/lode", "sbin/mount.fuse.lode", "usr/share/man/man1/lode.1", "usr/share/man/man1/lode-mount.1",
+        "usr/share/bash-completion/completions/lode", "usr/share/zsh/site-functions/_lode",
+        "usr/share/fish/vendor_completions.d/lode.fish", "usr/lib/liblodestone.so", "usr/include/lodestone.h",
+        "usr/lib/pkgconfig/lodestone.pc",
+    ]
+    missing = [path for path in wanted if not os.path.lexists(os.path.join(stage, path))]
+    helper = os.readlink(os.path.join(stage, "sbin/mount.fuse.lode"))
+    if missing or helper != "/usr/bin/lode":
+        return Result(failed=1, lines=[f"FAIL make install: missing {missing}, the mount helper is {helper}"])
+    result = step("install", "make", "uninstall", *where)
+    left = [os.path.join(path, name) for path, _, names in os.walk(stage) for name in names]
+    return result if not left else Result(failed=1, lines=[f"FAIL make uninstall leaves {left}"])
+
+
+def mount():
+    """Unmodified programs on the mount, as root."""
+    command = [sys.executable, "tests/mount/run.py", "--lode", LODE, "--logs", os.path.join(LOGS, "mount"),
+               "--tools", os.path.join(TARGET, "tools", "bin")]
+    if os.geteuid() != 0:
+        if subprocess.run(["sudo", "-n", "true"], capture_output=True, check=False).returncode:
+            return Result(skipped=1, lines=["SKIP mount: it needs root, and sudo asks for a password"])
+        command = ["sudo", "-n", *command]
+    if not os.path.exists("/dev/fuse"):
+        return Result(skipped=1, lines=["SKIP mount: this machine has no /dev/fuse"])
+    seeds = range(NIGHTLY_SEEDS) if OPTIONS.nightly else range(1)
+    results = [mount_once([*command, "--seed", str(seed)]) for seed in seeds]
+    if os.geteuid() != 0:
+        run("mount", "sudo", "-n", "chown", "-R", str(os.geteuid()), LOGS)
+    return together(*results)
+
+
+def mount_once(command):
+    status, output = run("mount", *command, minutes=25)
+    summary = re.search(r"^mount: (\d+) passed, (\d+) failed, (\d+) skipped$", output, re.MULTILINE)
+    if not summary:
+        return Result(failed=1, lines=[f"FAIL mount: status {status}", *output.splitlines()[-15:]])
+    shown = re.findall(r"^((?:FAIL|SKIP) .*(?:\n {2,}.*)*)", output, re.MULTILINE)
+    return Result(*map(int, summary.groups()), lines=shown)
+
+
+def demo():
+    """make demo, to the end (nightly)."""
+    return step("demo", "make", "demo") if OPTIONS.nightly else None
+
+
+SUITES = [lint, build, cargo, c_api, fio_engine, install, mount, demo]
+
+
+def main():
+    os.makedirs(LOGS, exist_ok=True)
+    total = Result()
+    begun = time.monotonic()
+    for suite in SUITES:
+        name = suite.__name__
+        if OPTIONS.only and name not in OPTIONS.only.split(","):
+            continue
+        log = os.path.join(LOGS, f"{name.replace('_', '-')}.log")
+        if os.path.exists(log):
+            os.remove(log)
+        at = time.monotonic()
+        result = suite()
+        if result is None:
+            continue
+        for line in result.lines[:SHOWN_MAX]:
+            print("  " + line)
+        if len(result.lines) > SHOWN_MAX:
+            print(f"  ... and {len(result.lines) - SHOWN_MAX} lines more in {os.path.relpath(log, ROOT)}")
+        print(f"{name}: {result.passed} passed, {result.failed} failed, {result.skipped} skipped "
+              f"({time.monotonic() - at:.0f} s, {os.path.relpath(log, ROOT)})", flush=True)
+        total = together(total, result)
+        if name == "build" and result.failed:
+            print("  nothing more can be tested without a build")
+            break
+    print(f"all of it took {(time.monotonic() - begun) / 60:.1f} minutes")
+    print(f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped")
+    return 1 if total.failed or total.passed == 0 else 0
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--only", default="", help="of " + ", ".join(suite.__name__ for suite in SUITES))
+    parser.add_argument("--nightly", action="store_true")
+    options = parser.parse_args()
+    unknown = set(filter(None, options.only.split(","))) - {suite.__name__ for suite in SUITES}
+    if unknown:
+        parser.error(f"no suite is called {', '.join(sorted(unknown))}")
+    return options
+
+
+if __name__ == "__main__":
+    OPTIONS = parse()
+    sys.exit(main())

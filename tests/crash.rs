@@ -1,0 +1,332 @@
+//! Power failures at every fence of random operations, on simulated media.
+//!
+//! Before each fence several images that a failure could leave are taken; after the operation each is
+//! opened with the production code. The tree must be exactly the one before the operation or the one
+//! after it, opening again must change nothing, and the file system must be usable: everything can be
+//! deleted and the space comes back.
+//!
+//! `LODE_CRASH_SEED` and `LODE_CRASH_OPS` choose others than the default ones; a failure names its seed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use lodestone::fs::{Cred, Fs, Ino, Kind, MkfsOptions, OpenOptions, RENAME_EXCHANGE, SetAttr};
+use lodestone::media::{Domain, crc32c};
+use lodestone::sim::media::{Keep, Rng, SimMedia};
+use parking_lot::Mutex;
+
+type F = Arc<Fs<SimMedia>>;
+
+const POOL_BYTES: usize = 2 << 20;
+/// Images per fence, besides the systematic ones.
+const RANDOM_IMAGES: u64 = 4;
+/// Systematic images per fence: each of the first and last lines missing, or alone.
+const EDGE_LINES: usize = 3;
+
+fn open(image: Vec<u8>, domain: Domain) -> F {
+    let options = OpenOptions { no_ticker: true, ..OpenOptions::default() };
+    Fs::open(SimMedia::new(image, domain), &options).expect("a crashed pool opens")
+}
+
+/// What a program can see of a file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Seen {
+    ino: Ino,
+    mode: u32,
+    nlink: u32,
+    owner: (u32, u32),
+    size: u64,
+    blocks: u64,
+    times: (i64, u32, i64, u32),
+    content: Vec<u8>,
+    xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+}
+
+type Tree = BTreeMap<String, Seen>;
+
+fn tree(fs: &F) -> Tree {
+    let mut all = Tree::new();
+    let mut queue = vec![(String::from("/"), Ino::ROOT)];
+    while let Some((path, ino)) = queue.pop() {
+        let attr = fs.getattr(ino).unwrap();
+        let mut content = Vec::new();
+        match attr.kind() {
+            Kind::File => {
+                content = vec![0; attr.size as usize];
+                assert_eq!(fs.read(ino, 0, &mut content).unwrap(), content.len());
+            }
+            Kind::Symlink => content = fs.readlink(ino).unwrap(),
+            Kind::Directory => {
+                let base = path.trim_end_matches('/');
+                fs.readdir(ino, 0, &mut |e| {
+                    if e.name != b"." && e.name != b".." {
+                        queue.push((format!("{base}/{}", String::from_utf8_lossy(e.name)), e.ino));
+                    }
+                    true
+                })
+                .unwrap();
+            }
+            _ => {}
+        }
+        let names = fs.listxattr(&Cred::root(), ino).unwrap();
+        let xattrs = names
+            .split(|&b| b == 0)
+            .filter(|n| !n.is_empty())
+            .map(|n| (n.to_vec(), fs.getxattr(&Cred::root(), ino, n).unwrap()))
+            .collect();
+        let seen = Seen {
+            ino,
+            mode: attr.mode,
+            nlink: attr.nlink,
+            owner: (attr.uid, attr.gid),
+            size: attr.size,
+            blocks: attr.blocks,
+            times: (attr.mtime.sec, attr.mtime.nsec, attr.ctime.sec, attr.ctime.nsec),
+            content,
+            xattrs,
+        };
+        all.insert(path, seen);
+    }
+    all
+}
+
+fn names(tree: &Tree, kind: Option<u32>) -> Vec<String> {
+    let fits = |s: &Seen| kind.is_none_or(|k| s.mode & libc::S_IFMT == k);
+    tree.iter().filter(|(p, s)| *p != "/" && fits(s)).map(|(p, _)| p.clone()).collect()
+}
+
+fn pick<'a>(rng: &mut Rng, from: &'a [String]) -> Option<&'a str> {
+    (!from.is_empty()).then(|| from[rng.below(from.len() as u64) as usize].as_str())
+}
+
+fn split(path: &str) -> (&str, &str) {
+    let at = path.rfind('/').unwrap();
+    (if at == 0 { "/" } else { &path[..at] }, &path[at + 1..])
+}
+
+fn bytes(rng: &mut Rng) -> Vec<u8> {
+    let len = match rng.below(8) {
+        0 => 1 + rng.below(9),
+        1 => 63 + rng.below(3),
+        2 => 4095 + rng.below(3),
+        3 => rng.below(20_000) + 1,
+        4 => 4096,
+        _ => rng.below(900) + 1,
+    };
+    (0..len).map(|_| rng.next() as u8).collect()
+}
+
+/// Does one operation; its name. Errors are fine: an operation may find nothing to do.
+fn operate(fs: &F, now: &Tree, rng: &mut Rng) -> String {
+    let cred = Cred::root();
+    let ino = |path: &str| now[path].ino;
+    let files = names(now, Some(libc::S_IFREG));
+    let mut dirs = names(now, Some(libc::S_IFDIR));
+    dirs.push("/".into());
+    let dir = pick(rng, &dirs).unwrap().to_string();
+    let all = names(now, None);
+    let fresh =
+        format!("n{}{}", rng.below(30), if rng.below(6) == 0 { "x".repeat(60) } else { String::new() });
+    let file = pick(rng, &files).map(str::to_string);
+    match (rng.below(24), file) {
+        (0..=2, _) | (_, None) => {
+            let made = fs.create(&cred, ino(&dir), fresh.as_bytes(), 0o644, 0, libc::O_EXCL);
+            if let Ok((attr, _)) = made {
+                fs.release(attr.ino);
+                fs.forget(attr.ino, 1);
+            }
+            format!("create {dir}/{fresh}")
+        }
+        (3, _) => {
+            if let Ok(attr) = fs.mkdir(&cred, ino(&dir), fresh.as_bytes(), 0o755, 0) {
+                fs.forget(attr.ino, 1);
+            }
+            format!("mkdir {dir}/{fresh}")
+        }
+        (4, _) => {
+            let target = "t".repeat(1 + rng.below(300) as usize);
+            if let Ok(attr) = fs.symlink(&cred, ino(&dir), fresh.as_bytes(), target.as_bytes()) {
+                fs.forget(attr.ino, 1);
+            }
+            format!("symlink {dir}/{fresh}")
+        }
+        (5 | 6, _) => {
+            let path = pick(rng, &all).unwrap();
+            let (parent, name) = split(path);
+            if now[path].mode & libc::S_IFMT == libc::S_IFDIR {
+                let _ = fs.rmdir(&cred, ino(parent), name.as_bytes());
+            } else {
+                let _ = fs.unlink(&cred, ino(parent), name.as_bytes());
+            }
+            format!("remove {path}")
+        }
+        (7..=10, _) => {
+            let from = pick(rng, &all).unwrap();
+            let to = match rng.below(3) {
+                0 => pick(rng, &all).unwrap().to_string(),
+                _ => format!("{}/{fresh}", dir.trim_end_matches('/')),
+            };
+            let flags = if rng.below(4) == 0 { RENAME_EXCHANGE } else { 0 };
+            let ((a, x), (b, y)) = (split(from), split(&to));
+            let _ = fs.rename(&cred, ino(a), x.as_bytes(), ino(b), y.as_bytes(), flags);
+            format!("rename {from} {to} {flags}")
+        }
+        (11, Some(f)) => {
+            if fs.link(&cred, ino(&f), ino(&dir), fresh.as_bytes()).is_ok() {
+                fs.forget(ino(&f), 1);
+            }
+            format!("link {f} {dir}/{fresh}")
+        }
+        (12 | 13, Some(f)) => {
+            let size = rng.below(now[&f].size + 6000);
+            let _ = fs.setattr(&cred, ino(&f), &SetAttr { size: Some(size), ..SetAttr::default() });
+            format!("truncate {f} {size}")
+        }
+        (14, Some(f)) => {
+            let mode = rng.below(0o1000) as u32;
+            let _ = fs.setattr(&cred, ino(&f), &SetAttr { mode: Some(mode), ..SetAttr::default() });
+            format!("chmod {f} {mode:o}")
+        }
+        (15, Some(f)) => {
+            let name = format!("user.{}", rng.below(3));
+            let value = vec![rng.next() as u8; rng.below(5000) as usize];
+            if rng.below(4) == 0 {
+                let _ = fs.removexattr(&cred, ino(&f), name.as_bytes());
+            } else {
+                let _ = fs.setxattr(&cred, ino(&f), name.as_bytes(), &value, 0);
+            }
+            format!("xattr {f} {name} {}", value.len())
+        }
+        (16, Some(f)) => {
+            let mode =
+                [0, libc::FALLOC_FL_KEEP_SIZE, libc::FALLOC_FL_ZERO_RANGE, libc::FALLOC_FL_PUNCH_HOLE | 1];
+            let mode = mode[rng.below(4) as usize];
+            let (at, len) = (rng.below(now[&f].size + 5000), rng.below(9000) + 1);
+            let _ = fs.fallocate(ino(&f), mode, at, len);
+            format!("fallocate {f} mode {mode} {at} {len}")
+        }
+        (17 | 18, Some(f)) => {
+            let b = bytes(rng);
+            let _ = fs.write(&cred, ino(&f), 0, &b, true);
+            format!("append {f} {}", b.len())
+        }
+        (_, Some(f)) => {
+            let b = bytes(rng);
+            let at = rng.below(now[&f].size + 2000);
+            let _ = fs.write(&cred, ino(&f), at, &b, false);
+            format!("write {f} {at} {}", b.len())
+        }
+    }
+}
+
+/// Opens an image and holds it against the trees it may show.
+fn check(image: Vec<u8>, domain: Domain, allowed: [&Tree; 2], what: &str) {
+    let fs = open(image, domain);
+    let found = tree(&fs);
+    if !allowed.contains(&&found) {
+        let differs = |t: &Tree| {
+            let paths: Vec<&String> =
+                t.keys().chain(found.keys()).filter(|p| t.get(*p) != found.get(*p)).collect();
+            format!("{paths:?}")
+        };
+        let (before, after) = (differs(allowed[0]), differs(allowed[1]));
+        let detail =
+            found.iter().find(|(p, s)| allowed.iter().all(|t| t.get(*p) != Some(s))).map(|(p, s)| {
+                let brief = |s: Option<&Seen>| {
+                    s.map(|s| {
+                        let sums: Vec<u32> =
+                            s.xattrs.values().chain([&s.content]).map(|v| crc32c(v, 0)).collect();
+                        format!(
+                            "{:?} {:o} {} {} {} {:?} {sums:x?}",
+                            s.ino, s.mode, s.nlink, s.size, s.blocks, s.times
+                        )
+                    })
+                };
+                format!(
+                    "{p}: {:?}, was {:?}, or {:?}",
+                    brief(Some(s)),
+                    brief(allowed[0].get(p)),
+                    brief(allowed[1].get(p))
+                )
+            });
+        panic!("{what}: not the tree before (differs at {before}) nor after ({after}); {detail:?}");
+    }
+    // Recovery is idempotent.
+    let again = open(fs.abandon().unwrap().image(), domain);
+    assert!(tree(&again) == found, "{what}: a second recovery changes the tree");
+    let used = found;
+    // Everything can be deleted.
+    for path in names(&used, None).iter().rev() {
+        let (parent, name) = split(path);
+        let dir = used[parent].ino;
+        let gone = if used[path].mode & libc::S_IFMT == libc::S_IFDIR {
+            again.rmdir(&Cred::root(), dir, name.as_bytes())
+        } else {
+            again.unlink(&Cred::root(), dir, name.as_bytes())
+        };
+        gone.unwrap_or_else(|e| panic!("{what}: {path} cannot be deleted: {e}"));
+    }
+    let free = again.statfs().blocks_free;
+    assert!(
+        free as usize > POOL_BYTES / 4096 - 90,
+        "{what}: {free} blocks are free after deleting everything"
+    );
+}
+
+fn run(seed: u64, ops: u64, domain: Domain) -> u64 {
+    let mut rng = Rng::new(seed);
+    let empty = Fs::mkfs(SimMedia::new(vec![0; POOL_BYTES], domain), &MkfsOptions::default()).unwrap();
+    let fs = open(empty.image(), domain);
+    let mut before = tree(&fs);
+    let images: Arc<Mutex<Vec<(String, Vec<u8>)>>> = Arc::default();
+    let mut states = 0;
+    for op in 0..ops {
+        let queue = images.clone();
+        let salt = rng.next();
+        fs.media().record(Some(Box::new(move |crash| {
+            let mut queue = queue.lock();
+            let lines = crash.lines();
+            let edges = (0..lines).filter(|n| *n < EDGE_LINES || n + EDGE_LINES >= lines);
+            let keeps = [Keep::Nothing, Keep::Everything]
+                .into_iter()
+                .chain(edges.flat_map(|n| [Keep::AllBut(n), Keep::Only(n)]))
+                .chain((0..RANDOM_IMAGES).map(|n| Keep::Random(salt ^ crash.fences << 8 ^ n)));
+            queue.extend(keeps.map(|k| (format!("fence {} {k:?}", crash.fences), crash.image(k))));
+        })));
+        let name = operate(&fs, &before, &mut rng);
+        if rng.below(10) == 0 {
+            fs.tick().unwrap();
+        }
+        fs.media().record(None);
+        let after = tree(&fs);
+        for (state, image) in images.lock().drain(..) {
+            let what = format!("seed {seed} {domain:?} op {op} ({name}), {state}");
+            if std::env::var_os("LODE_CRASH_TRACE").is_some() && state.contains("Nothing") {
+                eprintln!("{what}");
+            }
+            check(image, domain, [&before, &after], &what);
+            states += 1;
+        }
+        before = after;
+    }
+    states
+}
+
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
+}
+
+#[test]
+fn every_interrupted_operation_is_all_or_nothing() {
+    let (seed, ops) = (setting("LODE_CRASH_SEED", 1), setting("LODE_CRASH_OPS", 60));
+    let states: u64 = std::thread::scope(|s| {
+        let runs: Vec<_> = [Domain::Memory, Domain::CpuCache]
+            .into_iter()
+            .flat_map(|d| (seed..seed + 4).map(move |seed| (seed, d)))
+            .map(|(seed, d)| s.spawn(move || run(seed, ops, d)))
+            .collect();
+        runs.into_iter().map(|r| r.join().unwrap_or_else(|_| panic!("a run failed"))).sum()
+    });
+    println!("{states} crash states, 0 violations");
+    assert!(states > ops, "the workload reached media");
+}

@@ -1,0 +1,531 @@
+"""POSIX itself: the two public conformance tests, and the calls that programs make but those do not.
+
+Calls that Python does not wrap go through ctypes to the C library, so that what is tested is what a
+program would run.
+"""
+
+import ctypes
+import errno
+import functools
+import mmap
+import os
+import re
+import socket
+import stat
+import subprocess
+import threading
+
+from target import Skip, mount_option
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+AT_FDCWD = -100
+AT_SYMLINK_FOLLOW = 0x400
+RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
+FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE = 1, 2, 16
+PAGE = 4096
+
+
+def libc(name, *arguments):
+    """One call of the C library; -1 raises OSError with its errno."""
+    result = getattr(LIBC, name)(*arguments)
+    if result == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), name)
+    return result
+
+
+def fails_with(number, call, *arguments, **keywords):
+    """`call` must fail, and with exactly this errno."""
+    try:
+        call(*arguments, **keywords)
+    except OSError as error:
+        assert error.errno == number, f"{call.__name__}: {error}, but {errno.errorcode[number]} was due"
+        return
+    raise AssertionError(f"{call.__name__} succeeded, but {errno.errorcode[number]} was due")
+
+
+def write_file(path, data):
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+def read_file(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+@functools.cache
+def pattern(length):
+    """Bytes without a period that a block or page size would hide."""
+    return bytes((i * 131 + (i >> 8) * 7 + 1) & 0xFF for i in range(length))
+
+
+PJDFSTEST = """
+[features]
+posix_fallocate = {{}}
+rename_ctime = {{}}
+stat_st_birthtime = {{}}
+utime_now = {{}}
+utimensat = {{}}
+secondary_fs = "{second}"
+[settings]
+naptime = 0.02
+[dummy_auth]
+entries = [["nobody", "nogroup"], ["daemon", "daemon"]]
+"""
+
+
+def pjdfstest(context):
+    """pjdfstest 0.2.2, every test that Linux has, as root"""
+    program = context.tool("pjdfstest")
+    second = context.outside("second")
+    os.mkdir(second)
+    config = context.outside("pjdfstest.toml")
+    write_file(config, PJDFSTEST.format(second=second).encode())
+    context.run("mount", "-t", "tmpfs", "none", second)
+    try:
+        done = subprocess.run(
+            [program, "-c", config, "-p", context.dir], env=context.env | {"NO_COLOR": "1"},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, text=True, errors="replace",
+        )
+    finally:
+        context.run("umount", second)
+    context.say(done.stdout)
+    failed = re.findall(r"^(\S+)\s+FAILED$", done.stdout, re.MULTILINE)
+    assert not failed, f"{len(failed)} failed: {', '.join(failed)}"
+    summary = re.search(r"(\d+) failed, (\d+) skipped, (\d+) passed", done.stdout)
+    assert done.returncode == 0 and summary, f"pjdfstest ended with status {done.returncode}, no summary"
+    passed, skipped = int(summary[3]), int(summary[2])
+    # 384 of 398 pass on tmpfs; the others remount the file system or need a limit on links.
+    assert passed >= 384, f"only {passed} tests ran"
+    context.note = f"{passed} passed, {skipped} skipped by pjdfstest (remounts)"
+
+
+def fsx(context):
+    """fsx 0.3.2, 4 seeds x 50,000 operations, mmap included, all four at once"""
+    program = context.tool("fsx")
+    config = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fsx.toml")
+    running = {}
+    for seed in range(4 * context.seed + 1, 4 * context.seed + 5):
+        command = [program, "-f", config, "-N", "50000", "-S", str(seed), "-P", context.work, context.path(f"f{seed}")]
+        context.say("+", *command, "&")
+        running[seed] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    for seed, process in running.items():
+        output = process.communicate()[0]
+        context.say(f"seed {seed}, status {process.returncode}:\n{output}")
+        assert process.returncode == 0 and "A-OK" in output, f"seed {seed}: {output.splitlines()[-1:]}"
+
+
+fsx.seconds_max = 600
+
+
+def statvfs(context):
+    """statvfs and statfs: sizes, names, and what a file takes"""
+    before = os.statvfs(context.dir)
+    size = before.f_blocks * before.f_frsize
+    assert 0.8 * (context.target.mib << 20) <= size <= context.target.mib << 20, f"{size} bytes"
+    assert before.f_namemax == 255
+    assert 0 < before.f_bavail <= before.f_bfree <= before.f_blocks
+    write_file(context.path("f"), bytes(8 << 20))
+    with open(context.path("f"), "rb") as file:
+        os.fsync(file.fileno())
+    taken = (before.f_bfree - os.statvfs(context.dir).f_bfree) * before.f_frsize
+    assert 8 << 20 <= taken <= 9 << 20, f"8 MiB written, {taken} bytes taken"
+    assert os.stat(context.path("f")).st_blocks * 512 >= 8 << 20
+
+
+def sendfile(context):
+    """sendfile from the mount to a socket, a file on it and one outside"""
+    data = pattern(3 * PAGE + 77)
+    write_file(context.path("from"), data)
+    with open(context.path("from"), "rb") as source:
+        for to in (context.path("to"), context.outside("to")):
+            with open(to, "wb") as out:
+                assert os.sendfile(out.fileno(), source.fileno(), 0, len(data)) == len(data)
+            assert read_file(to) == data
+        left, right = socket.socketpair()
+        with left, right:
+            assert os.sendfile(left.fileno(), source.fileno(), 5, 1000) == 1000
+            assert right.recv(1000, socket.MSG_WAITALL) == data[5:1005]
+
+
+def copy_file_range(context):
+    """copy_file_range between two files and within one, splice to a pipe"""
+    data = pattern(40 * PAGE + 9)
+    write_file(context.path("from"), data)
+    write_file(context.path("to"), b"")
+    with open(context.path("from"), "rb") as source, open(context.path("to"), "r+b") as out:
+        done = 0
+        while done < len(data):
+            done += os.copy_file_range(source.fileno(), out.fileno(), len(data) - done, done, done)
+        reader, writer = os.pipe()
+        assert os.splice(source.fileno(), writer, 1000, offset_src=PAGE - 10) == 1000
+        assert os.read(reader, 2000) == data[PAGE - 10 : PAGE + 990]
+        os.close(reader)
+        os.close(writer)
+    assert read_file(context.path("to")) == data
+    with open(context.path("to"), "r+b") as file:
+        assert os.copy_file_range(file.fileno(), file.fileno(), PAGE, 3, 20 * PAGE) == PAGE
+    assert read_file(context.path("to"))[20 * PAGE : 21 * PAGE] == data[3 : PAGE + 3]
+
+
+def memory_map(context):
+    """mmap, shared and private, and what read and write see of it"""
+    path = context.path("f")
+    write_file(path, pattern(4 * PAGE + 100))
+    fd = os.open(path, os.O_RDWR)
+    with mmap.mmap(fd, 0) as shared, mmap.mmap(fd, 0, access=mmap.ACCESS_COPY) as private:
+        assert shared[:] == pattern(4 * PAGE + 100)
+        shared[PAGE - 2 : PAGE + 2] = b"edge"
+        assert os.pread(fd, 4, PAGE - 2) == b"edge"
+        os.pwrite(fd, b"file", 2 * PAGE)
+        assert shared[2 * PAGE : 2 * PAGE + 4] == b"file"
+        private[0:4] = b"mine"
+        assert os.pread(fd, 4, 0) == pattern(4)
+        shared.flush()
+    os.close(fd)
+    data = read_file(path)
+    assert data[PAGE - 2 : PAGE + 2] == b"edge" and len(data) == 4 * PAGE + 100
+
+
+def tmpfile(context):
+    """O_TMPFILE, and linkat that gives the file a name"""
+    try:
+        fd = os.open(context.dir, os.O_TMPFILE | os.O_RDWR, 0o640)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOSYS):
+            raise Skip(f"this mount offers no O_TMPFILE ({error.strerror})") from None
+        raise
+    os.write(fd, b"nameless")
+    assert os.fstat(fd).st_nlink == 0 and os.listdir(context.dir) == []
+    libc("linkat", AT_FDCWD, f"/proc/self/fd/{fd}".encode(), AT_FDCWD, os.fsencode(context.path("named")), AT_SYMLINK_FOLLOW)
+    os.close(fd)
+    assert read_file(context.path("named")) == b"nameless"
+    assert os.stat(context.path("named")).st_nlink == 1
+    os.close(os.open(context.dir, os.O_TMPFILE | os.O_RDWR))
+
+
+def unlinked_open(context):
+    """A file without a name lives as long as it is open"""
+    fd = os.open(context.path("f"), os.O_RDWR | os.O_CREAT)
+    os.write(fd, pattern(PAGE))
+    os.unlink(context.path("f"))
+    assert os.fstat(fd).st_nlink == 0
+    os.pwrite(fd, b"more", PAGE)
+    os.ftruncate(fd, 2 * PAGE)
+    assert os.pread(fd, 3 * PAGE, 0) == pattern(PAGE) + b"more" + bytes(PAGE - 4)
+    os.mkdir(context.path("d"))
+    directory = os.open(context.path("d"), os.O_RDONLY | os.O_DIRECTORY)
+    os.rmdir(context.path("d"))
+    fails_with(errno.ENOENT, os.open, "x", os.O_CREAT | os.O_WRONLY, dir_fd=directory)
+    os.close(directory)
+    os.close(fd)
+
+
+def fallocate(context):
+    """posix_fallocate, keep size, punch, zero range"""
+    fd = os.open(context.path("f"), os.O_RDWR | os.O_CREAT)
+    os.posix_fallocate(fd, 0, 10 * PAGE)
+    assert os.fstat(fd).st_size == 10 * PAGE and os.fstat(fd).st_blocks * 512 >= 10 * PAGE
+    assert os.pread(fd, 10 * PAGE, 0) == bytes(10 * PAGE)
+    os.pwrite(fd, pattern(10 * PAGE), 0)
+    changed = bytearray(pattern(10 * PAGE))
+    extent = lambda mode, at, length: libc("fallocate", fd, mode, ctypes.c_long(at), ctypes.c_long(length))
+    extent(FALLOC_KEEP_SIZE, 10 * PAGE, 10 * PAGE)
+    assert os.fstat(fd).st_size == 10 * PAGE
+    before = os.fstat(fd).st_blocks
+    extent(FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE, PAGE + 100, 3 * PAGE)
+    changed[PAGE + 100 : 4 * PAGE + 100] = bytes(3 * PAGE)
+    assert os.pread(fd, 10 * PAGE, 0) == changed, "punch hole left or took other bytes"
+    assert os.fstat(fd).st_blocks < before, "punch hole gave no block back"
+    zero_range(fd, extent, changed)
+    fails_with(errno.EINVAL, extent, 0, 0, 0)
+    os.close(fd)
+
+
+def zero_range(fd, extent, changed):
+    """FALLOC_FL_ZERO_RANGE, or the clear EOPNOTSUPP that tmpfs answers."""
+    try:
+        extent(FALLOC_ZERO_RANGE, 6 * PAGE - 5, PAGE)
+    except OSError as error:
+        assert error.errno == errno.EOPNOTSUPP, error
+        return
+    changed[6 * PAGE - 5 : 7 * PAGE - 5] = bytes(PAGE)
+    assert os.pread(fd, 10 * PAGE, 0) == changed, "zero range left or took other bytes"
+
+
+def seek_hole(context):
+    """SEEK_DATA and SEEK_HOLE on a sparse file of 1 TiB"""
+    fd = os.open(context.path("f"), os.O_RDWR | os.O_CREAT)
+    far = 1 << 39
+    os.pwrite(fd, pattern(PAGE), 1 << 20)
+    os.pwrite(fd, b"far", far)
+    os.ftruncate(fd, 1 << 40)
+    assert os.fstat(fd).st_blocks * 512 <= 4 << 20, "a hole takes space"
+    assert os.lseek(fd, 0, os.SEEK_HOLE) == 0
+    assert os.lseek(fd, 0, os.SEEK_DATA) == 1 << 20
+    assert os.lseek(fd, 1 << 20, os.SEEK_HOLE) == (1 << 20) + PAGE
+    assert os.lseek(fd, (1 << 20) + PAGE, os.SEEK_DATA) == far
+    fails_with(errno.ENXIO, os.lseek, fd, far + PAGE, os.SEEK_DATA)
+    fails_with(errno.ENXIO, os.lseek, fd, 1 << 40, os.SEEK_HOLE)
+    assert os.pread(fd, 8, far - 3) == b"\0\0\0far\0\0"
+    os.close(fd)
+
+
+def xattrs(context):
+    """Extended attributes: namespaces, flags, sizes, on files, directories and symbolic links"""
+    path = context.path("f")
+    write_file(path, b"")
+    os.mkdir(context.path("d"))
+    os.symlink("f", context.path("s"))
+    os.setxattr(path, "user.name", b"value")
+    os.setxattr(context.path("d"), "user.name", b"directory")
+    os.setxattr(context.path("s"), "trusted.link", b"symlink", follow_symlinks=False)
+    os.setxattr(path, "trusted.gfid", bytes(range(16)), os.XATTR_CREATE)
+    os.setxattr(path, "security.test", b"\0\xff")
+    assert sorted(os.listxattr(path)) == ["security.test", "trusted.gfid", "user.name"]
+    assert os.getxattr(context.path("s"), "trusted.link", follow_symlinks=False) == b"symlink"
+    assert os.getxattr(path, "trusted.gfid") == bytes(range(16))
+    fails_with(errno.EEXIST, os.setxattr, path, "user.name", b"", os.XATTR_CREATE)
+    fails_with(errno.ENODATA, os.setxattr, path, "user.none", b"", os.XATTR_REPLACE)
+    fails_with(errno.ENODATA, os.getxattr, path, "user.none")
+    fails_with(errno.EPERM, os.setxattr, context.path("s"), "user.x", b"", follow_symlinks=False)
+    fails_with(errno.EOPNOTSUPP, os.setxattr, path, "nonamespace", b"")
+    os.setxattr(path, "user.name", b"", os.XATTR_REPLACE)
+    assert os.getxattr(path, "user.name") == b""
+    os.setxattr(path, "user." + "n" * 250, b"longest name")
+    fails_with(errno.ERANGE, os.setxattr, path, "user." + "n" * 251, b"")
+    os.setxattr(path, "user.large", pattern(3000))
+    assert os.getxattr(path, "user.large") == pattern(3000)
+    os.removexattr(path, "user.large")
+    fails_with(errno.ENODATA, os.removexattr, path, "user.large")
+
+
+def renameat2(context):
+    """renameat2: RENAME_NOREPLACE, RENAME_EXCHANGE, and flags that make no sense"""
+    rename = lambda a, b, flags: libc(
+        "renameat2", AT_FDCWD, os.fsencode(context.path(a)), AT_FDCWD, os.fsencode(context.path(b)), flags
+    )
+    write_file(context.path("a"), b"a")
+    write_file(context.path("b"), b"b")
+    fails_with(errno.EEXIST, rename, "a", "b", RENAME_NOREPLACE)
+    rename("a", "b", RENAME_EXCHANGE)
+    assert (read_file(context.path("a")), read_file(context.path("b"))) == (b"b", b"a")
+    os.makedirs(context.path("d", "below"))
+    rename("a", "d", RENAME_EXCHANGE)
+    assert os.path.isdir(context.path("a", "below")) and read_file(context.path("d")) == b"b"
+    rename("d", "a/below/d", RENAME_NOREPLACE)
+    assert sorted(os.listdir(context.dir)) == ["a", "b"]
+    fails_with(errno.ENOENT, rename, "b", "none", RENAME_EXCHANGE)
+    fails_with(errno.EINVAL, rename, "a", "b", RENAME_EXCHANGE | RENAME_NOREPLACE)
+    fails_with(errno.EINVAL, rename, "a", "a/below/a", 0)
+
+
+def deep_paths(context):
+    """Paths of 4095 bytes, refused at 4096; trees deeper than any path"""
+    here = context.dir
+    while len(here) + 201 < 4090:
+        here = os.path.join(here, "d" * 200)
+        os.mkdir(here)
+    last = os.path.join(here, "f" * (4095 - len(here) - 1))
+    assert len(last) == 4095
+    write_file(last, b"deep")
+    assert read_file(last) == b"deep"
+    fails_with(errno.ENAMETOOLONG, os.stat, last + "f")
+    base = os.open(context.dir, os.O_RDONLY)
+    for _ in range(1000):
+        os.mkdir("deeper", dir_fd=base)
+        below = os.open("deeper", os.O_RDONLY | os.O_DIRECTORY, dir_fd=base)
+        os.close(base)
+        base = below
+    above = os.open("..", os.O_RDONLY, dir_fd=base)
+    assert os.stat("deeper", dir_fd=above).st_ino == os.fstat(base).st_ino
+    os.close(base)
+    os.close(above)
+    context.run("rm", "-rf", context.path("deeper"))
+    assert not os.path.exists(context.path("deeper"))
+
+
+def odd_names(context):
+    """Names of 255 bytes, with newlines, quotes and invalid UTF-8"""
+    names = [b"n" * 255, b"new\nline", b"\xff\xfe\x80", b" ", b"-rf", b"\"'`$*?", b"...", "ä€𝄞".encode(), b"\x01\x7f"]
+    base = os.fsencode(context.dir)
+    for name in names:
+        write_file(os.path.join(base, name), name)
+    assert sorted(os.listdir(base)) == sorted(names)
+    for name in names:
+        assert read_file(os.path.join(base, name)) == name
+    fails_with(errno.ENAMETOOLONG, os.mkdir, os.path.join(base, b"n" * 256))
+    fails_with(errno.ENAMETOOLONG, os.stat, os.path.join(base, b"n" * 256))
+    for name in names[:4]:
+        os.rename(os.path.join(base, name), os.path.join(base, b"moved" + name[:200]))
+    assert len(os.listdir(base)) == len(names)
+
+
+def special_files(context):
+    """A fifo, a Unix socket and device nodes do their work on the mount"""
+    fifo = context.path("fifo")
+    os.mkfifo(fifo, 0o600)
+    sent = pattern(100_000)
+    writer = threading.Thread(target=write_file, args=(fifo, sent))
+    writer.start()
+    assert read_file(fifo) == sent
+    writer.join()
+    path = context.path("socket")
+    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as client:
+        server.bind(path)
+        server.listen()
+        assert stat.S_ISSOCK(os.stat(path).st_mode)
+        client.connect(path)
+        client.sendall(b"over the mount")
+        assert server.accept()[0].recv(100) == b"over the mount"
+    for kind, number in ((stat.S_IFCHR, os.makedev(1, 3)), (stat.S_IFBLK, os.makedev(259, 70000))):
+        path = context.path(f"device{kind}")
+        os.mknod(path, kind | 0o600, number)
+        assert (stat.S_IFMT(os.stat(path).st_mode), os.stat(path).st_rdev) == (kind, number)
+    null = context.path(f"device{stat.S_IFCHR}")
+    if mount_option(context.dir, "nodev"):
+        fails_with(errno.EACCES, os.open, null, os.O_RDWR)
+    else:
+        write_file(null, b"swallowed")
+        assert read_file(null) == b""
+
+
+def directory_streams(context):
+    """readdir while entries come and go: none that stays is missed or seen twice"""
+    stay = {f"stay{i}" for i in range(3000)}
+    for i in range(3000):
+        write_file(context.path(f"stay{i}"), b"")
+        write_file(context.path(f"go{i}"), b"")
+    seen = []
+    with os.scandir(context.dir) as entries:
+        for i, entry in enumerate(entries):
+            seen.append(entry.name)
+            if i < 3000:
+                os.unlink(context.path(f"go{i}"))
+                write_file(context.path(f"come{i}"), b"")
+    missed = stay - set(seen)
+    assert not missed, f"{len(missed)} entries missed"
+    assert len(seen) == len(set(seen)), f"{len(seen) - len(set(seen))} entries seen twice"
+    assert len(os.listdir(context.dir)) == 6000
+
+
+def times(context):
+    """Nanoseconds, years far away, and which calls change which time"""
+    path = context.path("f")
+    write_file(path, b"")
+    for moment in ((1, 999_999_999), (-1, 500_000_000), (4_000_000_000, 1), (10_000_000_000, 123_456_789)):
+        nanoseconds = moment[0] * 10**9 + moment[1]
+        os.utime(path, ns=(nanoseconds, nanoseconds))
+        meta = os.stat(path)
+        assert (meta.st_mtime_ns, meta.st_atime_ns) == (nanoseconds, nanoseconds), moment
+    old = lambda: (os.utime(path, ns=(1, 1)), os.utime(context.dir, ns=(1, 1)))
+    old()
+    write_file(context.path("g"), b"")
+    assert os.stat(context.dir).st_mtime_ns > 1, "a new entry leaves its directory's time"
+    old()
+    os.chmod(path, 0o600)
+    assert os.stat(path).st_mtime_ns == 1 and os.stat(path).st_ctime_ns > 10**18
+    os.truncate(path, 5)
+    assert os.stat(path).st_mtime_ns > 1
+
+
+def permissions(context):
+    """Owner, group, other, sticky and setgid directories, set-id bits dropped on write"""
+    os.chmod(context.dir, 0o777)
+    write_file(context.path("secret"), b"")
+    os.chmod(context.path("secret"), 0o640)
+    os.mkdir(context.path("sticky"))
+    os.chmod(context.path("sticky"), 0o1777)
+    write_file(context.path("sticky", "roots"), b"")
+    os.mkdir(context.path("group"))
+    os.chown(context.path("group"), 0, 7777)
+    os.chmod(context.path("group"), 0o2777)
+    write_file(context.path("setuid"), b"#!")
+    os.chmod(context.path("setuid"), 0o6777)
+    as_user(4242, 4243, lambda: user_meets_permissions(context))
+    made = os.stat(context.path("group", "made"))
+    assert (made.st_uid, made.st_gid) == (4242, 7777)
+    assert os.stat(context.path("group", "dir")).st_mode & 0o2000, "setgid is not inherited"
+    assert os.stat(context.path("setuid")).st_mode & 0o7777 == 0o777, "a write by others left set-id bits"
+
+
+def user_meets_permissions(context):
+    """The same calls without root's rights."""
+    fails_with(errno.EACCES, os.open, context.path("secret"), os.O_RDONLY)
+    fails_with(errno.EPERM, os.unlink, context.path("sticky", "roots"))
+    fails_with(errno.EPERM, os.chown, context.path("setuid"), 4242, 4243)
+    write_file(context.path("group", "made"), b"")
+    os.mkdir(context.path("group", "dir"))
+    with open(context.path("setuid"), "ab") as file:
+        file.write(b"changed")
+
+
+def as_user(uid, gid, call):
+    """Runs `call` in a child process that has given up root; its exception becomes ours."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setgid(gid)
+            os.setuid(uid)
+            call()
+        except BaseException as error:
+            os.write(writer, repr(error).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        failure = pipe.read().decode()
+    os.waitpid(child, 0)
+    assert not failure, failure
+
+
+def full_pool(context):
+    """Full: ENOSPC and nothing else, nothing torn, deletes work, and the space comes back each time"""
+    names = []
+    first = fill(context, names)
+    assert os.statvfs(context.dir).f_bavail * os.statvfs(context.dir).f_frsize < 2 << 20, "ENOSPC with space left"
+    for _ in range(3):
+        for name in names[: len(names) // 2]:
+            assert read_file(name) == pattern(os.stat(name).st_size), f"{name} is torn"
+        for name in names:
+            os.unlink(name)
+        names.clear()
+        again = fill(context, names)
+        assert again >= 0.97 * first, f"{first} bytes fitted at first, then only {again}"
+    for name in names:
+        os.unlink(name)
+    write_file(context.path("after"), pattern(1 << 20))
+
+
+def fill(context, names):
+    """Writes files of 60 KiB until the pool is full; returns the bytes that were taken."""
+    data, taken = pattern(60 << 10), 0
+    while True:
+        name = context.path(f"f{len(names)}")
+        try:
+            fd = os.open(name, os.O_WRONLY | os.O_CREAT)
+        except OSError as error:
+            assert error.errno == errno.ENOSPC, error
+            return taken
+        names.append(name)
+        try:
+            written = os.write(fd, data)
+        except OSError as error:
+            assert error.errno == errno.ENOSPC, error
+            written = 0
+        assert os.fstat(fd).st_size == written, "the size is not what was acknowledged"
+        os.close(fd)
+        taken += written
+        if written < len(data):
+            return taken
+
+
+full_pool.mib = 64
+
+SUITES = [
+    pjdfstest, fsx, statvfs, sendfile, copy_file_range, memory_map, tmpfile, unlinked_open, fallocate,
+    seek_hole, xattrs, renameat2, deep_paths, odd_names, special_files, directory_streams, times,
+    permissions, full_pool,
+]
