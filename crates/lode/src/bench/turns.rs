@@ -15,18 +15,18 @@ use rustix::thread::CpuSet;
 use super::clock::{Clock, Histogram, machine_cpu_s, process_cpu_s};
 use super::report::{Row, median};
 use super::rows::RowSpec;
-use super::worker::{Job, Slice, Worker, run};
+use super::worker::{Buffers, Job, Slice, Worker, run};
 
 const GIB: f64 = (1u64 << 30) as f64;
 
 /// A [`Worker`] of any system.
 pub trait Seat: Send {
-    fn run(&mut self, job: &Job, buffer: &mut [u8], start: &dyn Fn(), done: &dyn Fn()) -> Result<Slice>;
+    fn run(&mut self, job: &Job, buffers: &mut Buffers, start: &dyn Fn(), done: &dyn Fn()) -> Result<Slice>;
 }
 
 impl<W: Worker> Seat for W {
-    fn run(&mut self, job: &Job, buffer: &mut [u8], start: &dyn Fn(), done: &dyn Fn()) -> Result<Slice> {
-        run(self, job, buffer, start, done)
+    fn run(&mut self, job: &Job, buffers: &mut Buffers, start: &dyn Fn(), done: &dyn Fn()) -> Result<Slice> {
+        run(self, job, buffers, start, done)
     }
 }
 
@@ -110,8 +110,6 @@ enum Event {
     Result(Box<dyn Seat>, Result<Slice>),
 }
 
-const BUFFER_BYTES: usize = 1 << 20;
-const PAGE: usize = 4096;
 const IDLE_SAMPLE: std::time::Duration = std::time::Duration::from_millis(400);
 
 impl Crew {
@@ -262,12 +260,9 @@ impl Member {
             set.set(core);
             // Unpinned is worse, not wrong: the result then shows it as spread.
             let _ = rustix::thread::sched_setaffinity(None, &set);
-            let mut storage = vec![0u8; BUFFER_BYTES + PAGE];
-            let skew = storage.as_ptr().align_offset(PAGE);
-            let buffer = &mut storage[skew..skew + BUFFER_BYTES];
-            buffer.fill(0xa5);
+            let mut buffers = Buffers::new();
             for task in inbox {
-                task.perform(buffer, &outbox);
+                task.perform(&mut buffers, &outbox);
             }
         };
         Member { tasks: Some(tasks), events, thread: Some(std::thread::spawn(work)) }
@@ -285,7 +280,7 @@ impl Member {
 }
 
 impl Task {
-    fn perform(mut self, buffer: &mut [u8], outbox: &Sender<Event>) {
+    fn perform(mut self, buffers: &mut Buffers, outbox: &Sender<Event>) {
         // A closed outbox means that the run was given up; the result then interests nobody.
         let tell = |event| drop(outbox.send(event));
         let done_told = std::cell::Cell::new(false);
@@ -306,7 +301,7 @@ impl Task {
                 std::thread::yield_now();
             }
         };
-        let result = self.seat.run(&self.job, buffer, &start, &done);
+        let result = self.seat.run(&self.job, buffers, &start, &done);
         if !done_told.get() {
             done();
         }

@@ -108,6 +108,68 @@ pub struct Job {
     pub names: std::sync::Arc<Names>,
 }
 
+/// Where a thread writes from and reads to, page-aligned.
+///
+/// Consecutive writes carry different bytes by starting at different pages of one random block. Nothing
+/// is stored into it while the clock runs: a store just before a copy would stall the copy's first load
+/// until all stores before it have left the core, and that would be measured instead.
+pub struct Buffers {
+    source: Pages,
+    target: Pages,
+}
+
+const SOURCES: usize = 4;
+const PAGE: usize = 4096;
+/// The largest operation of any row.
+pub const OP_BYTES_MAX: usize = 1 << 20;
+
+impl Buffers {
+    pub fn new() -> Buffers {
+        let source = Pages::new(OP_BYTES_MAX + (SOURCES - 1) * PAGE);
+        let mut target = Pages::new(OP_BYTES_MAX);
+        target.bytes_mut().fill(0xa5);
+        Buffers { source, target }
+    }
+
+    fn refill(&mut self, seed: u64) {
+        let mut random = Random::new(seed);
+        for word in self.source.bytes_mut().chunks_exact_mut(8) {
+            word.copy_from_slice(&random.below(u64::MAX).to_le_bytes());
+        }
+    }
+
+    /// What operation `i` writes.
+    #[inline(always)]
+    fn source(&self, i: u64, bytes: usize) -> &[u8] {
+        let at = i as usize % SOURCES * PAGE;
+        &self.source.bytes()[at..at + bytes]
+    }
+}
+
+/// Bytes that begin at a page.
+struct Pages {
+    storage: Vec<u8>,
+    skew: usize,
+    len: usize,
+}
+
+impl Pages {
+    fn new(len: usize) -> Pages {
+        let storage = vec![0; len + PAGE];
+        let skew = storage.as_ptr().align_offset(PAGE);
+        Pages { storage, skew, len }
+    }
+
+    #[inline(always)]
+    fn bytes(&self) -> &[u8] {
+        &self.storage[self.skew..self.skew + self.len]
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.storage[self.skew..self.skew + self.len]
+    }
+}
+
 /// What one thread did in one slice.
 pub struct Slice {
     pub ops: u64,
@@ -156,24 +218,25 @@ impl Timed {
 pub fn run<W: Worker>(
     worker: &mut W,
     job: &Job,
-    buffer: &mut [u8],
+    buffers: &mut Buffers,
     start: &dyn Fn(),
     done: &dyn Fn(),
 ) -> Result<Slice> {
     let prepared = if job.work == Work::Append { worker.append_begin() } else { Ok(()) };
+    buffers.refill(job.seed);
     start();
     prepared?;
     let mut timed = Timed::begin(job);
     let outcome = match job.work {
-        Work::WriteRandom | Work::WriteSequential => write(worker, job, buffer, &mut timed),
-        Work::ReadRandom | Work::ReadSequential => read(worker, job, buffer, &mut timed),
-        Work::Append => append(worker, job, buffer, &mut timed),
+        Work::WriteRandom | Work::WriteSequential => write(worker, job, buffers, &mut timed),
+        Work::ReadRandom | Work::ReadSequential => read(worker, job, buffers, &mut timed),
+        Work::Append => append(worker, job, buffers, &mut timed),
         Work::Readdir => readdir(worker, job, &mut timed),
         _ => names(worker, job, 0, &mut timed),
     };
     done();
     outcome?;
-    check(worker, job, buffer, &timed.slice)?;
+    check(worker, job, buffers, &timed.slice)?;
     Ok(timed.slice)
 }
 
@@ -200,32 +263,20 @@ impl Offsets {
     }
 }
 
-/// What operation `i` of a slice stores in its first bytes.
-fn stamp_of(job: &Job, i: u64) -> [u8; 8] {
-    (job.seed << 40 ^ i).to_le_bytes()
-}
-
-fn write<W: Worker>(worker: &mut W, job: &Job, buffer: &mut [u8], timed: &mut Timed) -> Result<()> {
+fn write<W: Worker>(worker: &mut W, job: &Job, buffers: &Buffers, timed: &mut Timed) -> Result<()> {
     let mut offsets = Offsets::of(job);
-    let buffer = &mut buffer[..job.bytes];
-    timed.repeat(u64::MAX, |i| {
-        buffer[..8].copy_from_slice(&stamp_of(job, i));
-        worker.write(offsets.next(i), buffer)
-    })
+    timed.repeat(u64::MAX, |i| worker.write(offsets.next(i), buffers.source(i, job.bytes)))
 }
 
-fn read<W: Worker>(worker: &mut W, job: &Job, buffer: &mut [u8], timed: &mut Timed) -> Result<()> {
+fn read<W: Worker>(worker: &mut W, job: &Job, buffers: &mut Buffers, timed: &mut Timed) -> Result<()> {
     let mut offsets = Offsets::of(job);
-    let buffer = &mut buffer[..job.bytes];
-    timed.repeat(u64::MAX, |i| worker.read(offsets.next(i), buffer))
+    let target = &mut buffers.target.bytes_mut()[..job.bytes];
+    timed.repeat(u64::MAX, |i| worker.read(offsets.next(i), target))
 }
 
-fn append<W: Worker>(worker: &mut W, job: &Job, buffer: &mut [u8], timed: &mut Timed) -> Result<()> {
-    let buffer = &mut buffer[..job.bytes];
-    timed.repeat(job.append_bytes_max / job.bytes as u64, |i| {
-        buffer[..8].copy_from_slice(&stamp_of(job, i));
-        worker.append(buffer)
-    })
+fn append<W: Worker>(worker: &mut W, job: &Job, buffers: &Buffers, timed: &mut Timed) -> Result<()> {
+    let ops_max = job.append_bytes_max / job.bytes as u64;
+    timed.repeat(ops_max, |i| worker.append(buffers.source(i, job.bytes)))
 }
 
 /// An operation is one entry; its latency is its share of a pass over the directory.
@@ -260,14 +311,14 @@ fn names<W: Worker>(worker: &mut W, job: &Job, from: u64, timed: &mut Timed) -> 
 }
 
 /// Reads back what the slice wrote last; does the name operations that the slice had no time for.
-fn check<W: Worker>(worker: &mut W, job: &Job, buffer: &mut [u8], slice: &Slice) -> Result<()> {
+fn check<W: Worker>(worker: &mut W, job: &Job, buffers: &Buffers, slice: &Slice) -> Result<()> {
     match job.work {
         Work::WriteRandom | Work::WriteSequential => {
             let mut offsets = Offsets::of(job);
             let at = (0..slice.ops).map(|i| offsets.next(i)).last().unwrap_or(0);
             let mut got = vec![0; job.bytes];
             worker.read(at, &mut got)?;
-            if got != buffer[..job.bytes] {
+            if got != buffers.source(slice.ops.saturating_sub(1), job.bytes) {
                 return Err(wrong(format!("{} bytes at {at} are not what was written last", job.bytes)));
             }
         }
