@@ -353,6 +353,26 @@ impl<M: Media> Fs<M> {
         Ok(self.core.fence(pending.and(flushed)))
     }
 
+    /// [`commit`](Fs::commit) of an operation that is one record of one line.
+    #[inline]
+    fn commit_line(
+        &self,
+        inode: &Inode,
+        body: &mut Body,
+        (kind, words): (format::Type, [u64; 8]),
+        guard: &epoch::Guard,
+        class: Class,
+        pending: Flushed,
+    ) -> Result<Durable> {
+        let appended = body.log.append_line(&self.core, &inode.owner(), kind, words, guard.epoch(), class);
+        if let Err(e) = &appended
+            && e.errno() != libc::ENOSPC
+        {
+            self.core.poison(e);
+        }
+        Ok(self.core.fence(pending.and(appended?)))
+    }
+
     /// The append alone, for operations on several logs.
     #[inline]
     fn append(
