@@ -22,7 +22,7 @@ use super::inode::{self, AddRecord, Body, Data, Inode};
 use super::log::{self, Batch, Segment};
 use super::write::{WriteFields, write_records};
 use super::*;
-use crate::media::LINE;
+use crate::media::{Flushed, LINE};
 
 /// Lines that any log may have before it is cleaned.
 const SLACK_LINES: u32 = 192;
@@ -112,10 +112,9 @@ impl<M: Media> Fs<M> {
         // Attributes may have been set by any record that goes.
         body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
         inode.attrs_ahead.store(false, Ordering::Relaxed);
-        // This fence also covers what redo records stored in place: each was written back when it was
-        // stored, before its thread gave up the lock that this one holds.
+        let kept_from = body.log.seq_behind(count);
         let flushed = self.append(inode, body, &mut batch, guard, Class::Release)?;
-        self.core.fence(flushed);
+        self.core.fence(flushed.and(self.write_back_redone(body, kept_from)));
         for (i, copy) in copies {
             let (seq, lines) = batch.placed(i);
             match copy {
@@ -134,6 +133,21 @@ impl<M: Media> Fs<M> {
             log::release(&self.core, s.addr, s.lines, reuse);
         }
         Ok(())
+    }
+}
+
+impl<M: Media> Fs<M> {
+    /// Writes back what redo records before number `end` stored in place (all of them, if there is none);
+    /// the caller fences.
+    pub(super) fn write_back_redone(&self, body: &mut Body, end: Option<u32>) -> Flushed {
+        let mut pending = Flushed::issued();
+        let Some(redone) = &mut body.redone else { return pending };
+        while let Some(r) =
+            redone.pop_front_if(|r| end.is_none_or(|end| (end.wrapping_sub(r.seq) as i32) > 0))
+        {
+            pending = pending.and(self.core.media.write_back(r.at, r.len as usize));
+        }
+        pending
     }
 }
 

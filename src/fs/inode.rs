@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::RwLock;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use super::Core;
 use super::alloc::{Block, Run};
@@ -52,6 +52,18 @@ pub struct Body {
     pub data: Data,
     pub log: Log,
     pub xattrs: Vec<Xattr>,
+    /// What redo records of this mount stored in place and nobody wrote back, oldest first: the cleaner does
+    /// before it drops the record.
+    pub redone: Option<Box<VecDeque<Redone>>>,
+}
+
+/// Bytes that a redo record stored in place.
+#[derive(Clone, Copy)]
+pub struct Redone {
+    pub at: Addr,
+    pub len: u16,
+    /// The record's number.
+    pub seq: u32,
 }
 
 /// What an inode costs before its index is built, entry in the table and reference counts included.
@@ -143,6 +155,7 @@ impl Body {
                 _ => Data::None,
             },
             xattrs: Vec::new(),
+            redone: None,
             dead: false,
         }
     }

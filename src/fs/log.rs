@@ -362,6 +362,11 @@ impl Log {
         in_slot.then_some(slot).into_iter().chain(self.segments.iter().take(closed).copied())
     }
 
+    /// The number of the first record that stays when the `count` oldest closed parts go.
+    pub fn seq_behind(&self, count: usize) -> Option<u32> {
+        self.segments.get(count - self.in_slot as usize).map(|s| s.seq)
+    }
+
     /// Forgets the `count` oldest closed parts after their live records were appended again and are
     /// durable: one 8-byte store swings the head. The segments may be reused once that is durable, so the
     /// caller frees what this returns after its fence.

@@ -252,6 +252,8 @@ pub struct Fs<M: Media> {
     rename_lock: Mutex<()>,
     /// Changes whenever a directory's path or permissions may have: what cached walks check.
     namespace: CachePadded<AtomicU64>,
+    /// The time at the last tick: to see cheaply that an access time is not a day old.
+    seconds: CachePadded<AtomicU64>,
     /// Tells file systems of one process apart.
     id: u64,
     state: Mutex<format::State>,

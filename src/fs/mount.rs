@@ -202,6 +202,7 @@ impl<M: Media> Fs<M> {
             table_inode: opened.table_inode,
             rename_lock: Mutex::new(()),
             namespace: CachePadded::new(AtomicU64::new(0)),
+            seconds: CachePadded::new(AtomicU64::new(now())),
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             state: Mutex::new(state),
             syncing: Mutex::new(Synced::default()),
@@ -338,6 +339,7 @@ impl<M: Media> Fs<M> {
         for inode in self.loaded() {
             let guard = self.core.epochs.enter();
             let mut body = inode.body.write();
+            pending = pending.and(self.write_back_redone(&mut body, None));
             if inode.attrs_ahead.swap(false, Ordering::AcqRel) {
                 let mut batch = Batch::new();
                 body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
@@ -414,6 +416,7 @@ impl Ticker {
                 }
             }
             let Some(fs) = fs.upgrade() else { return };
+            fs.seconds.store(now(), Ordering::Relaxed);
             ticks += 1;
             if fs.core.deferring && ticks % SYNC_TICKS != 0 {
                 continue;

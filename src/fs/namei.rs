@@ -817,7 +817,7 @@ impl<M: Media> Fs<M> {
         let inode = self.inode(ino)?;
         let body = inode.body.read();
         let index = body.dir()?;
-        super::read::touch(&inode, body.mtime.max(body.ctime));
+        self.touch(&inode, body.mtime.max(body.ctime));
         let parent = Ino(self.table.entry(ino.0).parent.load(Ordering::Acquire));
         for (i, (ino, name)) in [(ino, b".".as_slice()), (parent, b"..")].into_iter().enumerate() {
             let dot = DirEntry { ino, cookie: i as u64 + 1, kind: Kind::Directory, name };

@@ -39,7 +39,7 @@ impl<M: Media> Fs<M> {
             done += n;
         }
         if len > 0 {
-            touch(inode, body.mtime.max(body.ctime));
+            self.touch(inode, body.mtime.max(body.ctime));
         }
         Ok(len)
     }
@@ -75,16 +75,19 @@ impl<M: Media> Fs<M> {
             _ => Ok(at.unwrap_or(body.size).min(body.size)),
         }
     }
-}
 
-/// Sets the access time as relatime does: where it is not newer than the last change, or a day old.
-/// It reaches the log with the next attribute change or at close.
-#[inline]
-pub(super) fn touch(inode: &Inode, changed: u64) {
-    let atime = inode.atime.load(Ordering::Relaxed);
-    let now = now();
-    if (atime <= changed || now > atime + DAY) && now != atime {
-        inode.atime.store(now, Ordering::Relaxed);
-        inode.set_attrs_ahead();
+    /// Sets the access time as relatime does: where it is not newer than the last change, or a day old.
+    /// It reaches the log with the next attribute change or at close.
+    #[inline]
+    pub(super) fn touch(&self, inode: &Inode, changed: u64) {
+        let atime = inode.atime.load(Ordering::Relaxed);
+        if atime > changed && self.seconds.load(Ordering::Relaxed) <= atime + DAY {
+            return;
+        }
+        let now = now();
+        if now != atime {
+            inode.atime.store(now, Ordering::Relaxed);
+            inode.set_attrs_ahead();
+        }
     }
 }

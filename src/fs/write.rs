@@ -15,6 +15,7 @@
 //! orderless idea, for CPU copies). From [`TWO_FENCE_BYTES`] on, a second fence costs less than the
 //! CRC. On an ordinary file the CRC is always there, because write-back reorders more than one record.
 
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
@@ -22,7 +23,7 @@ use smallvec::SmallVec;
 use super::alloc::{Block, Class, Run};
 use super::format::*;
 use super::index::Mapping;
-use super::inode::{Body, Data, extent_offset, write_record_bytes};
+use super::inode::{Body, Data, Redone, extent_offset, write_record_bytes};
 use super::log::{Batch, block_addr};
 use super::*;
 use crate::limits::FILE_BYTES_MAX;
@@ -177,8 +178,25 @@ impl<M: Media> Fs<M> {
         put16(r, field::redo::LEN, src.len() as u16);
         r[field::redo::DATA..field::redo::DATA + src.len()].copy_from_slice(src);
         self.commit(inode, body, &mut batch, guard, Class::Data, Flushed::issued())?;
+        let seq = batch.placed(batch.count() - 1).0;
+        let mut redone = body.redone.take().unwrap_or_default();
+        let stored = self.redo(body, offset, src, seq, &mut redone).inspect_err(|e| self.core.poison(e));
+        body.redone = Some(redone);
+        stored?;
+        (body.mtime, body.ctime) = (now, now);
+        Ok(offset + src.len() as u64)
+    }
+
+    /// Stores what a redo record holds in place.
+    fn redo(
+        &self,
+        body: &Body,
+        offset: u64,
+        src: &[u8],
+        seq: u32,
+        redone: &mut VecDeque<Redone>,
+    ) -> Result<()> {
         let index = body.file().expect("check_writable");
-        let mut flushed = Flushed::issued();
         let mut at = offset;
         let mut rest = src;
         while !rest.is_empty() {
@@ -186,22 +204,13 @@ impl<M: Media> Fs<M> {
             let Mapping::Written(block) = index.get((at / PAGE) as u32) else {
                 unreachable!("all_written looked");
             };
-            let stored = self.core.media.copy_cached(block_addr(block).add(at % PAGE), &rest[..n]);
-            match stored {
-                // Written back now, so that the cleaner need not; who cleans fences.
-                Ok(dirty) => flushed = flushed.and(self.core.media.flush(dirty)),
-                Err(fault) => {
-                    let e = Error::from(fault);
-                    self.core.poison(&e);
-                    return Err(e);
-                }
-            }
+            let dirty = self.core.media.copy_cached(block_addr(block).add(at % PAGE), &rest[..n])?;
+            redone.push_back(Redone { at: dirty.at(), len: n as u16, seq });
+            dirty.redundant("the redo record is durable; the cleaner writes back before it goes");
             at += n as u64;
             rest = &rest[n..];
         }
-        flushed.later("the redo record is durable until the cleaner has fenced");
-        (body.mtime, body.ctime) = (now, now);
-        Ok(at)
+        Ok(())
     }
 
     /// `data=inplace`: the times commit first, so that no record whose data could still be verified is
