@@ -172,6 +172,10 @@ impl<M: Media> Fs<M> {
         now: u64,
         mut batch: Batch,
     ) -> Result<u64> {
+        if let Mapping::Written(block) = body.file().expect("check_writable").get((offset / PAGE) as u32) {
+            let n = src.len().min((PAGE - offset % PAGE) as usize);
+            self.core.media.expect_store(block_addr(block).add(offset % PAGE), n);
+        }
         let r = batch.record(Type::Redo, field::redo::DATA + src.len());
         put64(r, field::redo::OFFSET, offset);
         put64(r, field::redo::MTIME, now);

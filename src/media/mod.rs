@@ -81,6 +81,11 @@ pub trait Media: Send + Sync + 'static {
     /// One aligned 8-byte store: atomic, cached.
     fn store64(&self, at: Addr, value: u64) -> Result<Dirty, Fault>;
 
+    /// Says that this range will be stored through the cache soon: its lines are fetched while something
+    /// else is waited for. A hint.
+    #[inline]
+    fn expect_store(&self, _at: Addr, _len: usize) {}
+
     /// Cached copy to media.
     fn copy_cached(&self, at: Addr, src: &[u8]) -> Result<Dirty, Fault>;
 

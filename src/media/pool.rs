@@ -280,6 +280,13 @@ impl Media for Pool {
     }
 
     #[inline]
+    fn expect_store(&self, at: Addr, len: usize) {
+        if let Some(media) = self.flat(at, len) {
+            super::copy::prefetch_for_store(media, len);
+        }
+    }
+
+    #[inline]
     fn copy_cached(&self, at: Addr, src: &[u8]) -> Result<Dirty, Fault> {
         let copier = &self.copier;
         match self.flat(at, src.len()) {

@@ -109,3 +109,19 @@ pub(super) fn record_line(words: [u64; 8], seed: u32) -> [u8; LINE] {
     line[..4].copy_from_slice(&crc.to_le_bytes());
     line
 }
+
+/// Fetches lines that will be stored to. Never faults, whatever the address.
+#[inline]
+pub(super) fn prefetch_for_store(at: *const u8, len: usize) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    for line in (0..len + at.addr() % LINE).step_by(LINE) {
+        // SAFETY: a prefetch is a hint and touches no memory architecturally.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_ET0 }>(
+                at.wrapping_add(line).cast(),
+            )
+        };
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = (at, len);
+}
