@@ -225,10 +225,12 @@ impl Live {
     }
 }
 
-/// Lines that the log would have if it held nothing dead, roughly.
+/// Lines that the log would have if it held nothing dead, roughly. A file is allowed half a line a page (a log
+/// of one in sixty-four bytes of its data, and as much again): most records of pages written at random
+/// are dead by the time they are cleaned, instead of being copied once more.
 fn live_lines(body: &Body) -> u32 {
     let data = match &body.data {
-        Data::File(index) => (index.mapped() / 4).min(1 << 30) as u32,
+        Data::File(index) => (index.mapped() / 2).min(1 << 30) as u32,
         Data::Dir(dir) => dir.live_lines().min(1 << 30) as u32,
         Data::Symlink(target) => (target.len() / LINE) as u32,
         Data::None => 0,

@@ -89,6 +89,11 @@ impl Batch {
         (self.bytes.len() / LINE) as u32
     }
 
+    #[cfg(test)]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// Records so far: the index of the next one.
     pub fn count(&self) -> usize {
         self.records.len()
@@ -182,6 +187,35 @@ impl Log {
         self.tail = self.tail.add(at as u64);
         self.room -= batch.lines() as u16;
         self.lines += batch.lines();
+        Ok(flushed)
+    }
+
+    /// Appends one record of one line, given as words: those of the head are filled in here.
+    #[inline]
+    pub fn append_line<M: Media>(
+        &mut self,
+        core: &Core<M>,
+        owner: &Owner,
+        kind: Type,
+        mut words: [u64; 8],
+        epoch: u64,
+        class: Class,
+    ) -> Result<Flushed> {
+        if self.room == 0 || self.wants_seal(core) {
+            let mut batch = Batch::new();
+            let record = batch.record(kind, LINE);
+            for (i, word) in words.iter().enumerate().skip(HEAD / 8) {
+                put64(record, 8 * i, *word);
+            }
+            return self.append(core, owner, &mut batch, epoch, class);
+        }
+        words[0] = (self.seq as u64) << 32;
+        words[1] = epoch | (kind as u64) << 48 | 1 << 56;
+        let flushed = core.media.store_record(self.tail, words, self.seed)?;
+        self.seq = self.seq.wrapping_add(1);
+        self.tail = self.tail.add(LINE as u64);
+        self.room -= 1;
+        self.lines += 1;
         Ok(flushed)
     }
 

@@ -353,6 +353,26 @@ impl<M: Media> Fs<M> {
         Ok(self.core.fence(pending.and(flushed)))
     }
 
+    /// [`commit`](Fs::commit) of an operation that is one record of one line.
+    #[inline]
+    fn commit_line(
+        &self,
+        inode: &Inode,
+        body: &mut Body,
+        (kind, words): (format::Type, [u64; 8]),
+        guard: &epoch::Guard,
+        class: Class,
+        pending: Flushed,
+    ) -> Result<Durable> {
+        let appended = body.log.append_line(&self.core, &inode.owner(), kind, words, guard.epoch(), class);
+        if let Err(e) = &appended
+            && e.errno() != libc::ENOSPC
+        {
+            self.core.poison(e);
+        }
+        Ok(self.core.fence(pending.and(appended?)))
+    }
+
     /// The append alone, for operations on several logs.
     #[inline]
     fn append(
@@ -432,7 +452,9 @@ impl<M: Media> Fs<M> {
 
     pub fn statfs(&self) -> StatFs {
         let stats = self.core.alloc.stats();
-        let free = stats.available;
+        // What was freed is free to who asks, though not to who takes it yet: where that is all there is
+        // left, a write syncs and has it.
+        let free = stats.available + stats.deferred.blocks;
         let inodes_free = self.slots.count() + free * format::SLOTS_PER_BLOCK as u64;
         let slots = self.slot_count.load(Ordering::Acquire) as u64;
         let uuid = &self.core.sb.uuid;

@@ -275,8 +275,14 @@ impl<M: Media> Fs<M> {
             crc: sink.crc,
             flags: 0,
         };
-        write_records(&mut batch, &plan.extents, &fields);
-        if let Err(e) = self.commit(inode, body, &mut batch, guard, Class::Data, pending) {
+        let committed = if batch.is_empty() && plan.extents.len() <= 1 {
+            let line = (Type::Write, write_line(plan.extents.first(), &fields));
+            self.commit_line(inode, body, line, guard, Class::Data, pending)
+        } else {
+            write_records(&mut batch, &plan.extents, &fields);
+            self.commit(inode, body, &mut batch, guard, Class::Data, pending)
+        };
+        if let Err(e) = committed {
             return Err(self.undo(&plan, e));
         }
         let reuse = self.core.reuse_after(guard);
@@ -348,14 +354,12 @@ impl<M: Media> Fs<M> {
                 Mapping::Unwritten(block) => plan.extents.push(Extent { page, count, block }),
                 Mapping::Written(_) | Mapping::Hole => {
                     let from = plan.fresh.len();
-                    if count == 1 {
-                        let run = self.core.alloc.alloc(1, Class::Data, near);
-                        plan.fresh.push(run.ok_or_else(|| Error::new(libc::ENOSPC, "write::plan"))?);
-                    } else {
-                        self.core
-                            .alloc
-                            .alloc_all(count, Class::Data, &mut plan.fresh)
-                            .map_err(|_| Error::new(libc::ENOSPC, "write::plan"))?;
+                    let full = || Error::new(libc::ENOSPC, "write::plan");
+                    let run = self.core.alloc.alloc(count, Class::Data, near).ok_or_else(full)?;
+                    plan.fresh.push(run);
+                    if run.count < count {
+                        let rest = count - run.count;
+                        self.core.alloc.alloc_all(rest, Class::Data, &mut plan.fresh).map_err(|_| full())?;
                     }
                     let mut at = page;
                     for run in &plan.fresh[from..] {
@@ -499,6 +503,25 @@ pub(super) struct WriteFields {
     pub flags: u16,
 }
 
+/// A write record with at most one extent, as the words of its line.
+#[inline]
+fn write_line(extent: Option<&Extent>, fields: &WriteFields) -> [u64; 8] {
+    let flags = fields.flags | if fields.crc.is_none() { field::write::SETTLED } else { 0 };
+    let e = extent.copied().unwrap_or(Extent { page: 0, count: 0, block: Block(0) });
+    let (start, len) = if fields.crc.is_some() { (fields.start, fields.len) } else { (0, 0) };
+    let pair = |low: u32, high: u32| low as u64 | (high as u64) << 32;
+    [
+        0,
+        0,
+        start,
+        fields.size,
+        fields.mtime,
+        pair(len as u32, fields.crc.unwrap_or(0)),
+        pair(flags as u32 | (extent.is_some() as u32) << 16, e.page),
+        pair(e.count, e.block.0),
+    ]
+}
+
 /// Puts the write into `batch`: one record, or several where there are very many extents. The last one
 /// carries the CRC over all the data.
 pub(super) fn write_records(batch: &mut Batch, extents: &[Extent], fields: &WriteFields) {
@@ -525,6 +548,25 @@ pub(super) fn write_records(batch: &mut Batch, extents: &[Extent], fields: &Writ
         rest = later;
         if rest.is_empty() {
             return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_words_is_the_record() {
+        let e = Extent { page: 0x0102_0304, count: 7, block: Block(0x0a0b_0c0d) };
+        for (extents, crc) in [(vec![e], Some(0xdead_beef)), (vec![], Some(1)), (vec![e], None)] {
+            let fields = WriteFields { start: 4096, len: 512, size: 1 << 40, mtime: 99, crc, flags: 0 };
+            let mut batch = Batch::new();
+            write_records(&mut batch, &extents, &fields);
+            let mut bytes = batch.bytes().to_vec();
+            bytes[..HEAD].fill(0);
+            let words: Vec<u8> = write_line(extents.first(), &fields).iter().flat_map(|w| w.to_le_bytes()).collect();
+            assert_eq!(bytes, words);
         }
     }
 }

@@ -91,6 +91,15 @@ pub trait Media: Send + Sync + 'static {
     /// `crc`.
     fn copy_nt_crc(&self, at: Addr, src: &[u8], crc: u32) -> Result<(u32, Flushed), Fault>;
 
+    /// Stores one line at a line's address: `words`, of which the first four bytes become the CRC-32C of the
+    /// other sixty, continuing from `seed`. By value, so that a record goes from registers to media: bytes
+    /// that are stored and read back in another width wait until all stores before them are done, which
+    /// right behind a bulk copy takes as long as the copy.
+    #[inline]
+    fn store_record(&self, at: Addr, words: [u64; 8], seed: u32) -> Result<Flushed, Fault> {
+        self.copy_nt(at, &copy::record_line(words, seed))
+    }
+
     /// Non-temporal zeros.
     fn zero_nt(&self, at: Addr, len: usize) -> Result<Flushed, Fault>;
 

@@ -11,6 +11,7 @@
 use std::fmt;
 use std::ops::Range;
 
+use super::LINE;
 use super::copy::{Copier, Isa, ReadTable, Routines};
 use super::label::Label;
 use super::region::Region;
@@ -322,6 +323,18 @@ impl Media for Pool {
             })?,
         }
         Ok((crc, Flushed::issued()))
+    }
+
+    #[inline]
+    fn store_record(&self, at: Addr, words: [u64; 8], seed: u32) -> Result<Flushed, Fault> {
+        assert!(at.0.is_multiple_of(LINE as u64), "a record begins with a line");
+        let stored = match self.flat(at, LINE) {
+            // SAFETY: `flat` answers with mapped media as long as the line; regions begin with a page.
+            Some(media) => unsafe { self.copier.store_record(media, words, seed) },
+            None => return self.copy_nt(at, &super::copy::record_line(words, seed)),
+        };
+        stored.map_err(|address| self.fault(address))?;
+        Ok(Flushed::issued())
     }
 
     #[inline]

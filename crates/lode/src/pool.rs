@@ -49,7 +49,8 @@ impl Pools {
             return Ok(());
         }
         let (media, writable) = map(Path::new(pool), access)?;
-        let fs = Fs::open(media, &OpenOptions { read_only: !writable, ..OpenOptions::default() }).map_err(|e| about(pool, &e))?;
+        let fs = Fs::open(media, &OpenOptions { read_only: !writable, ..OpenOptions::default() })
+            .map_err(|e| about(pool, &e))?;
         // No device of the host has such a number.
         let device = u64::MAX - self.open.len() as u64;
         let tree = PoolTree::new(fs, device);

@@ -99,6 +99,24 @@ impl Copier {
         unsafe { (self.routines.store64)(dst, value) }.check().map(drop)
     }
 
+    /// One line of log, the CRC in its first four bytes computed here.
+    ///
+    /// # Safety
+    /// See [`Copier`]; `dst` is aligned to a line.
+    #[inline]
+    pub unsafe fn store_record(&self, dst: *mut u8, words: [u64; 8], seed: u32) -> Result<()> {
+        let Some(store) = self.routines.record else {
+            let line = super::record_line(words, seed);
+            // SAFETY: the caller's.
+            return unsafe { self.copy_nt(dst, &line) };
+        };
+        // SAFETY: the caller's.
+        match unsafe { store(dst, words, !seed, self.cached_below > LINE) } {
+            0 => Ok(()),
+            fault => Err(fault),
+        }
+    }
+
     /// # Safety
     /// See [`Copier`].
     #[inline]

@@ -64,6 +64,10 @@ pub(super) type ReadStreamsFn = unsafe extern "C" fn(*mut u8, *const u8, usize) 
 /// (start, bytes): writes back every line that the range touches.
 pub(super) type WriteBackFn = unsafe extern "C" fn(*const u8, usize) -> Outcome;
 
+/// (destination, words, CRC state, through the cache): one aligned line, whose first four bytes become the
+/// CRC-32C of the others. The fault address, or 0.
+pub(super) type RecordFn = unsafe fn(*mut u8, [u64; 8], u32, bool) -> usize;
+
 /// The routines of one instruction set.
 #[derive(Clone, Copy)]
 pub(super) struct Routines {
@@ -80,6 +84,8 @@ pub(super) struct Routines {
     pub read_4: ReadStreamsFn,
     pub read_8: ReadStreamsFn,
     pub write_back: WriteBackFn,
+    /// Where the processor can do it without a buffer.
+    pub record: Option<RecordFn>,
 }
 
 #[inline]
@@ -91,4 +97,15 @@ fn store_fence() {
     };
     #[cfg(not(target_arch = "x86_64"))]
     std::sync::atomic::fence(std::sync::atomic::Ordering::Release);
+}
+
+/// The line that [`Media::store_record`](super::Media::store_record) stores.
+pub(super) fn record_line(words: [u64; 8], seed: u32) -> [u8; LINE] {
+    let mut line = [0; LINE];
+    for (word, at) in words.iter().zip((0..).step_by(8)) {
+        line[at..at + 8].copy_from_slice(&word.to_le_bytes());
+    }
+    let crc = crc32c(&line[4..], seed);
+    line[..4].copy_from_slice(&crc.to_le_bytes());
+    line
 }

@@ -48,13 +48,16 @@ import! {
     lode_read_8_avx512: fn(*mut u8, *const u8, usize);
 }
 
-// Marks in the section of the assembly; only their addresses mean anything.
+// Marks in the section of the assembly, and routines with a calling convention of their own: called from
+// `asm!` alone.
 unsafe extern "C" {
     fn lode_media_begin();
     fn lode_media_vex_begin();
     fn lode_media_end();
     fn lode_media_fault();
     fn lode_media_vex_fault();
+    fn lode_record_nt();
+    fn lode_record_cached();
 }
 
 /// What the processor has, as far as routines differ by it.
@@ -186,7 +189,39 @@ fn sse2(features: &Features) -> Routines {
         read_4: lode_read_4_sse2,
         read_8: lode_read_8_sse2,
         write_back: features.write_back(),
+        record: crc32.then_some(store_record),
     }
+}
+
+/// # Safety
+/// As [`RecordFn`].
+#[inline(always)]
+unsafe fn store_record(dst: *mut u8, words: [u64; 8], state: u32, cached: bool) -> usize {
+    let fault: u64;
+    macro_rules! call {
+        ($routine:ident) => {
+            // SAFETY: the routine stores 64 bytes at `dst`, which the caller vouches for, changes the
+            // registers named here and no other, and leaves the stack alone.
+            unsafe {
+                std::arch::asm!(
+                    "call {routine}",
+                    routine = sym $routine,
+                    in("rdi") dst,
+                    inout("rax") u64::from(state) => _,
+                    inout("r12") words[0] >> 32 => _,
+                    in("rcx") words[1],
+                    inout("rdx") words[2] => fault,
+                    in("rsi") words[3],
+                    in("r8") words[4],
+                    in("r9") words[5],
+                    in("r10") words[6],
+                    in("r11") words[7],
+                )
+            }
+        };
+    }
+    if cached { call!(lode_record_cached) } else { call!(lode_record_nt) }
+    fault as usize
 }
 
 /// For processors without crc32: through a buffer, because only the assembly may touch media.

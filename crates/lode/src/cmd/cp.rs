@@ -4,7 +4,7 @@
 //! full, somebody pressed Ctrl-C) is removed again if this copy created it, and told in any case. What a
 //! command cannot copy does not keep it from the rest, unless the medium itself fails.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::unix::ffi::OsStrExt;
 use std::rc::Rc;
 
@@ -108,7 +108,7 @@ struct Copier<'a> {
     /// What -a has copied of files with more than one name.
     copied: HashMap<(u64, u64), Vec<u8>>,
     /// Directories that this copy made: they must not be copied into themselves.
-    made: Vec<(u64, u64)>,
+    made: HashSet<(u64, u64)>,
     buffer: Vec<u8>,
     failures: u64,
     progress: Progress,
@@ -120,7 +120,7 @@ impl<'a> Copier<'a> {
             args,
             pools,
             copied: HashMap::new(),
-            made: Vec::new(),
+            made: HashSet::new(),
             buffer: vec![0; CHUNK_BYTES],
             failures: 0,
             progress: Progress::new(),
@@ -166,6 +166,10 @@ impl<'a> Copier<'a> {
     /// The outer result ends the command, the inner is this entry's.
     fn copy(&mut self, from: &Place, to: &Place, top: bool) -> failure::Result<Result<(), Stopped>> {
         match self.prepare(from, to, top) {
+            // Asked of what the user named: nothing below it can lead out of the one and into the other.
+            Ok(stat) if top && stat.kind == Kind::Directory && is_inside(to, stat.file) => {
+                Ok(Err(into_itself().into()))
+            }
             Ok(stat) if stat.kind == Kind::Directory => self.directory(from, to, &stat),
             Ok(stat) => Ok(self.file(from, to, &stat)),
             Err(e) => Ok(Err(e.into())),
@@ -193,8 +197,10 @@ impl<'a> Copier<'a> {
                 (false, true) => return Err(refused(libc::EISDIR, "there is a directory of this name")),
                 _ => {}
             }
-            // A link met inside a tree could lead anywhere; only the one that the user named is followed.
-            if old.kind == Kind::Symlink && !top {
+            // A link met inside a tree could lead anywhere, and -a keeps attributes of what has the name: only
+            // the one that the user named is followed, and not by -a.
+            let followed = top && (stat.kind == Kind::Directory || !self.args.archive);
+            if old.kind == Kind::Symlink && !followed {
                 to.tree.unlink(&to.path)?;
             }
         }
@@ -202,8 +208,8 @@ impl<'a> Copier<'a> {
     }
 
     fn directory(&mut self, from: &Place, to: &Place, stat: &Stat) -> failure::Result<Result<(), Stopped>> {
-        if self.made.contains(&stat.file) || is_inside(to, stat.file) {
-            return Ok(Err(refused(libc::EINVAL, "it would be copied into itself").into()));
+        if self.made.contains(&stat.file) {
+            return Ok(Err(into_itself().into()));
         }
         let names = match self.make_directory(from, to, stat) {
             Ok(names) => names,
@@ -221,7 +227,7 @@ impl<'a> Copier<'a> {
         let names = from.tree.names(&from.path)?;
         if to.stat(true)?.is_none() {
             to.tree.mkdir(&to.path, stat.mode & 0o777 | 0o700)?;
-            self.made.push(to.tree.stat(&to.path, true)?.file);
+            self.made.insert(to.tree.stat(&to.path, true)?.file);
         }
         Ok(names)
     }
@@ -306,6 +312,10 @@ fn cannot_write(to: &Place, e: &Error) -> Failure {
 
 fn refused(errno: i32, why: &'static str) -> Error {
     Error::message(errno, "lode::cp", why)
+}
+
+fn into_itself() -> Error {
+    refused(libc::EINVAL, "it would be copied into itself")
 }
 
 fn interrupted() -> Error {

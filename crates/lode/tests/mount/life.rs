@@ -355,3 +355,65 @@ fn fuse3s_helper_mounts() {
     assert_eq!(rig.mount_line().unwrap()[2], "fuse.lode");
     rig.umount();
 }
+
+/// Killed at any moment, in the middle of many operations: what had returned before is there.
+#[test]
+fn sigkill_under_load_loses_nothing_that_was_acknowledged() {
+    need_mount!();
+    let mut rig = Rig::new("128M");
+    let mut acknowledged: Vec<(String, u64)> = Vec::new();
+    for round in 0..4u64 {
+        let pid = rig.mount_foreground("rw");
+        for (name, seed) in &acknowledged {
+            assert!(fs::read(rig.at(name)).unwrap() == loaded(*seed), "round {round}: {name}");
+        }
+        let done: Vec<Vec<(String, u64)>> = std::thread::scope(|scope| {
+            let writers: Vec<_> = (0..3u64)
+                .map(|who| {
+                    let rig = &rig;
+                    scope.spawn(move || {
+                        let seeds = (0..).map(|i| round << 32 | who << 16 | i);
+                        seeds.map_while(|seed| write_one(rig, seed).ok()).collect()
+                    })
+                })
+                .collect();
+            std::thread::sleep(Duration::from_millis(150 + 50 * round));
+            kill(pid, Signal::KILL);
+            writers.into_iter().map(|w| w.join().unwrap()).collect()
+        });
+        let count: usize = done.iter().map(Vec::len).sum();
+        assert!(count > 0, "nothing was written in round {round}");
+        acknowledged.extend(done.into_iter().flatten());
+        assert_eq!(rig.wait_for_server().0, None);
+        rig.umount();
+        // Keeps the pool from filling; what is removed may not come back.
+        rig.mount("rw");
+        let (kept, removed) = acknowledged.split_at(acknowledged.len().min(300));
+        for (name, _) in removed {
+            fs::remove_file(rig.at(name)).unwrap();
+        }
+        acknowledged = kept.to_vec();
+        rig.umount();
+    }
+    succeed(lode().arg("mount").arg(rig.pool()).arg(rig.dir()));
+    let names = fs::read_dir(rig.dir()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    let whole: usize = names.filter(|n| n.starts_with("whole")).count();
+    // At most one rename of each writer and round had happened without its answer.
+    assert!((acknowledged.len()..=acknowledged.len() + 12).contains(&whole), "{whole}");
+}
+
+fn loaded(seed: u64) -> Vec<u8> {
+    pattern(1 + (seed as usize * 7919) % 30_000, seed)
+}
+
+/// Writes a file in two parts and gives it its name; all that has returned is acknowledged.
+fn write_one(rig: &Rig, seed: u64) -> std::io::Result<(String, u64)> {
+    let (temporary, name) = (rig.at(format!("part-{seed}")), format!("whole-{seed}"));
+    let data = loaded(seed);
+    let mut file = File::create(&temporary)?;
+    let (head, tail) = data.split_at(data.len() / 2);
+    file.write_all(head)?;
+    file.write_all(tail)?;
+    fs::rename(&temporary, rig.at(&name))?;
+    Ok((name, seed))
+}
