@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use lodestone::media::{Addr, Domain, Media, Pool, PoolOptions, RegionKind};
+use lodestone::media::{Addr, Domain, Isa, Media, Pool, PoolOptions, RegionKind, crc32c};
 
 /// A directory of its own for one test, removed at the end.
 struct Dir(PathBuf);
@@ -335,4 +335,24 @@ fn discard_gives_whole_pages_back() {
 fn a_range_outside_the_pool_is_a_broken_caller() {
     let pool = Pool::memfd(MIB, &options()).unwrap();
     let _ = pool.read(Addr(MIB - 4), &mut [0; 8]);
+}
+
+#[test]
+fn a_record_of_words_is_the_line_with_its_checksum() {
+    for isa in Isa::available() {
+        for assume in [Domain::Memory, Domain::PageCache] {
+            let options = PoolOptions { assume: Some(assume), isa: Some(isa), ..PoolOptions::default() };
+            let pool = Pool::memfd(1 << 20, &options).unwrap();
+            let words: [u64; 8] =
+                std::array::from_fn(|i| 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(i as u64 + 3));
+            let flushed = pool.store_record(Addr(8192), words, 0x1234_5678).unwrap();
+            pool.fence(flushed);
+            let mut line = [0; 64];
+            pool.read(Addr(8192), &mut line).unwrap();
+            let stored: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+            assert_eq!(line[4..], stored[4..], "{isa:?} {assume:?}");
+            let crc = u32::from_le_bytes(line[..4].try_into().unwrap());
+            assert_eq!(crc, crc32c(&line[4..], 0x1234_5678), "{isa:?} {assume:?}");
+        }
+    }
 }

@@ -26,8 +26,12 @@ use crate::media::LINE;
 
 /// Lines that any log may have before it is cleaned.
 const SLACK_LINES: u32 = 192;
-/// Segments cleaned in a row by one operation.
-const SEGMENTS_MAX: usize = 2;
+/// Times that one operation cleans.
+const CLEANINGS_MAX: usize = 2;
+/// Segments without live records that go at once.
+const DEAD_SEGMENTS_MAX: usize = 32;
+/// Types of records that may be live. All others only change what later records or DRAM know.
+const LIVE_KINDS: u16 = Type::Write.bit() | Type::Add.bit() | Type::Xattr.bit() | Type::Symlink.bit();
 
 impl<M: Media> Fs<M> {
     /// The last step of every operation that appended to the log of `inode`.
@@ -40,15 +44,23 @@ impl<M: Media> Fs<M> {
 
     #[cold]
     fn clean_if_due(&self, inode: &Inode, body: &mut Body, guard: &epoch::Guard) {
-        for _ in 0..SEGMENTS_MAX {
+        for _ in 0..CLEANINGS_MAX {
             if body.log.lines() <= SLACK_LINES + 2 * live_lines(body) {
                 return;
             }
-            let Some(oldest) = body.log.oldest(&inode.owner()) else { return };
-            match self.clean_segment(inode, body, guard, oldest) {
-                Ok(()) => {}
-                // A full pool is cleaned later; a failed store has poisoned the file system already.
-                Err(e) => return tracing::debug!("log of inode {} not cleaned: {e}", inode.ino.0),
+            // Parts with nothing that could be live go together; else one.
+            let owner = inode.owner();
+            let dead = body.log.closed(&owner).take_while(|s| s.kinds & LIVE_KINDS == 0);
+            let dead = dead.take(DEAD_SEGMENTS_MAX).count();
+            let oldest = body.log.closed(&owner).next();
+            let cleaned = match oldest {
+                None => return,
+                Some(_) if dead > 0 => self.move_head(inode, body, guard, Live::default(), dead),
+                Some(oldest) => self.clean_segment(inode, body, guard, oldest),
+            };
+            // A full pool is cleaned later; a failed store has poisoned the file system already.
+            if let Err(e) = cleaned {
+                return tracing::debug!("log of inode {} not cleaned: {e}", inode.ino.0);
             }
         }
     }
@@ -61,7 +73,6 @@ impl<M: Media> Fs<M> {
         oldest: Segment,
     ) -> Result<()> {
         let mut live = Live::default();
-        let mut redone = crate::media::Flushed::issued();
         let mut buffer = [0; BLOCK];
         let bytes = &mut buffer[..oldest.lines as usize * LINE];
         self.core.media.read(oldest.addr, bytes)?;
@@ -74,29 +85,37 @@ impl<M: Media> Fs<M> {
             if head.kind == Type::Link || end > bytes.len() {
                 break;
             }
-            if head.kind == Type::Redo {
-                redone = redone.and(self.flush_redo(body, &bytes[at..end]));
-            }
             live.keep(body, &head, &bytes[at..end]);
             seq = seq.wrapping_add(head.lines);
             at = end;
         }
+        self.move_head(inode, body, guard, live, 1)
+    }
+
+    /// Appends what is live, then lets the `count` oldest parts go.
+    fn move_head(
+        &self,
+        inode: &Inode,
+        body: &mut Body,
+        guard: &epoch::Guard,
+        live: Live,
+        count: usize,
+    ) -> Result<()> {
         let Live { mut batch, copies, written, reserved } = live;
         for (extents, flags) in [(written, 0), (reserved, field::write::UNWRITTEN)] {
             if !extents.is_empty() {
                 let flags = flags | field::write::MOVED;
-                write_records(
-                    &mut batch,
-                    &extents,
-                    &WriteFields { start: 0, len: 0, size: 0, mtime: 0, crc: None, flags },
-                );
+                let fields = WriteFields { start: 0, len: 0, size: 0, mtime: 0, crc: None, flags };
+                write_records(&mut batch, &extents, &fields);
             }
         }
         // Attributes may have been set by any record that goes.
         body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
         inode.attrs_ahead.store(false, Ordering::Relaxed);
+        // This fence also covers what redo records stored in place: each was written back when it was
+        // stored, before its thread gave up the lock that this one holds.
         let flushed = self.append(inode, body, &mut batch, guard, Class::Release)?;
-        self.core.fence(flushed.and(redone));
+        self.core.fence(flushed);
         for (i, copy) in copies {
             let (seq, lines) = batch.placed(i);
             match copy {
@@ -107,44 +126,14 @@ impl<M: Media> Fs<M> {
                 Copy::Target => {}
             }
         }
-        let swung = body.log.drop_oldest(&self.core, &inode.owner());
+        let swung = body.log.drop_oldest(&self.core, &inode.owner(), count);
         let (swung, dropped) = swung.inspect_err(|e| self.core.poison(e))?;
         self.core.fence(swung);
-        if let Some(s) = dropped {
-            log::release(&self.core, s.addr, s.lines, self.core.reuse_after(guard));
+        let reuse = self.core.reuse_after(guard);
+        for s in dropped {
+            log::release(&self.core, s.addr, s.lines, reuse);
         }
         Ok(())
-    }
-
-    /// Writes back what a redo record stored in place, so that the record may go.
-    fn flush_redo(&self, body: &Body, record: &[u8]) -> crate::media::Flushed {
-        let mut pending = crate::media::Flushed::issued();
-        let Some(index) = body.file() else { return pending };
-        let mut at = get64(record, field::redo::OFFSET);
-        let end = (at + get16(record, field::redo::LEN) as u64).min(body.size);
-        while at < end {
-            let n = (end - at).min(BLOCK as u64 - at % BLOCK as u64);
-            if let Mapping::Written(block) = index.get((at / BLOCK as u64) as u32) {
-                let media = log::block_addr(block).add(at % BLOCK as u64);
-                pending = pending.and(self.core.media.write_back(media, n as usize));
-            }
-            at += n;
-        }
-        pending
-    }
-
-    /// Writes back what all redo records of the log stored in place; the caller fences.
-    pub(super) fn flush_redos(&self, inode: &Inode, body: &mut Body) -> Result<crate::media::Flushed> {
-        let mut reader = log::Reader::new(&self.core, inode.owner())?;
-        let mut op = log::Op::default();
-        let mut pending = crate::media::Flushed::issued();
-        while reader.next(&mut op)? {
-            for record in op.records().filter(|r| r.kind == Type::Redo) {
-                pending = pending.and(self.flush_redo(body, record.bytes));
-            }
-        }
-        body.redo_unflushed = false;
-        Ok(pending)
     }
 }
 

@@ -337,6 +337,12 @@ pub enum Type {
 pub const MORE: u8 = 0x80;
 
 impl Type {
+    /// For sets of types.
+    #[inline]
+    pub const fn bit(self) -> u16 {
+        1 << self as u8
+    }
+
     pub fn from_byte(b: u8) -> Option<Type> {
         use Type::*;
         [Link, Segment, Seal, Attr, Write, Hole, Redo, Add, Remove, RemoveMoved, Xattr, Symlink]

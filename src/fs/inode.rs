@@ -18,40 +18,44 @@ use super::types::{Attr, Ino, Kind};
 use crate::error::{Error, Result};
 use crate::media::{Addr, LINE, Media, crc32c};
 
+/// In memory order: what stat reads comes first and close together.
+#[repr(C)]
 pub struct Inode {
     pub ino: Ino,
-    pub generation: u64,
-    pub slot: Addr,
     pub kind: Kind,
-    /// Packed. Outside the lock, because reads set it.
-    pub atime: AtomicU64,
-    /// Some attributes are newer here than in the log: written back at close and by the cleaner.
-    pub attrs_ahead: AtomicBool,
-    /// References (as FUSE counts them) and opens. A nameless inode lives while there are any.
-    pub uses: AtomicU64,
     /// Made without a name (O_TMPFILE): may get one, which a file that lost its names may not.
     pub linkable: AtomicBool,
+    /// Some attributes are newer here than in the log: written back at close and by the cleaner.
+    pub attrs_ahead: AtomicBool,
+    pub generation: u64,
+    /// Packed. Outside the lock, because reads set it.
+    pub atime: AtomicU64,
     pub body: RwLock<Body>,
+    /// References (as FUSE counts them) and opens. A nameless inode lives while there are any.
+    pub uses: AtomicU64,
+    pub slot: Addr,
 }
 
+#[repr(C)]
 pub struct Body {
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
-    pub rdev: u64,
+    /// Reclaimed: no name, no user. Whoever still holds the inode gets ESTALE.
+    pub dead: bool,
     pub size: u64,
     /// Packed, as all times here.
     pub mtime: u64,
     pub ctime: u64,
     pub btime: u64,
-    pub log: Log,
+    pub rdev: u64,
     pub data: Data,
+    pub log: Log,
     pub xattrs: Vec<Xattr>,
-    /// Redo records were applied with cached stores that nobody flushed.
-    pub redo_unflushed: bool,
-    /// Reclaimed: no name, no user. Whoever still holds the inode gets ESTALE.
-    pub dead: bool,
 }
+
+/// What an inode costs before its index is built, entry in the table and reference counts included.
+const _: () = assert!(size_of::<Inode>() + 16 + size_of::<super::table::Entry>() <= 336);
 
 pub enum Data {
     File(PageIndex),
@@ -75,26 +79,15 @@ impl Inode {
         Owner { ino: self.ino.0, generation: self.generation, slot: self.slot }
     }
 
+    #[inline]
     pub fn attr(&self, body: &Body, nlink: u32) -> Attr {
-        let blocks = match &body.data {
-            Data::File(index) => index.mapped() * (BLOCK as u64 / 512),
-            _ => 0,
-        };
-        Attr {
-            ino: self.ino,
-            generation: self.generation,
-            mode: body.mode,
-            nlink,
-            uid: body.uid,
-            gid: body.gid,
-            rdev: body.rdev,
-            size: body.size(),
-            blocks,
-            atime: unpack_time(self.atime.load(Ordering::Relaxed)),
-            mtime: unpack_time(body.mtime),
-            ctime: unpack_time(body.ctime),
-            btime: unpack_time(body.btime),
-        }
+        attr_from(self.ino, self.generation, self.atime.load(Ordering::Relaxed), body, nlink)
+    }
+
+    /// The attributes of an inode that nobody else knows yet.
+    pub fn new_attr(&mut self) -> Attr {
+        let Inode { ino, generation, atime, body, .. } = self;
+        attr_from(*ino, *generation, atime.load(Ordering::Relaxed), body.get_mut(), 0)
     }
 
     /// Marks attributes that only DRAM has (access time, change time of a link or unlink).
@@ -103,6 +96,29 @@ impl Inode {
         if !self.attrs_ahead.load(Ordering::Relaxed) {
             self.attrs_ahead.store(true, Ordering::Relaxed);
         }
+    }
+}
+
+#[inline]
+fn attr_from(ino: Ino, generation: u64, atime: u64, body: &Body, nlink: u32) -> Attr {
+    let blocks = match &body.data {
+        Data::File(index) => index.mapped() * (BLOCK as u64 / 512),
+        _ => 0,
+    };
+    Attr {
+        ino,
+        generation,
+        mode: body.mode,
+        nlink,
+        uid: body.uid,
+        gid: body.gid,
+        rdev: body.rdev,
+        size: body.size(),
+        blocks,
+        atime: unpack_time(atime),
+        mtime: unpack_time(body.mtime),
+        ctime: unpack_time(body.ctime),
+        btime: unpack_time(body.btime),
     }
 }
 
@@ -127,7 +143,6 @@ impl Body {
                 _ => Data::None,
             },
             xattrs: Vec::new(),
-            redo_unflushed: false,
             dead: false,
         }
     }

@@ -11,6 +11,8 @@
 //! A batch of records is one *operation*: all but the last carry [`MORE`], so that recovery takes all
 //! of them or none. The caller fences; until then nothing of it counts.
 
+use std::collections::VecDeque;
+
 use smallvec::SmallVec;
 
 use super::Core;
@@ -32,6 +34,8 @@ pub struct Segment {
     pub addr: Addr,
     pub seq: u32,
     pub lines: u16,
+    /// Types of the records in it, a bit each.
+    pub kinds: u16,
 }
 
 #[derive(Clone, Debug)]
@@ -46,7 +50,9 @@ pub struct Log {
     lines: u32,
     /// A segment was added since the cleaner last looked.
     grown: bool,
-    segments: Vec<Segment>,
+    /// Types of the records in the slot, a bit each.
+    slot_kinds: u16,
+    segments: VecDeque<Segment>,
 }
 
 /// Records of one operation, in the making.
@@ -118,7 +124,8 @@ impl Log {
             seed: log_seed(core_key, owner.ino, owner.generation, incarnation),
             lines: 0,
             grown: false,
-            segments: Vec::new(),
+            slot_kinds: 0,
+            segments: VecDeque::new(),
         }
     }
 
@@ -131,8 +138,17 @@ impl Log {
         self.lines
     }
 
-    pub fn segments(&self) -> &[Segment] {
+    pub fn segments(&self) -> &VecDeque<Segment> {
         &self.segments
+    }
+
+    /// Remembers that the segment at the tail has a record of this type.
+    #[inline]
+    fn note(&mut self, kind: Type) {
+        match self.segments.back_mut() {
+            Some(segment) => segment.kinds |= kind.bit(),
+            None => self.slot_kinds |= kind.bit(),
+        }
     }
 
     /// Whether the log went on in a new segment since this was asked last.
@@ -180,6 +196,7 @@ impl Log {
             let more = if i == last { 0 } else { MORE };
             Head::finish(record, self.seq, epoch, *kind as u8 | more, self.seed);
             *seq = self.seq;
+            self.note(*kind);
             self.seq = self.seq.wrapping_add(*lines);
             at += record.len();
         }
@@ -212,6 +229,7 @@ impl Log {
         words[0] = (self.seq as u64) << 32;
         words[1] = epoch | (kind as u64) << 48 | 1 << 56;
         let flushed = core.media.store_record(self.tail, words, self.seed)?;
+        self.note(kind);
         self.seq = self.seq.wrapping_add(1);
         self.tail = self.tail.add(LINE as u64);
         self.room -= 1;
@@ -243,6 +261,7 @@ impl Log {
             at += record.len();
             let more = if i == last { 0 } else { MORE };
             *seq = self.seq;
+            self.note(*kind);
             flushed = flushed.and(self.put(core, record, *kind as u8 | more, epoch)?);
         }
         assert!(fresh.next().is_none(), "an append takes all the segments it reserved");
@@ -319,7 +338,7 @@ impl Log {
         let linked = self.put(core, &mut record, Type::Link as u8, epoch)?;
         self.tail = addr;
         self.room = segment_lines - 1;
-        self.segments.push(Segment { addr, seq: self.seq, lines: segment_lines });
+        self.segments.push_back(Segment { addr, seq: self.seq, lines: segment_lines, kinds: 0 });
         self.grown = true;
         let mut record = [0; LINE];
         put32(&mut record, field::segment::LINES, segment_lines as u32);
@@ -329,35 +348,36 @@ impl Log {
         Ok(())
     }
 
-    /// The oldest part of the log, if there is a newer one to go on in: what the cleaner empties.
-    pub fn oldest(&self, owner: &Owner) -> Option<Segment> {
-        if self.in_slot {
-            let lines = SLOT_LINES as u16;
-            (!self.segments.is_empty()).then_some(Segment {
-                addr: owner.slot.add(LINE as u64),
-                seq: 0,
-                lines,
-            })
-        } else {
-            (self.segments.len() > 1).then(|| self.segments[0])
-        }
+    /// The parts of the log that the cleaner may empty, oldest first: the lines in the slot, then all
+    /// segments but the one being written.
+    pub fn closed(&self, owner: &Owner) -> impl Iterator<Item = Segment> + '_ {
+        let slot = Segment {
+            addr: owner.slot.add(LINE as u64),
+            seq: 0,
+            lines: SLOT_LINES as u16,
+            kinds: self.slot_kinds,
+        };
+        let closed = self.segments.len().saturating_sub(1);
+        let in_slot = self.in_slot && !self.segments.is_empty();
+        in_slot.then_some(slot).into_iter().chain(self.segments.iter().take(closed).copied())
     }
 
-    /// Forgets the oldest part after its live records were appended again and are durable: one 8-byte
-    /// store swings the head. The segment may be reused once that is durable, so the caller frees what
-    /// this returns after its fence.
+    /// Forgets the `count` oldest closed parts after their live records were appended again and are
+    /// durable: one 8-byte store swings the head. The segments may be reused once that is durable, so the
+    /// caller frees what this returns after its fence.
     pub fn drop_oldest<M: Media>(
         &mut self,
         core: &Core<M>,
         owner: &Owner,
-    ) -> Result<(Flushed, Option<Segment>)> {
-        let dropped = if self.in_slot { None } else { Some(self.segments.remove(0)) };
-        self.in_slot = false;
-        let first = self.segments[0];
+        count: usize,
+    ) -> Result<(Flushed, Vec<Segment>)> {
+        let segments = count - self.in_slot as usize;
+        let first = self.segments[segments];
         let head = owner.slot.add(LOG_HEAD_OFFSET);
         let dirty = core.media.store64(head, pack_log_head(first.addr))?;
+        self.in_slot = false;
         self.lines = self.seq.wrapping_sub(first.seq);
-        Ok((core.media.flush(dirty), dropped))
+        Ok((core.media.flush(dirty), self.segments.drain(..segments).collect()))
     }
 
     /// Gives all segments back: the inode is gone.
@@ -526,7 +546,7 @@ impl<'a, M: Media> Reader<'a, M> {
         self.log.room = segment.lines - 2;
         self.log.seq = segment.seq.wrapping_add(1);
         self.log.lines += 1;
-        self.log.segments.push(segment);
+        self.log.segments.push_back(segment);
     }
 
     /// The segment whose head stands at `addr`, if it is one (with number `seq`, if given).
@@ -544,7 +564,7 @@ impl<'a, M: Media> Reader<'a, M> {
             && (lines == MINI_LINES || lines == SEGMENT_LINES)
             && addr.0.is_multiple_of(lines as u64 * LINE as u64)
             && self.core.holds(addr, lines as usize * LINE);
-        Ok(valid.then_some((Segment { addr, seq: head.seq, lines: lines as u16 }, incarnation)))
+        Ok(valid.then_some((Segment { addr, seq: head.seq, lines: lines as u16, kinds: 0 }, incarnation)))
     }
 
     /// The next whole operation into `op`; false at the end of the log.
@@ -590,6 +610,7 @@ impl<'a, M: Media> Reader<'a, M> {
                     op.bytes.extend_from_slice(&self.buffer[from..from + len]);
                     let addr = self.log.tail;
                     op.records.push((kind, head.seq, head.epoch, start, start + len as u32, addr));
+                    self.log.note(kind);
                     self.advance(head.lines);
                     if !head.more {
                         op.before = before;

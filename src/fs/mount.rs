@@ -338,9 +338,6 @@ impl<M: Media> Fs<M> {
         for inode in self.loaded() {
             let guard = self.core.epochs.enter();
             let mut body = inode.body.write();
-            if body.redo_unflushed {
-                pending = pending.and(self.flush_redos(&inode, &mut body)?);
-            }
             if inode.attrs_ahead.swap(false, Ordering::AcqRel) {
                 let mut batch = Batch::new();
                 body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);

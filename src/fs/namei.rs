@@ -7,7 +7,7 @@
 //! they are the last of their logs.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::RwLockWriteGuard;
 
@@ -38,6 +38,10 @@ struct New<'a> {
 /// An inode whose slot is stored but not named.
 struct Made {
     inode: Arc<Inode>,
+    /// As for an inode without a name: the caller sets the link count.
+    attr: Attr,
+    /// Lines that its log has from the start.
+    log_lines: u32,
     pending: Flushed,
 }
 
@@ -168,12 +172,10 @@ impl<M: Media> Fs<M> {
         self.core.fence(made.pending);
         let inode = made.inode;
         inode.linkable.store(true, Ordering::Relaxed);
-        inode.uses.store(2, Ordering::Release);
         let entry = self.table.entry(inode.ino.0);
         entry.nlink.store(0, Ordering::Release);
         *entry.node.write() = Some(inode.clone());
-        let attr = self.attr(&inode, &inode.body.read());
-        Ok(attr)
+        Ok(made.attr)
     }
 
     fn make(&self, cred: &Cred, dir: Ino, name: &[u8], new: &New) -> Result<Attr> {
@@ -224,7 +226,7 @@ impl<M: Media> Fs<M> {
             moved: 0,
             kind: inode.kind as u8,
             flags: field::add::CREATE,
-            lines: inode.body.read().log.lines().min(u8::MAX as u32) as u8,
+            lines: made.log_lines.min(u8::MAX as u32) as u8,
             partner: None,
             name,
         };
@@ -237,14 +239,13 @@ impl<M: Media> Fs<M> {
         }
         insert(body, &record, batch.placed(0));
         (body.mtime, body.ctime) = (now, now);
-        inode.uses.store(1 + new.open as u64, Ordering::Release);
         let entry = self.table.entry(inode.ino.0);
         entry.parent.store(dir.ino.0, Ordering::Release);
         entry.nlink.store(1 + is_dir as u32, Ordering::Release);
         if is_dir {
             parent.nlink.fetch_add(1, Ordering::AcqRel);
         }
-        let attr = inode.attr(&inode.body.read(), 1 + is_dir as u32);
+        let attr = Attr { nlink: 1 + is_dir as u32, ..made.attr };
         *entry.node.write() = Some(inode);
         self.tidy_log(dir, body, guard);
         Ok(attr)
@@ -299,7 +300,13 @@ impl<M: Media> Fs<M> {
             Ok(pending.and(logged))
         });
         match stored {
-            Ok(pending) => Ok(Made { inode: Arc::new(inode::assemble(&header, &owner, body, now)), pending }),
+            Ok(pending) => {
+                let log_lines = body.log.lines();
+                let mut inode = inode::assemble(&header, &owner, body, now);
+                inode.uses = AtomicU64::new(1 + new.open as u64);
+                let attr = inode.new_attr();
+                Ok(Made { inode: Arc::new(inode), attr, log_lines, pending })
+            }
             Err(e) => {
                 self.slots.put(ino, None);
                 Err(e)

@@ -24,6 +24,18 @@ struct Remembered {
     dir: Arc<Inode>,
 }
 
+impl Remembered {
+    /// Whether it is what a walk of `path` by `cred` would find.
+    #[inline]
+    fn holds<M: Media>(&self, fs: &Fs<M>, cred: &Cred, path: &[u8]) -> bool {
+        self.path == path
+            && self.fs == fs.id
+            && self.namespace == fs.namespace.load(Ordering::Acquire)
+            && (self.uid, self.gid, self.enforce) == (cred.uid, cred.gid, cred.enforce)
+            && self.groups == cred.groups
+    }
+}
+
 thread_local!(static LAST: RefCell<Option<Remembered>> = const { RefCell::new(None) });
 
 impl<M: Media> Fs<M> {
@@ -49,6 +61,45 @@ impl<M: Media> Fs<M> {
             return self.resolve(cred, dir, name, true, &mut 0).map(Node);
         }
         Ok(Node(child))
+    }
+
+    /// What stat(2) reports of a path from `base`; `follow`: the last component too. As
+    /// [`walk`](Fs::walk) and [`attr_of`](Fs::attr_of), but where the directory is remembered nothing is
+    /// taken and given back on the way.
+    pub fn stat(&self, cred: &Cred, base: Option<&Node>, path: &[u8], follow: bool) -> Result<Attr> {
+        check_path(path)?;
+        let (dir_part, name) = split(path);
+        if !name.is_empty() {
+            let known = match base {
+                Some(dir) if dir_part.is_empty() => self.stat_in(cred, &dir.0, name, follow),
+                Some(_) if !path.starts_with(b"/") => None,
+                _ => LAST.with_borrow(|last| {
+                    let last = last.as_ref().filter(|l| l.holds(self, cred, dir_part))?;
+                    self.stat_in(cred, &last.dir, name, follow)
+                }),
+            };
+            if let Some(attr) = known {
+                return Ok(attr);
+            }
+        }
+        self.attr_of(&self.walk(cred, base, path, follow)?)
+    }
+
+    /// The attributes of an entry that is loaded and needs no further walk.
+    #[inline]
+    fn stat_in(&self, cred: &Cred, dir: &Inode, name: &[u8], follow: bool) -> Option<Attr> {
+        let body = dir.body.read();
+        let found = body.dir().ok()?.lookup(name)?;
+        super::attr::permit(cred, &body, libc::X_OK as u32).ok()?;
+        if follow && found.kind == Kind::Symlink {
+            return None;
+        }
+        // The directory's lock keeps the name, the name keeps the inode.
+        let entry = self.table.entry(found.ino.0);
+        let node = entry.node.read();
+        let inode = node.as_ref()?;
+        let child = inode.body.read();
+        Some(inode.attr(&child, entry.links()))
     }
 
     /// Walks all but the last component: the directory and the last name (without trailing slashes;
@@ -90,17 +141,8 @@ impl<M: Media> Fs<M> {
             return self.resolve(cred, self.start_of(base, path)?, path, true, &mut 0);
         }
         let namespace = self.namespace.load(Ordering::Acquire);
-        let known = LAST.with_borrow(|last| {
-            last.as_ref()
-                .filter(|l| {
-                    l.path == path
-                        && l.fs == self.id
-                        && l.namespace == namespace
-                        && (l.uid, l.gid, l.enforce) == (cred.uid, cred.gid, cred.enforce)
-                        && l.groups == cred.groups
-                })
-                .map(|l| l.dir.clone())
-        });
+        let known = LAST
+            .with_borrow(|last| last.as_ref().filter(|l| l.holds(self, cred, path)).map(|l| l.dir.clone()));
         if let Some(dir) = known {
             return Ok(dir);
         }

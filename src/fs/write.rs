@@ -158,8 +158,8 @@ impl<M: Media> Fs<M> {
         }
     }
 
-    /// The bytes go into the record; recovery stores them again if need be, so the stores in place are
-    /// not flushed before the cleaner drops the record.
+    /// The bytes go into the record; recovery stores them again if need be, so the stores in place need no
+    /// fence before the cleaner drops the record.
     #[allow(clippy::too_many_arguments)]
     fn overwrite_by_redo(
         &self,
@@ -178,6 +178,7 @@ impl<M: Media> Fs<M> {
         r[field::redo::DATA..field::redo::DATA + src.len()].copy_from_slice(src);
         self.commit(inode, body, &mut batch, guard, Class::Data, Flushed::issued())?;
         let index = body.file().expect("check_writable");
+        let mut flushed = Flushed::issued();
         let mut at = offset;
         let mut rest = src;
         while !rest.is_empty() {
@@ -187,7 +188,8 @@ impl<M: Media> Fs<M> {
             };
             let stored = self.core.media.copy_cached(block_addr(block).add(at % PAGE), &rest[..n]);
             match stored {
-                Ok(dirty) => dirty.redundant("the redo record is durable"),
+                // Written back now, so that the cleaner need not; who cleans fences.
+                Ok(dirty) => flushed = flushed.and(self.core.media.flush(dirty)),
                 Err(fault) => {
                     let e = Error::from(fault);
                     self.core.poison(&e);
@@ -197,7 +199,7 @@ impl<M: Media> Fs<M> {
             at += n as u64;
             rest = &rest[n..];
         }
-        body.redo_unflushed = true;
+        flushed.later("the redo record is durable until the cleaner has fenced");
         (body.mtime, body.ctime) = (now, now);
         Ok(at)
     }
@@ -565,7 +567,8 @@ mod tests {
             write_records(&mut batch, &extents, &fields);
             let mut bytes = batch.bytes().to_vec();
             bytes[..HEAD].fill(0);
-            let words: Vec<u8> = write_line(extents.first(), &fields).iter().flat_map(|w| w.to_le_bytes()).collect();
+            let words: Vec<u8> =
+                write_line(extents.first(), &fields).iter().flat_map(|w| w.to_le_bytes()).collect();
             assert_eq!(bytes, words);
         }
     }

@@ -106,12 +106,6 @@ pub trait Media: Send + Sync + 'static {
     /// Writes the cache lines of a store back (nothing to do in domain `cpu-cache`).
     fn flush(&self, dirty: Dirty) -> Flushed;
 
-    /// Writes back a range that earlier stores may have left dirty: for stores whose token was given up
-    /// as redundant.
-    fn write_back(&self, at: Addr, len: usize) -> Flushed {
-        self.flush(Dirty::stored(at, len))
-    }
-
     /// Orders and completes all flushed stores of this thread.
     fn fence(&self, flushed: Flushed) -> Durable;
 

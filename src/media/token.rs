@@ -31,11 +31,6 @@ impl Dirty {
         Dirty { at, len }
     }
 
-    /// Gives up the claim to durability, because the same bytes are durable elsewhere (a redo record)
-    /// and recovery would store them again. `why` is for the reader.
-    #[inline]
-    pub fn redundant(self, _why: &'static str) {}
-
     #[inline]
     pub fn at(&self) -> Addr {
         self.at
@@ -58,6 +53,13 @@ impl Flushed {
     pub fn issued() -> Flushed {
         Flushed(())
     }
+
+    /// Leaves the order to a later fence, because until then the same bytes are durable elsewhere (a redo
+    /// record) and recovery would store them again. `why` is for the reader. A fence by another thread
+    /// counts if a lock was passed on in between: on x86 the locked instruction that gives it up orders
+    /// write-backs as a fence does.
+    #[inline]
+    pub fn later(self, _why: &'static str) {}
 
     /// One fence covers both.
     #[inline]

@@ -9,12 +9,12 @@ use libc::{AT_EACCESS, AT_EMPTY_PATH, AT_NO_AUTOMOUNT, AT_SYMLINK_NOFOLLOW, XATT
 impl<M: Media> Files<M> {
     #[inline]
     pub fn stat(&self, path: &[u8]) -> Result<Attr> {
-        self.at_path(AT_FDCWD, path, true, 0, |node| self.fs.attr_of(node))
+        self.fs.stat(&self.cred, None, path, true)
     }
 
     #[inline]
     pub fn lstat(&self, path: &[u8]) -> Result<Attr> {
-        self.at_path(AT_FDCWD, path, false, 0, |node| self.fs.attr_of(node))
+        self.fs.stat(&self.cred, None, path, false)
     }
 
     #[inline]

@@ -44,7 +44,7 @@ pub(super) fn routines(_isa: Isa, _features: &Features) -> Routines {
         read_4: read_streams::<4>,
         read_8: read_streams::<8>,
         write_back,
-    record: None,
+        record: None,
     }
 }
 

@@ -220,7 +220,11 @@ unsafe fn store_record(dst: *mut u8, words: [u64; 8], state: u32, cached: bool) 
             }
         };
     }
-    if cached { call!(lode_record_cached) } else { call!(lode_record_nt) }
+    if cached {
+        call!(lode_record_cached)
+    } else {
+        call!(lode_record_nt)
+    }
     fault as usize
 }
 
