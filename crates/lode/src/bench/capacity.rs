@@ -1,14 +1,14 @@
 //! What files and bytes cost at rest: a pool of a million empty files, and a sparse one of 1 TiB.
 //!
-//! Mount times are medians of mounts one after the other; memory per file is the growth of this
-//! process's anonymous memory while the pool is open, divided by the files; media per file is what
-//! statfs says the files took.
+//! Mount times are medians of mounts one after the other. Memory per file is the growth of this process's
+//! anonymous memory, divided by the files: after a mount, and after every directory was listed, which is
+//! when its index is built. Media per file is what statfs says the files took.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use lodestone::fs::{Cred, Fs, Ino, MkfsOptions, OpenOptions};
+use lodestone::fs::{Cred, Fs, Ino, Kind, MkfsOptions, OpenOptions};
 use lodestone::media::{Domain, Pool, PoolOptions};
 use lodestone::{Error, Result};
 
@@ -56,6 +56,7 @@ fn million(plan: &Plan, place: &Place, machine: &mut Machine) -> Result<Values> 
     fs.close()?;
     drop(fs);
     let (clean, clean_dram) = mounts(&path, plan.assume[0], End::Close)?;
+    let (_, listed_dram) = mounts(&path, plan.assume[0], End::ListAndClose)?;
     // The first of these mounts finds the clean pool of the last close; each one after that finds a crash.
     mounts_once(&path, plan.assume[0], End::Vanish)?;
     let (crash, crash_dram) = mounts(&path, plan.assume[0], End::Vanish)?;
@@ -66,6 +67,7 @@ fn million(plan: &Plan, place: &Place, machine: &mut Machine) -> Result<Values> 
         value("million-mount-crash", &crash, "ms", CRASH_MOUNT_MS_MAX),
         value("million-media", &[per_file(media_bytes as f64)], "bytes/file", MEDIA_BYTES_MAX),
         value("million-dram-clean", &[per_file(clean_dram)], "bytes/file", DRAM_BYTES_MAX),
+        value("million-dram-listed", &[per_file(listed_dram)], "bytes/file", DRAM_BYTES_MAX),
         value("million-dram-crash", &[per_file(crash_dram)], "bytes/file", DRAM_BYTES_MAX),
     ]
     .into_iter()
@@ -87,10 +89,23 @@ fn fill(fs: &Fs<Pool>, files: usize) -> Result<()> {
     Ok(())
 }
 
+/// Reads the root directory and all directories in it.
+fn list(fs: &Fs<Pool>) -> Result<()> {
+    let mut dirs = Vec::new();
+    fs.readdir(Ino::ROOT, 0, &mut |entry| {
+        let is_child = entry.kind == Kind::Directory && !matches!(entry.name, b"." | b"..");
+        dirs.extend(is_child.then_some(entry.ino));
+        true
+    })?;
+    dirs.into_iter().try_for_each(|dir| fs.readdir(dir, 0, &mut |_| true))
+}
+
 /// How a mount ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     Close,
+    /// Memory is taken after every directory was read.
+    ListAndClose,
     /// As after SIGKILL: nothing is written.
     Vanish,
 }
@@ -105,8 +120,11 @@ fn mounts_once(path: &Path, domain: Domain, end: End) -> Result<(f64, f64)> {
     let pool = Pool::open(path, &PoolOptions { assume: Some(domain), ..PoolOptions::default() })?;
     let fs: Arc<Fs<Pool>> = Fs::open(pool, &OpenOptions::default())?;
     let ms = began.elapsed().as_secs_f64() * 1e3;
+    if end == End::ListAndClose {
+        list(&fs)?;
+    }
     let after = resident_anonymous_bytes().ok_or_else(unknown)?;
-    if end == End::Close {
+    if end != End::Vanish {
         fs.close()?;
     }
     Ok((ms, after.saturating_sub(before) as f64))

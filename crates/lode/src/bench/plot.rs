@@ -9,7 +9,7 @@ use super::report::{Report, Row};
 use super::table::si;
 
 const WIDTH: f64 = 1120.0;
-const LEFT: f64 = 250.0;
+const LEFT: f64 = 285.0;
 const RIGHT: f64 = 200.0;
 const TOP: f64 = 118.0;
 const BAR: f64 = 17.0;
@@ -61,6 +61,7 @@ impl Scale {
 /// One row of the report at one thread count.
 struct Group<'r> {
     title: String,
+    threads: usize,
     /// Row and its speed relative to the base.
     bars: Vec<(&'r Row, f64)>,
     /// Position and text of each target on the lode bar.
@@ -85,8 +86,8 @@ impl<'r> Group<'r> {
                 Some((c.target * ratio_of(peer), format!("{} x {}", c.target, c.against)))
             })
             .collect();
-        let title = if threads == 1 { name.to_string() } else { format!("{name}, {threads} threads") };
-        Some(Group { title, bars: rows.into_iter().map(|r| (r, ratio_of(r))).collect(), targets })
+        let bars = rows.into_iter().map(|r| (r, ratio_of(r))).collect();
+        Some(Group { title: name.to_string(), threads, bars, targets })
     }
 
     fn widest(&self) -> f64 {
@@ -100,18 +101,25 @@ impl<'r> Group<'r> {
 
     fn draw(&self, svg: &mut String, scale: &Scale, top: f64) {
         let middle = top + self.bars.len() as f64 * (BAR + BAR_GAP) / 2.0 + 5.0;
-        text(svg, 16.0, middle, "start", "name", &self.title);
+        match self.threads {
+            1 => text(svg, 16.0, middle, "start", "name", &self.title),
+            n => {
+                text(svg, 16.0, middle - 9.0, "start", "name", &self.title);
+                text(svg, 16.0, middle + 9.0, "start", "system", &format!("{n} threads"));
+            }
+        }
         for (i, (row, ratio)) in self.bars.iter().enumerate() {
             let y = top + i as f64 * (BAR + BAR_GAP);
-            bar(svg, scale, y, row, *ratio);
-            if row.system == "lode" {
-                self.targets.iter().for_each(|(at, what)| target(svg, scale.x(*at), y, what));
-            }
+            let targets: &[(f64, String)] = if row.system == "lode" { &self.targets } else { &[] };
+            // The number stands clear of the flags.
+            let clear = targets.iter().map(|(at, _)| scale.x(*at)).fold(scale.x(*ratio), f64::max);
+            bar(svg, scale, y, row, *ratio, clear);
+            targets.iter().for_each(|(at, what)| target(svg, scale.x(*at), y, what));
         }
     }
 }
 
-fn bar(svg: &mut String, scale: &Scale, y: f64, row: &Row, ratio: f64) {
+fn bar(svg: &mut String, scale: &Scale, y: f64, row: &Row, ratio: f64, clear: f64) {
     let (pattern, colour) = paint(&row.system);
     let fill = match pattern {
         "solid" => colour.to_string(),
@@ -126,7 +134,7 @@ fn bar(svg: &mut String, scale: &Scale, y: f64, row: &Row, ratio: f64) {
     text(svg, LEFT - 8.0, y + 13.0, "end", "system", &row.system);
     let cut = if ratio > scale.ratio_max { ", bar cut" } else { "" };
     let label = format!("{}/s ({ratio:.2} x){cut}", si(row.ops_per_s));
-    text(svg, LEFT + width + 7.0, y + 13.0, "start", "number", &label);
+    text(svg, clear + 7.0, y + 13.0, "start", "number", &label);
 }
 
 /// A tick across the bar with a small flag; the words show when the pointer rests on it.
