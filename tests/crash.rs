@@ -113,8 +113,11 @@ fn bytes(rng: &mut Rng) -> Vec<u8> {
         4 => 4096,
         _ => rng.below(900) + 1,
     };
-    (0..len).map(|_| rng.next() as u8).collect()
+    (0..len).map(|_| rng.draw() as u8).collect()
 }
+
+/// What a crash left, and at which fence.
+type State = (String, Vec<u8>);
 
 /// Does one operation; its name. Errors are fine: an operation may find nothing to do.
 fn operate(fs: &F, now: &Tree, rng: &mut Rng) -> String {
@@ -189,7 +192,7 @@ fn operate(fs: &F, now: &Tree, rng: &mut Rng) -> String {
         }
         (15, Some(f)) => {
             let name = format!("user.{}", rng.below(3));
-            let value = vec![rng.next() as u8; rng.below(5000) as usize];
+            let value = vec![rng.draw() as u8; rng.below(5000) as usize];
             if rng.below(4) == 0 {
                 let _ = fs.removexattr(&cred, ino(&f), name.as_bytes());
             } else {
@@ -278,11 +281,11 @@ fn run(seed: u64, ops: u64, domain: Domain) -> u64 {
     let empty = Fs::mkfs(SimMedia::new(vec![0; POOL_BYTES], domain), &MkfsOptions::default()).unwrap();
     let fs = open(empty.image(), domain);
     let mut before = tree(&fs);
-    let images: Arc<Mutex<Vec<(String, Vec<u8>)>>> = Arc::default();
+    let images: Arc<Mutex<Vec<State>>> = Arc::default();
     let mut states = 0;
     for op in 0..ops {
         let queue = images.clone();
-        let salt = rng.next();
+        let salt = rng.draw();
         fs.media().record(Some(Box::new(move |crash| {
             let mut queue = queue.lock();
             let lines = crash.lines();

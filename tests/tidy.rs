@@ -407,8 +407,8 @@ fn unsafe_findings(source: &Source) -> Vec<String> {
         let words = line.match_indices("unsafe").filter(|(at, word)| {
             let after = line.as_bytes().get(at + word.len()).copied().unwrap_or(b' ');
             // `#[unsafe(no_mangle)]` and the lint's own name make nothing unsafe happen.
-            !is_word(line.as_bytes(), *at)
-                && !(after.is_ascii_alphanumeric() || after == b'_' || after == b'(')
+            let goes_on = after.is_ascii_alphanumeric() || after == b'_' || after == b'(';
+            !(goes_on || is_word(line.as_bytes(), *at))
         });
         if words.count() == 0 {
             continue;

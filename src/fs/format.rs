@@ -275,7 +275,7 @@ impl SlotHeader {
 /// A log head: the address of a segment with 16 check bits in the low and high bits that an address
 /// of 512-byte granularity below 2^48 leaves free.
 pub fn pack_log_head(segment: Addr) -> u64 {
-    assert!(segment.0 % MINI as u64 == 0 && segment.0 >> 48 == 0);
+    assert!(segment.0.is_multiple_of(MINI as u64) && segment.0 >> 48 == 0);
     let check = crc32c(&segment.0.to_le_bytes(), 0x10de) as u16;
     segment.0 | (check as u64) << 48
 }
@@ -283,7 +283,7 @@ pub fn pack_log_head(segment: Addr) -> u64 {
 /// `None` where the check bits do not match.
 pub fn unpack_log_head(v: u64) -> Option<Addr> {
     let addr = v & ((1 << 48) - 1);
-    (addr % MINI as u64 == 0 && pack_log_head(Addr(addr)) == v).then_some(Addr(addr))
+    (addr.is_multiple_of(MINI as u64) && pack_log_head(Addr(addr)) == v).then_some(Addr(addr))
 }
 
 /// The mount that made an inode: the incarnation in which its log begins.
@@ -386,7 +386,7 @@ impl Head {
     /// Writes the head into `record`, whose lines are complete otherwise, with its CRC.
     #[inline]
     pub fn finish(record: &mut [u8], seq: u32, epoch: u64, kind: u8, seed: u32) {
-        debug_assert!(record.len() % LINE == 0 && epoch >> 48 == 0);
+        debug_assert!(record.len().is_multiple_of(LINE) && epoch >> 48 == 0);
         put32(record, 4, seq);
         put64(record, 8, epoch | (kind as u64) << 48 | ((record.len() / LINE) as u64) << 56);
         let crc = crc32c(&record[4..], seed);
@@ -538,7 +538,7 @@ pub mod field {
 }
 
 const _: () = {
-    assert!(BLOCK % LINE == 0 && SLOT % LINE == 0 && MINI % LINE == 0);
+    assert!(BLOCK.is_multiple_of(LINE) && SLOT.is_multiple_of(LINE) && MINI.is_multiple_of(LINE));
     assert!(SUPER_BYTES <= STATE_COPY_OFFSET as usize);
     assert!(field::write::FIRST + EXTENT == LINE);
     assert!(field::write::PER_LINE * EXTENT <= LINE);

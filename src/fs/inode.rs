@@ -54,6 +54,7 @@ pub struct Body {
     pub xattrs: Vec<Xattr>,
     /// What redo records of this mount stored in place and nobody wrote back, oldest first: the cleaner does
     /// before it drops the record.
+    #[allow(clippy::box_collection, reason = "four words in each of a million inodes that have none")]
     pub redone: Option<Box<VecDeque<Redone>>>,
 }
 

@@ -458,8 +458,19 @@ pub struct Record<'a> {
 #[derive(Default)]
 pub struct Op {
     bytes: Vec<u8>,
-    records: SmallVec<[(Type, u32, u64, u32, u32, Addr); 4]>,
+    records: SmallVec<[Read; 3]>,
     before: Option<Mark>,
+}
+
+#[derive(Clone, Copy)]
+struct Read {
+    kind: Type,
+    seq: u32,
+    epoch: u64,
+    /// Its bytes in the operation's.
+    from: u32,
+    to: u32,
+    addr: Addr,
 }
 
 /// A point in a log to which recovery may cut it back.
@@ -477,22 +488,22 @@ pub struct Mark {
 
 impl Op {
     pub fn records(&self) -> impl Iterator<Item = Record<'_>> {
-        self.records.iter().map(|&(kind, seq, epoch, from, to, addr)| Record {
-            kind,
-            seq,
-            epoch,
-            bytes: &self.bytes[from as usize..to as usize],
-            addr,
+        self.records.iter().map(|r| Record {
+            kind: r.kind,
+            seq: r.seq,
+            epoch: r.epoch,
+            bytes: &self.bytes[r.from as usize..r.to as usize],
+            addr: r.addr,
         })
     }
 
     pub fn epoch(&self) -> u64 {
-        self.records.iter().map(|r| r.2).max().unwrap_or(0)
+        self.records.iter().map(|r| r.epoch).max().unwrap_or(0)
     }
 
     /// Number of the operation's first record.
     pub fn seq(&self) -> u32 {
-        self.records[0].1
+        self.records[0].seq
     }
 
     /// The log's end without this operation and all behind it.
@@ -614,7 +625,14 @@ impl<'a, M: Media> Reader<'a, M> {
                     let start = op.bytes.len() as u32;
                     op.bytes.extend_from_slice(&self.buffer[from..from + len]);
                     let addr = self.log.tail;
-                    op.records.push((kind, head.seq, head.epoch, start, start + len as u32, addr));
+                    op.records.push(Read {
+                        kind,
+                        seq: head.seq,
+                        epoch: head.epoch,
+                        from: start,
+                        to: start + len as u32,
+                        addr,
+                    });
                     self.log.note(kind);
                     self.advance(head.lines);
                     if !head.more {

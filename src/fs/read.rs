@@ -11,7 +11,7 @@ use super::*;
 
 const PAGE: u64 = BLOCK as u64;
 /// relatime: an access time older than this is renewed, in packed time.
-const DAY: u64 = 24 * 60 * 60 << 30;
+const DAY: u64 = (24 * 60 * 60) << 30;
 
 impl<M: Media> Fs<M> {
     /// Bytes read; less than asked only at the end of file. EISDIR for directories, EIO for bad media.

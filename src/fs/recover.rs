@@ -87,7 +87,7 @@ pub(super) fn recover<M: Media>(core: &mut Core<M>, previous: &State) -> Result<
         voided: AtomicU32::new(0),
     };
     r.headers = r.read_headers(slots)?;
-    if !r.headers[ROOT_INO as usize].is_some_and(|h| h.mode & libc::S_IFMT == libc::S_IFDIR) {
+    if r.headers[ROOT_INO as usize].is_none_or(|h| h.mode & libc::S_IFMT != libc::S_IFDIR) {
         return Err(Error::message(
             libc::EUCLEAN,
             "recover::recover",
@@ -114,13 +114,10 @@ pub(super) fn recover<M: Media>(core: &mut Core<M>, previous: &State) -> Result<
 }
 
 /// Runs `work` over `[0, count)` in parts, on all CPUs.
-fn parallel<T: Send>(
+fn parallel<T: Send + Default>(
     count: u32,
     work: impl Fn(std::ops::Range<u32>, &mut T) -> Result<()> + Sync,
-) -> Result<Vec<T>>
-where
-    T: Default,
-{
+) -> Result<Vec<T>> {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(THREADS_MAX);
     let threads = threads.min(count.div_ceil(SLOTS_AT_A_TIME).max(1) as usize);
     let next = AtomicU32::new(0);

@@ -279,7 +279,7 @@ fn edges_of(offset: u64, end: u64, size: u64) -> impl Iterator<Item = (u32, usiz
         (a as u32, (offset % PAGE) as usize, to as usize)
     });
     let tail = (!end.is_multiple_of(PAGE) && offset < end && (a != b || offset.is_multiple_of(PAGE)))
-        .then(|| (b as u32, 0, (end % PAGE) as usize));
+        .then_some((b as u32, 0, (end % PAGE) as usize));
     head.into_iter().chain(tail)
 }
 

@@ -455,10 +455,10 @@ impl<M: Media> Fs<M> {
         let mut block = [0; BLOCK];
         let (from, to) = ((at - page) as usize, (at - page) as usize + bytes.len());
         let live = body.size.saturating_sub(page).min(PAGE) as usize;
-        if from > 0 && live > 0 || to < live {
-            if let Mapping::Written(old) = body.file().expect("a file").get((page / PAGE) as u32) {
-                self.core.media.read(block_addr(old), &mut block[..live])?;
-            }
+        if (from > 0 && live > 0 || to < live)
+            && let Mapping::Written(old) = body.file().expect("a file").get((page / PAGE) as u32)
+        {
+            self.core.media.read(block_addr(old), &mut block[..live])?;
         }
         block[from..to].copy_from_slice(bytes);
         let kept = to.max(live);

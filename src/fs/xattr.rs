@@ -115,15 +115,15 @@ impl<M: Media> Fs<M> {
         self.namespace.fetch_add(1, std::sync::atomic::Ordering::AcqRel);
         let old = body.mode;
         let mut batch = Batch::new();
-        if name == acl::ACCESS {
-            if let Some(acl) = &list {
-                body.mode = body.mode & !0o777 | acl.mode();
-                if cred.enforce && !cred.is_root() && !cred.in_group(body.gid) {
-                    body.mode &= !libc::S_ISGID;
-                }
-                body.ctime = now();
-                body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
+        if name == acl::ACCESS
+            && let Some(acl) = &list
+        {
+            body.mode = body.mode & !0o777 | acl.mode();
+            if cred.enforce && !cred.is_root() && !cred.in_group(body.gid) {
+                body.mode &= !libc::S_ISGID;
             }
+            body.ctime = now();
+            body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
         }
         let keep = list.as_ref().filter(|acl| name == acl::DEFAULT || !acl.is_minimal());
         let done = match keep {
