@@ -210,7 +210,8 @@ impl Live {
         let mut page = e.page;
         let end = e.page + e.count;
         while page < end {
-            let (mapping, count) = index.run_at(page, end - page);
+            let (mapping, count) =
+                if e.count == 1 { (index.get(page), 1) } else { index.run_at(page, end - page) };
             let block = match mapping {
                 Mapping::Written(b) if !unwritten => Some(b),
                 Mapping::Unwritten(b) if unwritten => Some(b),

@@ -343,11 +343,21 @@ impl Type {
         1 << self as u8
     }
 
+    #[inline]
     pub fn from_byte(b: u8) -> Option<Type> {
         use Type::*;
-        [Link, Segment, Seal, Attr, Write, Hole, Redo, Add, Remove, RemoveMoved, Xattr, Symlink]
-            .into_iter()
-            .find(|t| *t as u8 == b & !MORE)
+        const BY_NUMBER: [Option<Type>; 16] = {
+            let mut all = [None; 16];
+            let known =
+                [Link, Segment, Seal, Attr, Write, Hole, Redo, Add, Remove, RemoveMoved, Xattr, Symlink];
+            let mut i = 0;
+            while i < known.len() {
+                all[known[i] as usize] = Some(known[i]);
+                i += 1;
+            }
+            all
+        };
+        BY_NUMBER.get((b & !MORE) as usize).copied().flatten()
     }
 }
 
