@@ -87,6 +87,9 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// No thread ends epochs in the background; [`Fs::tick`] does it. For simulations that replay.
     pub no_ticker: bool,
+    /// Take it that the host lost power since the pool was last used, whatever its boot says: for a copy of
+    /// the media that was made while it was in use.
+    pub power_lost: bool,
 }
 
 /// What the pool says of itself (`lode info`).

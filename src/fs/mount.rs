@@ -77,7 +77,7 @@ impl<M: Media> Fs<M> {
             label: options.label.clone(),
         };
         write_empty(&media, &sb, options)?;
-        let fs = Fs::start(media, sb, false)?;
+        let fs = Fs::start(media, sb, &OpenOptions::default())?;
         fs.close()?;
         Ok(Arc::into_inner(fs).expect("nobody else has the file system yet").core.media)
     }
@@ -139,7 +139,7 @@ impl<M: Media> Fs<M> {
             tracing::warn!("the {bad} copy of the superblock is damaged; the {good} was used{mended}");
             write_super(&media, &sb)?;
         }
-        let fs = Fs::start(media, sb, options.read_only)?;
+        let fs = Fs::start(media, sb, options)?;
         if options.read_only {
             fs.core.poisoned.store(true, Ordering::Release);
         } else if !options.no_ticker {
@@ -148,8 +148,9 @@ impl<M: Media> Fs<M> {
         Ok(fs)
     }
 
-    fn start(media: M, sb: Super, read_only: bool) -> Result<Arc<Fs<M>>> {
+    fn start(media: M, sb: Super, options: &OpenOptions) -> Result<Arc<Fs<M>>> {
         let begun = Instant::now();
+        let read_only = options.read_only;
         let previous = read_state(&media, &sb)?;
         if previous.mount + 1 >= MOUNT_MAX {
             return Err(Error::message(
@@ -191,7 +192,7 @@ impl<M: Media> Fs<M> {
         let opened = if previous.clean {
             checkpoint::load(&mut core, previous.checkpoint)?
         } else {
-            recover::recover(&mut core, &previous)?
+            recover::recover(&mut core, &previous, options.power_lost)?
         };
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let fs = Fs {

@@ -69,7 +69,7 @@ struct Repairs {
     stamps: HashMap<u32, u64>,
 }
 
-pub(super) fn recover<M: Media>(core: &mut Core<M>, previous: &State) -> Result<Opened> {
+pub(super) fn recover<M: Media>(core: &mut Core<M>, previous: &State, power_lost: bool) -> Result<Opened> {
     let core = &*core;
     tracing::info!("the pool was not closed: scanning its logs");
     let whole = |run| core.alloc.mark_used(run).map_err(conflict(TABLE_INO));
@@ -82,7 +82,7 @@ pub(super) fn recover<M: Media>(core: &mut Core<M>, previous: &State) -> Result<
         core,
         table_inode: &table_inode,
         settled: previous.settled,
-        power_loss: core.deferring && (previous.boot == 0 || previous.boot != boot()),
+        power_loss: core.deferring && (power_lost || previous.boot == 0 || previous.boot != boot()),
         headers: Vec::new(),
         voided: AtomicU32::new(0),
     };

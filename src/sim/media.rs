@@ -4,8 +4,9 @@
 //! 64-byte line become durable in program order, at any time, flushed or not; so a crash leaves a prefix
 //! of them. Non-temporal atoms are independent until the fence. A fence makes durable what was stored
 //! non-temporally or flushed before it. Domain `cpu-cache`: a store is durable once it is globally visible,
-//! in program order; non-temporal ones still wait for the fence. Not modelled yet: engine copies, poison,
-//! the write-back of an ordinary file's pages.
+//! in program order; non-temporal ones still wait for the fence. Domain `page-cache`: a fence is nothing;
+//! pages are written back at any time, in any order, so that a power failure leaves each as it was at some
+//! moment since the last sync. Not modelled yet: engine copies, poison.
 //!
 //! Threads: the model is one CPU. Several threads may use it, but a fence of one completes the stores of
 //! all, so it must not be used to judge code that relies on fences of other threads.
@@ -17,6 +18,7 @@ use parking_lot::Mutex;
 use crate::media::{Addr, Dirty, Domain, Durable, Fault, Flushed, LINE, Media, crc32c};
 
 const ATOM: usize = 8;
+const PAGE: usize = 4096;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
@@ -38,13 +40,13 @@ struct Memory {
     now: Vec<u8>,
     /// What surely survives.
     durable: Vec<u8>,
-    /// Stores that may or may not survive, by line, in program order.
+    /// Stores that may or may not survive, by line (`page-cache`: by page), in program order.
     pending: BTreeMap<usize, Vec<Atom>>,
     fences: u64,
     recorder: Option<Recorder>,
 }
 
-/// Called before each fence with the state of the media: where a crash is worth looking at.
+/// Called before each fence and each sync with the state of the media: where a crash is worth looking at.
 pub type Recorder = Box<dyn FnMut(&Crash) + Send>;
 
 /// The media at a moment at which power may fail.
@@ -101,8 +103,16 @@ impl Crash<'_> {
         image
     }
 
-    /// A prefix of the cached stores, any subset of the non-temporal ones.
+    /// A prefix of the cached stores, any subset of the non-temporal ones; of a page, a prefix of all.
     fn keep_some(&self, atoms: &[Atom], rng: &mut Rng, image: &mut [u8]) {
+        if self.domain == Domain::PageCache {
+            let kept = match rng.below(4) {
+                0 => 0,
+                1 => atoms.len(),
+                _ => rng.below(atoms.len() as u64 + 1) as usize,
+            };
+            return atoms[..kept].iter().for_each(|a| a.store(image));
+        }
         let cached = atoms.iter().filter(|a| a.way != Way::NonTemporal).count();
         let mut prefix = match self.domain {
             Domain::CpuCache => cached,
@@ -182,6 +192,19 @@ impl SimMedia {
         self.memory.lock().now.clone()
     }
 
+    /// Lets the recorder look.
+    fn show(&self, memory: &mut Memory) {
+        memory.fences += 1;
+        if let Some(recorder) = &mut memory.recorder {
+            recorder(&Crash {
+                durable: &memory.durable,
+                pending: &memory.pending,
+                domain: self.domain,
+                fences: memory.fences,
+            });
+        }
+    }
+
     fn store(&self, at: Addr, bytes: &[u8], way: Way) {
         let mut memory = self.memory.lock();
         let (from, to) = (at.0 as usize, at.0 as usize + bytes.len());
@@ -192,7 +215,8 @@ impl SimMedia {
             // The edges of a non-temporal copy that are not whole atoms are cached stores with a flush.
             let whole = atom >= from && atom + ATOM <= to;
             let way = if way == Way::NonTemporal && !whole { Way::Flushed } else { way };
-            memory.pending.entry(atom / LINE).or_default().push(Atom { at: atom, value, way });
+            let unit = if self.domain == Domain::PageCache { PAGE } else { LINE };
+            memory.pending.entry(atom / unit).or_default().push(Atom { at: atom, value, way });
             atom += ATOM;
         }
     }
@@ -252,7 +276,7 @@ impl Media for SimMedia {
 
     fn flush(&self, dirty: Dirty) -> Flushed {
         let mut memory = self.memory.lock();
-        if dirty.is_empty() {
+        if dirty.is_empty() || self.domain == Domain::PageCache {
             return Flushed::issued();
         }
         let (from, to) = (dirty.at().0 as usize / LINE, (dirty.at().0 as usize + dirty.len() - 1) / LINE);
@@ -267,14 +291,9 @@ impl Media for SimMedia {
     fn fence(&self, _flushed: Flushed) -> Durable {
         let mut guard = self.memory.lock();
         let memory = &mut *guard;
-        memory.fences += 1;
-        if let Some(recorder) = &mut memory.recorder {
-            recorder(&Crash {
-                durable: &memory.durable,
-                pending: &memory.pending,
-                domain: self.domain,
-                fences: memory.fences,
-            });
+        self.show(memory);
+        if self.domain == Domain::PageCache {
+            return Durable::fenced();
         }
         let all = self.domain == Domain::CpuCache;
         for atoms in memory.pending.values_mut() {
@@ -298,6 +317,13 @@ impl Media for SimMedia {
     }
 
     fn sync(&self) -> std::io::Result<()> {
+        let mut guard = self.memory.lock();
+        let memory = &mut *guard;
+        if self.domain == Domain::PageCache {
+            self.show(memory);
+            memory.durable.copy_from_slice(&memory.now);
+            memory.pending.clear();
+        }
         Ok(())
     }
 }
