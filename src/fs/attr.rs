@@ -2,12 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
-use super::alloc::Class;
+use super::alloc::{Class, Run};
 use super::format::*;
 use super::index::Mapping;
 use super::inode::{Body, Data};
 use super::log::{Batch, block_addr};
-use super::write::{check_writable, drop_set_id};
+use super::write::{WriteFields, check_writable, drop_set_id, write_records};
 use super::*;
 use crate::limits::FILE_BYTES_MAX;
 use crate::media::Flushed;
@@ -97,11 +97,56 @@ impl<M: Media> Fs<M> {
         }
         body.size = size;
         body.attr_record(atime, field::attr::TRUNCATE, batch);
-        self.commit(inode, body, batch, guard, Class::Release, Flushed::issued())?;
+        let mut moved = None;
+        if self.core.deferring && size < old {
+            moved = self.move_tail(body, size, batch)?;
+        }
+        let pending = Flushed::issued();
+        if let Err(e) = self.commit(inode, body, batch, guard, Class::Release, pending) {
+            if let Some(extent) = moved {
+                self.core.alloc.free(Run { start: extent.block, count: 1 });
+            }
+            return Err(e);
+        }
         let reuse = self.core.reuse_after(guard);
+        if let Some(e) = moved {
+            let free = &mut |run, _| self.core.free(run, reuse);
+            body.file_mut().set_run(e.page, e.count, e.block, false, free);
+        }
         let page = size.div_ceil(PAGE) as u32;
         body.file_mut().clear(page, u32::MAX - page, &mut |run, _| self.core.free(run, reuse));
         Ok(())
+    }
+
+    /// On an ordinary file: copies what a truncate leaves of the last block into a new one. What is appended
+    /// to it later is stored in place, and must not change bytes that an older record, not synced yet, is
+    /// verified by after a power loss.
+    fn move_tail(&self, body: &mut Body, size: u64, batch: &mut Batch) -> Result<Option<Extent>> {
+        let (page, bytes) = ((size / BLOCK as u64) as u32, (size % BLOCK as u64) as usize);
+        let Mapping::Written(old) = body.file_mut().get(page) else { return Ok(None) };
+        if bytes == 0 {
+            return Ok(None);
+        }
+        let run = self.core.alloc.alloc(1, Class::Release, None);
+        let run = run.ok_or_else(|| Error::new(libc::ENOSPC, "attr::move_tail"))?;
+        let mut block = [0; BLOCK];
+        let copied = self.core.media.read(block_addr(old), &mut block[..bytes]);
+        let copied =
+            copied.and_then(|()| self.core.media.copy_nt_crc(block_addr(run.start), &block[..bytes], 0));
+        let (crc, flushed) = match copied {
+            Ok(done) => done,
+            Err(fault) => {
+                self.core.alloc.free(run);
+                return Err(fault.into());
+            }
+        };
+        self.core.fence(flushed);
+        let extent = Extent { page, count: 1, block: run.start };
+        let start = page as u64 * BLOCK as u64;
+        let (len, mtime) = (bytes as u64, body.mtime);
+        let fields = WriteFields { start, len, size, mtime, crc: Some(crc), flags: 0 };
+        write_records(batch, &[extent], &fields);
+        Ok(Some(extent))
     }
 
     /// As access(2): `mask` of `R_OK`, `W_OK`, `X_OK`.

@@ -44,6 +44,16 @@ struct Recovery<'a, M: Media> {
     voided: AtomicU32,
 }
 
+/// Directories replayed, and what they say of change times: (directory, inode, time).
+#[derive(Default)]
+struct Replayed {
+    dirs: HashMap<u32, Arc<Inode>>,
+    stamps: Vec<(u32, u32, u64)>,
+    /// Those that cannot be read. A removed directory's log is anything by now; only the root's reach decides
+    /// whether it matters.
+    broken: HashMap<u32, Error>,
+}
+
 /// What a scan of a directory's log found.
 struct Scan {
     /// Number of the first operation that does not count.
@@ -194,21 +204,28 @@ impl<M: Media> Recovery<'_, M> {
     fn recover_directories(&self, table: &table::Table, slots: u32, repairs: &mut Repairs) -> Result<()> {
         let parts = parallel(slots, |range, out: &mut Vec<(u32, Scan)>| {
             for ino in range.filter(|&ino| self.is_dir(ino)) {
-                out.push((ino, self.scan(ino)?));
+                match self.scan(ino) {
+                    Ok(scan) => out.push((ino, scan)),
+                    Err(e) if e.errno() == libc::EUCLEAN => {} // the replay says so again
+                    Err(e) => return Err(e),
+                }
             }
             Ok(())
         })?;
         let mut scans: HashMap<u32, Scan> = parts.into_iter().flatten().collect();
         loop {
             self.settle_pairs(&mut scans);
-            let (dirs, found) = self.replay_directories(&scans, slots)?;
-            let reached = self.reach(&dirs)?;
+            let mut replayed = self.replay_directories(&scans, slots)?;
+            let reached = self.reach(&mut replayed)?;
             if self.power_loss && self.keep_in_reach(&mut scans, &reached) {
                 continue; // an entry had left for a directory that the power loss took
             }
-            self.adopt(table, dirs, &reached, &scans, repairs)?;
-            repairs.stamps = found;
-            return Ok(());
+            for (dir, ino, time) in replayed.stamps {
+                if reached.contains_key(&dir) {
+                    note(&mut repairs.stamps, ino, time);
+                }
+            }
+            return self.adopt(table, replayed.dirs, &reached, &scans, repairs);
         }
     }
 
@@ -325,38 +342,37 @@ impl<M: Media> Recovery<'_, M> {
         }
     }
 
-    /// Replays all directories up to their cuts; with them the change times that their records give
-    /// to what they name.
-    #[allow(clippy::type_complexity)]
-    fn replay_directories(
-        &self,
-        scans: &HashMap<u32, Scan>,
-        slots: u32,
-    ) -> Result<(HashMap<u32, Arc<Inode>>, HashMap<u32, u64>)> {
-        #[derive(Default)]
-        struct Part {
-            dirs: Vec<Arc<Inode>>,
-            stamps: HashMap<u32, u64>,
-        }
-        let parts = parallel(slots, |range, out: &mut Part| {
-            for ino in range {
-                if let Some(scan) = scans.get(&ino) {
-                    out.dirs.push(Arc::new(self.replay_directory(ino, scan.cut, &mut out.stamps)?));
+    /// Replays all directories up to their cuts.
+    fn replay_directories(&self, scans: &HashMap<u32, Scan>, slots: u32) -> Result<Replayed> {
+        let parts = parallel(slots, |range, out: &mut Replayed| {
+            for ino in range.filter(|&ino| self.is_dir(ino)) {
+                let cut = scans.get(&ino).and_then(|s| s.cut);
+                match self.replay_directory(ino, cut, &mut out.stamps) {
+                    Ok(dir) => {
+                        out.dirs.insert(ino, Arc::new(dir));
+                    }
+                    Err(e) => {
+                        out.broken.insert(ino, e);
+                    }
                 }
             }
             Ok(())
         })?;
-        let (mut dirs, mut stamps) = (HashMap::new(), HashMap::new());
+        let mut all = Replayed::default();
         for part in parts {
-            dirs.extend(part.dirs.into_iter().map(|d| (d.ino.0, d)));
-            for (ino, time) in part.stamps {
-                note(&mut stamps, ino, time);
-            }
+            all.dirs.extend(part.dirs);
+            all.stamps.extend(part.stamps);
+            all.broken.extend(part.broken);
         }
-        Ok((dirs, stamps))
+        Ok(all)
     }
 
-    fn replay_directory(&self, ino: u32, cut: Option<u32>, stamps: &mut HashMap<u32, u64>) -> Result<Inode> {
+    fn replay_directory(
+        &self,
+        ino: u32,
+        cut: Option<u32>,
+        stamps: &mut Vec<(u32, u32, u64)>,
+    ) -> Result<Inode> {
         let owner = self.owner(ino);
         let header = self.headers[ino as usize].expect("a directory has one");
         let mut reader = Reader::new(self.core, owner)?;
@@ -371,25 +387,25 @@ impl<M: Media> Recovery<'_, M> {
             for record in op.records().filter(|r| r.kind == Type::Add) {
                 let replaced = body.dir()?.by_cookie(get32(record.bytes, field::add::REPLACES));
                 if let Some(old) = replaced {
-                    note(stamps, old.entry.ino.0, get64(record.bytes, field::add::MTIME));
+                    stamps.push((ino, old.entry.ino.0, get64(record.bytes, field::add::MTIME)));
                 }
             }
             inode::apply(self.core, &owner, &mut body, &mut atime, &op, None)?;
             for record in op.records() {
                 match record.kind {
                     Type::Add if record.bytes[field::add::FLAGS] & field::add::CREATE == 0 => {
-                        note(
-                            stamps,
+                        stamps.push((
+                            ino,
                             get32(record.bytes, field::add::INO),
                             get64(record.bytes, field::add::MTIME),
-                        );
+                        ));
                     }
                     Type::Remove | Type::RemoveMoved => {
-                        note(
-                            stamps,
+                        stamps.push((
+                            ino,
                             get32(record.bytes, field::remove::INO),
                             get64(record.bytes, field::remove::MTIME),
-                        );
+                        ));
                     }
                     _ => {}
                 }
@@ -400,12 +416,13 @@ impl<M: Media> Recovery<'_, M> {
     }
 
     /// The directories that the root reaches, each with its parent.
-    fn reach(&self, dirs: &HashMap<u32, Arc<Inode>>) -> Result<HashMap<u32, u32>> {
+    fn reach(&self, replayed: &mut Replayed) -> Result<HashMap<u32, u32>> {
         let mut parents = HashMap::from([(ROOT_INO, ROOT_INO)]);
         let mut queue = vec![ROOT_INO];
         while let Some(ino) = queue.pop() {
-            let Some(dir) = dirs.get(&ino) else {
-                return Err(bad_entry(ino, "is named as a directory and is none"));
+            let Some(dir) = replayed.dirs.get(&ino) else {
+                let error = replayed.broken.remove(&ino);
+                return Err(error.unwrap_or_else(|| bad_entry(ino, "is named as a directory and is none")));
             };
             let body = dir.body.read();
             for Named { entry: e, .. } in body.dir()?.iter_after(0) {
@@ -469,7 +486,7 @@ impl<M: Media> Recovery<'_, M> {
                     table.entry(e.ino.0).nlink.fetch_add(1, Ordering::Relaxed);
                 }
             }
-            if scans[&ino].cut.is_some() {
+            if scans.get(&ino).is_some_and(|s| s.cut.is_some()) {
                 self.voided.fetch_add(1, Ordering::Relaxed);
             }
             mark(self.core, ino, &body)?;

@@ -146,12 +146,14 @@ impl<M: Media> Fs<M> {
         written
     }
 
+    /// On an ordinary file nothing is overwritten in place, whatever the mode: after a power loss the data of
+    /// every record since the last sync is verified, and must be what the record wrote.
     #[inline]
     fn way(&self, body: &Body, offset: u64, end: u64) -> Way {
-        if end > body.size {
+        if end > body.size || self.core.deferring {
             return Way::Blocks;
         }
-        let small = end - offset <= REDO_BYTES_MAX as u64 && !self.core.deferring;
+        let small = end - offset <= REDO_BYTES_MAX as u64;
         if (small || self.core.sb.data_in_place) && all_written(body, offset, end) {
             if self.core.sb.data_in_place { Way::InPlace } else { Way::Redo }
         } else {
