@@ -893,7 +893,7 @@ fn check_name(name: &[u8], dots: i32) -> Result<()> {
         b"" => libc::ENOENT,
         b"." | b".." => dots,
         _ if name.len() > NAME_BYTES_MAX => libc::ENAMETOOLONG,
-        _ if name.contains(&b'/') || name.contains(&0) => libc::EINVAL,
+        _ if name.iter().fold(false, |bad, &c| bad | (c == b'/') | (c == 0)) => libc::EINVAL,
         _ => return Ok(()),
     };
     Err(Error::new(errno, "namei::check_name"))
