@@ -360,3 +360,74 @@ fn threads_do_not_get_in_each_others_way() {
     let attr = find(&fs, Ino::ROOT, "g2-1").unwrap();
     assert!(content(&fs, attr.ino) == pattern(2001, 5000));
 }
+
+/// Runs `work` in threads; panics instead of waiting for ever.
+fn finishes(what: &str, work: Vec<Box<dyn FnOnce() + Send>>) {
+    let count = work.len();
+    let (done, ended) = std::sync::mpsc::channel();
+    for w in work {
+        let done = done.clone();
+        std::thread::spawn(move || {
+            w();
+            let _ = done.send(());
+        });
+    }
+    for _ in 0..count {
+        let one = ended.recv_timeout(std::time::Duration::from_secs(20));
+        assert!(one.is_ok(), "{what}: the threads wait for each other");
+    }
+}
+
+#[test]
+fn an_exchange_of_a_file_and_a_directory_that_names_it_does_not_deadlock() {
+    let fs = fresh();
+    let f = make(&fs, Ino::ROOT, "f"); // the lower number: once locked first
+    let x = mkdir(&fs, Ino::ROOT, "x");
+    fs.link(&root(), f, x, b"other").unwrap();
+    fs.forget(f, 1);
+    let (a, b) = (fs.clone(), fs.clone());
+    let rename = move || {
+        for _ in 0..60_000 {
+            a.rename(&root(), Ino::ROOT, b"f", Ino::ROOT, b"x", RENAME_EXCHANGE).unwrap();
+        }
+    };
+    let look = move || {
+        for _ in 0..120_000 {
+            assert!(find(&b, x, "other").is_some());
+        }
+    };
+    finishes("exchange", vec![Box::new(rename), Box::new(look)]);
+}
+
+#[test]
+fn looking_up_the_parent_does_not_deadlock_with_its_changes() {
+    let fs = fresh();
+    let p = mkdir(&fs, Ino::ROOT, "p");
+    let d = mkdir(&fs, p, "d");
+    make(&fs, d, "keeps it");
+    let (a, b) = (fs.clone(), fs.clone());
+    let remove = move || {
+        for _ in 0..100_000 {
+            assert_eq!(a.rmdir(&root(), p, b"d").unwrap_err().errno(), libc::ENOTEMPTY);
+        }
+    };
+    let look = move || {
+        for _ in 0..100_000 {
+            assert_eq!(find(&b, d, "..").unwrap().ino, p);
+        }
+    };
+    finishes("..", vec![Box::new(remove), Box::new(look)]);
+}
+
+#[test]
+fn a_removed_directory_has_no_parent() {
+    let fs = fresh();
+    let p = mkdir(&fs, Ino::ROOT, "p");
+    let d = fs.mkdir(&root(), p, b"d", 0o755, 0).unwrap().ino; // a reference is kept
+    fs.rmdir(&root(), p, b"d").unwrap();
+    fs.rmdir(&root(), Ino::ROOT, b"p").unwrap();
+    let other = make(&fs, Ino::ROOT, "another inode with the number of the parent");
+    assert_eq!(other, p);
+    assert_eq!(fs.lookup(&root(), d, b"..").unwrap_err().errno(), libc::ENOENT);
+    fs.forget(d, 1);
+}
