@@ -431,3 +431,42 @@ fn a_removed_directory_has_no_parent() {
     assert_eq!(fs.lookup(&root(), d, b"..").unwrap_err().errno(), libc::ENOENT);
     fs.forget(d, 1);
 }
+
+/// An access list as the kernel writes it, that names `named` users.
+fn list(named: u32) -> Vec<u8> {
+    let mut acl = 2u32.to_le_bytes().to_vec();
+    let mut entry = |tag: u16, perm: u16, id: u32| {
+        acl.extend(tag.to_le_bytes());
+        acl.extend(perm.to_le_bytes());
+        acl.extend(id.to_le_bytes());
+    };
+    entry(1, 7, u32::MAX);
+    (0..named).for_each(|i| entry(2, 5, 1000 + i));
+    entry(4, 5, u32::MAX);
+    entry(16, 7, u32::MAX);
+    entry(32, 0, u32::MAX);
+    acl
+}
+
+#[test]
+fn default_lists_of_any_length_are_inherited() {
+    let mut fs = fresh();
+    let cred = root();
+    for (i, named) in [1, 200, 400, 600, 8000].into_iter().enumerate() {
+        let d = mkdir(&fs, Ino::ROOT, &format!("d{i}"));
+        fs.setxattr(&cred, d, b"system.posix_acl_default", &list(named), 0).unwrap();
+        make(&fs, d, "f");
+        mkdir(&fs, d, "e");
+        for again in [crash, close] {
+            fs = again(fs);
+            let (f, e) = (find(&fs, d, "f").unwrap(), find(&fs, d, "e").unwrap());
+            let access = fs.getxattr(&cred, f.ino, b"system.posix_acl_access").unwrap();
+            assert_eq!(access.len(), list(named).len());
+            assert_eq!(fs.getxattr(&cred, e.ino, b"system.posix_acl_default").unwrap(), list(named));
+        }
+        let free = fs.statfs().blocks_free;
+        fs.unlink(&cred, d, b"f").unwrap();
+        fs.rmdir(&cred, d, b"e").unwrap();
+        assert!(fs.statfs().blocks_free >= free + 3 * (list(named).len() as u64 / 4096));
+    }
+}

@@ -245,7 +245,9 @@ impl<M: Media> Fs<M> {
         let mut batch = Batch::new();
         record.encode(&mut batch);
         if let Err(e) = self.commit(dir, body, &mut batch, guard, Class::Data, made.pending) {
-            inode.body.write().log.free_all(&self.core, None);
+            let mut unmade = inode.body.write();
+            self.free_contents(&mut unmade, None);
+            unmade.log.free_all(&self.core, None);
             self.slots.put(inode.ino.0, None);
             return Err(e);
         }
@@ -294,14 +296,15 @@ impl<M: Media> Fs<M> {
             target_records(&mut batch, target);
             body.data = Data::Symlink(target.into());
         }
-        for (name, acl) in acls {
+        let listed = acls.into_iter().try_for_each(|(name, acl)| {
             let value = acl.encode();
-            super::xattr::value_record(&mut batch, name, &value, None, now);
-            body.xattrs.push(inode::Xattr { name: name.into(), value: value.into(), seq: 0, blocks: None });
-        }
-        let stored =
-            self.core.media.copy_nt(slot, &header.encode(self.core.key_crc, ino)).map_err(Error::from);
-        let stored = stored.and_then(|pending| {
+            let blocks = self.blocks_for(&value)?;
+            super::xattr::value_record(&mut batch, name, &value, blocks, now);
+            body.xattrs.push(inode::Xattr { name: name.into(), value: value.into(), seq: 0, blocks });
+            Ok(())
+        });
+        let stored = listed.and_then(|()| {
+            let pending = self.core.media.copy_nt(slot, &header.encode(self.core.key_crc, ino))?;
             if batch.is_empty() {
                 return Ok(pending);
             }
@@ -321,6 +324,7 @@ impl<M: Media> Fs<M> {
                 Ok(Made { inode: Arc::new(inode), attr, log_lines, pending })
             }
             Err(e) => {
+                self.free_contents(&mut body, None);
                 self.slots.put(ino, None);
                 Err(e)
             }
