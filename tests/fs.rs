@@ -470,3 +470,41 @@ fn default_lists_of_any_length_are_inherited() {
         assert!(fs.statfs().blocks_free >= free + 3 * (list(named).len() as u64 / 4096));
     }
 }
+
+#[test]
+fn file_capabilities_go_with_every_change_of_data_or_owner() {
+    let fs = fresh();
+    let cred = root();
+    let changes: [(&str, &dyn Fn(Ino)); 6] = [
+        ("write", &|f| assert_eq!(fs.write(&cred, f, 0, b"x", false).unwrap(), 1)),
+        ("truncate", &|f| {
+            fs.setattr(&cred, f, &SetAttr { size: Some(10), ..SetAttr::default() }).unwrap();
+        }),
+        ("open", &|f| {
+            fs.open_node(&cred, f, libc::O_WRONLY | libc::O_TRUNC).unwrap();
+            fs.release(f);
+        }),
+        ("chown", &|f| {
+            fs.setattr(&cred, f, &SetAttr { uid: Some(7), ..SetAttr::default() }).unwrap();
+        }),
+        ("fallocate", &|f| fs.fallocate(f, 0, 100, 1).unwrap()),
+        ("punch", &|f| {
+            fs.fallocate(f, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, 0, 1).unwrap();
+        }),
+    ];
+    for (name, change) in changes {
+        let f = make(&fs, Ino::ROOT, name);
+        fs.write(&cred, f, 0, b"a program", false).unwrap();
+        fs.setxattr(&cred, f, b"security.capability", b"all of them", 0).unwrap();
+        fs.setattr(&cred, f, &SetAttr { mode: Some(0o755), ..SetAttr::default() }).unwrap();
+        assert!(fs.getxattr(&cred, f, b"security.capability").is_ok(), "{name}");
+        change(f);
+        let gone = fs.getxattr(&cred, f, b"security.capability").map(|_| ());
+        assert_eq!(gone.map_err(|e| e.errno()), Err(libc::ENODATA), "{name}");
+    }
+    let fs = crash(fs);
+    for name in ["write", "truncate", "open", "chown", "fallocate", "punch"] {
+        let f = find(&fs, Ino::ROOT, name).unwrap();
+        assert!(fs.getxattr(&root(), f.ino, b"security.capability").is_err(), "{name}");
+    }
+}

@@ -48,6 +48,9 @@ impl<M: Media> Fs<M> {
         let before = (body.mode, body.uid, body.gid, body.mtime, body.ctime, body.size);
         let atime = change(cred, body, set, inode.atime.load(Ordering::Relaxed), now);
         let mut batch = Batch::new();
+        let owns = set.uid.is_some() || set.gid.is_some();
+        let uncaps = set.size.is_some() || owns && inode.kind != Kind::Directory;
+        let uncapped = uncaps && self.drop_capability(body, &mut batch);
         let done = match set.size {
             Some(size) => self.resize(inode, body, &guard, size, atime, before.5, &mut batch),
             None => {
@@ -58,6 +61,9 @@ impl<M: Media> Fs<M> {
         if let Err(e) = done {
             (body.mode, body.uid, body.gid, body.mtime, body.ctime, body.size) = before;
             return Err(e);
+        }
+        if uncapped {
+            self.capability_dropped(body, &guard);
         }
         inode.atime.store(atime, Ordering::Relaxed);
         inode.attrs_ahead.store(false, Ordering::Relaxed);
@@ -148,9 +154,7 @@ impl<M: Media> Fs<M> {
 
     /// O_TRUNC: times change even where the file is empty already; set-id bits go as for a write.
     fn truncate_opened(&self, cred: &Cred, node: &Node) -> Result<()> {
-        let mode = node.0.body.read().mode;
-        let mode = (!cred.is_root() && drop_set_id(mode) != mode).then(|| drop_set_id(mode) & 0o7777);
-        let set = SetAttr { size: Some(0), mode, ..SetAttr::default() };
+        let set = SetAttr { size: Some(0), ..SetAttr::default() };
         let unchecked = Cred { enforce: false, ..cred.clone() };
         self.setattr_node(&unchecked, node, &set).map(|_| ())
     }
@@ -177,7 +181,7 @@ fn change(cred: &Cred, body: &mut Body, set: &SetAttr, atime: u64, now: u64) -> 
         if size != body.size || set.mtime.is_none() {
             body.mtime = now;
         }
-        if cred.enforce && !cred.is_root() && set.mode.is_none() {
+        if !cred.is_root() && set.mode.is_none() {
             body.mode = drop_set_id(body.mode);
         }
     }

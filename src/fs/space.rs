@@ -73,6 +73,7 @@ impl<M: Media> Fs<M> {
         }
         let now = now();
         let mut batch = Batch::new();
+        let uncapped = self.drop_capability(body, &mut batch);
         let fields =
             WriteFields { start: 0, len: 0, size, mtime: now, crc: None, flags: field::write::UNWRITTEN };
         write_records(&mut batch, &extents, &fields);
@@ -83,6 +84,9 @@ impl<M: Media> Fs<M> {
             body.file_mut().set_run(e.page, e.count, e.block, true, &mut |_, _| {
                 unreachable!("only holes were reserved");
             });
+        }
+        if uncapped {
+            self.capability_dropped(body, guard);
         }
         body.size = size;
         (body.mtime, body.ctime) = (now, now);
@@ -196,6 +200,7 @@ impl<M: Media> Fs<M> {
         if batch.is_empty() {
             return Ok(());
         }
+        let uncapped = self.drop_capability(body, &mut batch);
         let class = if what == libc::FALLOC_FL_PUNCH_HOLE { Class::Release } else { Class::Data };
         if let Err(e) = self.commit(inode, body, &mut batch, guard, class, Flushed::issued()) {
             return Err(self.give_back(&fresh, e));
@@ -211,6 +216,9 @@ impl<M: Media> Fs<M> {
         }
         for e in &reserved {
             index.set_run(e.page, e.count, e.block, true, &mut free);
+        }
+        if uncapped {
+            self.capability_dropped(body, guard);
         }
         body.size = size;
         (body.mtime, body.ctime) = (now, now);
