@@ -313,3 +313,37 @@ fn a_truncation_by_an_ordinary_user_takes_set_id_bits() {
         assert_eq!(files.stat(path.as_bytes()).unwrap().mode & 0o7777, 0o755, "{i}");
     }
 }
+
+#[test]
+fn stat_never_meets_a_stale_inode() {
+    let files = files();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            for _ in 0..20_000 {
+                make(&files, "f", "");
+                files.unlink(b"f").unwrap();
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        s.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                for path in ["f", "/./f"] {
+                    if let Err(e) = files.stat(path.as_bytes()) {
+                        assert_eq!(e.errno(), libc::ENOENT);
+                    }
+                }
+            }
+        });
+    });
+}
+
+#[test]
+fn a_long_link_leaves_room_for_a_long_path() {
+    let files = files();
+    files.mkdir(b"d", 0o755).unwrap();
+    make(&files, "d/f", "text");
+    let stay = |n| "./".repeat(n);
+    files.symlink(format!("{}d", stay(2000)).as_bytes(), b"l").unwrap();
+    assert_eq!(text(&files, &format!("l/{}f", stay(1000))), "text");
+}
