@@ -4,9 +4,8 @@ use std::sync::atomic::Ordering;
 
 use super::alloc::Class;
 use super::format::*;
-use super::index::Mapping;
 use super::inode::{Body, Data};
-use super::log::{Batch, block_addr};
+use super::log::Batch;
 use super::write::{check_writable, drop_set_id};
 use super::*;
 use crate::limits::FILE_BYTES_MAX;
@@ -92,19 +91,21 @@ impl<M: Media> Fs<M> {
             return Err(Error::new(libc::EFBIG, "attr::resize"));
         }
         const PAGE: u64 = BLOCK as u64;
-        if size > old
-            && !old.is_multiple_of(PAGE)
-            && let Mapping::Written(block) = body.file_mut().get((old / PAGE) as u32)
-        {
-            let at = block_addr(block).add(old % PAGE);
-            let n = (PAGE - old % PAGE).min(size - old);
-            let flushed = self.core.media.zero_nt(at, n as usize)?;
-            self.core.fence(flushed);
-        }
+        let mut fresh = Vec::new();
+        let tail = match self.settle_tail(body, size, batch, &mut fresh) {
+            Ok(tail) => tail,
+            Err(e) => return Err(self.give_back(&fresh, e)),
+        };
         body.size = size;
         body.attr_record(atime, field::attr::TRUNCATE, batch);
-        self.commit(inode, body, batch, guard, Class::Release, Flushed::issued())?;
+        if let Err(e) = self.commit(inode, body, batch, guard, Class::Release, Flushed::issued()) {
+            return Err(self.give_back(&fresh, e));
+        }
         let reuse = self.core.reuse_after(guard);
+        self.tail_settled(body, tail, reuse);
+        if size < old {
+            body.tail_shared = self.core.deferring && !size.is_multiple_of(PAGE);
+        }
         let page = size.div_ceil(PAGE) as u32;
         body.file_mut().clear(page, u32::MAX - page, &mut |run, _| self.core.free(run, reuse));
         Ok(())
