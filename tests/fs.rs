@@ -360,3 +360,151 @@ fn threads_do_not_get_in_each_others_way() {
     let attr = find(&fs, Ino::ROOT, "g2-1").unwrap();
     assert!(content(&fs, attr.ino) == pattern(2001, 5000));
 }
+
+/// Runs `work` in threads; panics instead of waiting for ever.
+fn finishes(what: &str, work: Vec<Box<dyn FnOnce() + Send>>) {
+    let count = work.len();
+    let (done, ended) = std::sync::mpsc::channel();
+    for w in work {
+        let done = done.clone();
+        std::thread::spawn(move || {
+            w();
+            let _ = done.send(());
+        });
+    }
+    for _ in 0..count {
+        let one = ended.recv_timeout(std::time::Duration::from_secs(20));
+        assert!(one.is_ok(), "{what}: the threads wait for each other");
+    }
+}
+
+#[test]
+fn an_exchange_of_a_file_and_a_directory_that_names_it_does_not_deadlock() {
+    let fs = fresh();
+    let f = make(&fs, Ino::ROOT, "f"); // the lower number: once locked first
+    let x = mkdir(&fs, Ino::ROOT, "x");
+    fs.link(&root(), f, x, b"other").unwrap();
+    fs.forget(f, 1);
+    let (a, b) = (fs.clone(), fs.clone());
+    let rename = move || {
+        for _ in 0..60_000 {
+            a.rename(&root(), Ino::ROOT, b"f", Ino::ROOT, b"x", RENAME_EXCHANGE).unwrap();
+        }
+    };
+    let look = move || {
+        for _ in 0..120_000 {
+            assert!(find(&b, x, "other").is_some());
+        }
+    };
+    finishes("exchange", vec![Box::new(rename), Box::new(look)]);
+}
+
+#[test]
+fn looking_up_the_parent_does_not_deadlock_with_its_changes() {
+    let fs = fresh();
+    let p = mkdir(&fs, Ino::ROOT, "p");
+    let d = mkdir(&fs, p, "d");
+    make(&fs, d, "keeps it");
+    let (a, b) = (fs.clone(), fs.clone());
+    let remove = move || {
+        for _ in 0..100_000 {
+            assert_eq!(a.rmdir(&root(), p, b"d").unwrap_err().errno(), libc::ENOTEMPTY);
+        }
+    };
+    let look = move || {
+        for _ in 0..100_000 {
+            assert_eq!(find(&b, d, "..").unwrap().ino, p);
+        }
+    };
+    finishes("..", vec![Box::new(remove), Box::new(look)]);
+}
+
+#[test]
+fn a_removed_directory_has_no_parent() {
+    let fs = fresh();
+    let p = mkdir(&fs, Ino::ROOT, "p");
+    let d = fs.mkdir(&root(), p, b"d", 0o755, 0).unwrap().ino; // a reference is kept
+    fs.rmdir(&root(), p, b"d").unwrap();
+    fs.rmdir(&root(), Ino::ROOT, b"p").unwrap();
+    let other = make(&fs, Ino::ROOT, "another inode with the number of the parent");
+    assert_eq!(other, p);
+    assert_eq!(fs.lookup(&root(), d, b"..").unwrap_err().errno(), libc::ENOENT);
+    fs.forget(d, 1);
+}
+
+/// An access list as the kernel writes it, that names `named` users.
+fn list(named: u32) -> Vec<u8> {
+    let mut acl = 2u32.to_le_bytes().to_vec();
+    let mut entry = |tag: u16, perm: u16, id: u32| {
+        acl.extend(tag.to_le_bytes());
+        acl.extend(perm.to_le_bytes());
+        acl.extend(id.to_le_bytes());
+    };
+    entry(1, 7, u32::MAX);
+    (0..named).for_each(|i| entry(2, 5, 1000 + i));
+    entry(4, 5, u32::MAX);
+    entry(16, 7, u32::MAX);
+    entry(32, 0, u32::MAX);
+    acl
+}
+
+#[test]
+fn default_lists_of_any_length_are_inherited() {
+    let mut fs = fresh();
+    let cred = root();
+    for (i, named) in [1, 200, 400, 600, 8000].into_iter().enumerate() {
+        let d = mkdir(&fs, Ino::ROOT, &format!("d{i}"));
+        fs.setxattr(&cred, d, b"system.posix_acl_default", &list(named), 0).unwrap();
+        make(&fs, d, "f");
+        mkdir(&fs, d, "e");
+        for again in [crash, close] {
+            fs = again(fs);
+            let (f, e) = (find(&fs, d, "f").unwrap(), find(&fs, d, "e").unwrap());
+            let access = fs.getxattr(&cred, f.ino, b"system.posix_acl_access").unwrap();
+            assert_eq!(access.len(), list(named).len());
+            assert_eq!(fs.getxattr(&cred, e.ino, b"system.posix_acl_default").unwrap(), list(named));
+        }
+        let free = fs.statfs().blocks_free;
+        fs.unlink(&cred, d, b"f").unwrap();
+        fs.rmdir(&cred, d, b"e").unwrap();
+        assert!(fs.statfs().blocks_free >= free + 3 * (list(named).len() as u64 / 4096));
+    }
+}
+
+#[test]
+fn file_capabilities_go_with_every_change_of_data_or_owner() {
+    let fs = fresh();
+    let cred = root();
+    let changes: [(&str, &dyn Fn(Ino)); 6] = [
+        ("write", &|f| assert_eq!(fs.write(&cred, f, 0, b"x", false).unwrap(), 1)),
+        ("truncate", &|f| {
+            fs.setattr(&cred, f, &SetAttr { size: Some(10), ..SetAttr::default() }).unwrap();
+        }),
+        ("open", &|f| {
+            fs.open_node(&cred, f, libc::O_WRONLY | libc::O_TRUNC).unwrap();
+            fs.release(f);
+        }),
+        ("chown", &|f| {
+            fs.setattr(&cred, f, &SetAttr { uid: Some(7), ..SetAttr::default() }).unwrap();
+        }),
+        ("fallocate", &|f| fs.fallocate(f, 0, 100, 1).unwrap()),
+        ("punch", &|f| {
+            fs.fallocate(f, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, 0, 1).unwrap();
+        }),
+    ];
+    for (name, change) in changes {
+        let f = make(&fs, Ino::ROOT, name);
+        fs.write(&cred, f, 0, b"a program", false).unwrap();
+        fs.setxattr(&cred, f, b"security.capability", b"all of them", 0).unwrap();
+        fs.setattr(&cred, f, &SetAttr { mode: Some(0o755), ..SetAttr::default() }).unwrap();
+        assert!(fs.getxattr(&cred, f, b"security.capability").is_ok(), "{name}");
+        change(f);
+        let gone = fs.getxattr(&cred, f, b"security.capability").map(|_| ());
+        assert_eq!(gone.map_err(|e| e.errno()), Err(libc::ENODATA), "{name}");
+    }
+    let fs = crash(fs);
+    for name in ["write", "truncate", "open", "chown", "fallocate", "punch"] {
+        let f = find(&fs, Ino::ROOT, name).unwrap();
+        assert!(fs.getxattr(&root(), f.ino, b"security.capability").is_err(), "{name}");
+    }
+}

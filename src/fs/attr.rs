@@ -2,12 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
-use super::alloc::{Class, Run};
+use super::alloc::Class;
 use super::format::*;
-use super::index::Mapping;
 use super::inode::{Body, Data};
-use super::log::{Batch, block_addr};
-use super::write::{WriteFields, check_writable, drop_set_id, write_records};
+use super::log::Batch;
+use super::write::{check_writable, drop_set_id};
 use super::*;
 use crate::limits::FILE_BYTES_MAX;
 use crate::media::Flushed;
@@ -48,6 +47,9 @@ impl<M: Media> Fs<M> {
         let before = (body.mode, body.uid, body.gid, body.mtime, body.ctime, body.size);
         let atime = change(cred, body, set, inode.atime.load(Ordering::Relaxed), now);
         let mut batch = Batch::new();
+        let owns = set.uid.is_some() || set.gid.is_some();
+        let uncaps = set.size.is_some() || owns && inode.kind != Kind::Directory;
+        let uncapped = uncaps && self.drop_capability(body, &mut batch);
         let done = match set.size {
             Some(size) => self.resize(inode, body, &guard, size, atime, before.5, &mut batch),
             None => {
@@ -58,6 +60,9 @@ impl<M: Media> Fs<M> {
         if let Err(e) = done {
             (body.mode, body.uid, body.gid, body.mtime, body.ctime, body.size) = before;
             return Err(e);
+        }
+        if uncapped {
+            self.capability_dropped(body, &guard);
         }
         inode.atime.store(atime, Ordering::Relaxed);
         inode.attrs_ahead.store(false, Ordering::Relaxed);
@@ -86,67 +91,24 @@ impl<M: Media> Fs<M> {
             return Err(Error::new(libc::EFBIG, "attr::resize"));
         }
         const PAGE: u64 = BLOCK as u64;
-        if size > old
-            && !old.is_multiple_of(PAGE)
-            && let Mapping::Written(block) = body.file_mut().get((old / PAGE) as u32)
-        {
-            let at = block_addr(block).add(old % PAGE);
-            let n = (PAGE - old % PAGE).min(size - old);
-            let flushed = self.core.media.zero_nt(at, n as usize)?;
-            self.core.fence(flushed);
-        }
+        let mut fresh = Vec::new();
+        let tail = match self.settle_tail(body, size, batch, &mut fresh) {
+            Ok(tail) => tail,
+            Err(e) => return Err(self.give_back(&fresh, e)),
+        };
         body.size = size;
         body.attr_record(atime, field::attr::TRUNCATE, batch);
-        let mut moved = None;
-        if self.core.deferring && size < old {
-            moved = self.move_tail(body, size, batch)?;
-        }
-        let pending = Flushed::issued();
-        if let Err(e) = self.commit(inode, body, batch, guard, Class::Release, pending) {
-            if let Some(extent) = moved {
-                self.core.alloc.free(Run { start: extent.block, count: 1 });
-            }
-            return Err(e);
+        if let Err(e) = self.commit(inode, body, batch, guard, Class::Release, Flushed::issued()) {
+            return Err(self.give_back(&fresh, e));
         }
         let reuse = self.core.reuse_after(guard);
-        if let Some(e) = moved {
-            let free = &mut |run, _| self.core.free(run, reuse);
-            body.file_mut().set_run(e.page, e.count, e.block, false, free);
+        self.tail_settled(body, tail, reuse);
+        if size < old {
+            body.tail_shared = self.core.deferring && !size.is_multiple_of(PAGE);
         }
         let page = size.div_ceil(PAGE) as u32;
         body.file_mut().clear(page, u32::MAX - page, &mut |run, _| self.core.free(run, reuse));
         Ok(())
-    }
-
-    /// On an ordinary file: copies what a truncate leaves of the last block into a new one. What is appended
-    /// to it later is stored in place, and must not change bytes that an older record, not synced yet, is
-    /// verified by after a power loss.
-    fn move_tail(&self, body: &mut Body, size: u64, batch: &mut Batch) -> Result<Option<Extent>> {
-        let (page, bytes) = ((size / BLOCK as u64) as u32, (size % BLOCK as u64) as usize);
-        let Mapping::Written(old) = body.file_mut().get(page) else { return Ok(None) };
-        if bytes == 0 {
-            return Ok(None);
-        }
-        let run = self.core.alloc.alloc(1, Class::Release, None);
-        let run = run.ok_or_else(|| Error::new(libc::ENOSPC, "attr::move_tail"))?;
-        let mut block = [0; BLOCK];
-        let copied = self.core.media.read(block_addr(old), &mut block[..bytes]);
-        let copied =
-            copied.and_then(|()| self.core.media.copy_nt_crc(block_addr(run.start), &block[..bytes], 0));
-        let (crc, flushed) = match copied {
-            Ok(done) => done,
-            Err(fault) => {
-                self.core.alloc.free(run);
-                return Err(fault.into());
-            }
-        };
-        self.core.fence(flushed);
-        let extent = Extent { page, count: 1, block: run.start };
-        let start = page as u64 * BLOCK as u64;
-        let (len, mtime) = (bytes as u64, body.mtime);
-        let fields = WriteFields { start, len, size, mtime, crc: Some(crc), flags: 0 };
-        write_records(batch, &[extent], &fields);
-        Ok(Some(extent))
     }
 
     /// As access(2): `mask` of `R_OK`, `W_OK`, `X_OK`.
@@ -193,9 +155,7 @@ impl<M: Media> Fs<M> {
 
     /// O_TRUNC: times change even where the file is empty already; set-id bits go as for a write.
     fn truncate_opened(&self, cred: &Cred, node: &Node) -> Result<()> {
-        let mode = node.0.body.read().mode;
-        let mode = (!cred.is_root() && drop_set_id(mode) != mode).then(|| drop_set_id(mode) & 0o7777);
-        let set = SetAttr { size: Some(0), mode, ..SetAttr::default() };
+        let set = SetAttr { size: Some(0), ..SetAttr::default() };
         let unchecked = Cred { enforce: false, ..cred.clone() };
         self.setattr_node(&unchecked, node, &set).map(|_| ())
     }
@@ -222,7 +182,7 @@ fn change(cred: &Cred, body: &mut Body, set: &SetAttr, atime: u64, now: u64) -> 
         if size != body.size || set.mtime.is_none() {
             body.mtime = now;
         }
-        if cred.enforce && !cred.is_root() && set.mode.is_none() {
+        if !cred.is_root() && set.mode.is_none() {
             body.mode = drop_set_id(body.mode);
         }
     }

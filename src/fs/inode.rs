@@ -43,6 +43,9 @@ pub struct Body {
     pub gid: u32,
     /// Reclaimed: no name, no user. Whoever still holds the inode gets ESTALE.
     pub dead: bool,
+    /// The last block has bytes of a longer file which a power loss may bring back (the truncation is not
+    /// synced): nothing is stored in it in place.
+    pub tail_shared: bool,
     pub size: u64,
     /// Packed, as all times here.
     pub mtime: u64,
@@ -158,6 +161,7 @@ impl Body {
             xattrs: Vec::new(),
             redone: None,
             dead: false,
+            tail_shared: false,
         }
     }
 

@@ -20,7 +20,8 @@
 //! | `files` | paths and descriptors, above all of these |
 //!
 //! Lock order: the rename lock, then directories (an ancestor before its descendants), then other
-//! inodes, then the table's own inode, then allocator locks.
+//! inodes, then the table's own inode, then allocator locks. Of two directories neither of which is above the
+//! other the lower number goes first, and only under the rename lock.
 
 pub mod acl;
 pub mod alloc;
@@ -251,7 +252,8 @@ pub struct Fs<M: Media> {
     slot_count: AtomicU32,
     /// The inode whose data are the inode slots.
     table_inode: Inode,
-    /// Held by every rename that moves between directories: the tree's shape stands still for it.
+    /// Held by every rename that moves between directories or locks two of them below one: the tree's shape
+    /// stands still for it.
     rename_lock: Mutex<()>,
     /// Changes whenever a directory's path or permissions may have: what cached walks check.
     namespace: CachePadded<AtomicU64>,

@@ -50,6 +50,15 @@ impl<M: Media> Fs<M> {
         let dir = self.inode(dir)?;
         let body = dir.body.read();
         let inode = self.child(cred, &dir, &body, name)?;
+        if name == b".." {
+            drop(body); // a parent's lock comes before its child's
+            let parent = inode.body.read();
+            if parent.dead {
+                return Err(Error::new(libc::ESTALE, "namei::lookup"));
+            }
+            inode.uses.fetch_add(1, Ordering::AcqRel);
+            return Ok(self.attr(&inode, &parent));
+        }
         inode.uses.fetch_add(1, Ordering::AcqRel);
         if Arc::ptr_eq(&inode, &dir) {
             return Ok(self.attr(&inode, &body));
@@ -71,7 +80,10 @@ impl<M: Media> Fs<M> {
         permit(cred, body, X)?;
         let Some(entry) = index.lookup(name) else {
             return match name {
+                b"." | b".." if body.dead => Err(Error::new(libc::ESTALE, "namei::child")),
                 b"." => Ok(dir.clone()),
+                // A removed directory keeps no parent: the number may be another inode's by now.
+                b".." if self.links(dir) == 0 => Err(Error::new(libc::ENOENT, "namei::child")),
                 b".." => self.inode(Ino(self.table.entry(dir.ino.0).parent.load(Ordering::Acquire))),
                 _ if name.len() > NAME_BYTES_MAX => Err(Error::new(libc::ENAMETOOLONG, "namei::child")),
                 _ => Err(Error::new(libc::ENOENT, "namei::child")),
@@ -233,20 +245,23 @@ impl<M: Media> Fs<M> {
         let mut batch = Batch::new();
         record.encode(&mut batch);
         if let Err(e) = self.commit(dir, body, &mut batch, guard, Class::Data, made.pending) {
-            inode.body.write().log.free_all(&self.core, None);
+            let mut unmade = inode.body.write();
+            self.free_contents(&mut unmade, None);
+            unmade.log.free_all(&self.core, None);
             self.slots.put(inode.ino.0, None);
             return Err(e);
         }
         insert(body, &record, batch.placed(0));
         (body.mtime, body.ctime) = (now, now);
         let entry = self.table.entry(inode.ino.0);
+        // Before the link count: whoever asks for the number finds this inode or none, and loads no other.
+        *entry.node.write() = Some(inode);
         entry.parent.store(dir.ino.0, Ordering::Release);
         entry.nlink.store(1 + is_dir as u32, Ordering::Release);
         if is_dir {
             parent.nlink.fetch_add(1, Ordering::AcqRel);
         }
         let attr = Attr { nlink: 1 + is_dir as u32, ..made.attr };
-        *entry.node.write() = Some(inode);
         self.tidy_log(dir, body, guard);
         Ok(attr)
     }
@@ -281,14 +296,15 @@ impl<M: Media> Fs<M> {
             target_records(&mut batch, target);
             body.data = Data::Symlink(target.into());
         }
-        for (name, acl) in acls {
+        let listed = acls.into_iter().try_for_each(|(name, acl)| {
             let value = acl.encode();
-            super::xattr::value_record(&mut batch, name, &value, None, now);
-            body.xattrs.push(inode::Xattr { name: name.into(), value: value.into(), seq: 0, blocks: None });
-        }
-        let stored =
-            self.core.media.copy_nt(slot, &header.encode(self.core.key_crc, ino)).map_err(Error::from);
-        let stored = stored.and_then(|pending| {
+            let blocks = self.blocks_for(&value)?;
+            super::xattr::value_record(&mut batch, name, &value, blocks, now);
+            body.xattrs.push(inode::Xattr { name: name.into(), value: value.into(), seq: 0, blocks });
+            Ok(())
+        });
+        let stored = listed.and_then(|()| {
+            let pending = self.core.media.copy_nt(slot, &header.encode(self.core.key_crc, ino))?;
             if batch.is_empty() {
                 return Ok(pending);
             }
@@ -308,6 +324,7 @@ impl<M: Media> Fs<M> {
                 Ok(Made { inode: Arc::new(inode), attr, log_lines, pending })
             }
             Err(e) => {
+                self.free_contents(&mut body, None);
                 self.slots.put(ino, None);
                 Err(e)
             }
@@ -498,13 +515,19 @@ impl<M: Media> Fs<M> {
         check_name(name, libc::EBUSY)?;
         check_name(newname, libc::EBUSY)?;
         let (from, to) = (self.inode(from)?, self.inode(to)?);
+        let mut two_directories = false;
         loop {
             self.core.check_alive()?;
             let done = {
                 let guard = self.core.epochs.enter();
                 let names = (name, newname);
                 if Arc::ptr_eq(&from, &to) {
+                    let _tree = two_directories.then(|| self.rename_lock.lock());
                     let mut body = from.body.write();
+                    if !two_directories && names_directory(&body, name) && names_directory(&body, newname) {
+                        two_directories = true;
+                        continue;
+                    }
                     self.rename_in(cred, &from, &mut body, &guard, names, flags)
                 } else {
                     let _tree = self.rename_lock.lock();
@@ -578,7 +601,7 @@ impl<M: Media> Fs<M> {
             (None, RENAME_EXCHANGE) => return fail(libc::ENOENT),
             _ => {}
         }
-        if self.links(to_dir) == 0 || self.links(from_dir) == 0 {
+        if from.dead || to.dead || self.links(to_dir) == 0 || self.links(from_dir) == 0 {
             return fail(libc::ENOENT);
         }
         permit(cred, from, W | X)?;
@@ -1003,14 +1026,22 @@ fn remove_fields(r: &mut [u8], e: &Dirent, now: u64) {
     put32(r, field::remove::COOKIE, e.cookie);
 }
 
-/// Locks what a rename moves and replaces. Files with names in several directories may come in any
-/// order, so the lower number goes first.
+/// Whether the name is that of a directory.
+fn names_directory(body: &Body, name: &[u8]) -> bool {
+    body.dir().is_ok_and(|d| d.lookup(name).is_some_and(|e| e.kind == Kind::Directory))
+}
+
+/// Locks what a rename moves and replaces. A directory goes before a file, which may have a name in it.
+/// Files with names in several directories may come in any order, so the lower number goes first. So it
+/// does of two directories, and their caller holds the rename lock: the order by numbers and the one from
+/// parent to child are no order together, unless only one thread uses the first.
 fn lock_children<'a>(
     moved: &'a Inode,
     replaced: Option<&'a Inode>,
 ) -> (RwLockWriteGuard<'a, Body>, Option<RwLockWriteGuard<'a, Body>>) {
+    let place = |inode: &Inode| (inode.kind != Kind::Directory, inode.ino);
     match replaced {
-        Some(r) if r.ino < moved.ino => {
+        Some(r) if place(r) < place(moved) => {
             let first = r.body.write();
             (moved.body.write(), Some(first))
         }

@@ -1,5 +1,7 @@
 //! fallocate: reserved blocks, holes, zeros.
 
+use smallvec::SmallVec;
+
 use super::alloc::{Class, Run};
 use super::format::*;
 use super::index::Mapping;
@@ -8,7 +10,7 @@ use super::log::Batch;
 use super::write::{WriteFields, check_writable, write_records};
 use super::*;
 use crate::limits::FILE_BYTES_MAX;
-use crate::media::Flushed;
+use crate::media::{Flushed, crc32c};
 
 const PAGE: u64 = BLOCK as u64;
 
@@ -62,27 +64,34 @@ impl<M: Media> Fs<M> {
         keep: bool,
     ) -> Result<()> {
         let size = if keep { body.size } else { body.size.max(end) };
-        self.settle_tail(body, size)?;
         let mut fresh = Vec::new();
-        let extents = match self.reserve_holes(body, offset / PAGE, end.div_ceil(PAGE), &mut fresh) {
-            Ok(extents) => extents,
+        let mut batch = Batch::new();
+        let reserved = self.settle_tail(body, size, &mut batch, &mut fresh).and_then(|tail| {
+            Ok((tail, self.reserve_holes(body, offset / PAGE, end.div_ceil(PAGE), &mut fresh)?))
+        });
+        let (tail, extents) = match reserved {
+            Ok(reserved) => reserved,
             Err(e) => return Err(self.give_back(&fresh, e)),
         };
         if extents.is_empty() && size == body.size {
             return Ok(());
         }
         let now = now();
-        let mut batch = Batch::new();
+        let uncapped = self.drop_capability(body, &mut batch);
         let fields =
             WriteFields { start: 0, len: 0, size, mtime: now, crc: None, flags: field::write::UNWRITTEN };
         write_records(&mut batch, &extents, &fields);
         if let Err(e) = self.commit(inode, body, &mut batch, guard, Class::Data, Flushed::issued()) {
             return Err(self.give_back(&fresh, e));
         }
+        self.tail_settled(body, tail, self.core.reuse_after(guard));
         for e in &extents {
             body.file_mut().set_run(e.page, e.count, e.block, true, &mut |_, _| {
                 unreachable!("only holes were reserved");
             });
+        }
+        if uncapped {
+            self.capability_dropped(body, guard);
         }
         body.size = size;
         (body.mtime, body.ctime) = (now, now);
@@ -120,25 +129,49 @@ impl<M: Media> Fs<M> {
     }
 
     #[cold]
-    fn give_back(&self, fresh: &[Run], e: Error) -> Error {
+    pub(super) fn give_back(&self, fresh: &[Run], e: Error) -> Error {
         for &run in fresh {
             self.core.alloc.free(run);
         }
         e
     }
 
-    /// Before the size moves up without data: the rest of the last block becomes zeros, durably.
-    fn settle_tail(&self, body: &mut Body, size: u64) -> Result<()> {
+    /// Before the size moves up without data: the rest of the last block becomes zeros. Where a fence makes
+    /// them durable that is done at once. On an ordinary file they go to a new block, named and verified by a
+    /// record in `batch`; the caller hands its extent to [`tail_settled`](Fs::tail_settled).
+    pub(super) fn settle_tail(
+        &self,
+        body: &Body,
+        size: u64,
+        batch: &mut Batch,
+        fresh: &mut Vec<Run>,
+    ) -> Result<Option<Extent>> {
         let old = body.size;
-        if size <= old || old.is_multiple_of(PAGE) {
-            return Ok(());
+        let (page, from) = ((old / PAGE) as u32, (old % PAGE) as usize);
+        if size <= old || from == 0 {
+            return Ok(None);
         }
-        if let Mapping::Written(block) = body.file_mut().get((old / PAGE) as u32) {
-            let at = log::block_addr(block).add(old % PAGE);
-            let flushed = self.core.media.zero_nt(at, (PAGE - old % PAGE).min(size - old) as usize)?;
+        if self.core.deferring {
+            let Some(edge) = self.zero_edge(body, (page, from, BLOCK), size, fresh)? else { return Ok(None) };
+            self.core.fence(edge.flushed);
+            write_records(batch, &[edge.extent], &edge.fields);
+            return Ok(Some(edge.extent));
+        }
+        if let Mapping::Written(block) = body.file().expect("a file").get(page) {
+            let at = log::block_addr(block).add(from as u64);
+            let flushed = self.core.media.zero_nt(at, (PAGE - from as u64).min(size - old) as usize)?;
             self.core.fence(flushed);
         }
-        Ok(())
+        Ok(None)
+    }
+
+    /// The record of a tail's new block is committed.
+    pub(super) fn tail_settled(&self, body: &mut Body, tail: Option<Extent>, reuse: Option<u64>) {
+        if let Some(e) = tail {
+            body.file_mut()
+                .set_run(e.page, e.count, e.block, false, &mut |run, _| self.core.free(run, reuse));
+            body.tail_shared = false;
+        }
     }
 
     /// PUNCH_HOLE and ZERO_RANGE: whole pages lose their blocks (ZERO_RANGE reserves new ones), the
@@ -155,29 +188,35 @@ impl<M: Media> Fs<M> {
         what: i32,
     ) -> Result<()> {
         let size = if keep || what == libc::FALLOC_FL_PUNCH_HOLE { body.size } else { body.size.max(end) };
-        self.settle_tail(body, size)?;
         let now = now();
         let mut batch = Batch::new();
         let mut fresh = Vec::new();
         let mut edges = Vec::new();
         let mut pending = Flushed::issued();
         let (first, last) = (offset.div_ceil(PAGE), end / PAGE);
-        for (page, from, to) in edges_of(offset, end, body.size) {
-            match self.zero_edge(body, page, from, to, &mut fresh) {
-                Ok(Some((extent, flushed))) => {
-                    edges.push(extent);
-                    pending = pending.and(flushed);
+        let mut zeroed: SmallVec<[(u32, usize, usize); 3]> = edges_of(offset, end, body.size).collect();
+        let tail = body.size / PAGE;
+        if size > body.size && !body.size.is_multiple_of(PAGE) && !(first..last).contains(&tail) {
+            // What stands behind the old end comes into the file.
+            match zeroed.iter_mut().find(|z| z.0 as u64 == tail) {
+                Some((_, _, to)) => *to = BLOCK,
+                None => zeroed.push((tail as u32, (body.size % PAGE) as usize, BLOCK)),
+            }
+        }
+        for edge in zeroed {
+            match self.zero_edge(body, edge, size, &mut fresh) {
+                Ok(Some(edge)) => {
+                    write_records(&mut batch, &[edge.extent], &WriteFields { mtime: now, ..edge.fields });
+                    edges.push(edge.extent);
+                    pending = pending.and(edge.flushed);
                 }
                 Ok(None) => {}
                 Err(e) => return Err(self.give_back(&fresh, e)),
             }
         }
-        // What the edges hold is durable before the records name it.
+        // What the edges hold is durable before the records name it; on an ordinary file they verify it.
         self.core.fence(pending);
         let fields = WriteFields { start: 0, len: 0, size, mtime: now, crc: None, flags: 0 };
-        if !edges.is_empty() {
-            write_records(&mut batch, &edges, &fields);
-        }
         let mut reserved = Vec::new();
         if first < last {
             hole_record(&mut batch, first as u32, (last - first) as u32, size, now);
@@ -196,6 +235,7 @@ impl<M: Media> Fs<M> {
         if batch.is_empty() {
             return Ok(());
         }
+        let uncapped = self.drop_capability(body, &mut batch);
         let class = if what == libc::FALLOC_FL_PUNCH_HOLE { Class::Release } else { Class::Data };
         if let Err(e) = self.commit(inode, body, &mut batch, guard, class, Flushed::issued()) {
             return Err(self.give_back(&fresh, e));
@@ -211,6 +251,9 @@ impl<M: Media> Fs<M> {
         }
         for e in &reserved {
             index.set_run(e.page, e.count, e.block, true, &mut free);
+        }
+        if uncapped {
+            self.capability_dropped(body, guard);
         }
         body.size = size;
         (body.mtime, body.ctime) = (now, now);
@@ -249,15 +292,15 @@ impl<M: Media> Fs<M> {
     }
 
     /// A new block for a page of which bytes `[from, to)` become zeros; nothing to do where it has none.
+    /// `size` is the file's after the operation.
     fn zero_edge(
         &self,
-        body: &mut Body,
-        page: u32,
-        from: usize,
-        to: usize,
+        body: &Body,
+        (page, from, to): (u32, usize, usize),
+        size: u64,
         fresh: &mut Vec<Run>,
-    ) -> Result<Option<(Extent, Flushed)>> {
-        let Mapping::Written(old) = body.file_mut().get(page) else { return Ok(None) };
+    ) -> Result<Option<Edge>> {
+        let Mapping::Written(old) = body.file().expect("a file").get(page) else { return Ok(None) };
         let run = self.core.alloc.alloc(1, Class::Release, None);
         let run = run.ok_or_else(|| Error::new(libc::ENOSPC, "space::zero_edge"))?;
         fresh.push(run);
@@ -265,8 +308,20 @@ impl<M: Media> Fs<M> {
         self.core.media.read(log::block_addr(old), &mut block)?;
         block[from..to].fill(0);
         let flushed = self.core.media.copy_nt(log::block_addr(run.start), &block)?;
-        Ok(Some((Extent { page, count: 1, block: run.start }, flushed)))
+        let start = page as u64 * PAGE;
+        // Not of what lies behind the end of file: appends will store there.
+        let len = size.saturating_sub(start).min(PAGE);
+        let crc = self.core.deferring.then(|| crc32c(&block[..len as usize], 0));
+        let fields = WriteFields { start, len, size, mtime: now(), crc, flags: 0 };
+        Ok(Some(Edge { extent: Extent { page, count: 1, block: run.start }, fields, flushed }))
     }
+}
+
+/// A partly zeroed page in a new block, and how its record verifies it.
+struct Edge {
+    extent: Extent,
+    fields: WriteFields,
+    flushed: Flushed,
 }
 
 /// The partly zeroed pages of `[offset, end)` and which of their bytes; what lies behind the end of

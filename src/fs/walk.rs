@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 use super::inode::{Data, Inode};
 use super::*;
-use crate::limits::{PATH_BYTES_MAX, SYMLINK_DEPTH_MAX};
+use crate::limits::{PATH_BYTES_MAX, SYMLINK_DEPTH_MAX, WALK_RETRIES_MAX};
 
 /// A walk that a thread remembers.
 struct Remembered {
@@ -82,7 +82,14 @@ impl<M: Media> Fs<M> {
                 return Ok(attr);
             }
         }
-        self.attr_of(&self.walk(cred, base, path, follow)?)
+        for _ in 0..WALK_RETRIES_MAX {
+            match self.attr_of(&self.walk(cred, base, path, follow)?) {
+                // It lost its last name after the walk: as if the call had come a little later.
+                Err(e) if e.errno() == libc::ESTALE => continue,
+                done => return done,
+            }
+        }
+        Err(Error::new(libc::ENOENT, "walk::stat"))
     }
 
     /// The attributes of an entry that is loaded and needs no further walk.
@@ -199,8 +206,8 @@ impl<M: Media> Fs<M> {
                 if next.starts_with(b"/") {
                     at = self.inode(Ino::ROOT)?;
                 }
+                // Longer than a path may be, but no more than forty targets and one path.
                 next.extend_from_slice(&rest[end..]);
-                check_path(&next)?;
                 rest = next;
                 continue;
             }

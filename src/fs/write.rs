@@ -268,8 +268,11 @@ impl<M: Media> Fs<M> {
         let end = offset + src.len() as u64;
         let verify = self.core.deferring || src.len() < TWO_FENCE_BYTES;
         let mut sink = Sink { crc: verify.then_some(0), flushed: Flushed::issued() };
-        let start = self.zero_tail(body, offset, &mut sink)?;
         let mut plan = Plan::default();
+        let (start, tail) = match self.zero_tail(body, offset, &mut sink, &mut batch, &mut plan) {
+            Ok(done) => done,
+            Err(e) => return Err(self.undo(&plan, e)),
+        };
         let copied = self
             .plan(body, offset, end, &mut plan)
             .and_then(|in_place| self.copy(body, &plan, in_place, offset, src, &mut sink));
@@ -303,6 +306,9 @@ impl<M: Media> Fs<M> {
             return Err(self.undo(&plan, e));
         }
         let reuse = self.core.reuse_after(guard);
+        self.tail_settled(body, tail, reuse);
+        // Where the file grows, its last block was replaced if it was shared.
+        body.tail_shared &= size == body.size;
         let index = body.file_mut();
         for e in &plan.extents {
             index.set_run(e.page, e.count, e.block, false, &mut |old, unwritten| {
@@ -327,25 +333,32 @@ impl<M: Media> Fs<M> {
     }
 
     /// Where a write begins behind the end of file, the bytes between become zeros. In the same block
-    /// they belong to the write (the returned offset is where its CRC begins); in an earlier block they
-    /// are settled first.
-    fn zero_tail(&self, body: &Body, offset: u64, sink: &mut Sink) -> Result<Option<u64>> {
+    /// they belong to the write (the returned offset is where its CRC begins), or the whole block is copied;
+    /// in an earlier block they are settled first.
+    fn zero_tail(
+        &self,
+        body: &Body,
+        offset: u64,
+        sink: &mut Sink,
+        batch: &mut Batch,
+        plan: &mut Plan,
+    ) -> Result<(Option<u64>, Option<Extent>)> {
         let size = body.size;
         if offset <= size || size.is_multiple_of(PAGE) {
-            return Ok(None);
+            return Ok((None, None));
         }
-        let Mapping::Written(block) = body.file().expect("a file").get((size / PAGE) as u32) else {
-            return Ok(None);
-        };
-        let at = block_addr(block).add(size % PAGE);
-        if offset / PAGE == size / PAGE {
-            let zeros = [0; BLOCK];
-            sink.store(&self.core, at, &zeros[..(offset - size) as usize])?;
-            return Ok(Some(size));
+        if offset / PAGE != size / PAGE {
+            return Ok((None, self.settle_tail(body, offset, batch, &mut plan.fresh)?));
         }
-        let flushed = self.core.media.zero_nt(at, (PAGE - size % PAGE) as usize)?;
-        self.core.fence(flushed);
-        Ok(None)
+        match body.file().expect("a file").get((size / PAGE) as u32) {
+            Mapping::Written(block) if !body.tail_shared => {
+                let zeros = [0; BLOCK];
+                let at = block_addr(block).add(size % PAGE);
+                sink.store(&self.core, at, &zeros[..(offset - size) as usize])?;
+                Ok((Some(size), None))
+            }
+            _ => Ok((None, None)),
+        }
     }
 
     /// Finds blocks for every page of `[offset, end)`. Returns whether the first page is written in
@@ -357,6 +370,7 @@ impl<M: Media> Fs<M> {
         let in_place = offset >= body.size
             && page == tail
             && !body.size.is_multiple_of(PAGE)
+            && !body.tail_shared
             && matches!(index.get(page), Mapping::Written(_));
         if in_place {
             page += 1;

@@ -146,7 +146,7 @@ impl<M: Media> Fs<M> {
         value: &[u8],
         mut batch: Batch,
     ) -> Result<()> {
-        let blocks = if value.len() > INLINE_BYTES_MAX { Some(self.store_blocks(value)?) } else { None };
+        let blocks = self.blocks_for(value)?;
         let now = now();
         let at = batch.count();
         value_record(&mut batch, name, value, blocks, now);
@@ -161,6 +161,11 @@ impl<M: Media> Fs<M> {
         body.xattrs.push(x);
         body.ctime = now;
         Ok(())
+    }
+
+    /// Where a value stands that is too large for its record: stored, durably.
+    pub(super) fn blocks_for(&self, value: &[u8]) -> Result<Option<Run>> {
+        (value.len() > INLINE_BYTES_MAX).then(|| self.store_blocks(value)).transpose()
     }
 
     /// Stores a large value, durably, in one run.

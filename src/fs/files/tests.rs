@@ -290,3 +290,60 @@ fn calls_by_path_race_with_removal() {
         });
     });
 }
+
+#[test]
+fn a_truncation_by_an_ordinary_user_takes_set_id_bits() {
+    let fs = filesystem();
+    Files::new(Arc::clone(&fs), Cred::root(), 0).chmod(b"/", 0o777).unwrap();
+    let files = Files::new(fs, user(7), 0);
+    let changes: [&dyn Fn(&[u8]); 3] = [
+        &|f| files.truncate(f, 2).unwrap(),
+        &|f| {
+            let fd = files.open(f, O_RDWR, 0).unwrap();
+            files.ftruncate(fd, 2).unwrap();
+            files.close(fd).unwrap();
+        },
+        &|f| files.close(files.open(f, O_WRONLY | libc::O_TRUNC, 0).unwrap()).unwrap(),
+    ];
+    for (i, change) in changes.into_iter().enumerate() {
+        let path = format!("f{i}");
+        make(&files, &path, "text");
+        files.chmod(path.as_bytes(), 0o6755).unwrap();
+        change(path.as_bytes());
+        assert_eq!(files.stat(path.as_bytes()).unwrap().mode & 0o7777, 0o755, "{i}");
+    }
+}
+
+#[test]
+fn stat_never_meets_a_stale_inode() {
+    let files = files();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            for _ in 0..20_000 {
+                make(&files, "f", "");
+                files.unlink(b"f").unwrap();
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        s.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                for path in ["f", "/./f"] {
+                    if let Err(e) = files.stat(path.as_bytes()) {
+                        assert_eq!(e.errno(), libc::ENOENT);
+                    }
+                }
+            }
+        });
+    });
+}
+
+#[test]
+fn a_long_link_leaves_room_for_a_long_path() {
+    let files = files();
+    files.mkdir(b"d", 0o755).unwrap();
+    make(&files, "d/f", "text");
+    let stay = |n| "./".repeat(n);
+    files.symlink(format!("{}d", stay(2000)).as_bytes(), b"l").unwrap();
+    assert_eq!(text(&files, &format!("l/{}f", stay(1000))), "text");
+}
