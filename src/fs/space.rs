@@ -194,7 +194,9 @@ impl<M: Media> Fs<M> {
         let mut edges = Vec::new();
         let mut pending = Flushed::issued();
         let (first, last) = (offset.div_ceil(PAGE), end / PAGE);
-        let mut zeroed: SmallVec<[(u32, usize, usize); 3]> = edges_of(offset, end, body.size).collect();
+        let mut zeroed: SmallVec<[(u32, usize, usize); 3]> = edges_of(offset, end, body.size)
+            .filter(|z| !(first..last).contains(&(z.0 as u64))) // those lose their blocks anyway
+            .collect();
         let tail = body.size / PAGE;
         if size > body.size && !body.size.is_multiple_of(PAGE) && !(first..last).contains(&tail) {
             // What stands behind the old end comes into the file.
