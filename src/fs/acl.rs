@@ -135,11 +135,11 @@ impl Acl {
     }
 }
 
-/// The rules of posix_acl_valid: order by tag, unique and ordered qualifiers, a mask where needed.
+/// The rules of posix_acl_valid: order by tag, a mask where needed. Like the kernel's they demand neither
+/// order nor uniqueness of who is named: the first entry that fits decides.
 fn valid(entries: &[Entry]) -> bool {
     let count = |tag| entries.iter().filter(|e| e.tag == tag).count();
-    let ordered =
-        entries.windows(2).all(|w| (w[0].tag, w[0].id) < (w[1].tag, w[1].id) || w[0].tag < w[1].tag);
+    let ordered = entries.windows(2).all(|w| w[0].tag <= w[1].tag);
     let known = entries.iter().all(|e| {
         e.perm <= 7
             && match e.tag {

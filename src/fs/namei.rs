@@ -126,7 +126,8 @@ impl<M: Media> Fs<M> {
     }
 
     pub fn mkdir(&self, cred: &Cred, dir: Ino, name: &[u8], mode: u32, umask: u32) -> Result<Attr> {
-        let mode = libc::S_IFDIR | mode & 0o7777;
+        // As Linux: set-id bits come from the parent alone.
+        let mode = libc::S_IFDIR | mode & 0o1777;
         self.make(cred, dir, name, &New { mode, umask, rdev: 0, target: None, open: false })
     }
 
@@ -173,21 +174,30 @@ impl<M: Media> Fs<M> {
     /// O_TMPFILE: a file without a name. Takes a reference and an open. A crash or a close of the pool
     /// ends it.
     pub fn tmpfile(&self, cred: &Cred, dir: Ino, mode: u32, umask: u32) -> Result<Attr> {
-        self.core.check_alive()?;
         let dir = self.inode(dir)?;
-        let guard = self.core.epochs.enter();
-        let body = dir.body.read();
-        body.dir()?;
-        permit(cred, &body, W | X)?;
         let new = New { mode: libc::S_IFREG | mode & 0o7777, umask, rdev: 0, target: None, open: true };
-        let made = self.new_inode(cred, &body, &new, &guard, now())?;
-        self.core.fence(made.pending);
-        let inode = made.inode;
+        let (inode, attr) = loop {
+            self.core.check_alive()?;
+            let made = {
+                let guard = self.core.epochs.enter();
+                let body = dir.body.read();
+                body.dir()?;
+                permit(cred, &body, W | X)?;
+                self.new_inode(cred, &body, &new, &guard, now()).map(|made| {
+                    self.core.fence(made.pending);
+                    (made.inode, made.attr)
+                })
+            };
+            match made {
+                Err(e) if e.errno() == libc::ENOSPC && self.make_room() => continue,
+                made => break made?,
+            }
+        };
         inode.linkable.store(true, Ordering::Relaxed);
         let entry = self.table.entry(inode.ino.0);
         entry.nlink.store(0, Ordering::Release);
         *entry.node.write() = Some(inode.clone());
-        Ok(made.attr)
+        Ok(attr)
     }
 
     fn make(&self, cred: &Cred, dir: Ino, name: &[u8], new: &New) -> Result<Attr> {

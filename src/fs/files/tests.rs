@@ -347,3 +347,26 @@ fn a_long_link_leaves_room_for_a_long_path() {
     files.symlink(format!("{}d", stay(2000)).as_bytes(), b"l").unwrap();
     assert_eq!(text(&files, &format!("l/{}f", stay(1000))), "text");
 }
+
+#[test]
+fn what_linux_takes_from_modes_and_lists() {
+    let files = files();
+    files.mkdir(b"d", 0o6777).unwrap();
+    assert_eq!(files.stat(b"d").unwrap().mode & 0o7777, 0o755);
+    files.chmod(b"d", 0o2755).unwrap();
+    files.mkdir(b"d/e", 0o700).unwrap();
+    assert_eq!(files.stat(b"d/e").unwrap().mode & 0o7777, 0o2700);
+
+    // Users in no order: the kernel takes them.
+    let mut list = 2u32.to_le_bytes().to_vec();
+    let entries: [(u16, u16, u32); 6] =
+        [(1, 7, !0), (2, 5, 2000), (2, 4, 1000), (4, 5, !0), (16, 7, !0), (32, 0, !0)];
+    for (tag, perm, id) in entries {
+        list.extend(tag.to_le_bytes());
+        list.extend(perm.to_le_bytes());
+        list.extend(id.to_le_bytes());
+    }
+    files.setxattr(b"d", true, b"system.posix_acl_access", &list, 0).unwrap();
+    let others = Files::new(Arc::clone(files.fs()), user(2000), 0);
+    others.access(b"d", libc::X_OK).unwrap();
+}
