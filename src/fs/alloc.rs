@@ -569,6 +569,10 @@ impl Allocator {
 
     /// `want` blocks in as few runs as can be found cheaply, or none at all.
     pub fn alloc_all(&self, want: u32, class: Class, out: &mut Vec<Run>) -> Result<(), NoSpace> {
+        // Not even in passing is all taken for a request that cannot be met.
+        if want > GROUP_BLOCKS && want as u64 > self.stats().free {
+            return Err(NoSpace);
+        }
         let before = out.len();
         let mut missing = want;
         let mut near = None;

@@ -408,6 +408,9 @@ impl<M: Media> Fs<M> {
 
     /// Gives back `count` references that lookups and creations took.
     pub fn forget(&self, ino: Ino, count: u64) {
+        if ino.0 >= self.slot_count.load(Ordering::Acquire) {
+            return;
+        }
         let entry = self.table.entry(ino.0);
         let Some(inode) = entry.node.read().clone() else { return };
         self.put(&inode, count);
