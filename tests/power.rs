@@ -43,6 +43,17 @@ fn content(fs: &F) -> Vec<u8> {
 fn file() -> (F, Ino) {
     let media = SimMedia::new(vec![0; 2 << 20], Domain::PageCache);
     let fs = open(Fs::mkfs(media, &MkfsOptions::default()).unwrap().image());
+    // What is free is not empty.
+    let old = fs.create(&Cred::root(), Ino::ROOT, b"old", 0o644, 0, 0).unwrap().0.ino;
+    let mut at = 0;
+    while let Ok(end) = fs.write(&Cred::root(), old, at, &[9; 4096], false) {
+        at = end;
+    }
+    fs.unlink(&Cred::root(), Ino::ROOT, b"old").unwrap();
+    fs.forget(old, 2);
+    for _ in 0..3 {
+        fs.tick().unwrap();
+    }
     let f = fs.create(&Cred::root(), Ino::ROOT, b"f", 0o644, 0, 0).unwrap().0.ino;
     fs.write(&Cred::root(), f, 0, &[7; 12_000], false).unwrap();
     fs.setattr(&Cred::root(), f, &SetAttr { size: Some(9000), ..SetAttr::default() }).unwrap();
@@ -91,6 +102,7 @@ fn what_a_power_loss_leaves_is_before_or_after() {
         let page = |n: usize| n * BLOCK..(n + 1) * BLOCK;
         let stored: Vec<usize> =
             (0..new_media.len() / BLOCK).filter(|&n| old_media[page(n)] != new_media[page(n)]).collect();
+        assert!(content(&open(rebooted(new_media.clone()))) == new, "{name}: it was complete");
         for &a in &stored {
             for &b in &stored {
                 let mut image = new_media.clone();

@@ -296,7 +296,8 @@ fn a_truncation_by_an_ordinary_user_takes_set_id_bits() {
     let fs = filesystem();
     Files::new(Arc::clone(&fs), Cred::root(), 0).chmod(b"/", 0o777).unwrap();
     let files = Files::new(fs, user(7), 0);
-    let changes: [&dyn Fn(&[u8]); 3] = [
+    type Change<'a> = &'a dyn Fn(&[u8]);
+    let changes: [Change; 3] = [
         &|f| files.truncate(f, 2).unwrap(),
         &|f| {
             let fd = files.open(f, O_RDWR, 0).unwrap();
