@@ -158,23 +158,26 @@ def install():
 
 
 def mount():
-    """Unmodified programs on the mount, as root."""
-    command = [sys.executable, "tests/mount/run.py", "--lode", LODE, "--logs", os.path.join(LOGS, "mount"),
-               "--tools", os.path.join(TARGET, "tools", "bin")]
-    if os.geteuid() != 0:
-        if subprocess.run(["sudo", "-n", "true"], capture_output=True, check=False).returncode:
-            return Result(skipped=1, lines=["SKIP mount: it needs root, and sudo asks for a password"])
-        command = ["sudo", "-n", *command]
+    """Unmodified programs on the mount, as root: on an ordinary file, and on emulated persistent memory."""
     if not os.path.exists("/dev/fuse"):
         return Result(skipped=1, lines=["SKIP mount: this machine has no /dev/fuse"])
-    seeds = range(NIGHTLY_SEEDS) if OPTIONS.nightly else range(1)
-    results = [mount_once([*command, "--seed", str(seed)]) for seed in seeds]
-    if os.geteuid() != 0:
-        run("mount", "sudo", "-n", "chown", "-R", str(os.geteuid()), LOGS)
+    sudo = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    if sudo and subprocess.run([*sudo, "true"], capture_output=True, check=False).returncode:
+        return Result(skipped=1, lines=["SKIP mount: it needs root, and sudo asks for a password"])
+    results = []
+    for domain, options in (("page-cache", "allow_other"), ("memory", "allow_other,assume=memory")):
+        for seed in range(NIGHTLY_SEEDS if OPTIONS.nightly else 1):
+            results.append(mount_once(
+                *sudo, sys.executable, "tests/mount/run.py", "--lode", LODE, "--mount-options", options,
+                "--logs", os.path.join(LOGS, f"mount-{domain}"), "--tools", os.path.join(TARGET, "tools", "bin"),
+                "--seed", str(seed),
+            ))
+    if sudo:
+        run("mount", *sudo, "chown", "-R", str(os.geteuid()), LOGS)
     return together(*results)
 
 
-def mount_once(command):
+def mount_once(*command):
     status, output = run("mount", *command, minutes=25)
     summary = re.search(r"^mount: (\d+) passed, (\d+) failed, (\d+) skipped$", output, re.MULTILINE)
     if not summary:
