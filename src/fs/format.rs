@@ -28,6 +28,7 @@
 
 use super::alloc::Block;
 use super::types::Time;
+use crate::limits::{POOL_BLOCKS_MAX, POOL_BYTES_MIN};
 use crate::media::{Addr, LINE, crc32c};
 
 pub const BLOCK: usize = 4096;
@@ -58,6 +59,9 @@ pub const MINI_LINES: u32 = (MINI / LINE) as u32;
 pub const RECORD_LINES_MAX: u32 = SEGMENT_LINES - 2;
 
 pub const HEAD: usize = 16;
+
+/// Mounts that generations have bits for.
+pub const MOUNT_MAX: u32 = 1 << 24;
 
 // ---------------------------------------------------------------------------------------------------
 // Field access. Records are byte arrays: nothing here depends on Rust's layout rules.
@@ -150,17 +154,20 @@ impl Super {
         }
         let label = &b[72..135];
         let label = &label[..label.iter().position(|&c| c == 0).unwrap_or(label.len())];
-        if get32(b, 64) != BLOCK as u32 || b[68] > 1 {
+        let label = std::str::from_utf8(label).map_err(|_| SuperFault::Damaged)?;
+        let blocks = get64(b, 48);
+        let fits = (POOL_BYTES_MIN / BLOCK as u64..=POOL_BLOCKS_MAX).contains(&blocks);
+        if get32(b, 64) != BLOCK as u32 || b[68] > 1 || !fits {
             return Err(SuperFault::Damaged);
         }
         Ok(Super {
             version,
             uuid: b[16..32].try_into().unwrap(),
             key: b[32..48].try_into().unwrap(),
-            blocks: get64(b, 48),
+            blocks,
             data_in_place: b[68] == 1,
             created: get64(b, 56),
-            label: String::from_utf8_lossy(label).into_owned(),
+            label: label.to_owned(),
         })
     }
 }
@@ -211,7 +218,7 @@ impl State {
         if crc32c(&b[4..], crc32c(key, 0)) != get32(b, 0) || get32(b, 4) != 0x5441_5453 {
             return None;
         }
-        Some(State {
+        let state = State {
             serial: get64(b, 8),
             mount: get32(b, 16),
             clean: get32(b, 20) == 1,
@@ -219,7 +226,9 @@ impl State {
             checkpoint: get32(b, 28),
             settled: get64(b, 32),
             boot: get64(b, 40),
-        })
+        };
+        // Higher ones could not be counted on.
+        (state.mount < MOUNT_MAX && state.serial < 1 << 63 && state.settled < 1 << 47).then_some(state)
     }
 }
 

@@ -16,6 +16,7 @@ use super::index::PageIndex;
 use super::log::{self, Log, Op, Owner, Reader, Record};
 use super::types::{Attr, Ino, Kind};
 use crate::error::{Error, Result};
+use crate::limits::FILE_BYTES_MAX;
 use crate::media::{Addr, LINE, Media, crc32c};
 
 /// In memory order: what stat reads comes first and close together.
@@ -324,7 +325,7 @@ fn apply_record<M: Media>(
             for e in extents(b) {
                 let e = e.ok_or_else(|| log::damaged(owner, "a write record is too short"))?;
                 if e.count == 0
-                    || e.page.checked_add(e.count - 1).is_none()
+                    || e.page.checked_add(e.count).is_none()
                     || !core.holds_blocks(Run { start: e.block, count: e.count })
                 {
                     return Err(log::damaged(owner, "a write record names blocks outside the pool"));
@@ -337,7 +338,7 @@ fn apply_record<M: Media>(
                 extents(b).flatten().for_each(|e| redos.remap(e.page, e.count));
             }
             if flags & field::write::MOVED == 0 {
-                body.size = get64(b, field::write::SIZE);
+                body.size = get64(b, field::write::SIZE).min(FILE_BYTES_MAX);
                 body.mtime = get64(b, field::write::MTIME);
                 body.ctime = body.mtime;
             }
@@ -345,11 +346,14 @@ fn apply_record<M: Media>(
         }
         (Type::Hole, Data::File(index)) => {
             let (page, count) = (get32(b, field::hole::PAGE), get32(b, field::hole::COUNT));
+            if page.checked_add(count).is_none() {
+                return Err(log::damaged(owner, "a hole lies behind the largest file"));
+            }
             index.clear(page, count, &mut |_, _| {});
             if let Some(redos) = redos {
                 redos.remap(page, count);
             }
-            body.size = get64(b, field::hole::SIZE);
+            body.size = get64(b, field::hole::SIZE).min(FILE_BYTES_MAX);
             body.mtime = get64(b, field::hole::MTIME);
             body.ctime = body.mtime;
             Ok(())
@@ -359,8 +363,12 @@ fn apply_record<M: Media>(
             let data = b
                 .get(field::redo::DATA..field::redo::DATA + len)
                 .ok_or_else(|| log::damaged(owner, "a redo record is too short"))?;
+            let offset = get64(b, field::redo::OFFSET);
+            if offset > FILE_BYTES_MAX - len as u64 {
+                return Err(log::damaged(owner, "a redo record lies behind the largest file"));
+            }
             if let Some(redos) = redos {
-                redos.add(get64(b, field::redo::OFFSET), data);
+                redos.add(offset, data);
             }
             body.mtime = get64(b, field::redo::MTIME);
             body.ctime = body.mtime;
@@ -408,7 +416,7 @@ fn apply_attr(body: &mut Body, atime: &mut u64, b: &[u8], redos: Option<&mut Red
     body.mtime = get64(b, field::attr::MTIME);
     body.ctime = get64(b, field::attr::CTIME);
     if let Data::File(index) = &mut body.data {
-        body.size = get64(b, field::attr::SIZE).min(crate::limits::FILE_BYTES_MAX);
+        body.size = get64(b, field::attr::SIZE).min(FILE_BYTES_MAX);
         if get32(b, field::attr::FLAGS) & field::attr::TRUNCATE != 0 {
             let page = body.size.div_ceil(BLOCK as u64);
             index.clear(page as u32, u32::MAX - page as u32, &mut |_, _| {});
@@ -641,7 +649,7 @@ pub fn read_header<M: Media>(core: &Core<M>, ino: u32, slot: Addr) -> Result<Opt
     let mut line = [0; LINE];
     core.media.read(slot, &mut line)?;
     let header = SlotHeader::decode(&line, core.key_crc, ino);
-    Ok(header.filter(|h| Kind::from_mode(h.mode).is_some() || ino == TABLE_INO))
+    Ok(header.filter(|h| Kind::from_mode(h.mode).is_some()))
 }
 
 /// Whether the data that the operation names is what the operation wrote: its CRC over the file's
@@ -656,6 +664,9 @@ pub fn verify_data<M: Media>(core: &Core<M>, index: &PageIndex, op: &Op) -> Resu
             continue;
         }
         let mut offset = get64(record.bytes, field::write::START);
+        if offset > FILE_BYTES_MAX {
+            return Ok(false);
+        }
         let end = offset + get32(record.bytes, field::write::LEN) as u64;
         let mut crc = 0;
         while offset < end {

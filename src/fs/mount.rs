@@ -24,8 +24,6 @@ const TICK: Duration = Duration::from_secs(1);
 const SYNC_TICKS: u32 = 5;
 /// A state line may lag this many epochs behind what logs of an ordinary file carry.
 const EPOCH_SLACK: u64 = 1024;
-/// Mounts that generations have bits for.
-const MOUNT_MAX: u32 = 1 << 24;
 
 /// Progress of syncs on an ordinary file.
 #[derive(Default)]
@@ -634,9 +632,15 @@ pub(super) fn load_table_inode<M: Media>(core: &Core<M>) -> Result<Inode> {
     let inode = inode::load(core, TABLE_INO, slot)?;
     let body = inode.body.read();
     let pages = body.size / BLOCK as u64;
-    let whole = body.file().is_some_and(|i| i.mapped() == pages && pages >= TABLE_BLOCKS as u64);
+    let written = |i: &super::index::PageIndex| {
+        let mut runs = i.iter_runs(0);
+        let end = runs.try_fold(0, |at, r| (r.page == at && !r.unwritten).then_some(at + r.count));
+        end.is_some_and(|end| end as u64 == pages)
+    };
+    let fits = (TABLE_BLOCKS as u64..=u32::MAX as u64 / SLOTS_PER_BLOCK as u64).contains(&pages);
+    let whole = fits && body.file().is_some_and(written);
     drop(body);
-    if !whole || pages > u32::MAX as u64 / SLOTS_PER_BLOCK as u64 {
+    if !whole {
         let owner = Owner { ino: TABLE_INO, generation: inode.generation, slot };
         return Err(log::damaged(&owner, "the inode table has holes"));
     }

@@ -81,7 +81,7 @@ impl<M: Media> Fs<M> {
     #[inline]
     pub(super) fn touch(&self, inode: &Inode, changed: u64) {
         let atime = inode.atime.load(Ordering::Relaxed);
-        if atime > changed && self.seconds.load(Ordering::Relaxed) <= atime + DAY {
+        if atime > changed && self.seconds.load(Ordering::Relaxed) <= atime.saturating_add(DAY) {
             return;
         }
         let now = now();

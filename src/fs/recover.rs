@@ -452,8 +452,10 @@ impl<M: Media> Recovery<'_, M> {
                 p.leaves
                     && p.in_doubt
                     && !reached.contains_key(&p.partner.ino)
-                    && self.headers[p.partner.ino as usize]
-                        .is_some_and(|h| h.generation == p.partner.generation)
+                    && self
+                        .headers
+                        .get(p.partner.ino as usize)
+                        .is_some_and(|h| h.is_some_and(|h| h.generation == p.partner.generation))
             });
             if let Some(seq) = lost.map(|p| p.seq) {
                 scan.cut = Some(seq);
