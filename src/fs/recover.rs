@@ -276,12 +276,20 @@ impl<M: Media> Recovery<'_, M> {
         if header.is_none_or(|h| h.generation != add.generation) {
             return Ok(false);
         }
-        if add.flags & field::add::CREATE == 0 || add.lines == 0 {
+        if add.flags & field::add::CREATE == 0 {
             return Ok(true);
         }
-        let mut reader = Reader::new(self.core, self.owner(add.ino))?;
+        let mut reader = match Reader::new(self.core, self.owner(add.ino)) {
+            Ok(reader) => reader,
+            // Of the new slot all is there but the log head, which is still the last inode's.
+            Err(e) if e.errno() == libc::EUCLEAN => return Ok(false),
+            Err(e) => return Err(e),
+        };
+        if reader.log().head_seq() > 0 {
+            return Ok(true); // it was cleaned since: its beginning was there
+        }
         let mut op = Op::default();
-        while reader.log().lines() < add.lines as u32 {
+        while reader.log().seq() < add.lines as u32 {
             if !reader.next(&mut op)? {
                 return Ok(false);
             }
