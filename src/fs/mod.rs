@@ -152,6 +152,8 @@ pub struct Core<M: Media> {
     read_only: bool,
     generations: Box<[CachePadded<AtomicU64>]>,
     transactions: AtomicU64,
+    /// The epoch of the last operation on two directories.
+    paired: AtomicU64,
 }
 
 impl<M: Media> Core<M> {
@@ -436,6 +438,9 @@ impl<M: Media> Fs<M> {
 
     /// Frees all that a nameless, unused inode has.
     fn reclaim(&self, inode: &Arc<Inode>) {
+        if inode.kind == Kind::Directory && self.settle_pairs().is_err() {
+            return; // the file system is poisoned: nothing is used again
+        }
         let guard = self.core.epochs.enter();
         let reuse = self.core.reuse_after(&guard);
         let mut body = inode.body.write();
@@ -447,6 +452,17 @@ impl<M: Media> Fs<M> {
         body.log.free_all(&self.core, reuse);
         *self.table.entry(inode.ino.0).node.write() = None;
         self.slots.put(inode.ino.0, reuse);
+    }
+
+    /// Before a directory's log goes: another log may end with the other half of one of its records, which
+    /// recovery would look for. (On an ordinary file nothing freed is reused that early.)
+    fn settle_pairs(&self) -> Result<()> {
+        let settled = self.state.lock().settled;
+        if self.core.deferring || self.core.paired.load(Ordering::Acquire) <= settled {
+            return Ok(());
+        }
+        self.core.check_alive()?;
+        self.settle()
     }
 
     fn free_contents(&self, body: &mut Body, reuse: Option<u64>) {

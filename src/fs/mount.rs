@@ -183,6 +183,7 @@ impl<M: Media> Fs<M> {
             read_only,
             generations: (0..STRIPES).map(|_| CachePadded::new(AtomicU64::new(0))).collect(),
             transactions: AtomicU64::new(0),
+            paired: AtomicU64::new(0),
         };
         // Nothing else may reach media before the pool is marked as in use.
         write_state(&core, &state, true)?;
@@ -216,7 +217,7 @@ impl<M: Media> Fs<M> {
 
     /// Ends the epoch, waits for its operations, makes them survive power loss where that takes a
     /// sync, and names it in the state line. The caller is in no epoch.
-    fn settle(&self) -> Result<()> {
+    pub(super) fn settle(&self) -> Result<()> {
         let mut synced = self.syncing.lock();
         self.settle_locked(&mut synced)
     }
@@ -243,7 +244,7 @@ impl<M: Media> Fs<M> {
             state.settled = ended;
             *state
         };
-        write_state(&self.core, &state, false)?;
+        write_state(&self.core, &state, false).inspect_err(|e| self.core.poison(e))?;
         if self.core.deferring {
             self.core.alloc.release(synced.named);
             self.slots.release(synced.named);

@@ -831,6 +831,7 @@ impl<M: Media> Fs<M> {
             });
         let flushed = appended.inspect_err(|e| core.poison(e))?;
         core.fence(flushed);
+        core.paired.fetch_max(epoch, Ordering::Release);
         Ok(())
     }
 
