@@ -34,9 +34,8 @@ impl<M: Media> Fs<M> {
     }
 
     pub fn setattr_node(&self, cred: &Cred, node: &Node, set: &SetAttr) -> Result<Attr> {
-        self.core.check_alive()?;
         let inode = &node.0;
-        let guard = self.core.epochs.enter();
+        let guard = self.core.enter()?;
         let mut body = inode.body.write();
         let body = &mut *body;
         if body.dead {

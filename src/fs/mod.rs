@@ -222,6 +222,15 @@ impl<M: Media> Core<M> {
         if self.poisoned.load(Ordering::Relaxed) { Err(self.poison_error()) } else { Ok(()) }
     }
 
+    /// Enters an epoch to change something. Looks only then whether it may: who closes the pool waits for
+    /// those inside.
+    #[inline]
+    fn enter(&self) -> Result<epoch::Guard<'_>> {
+        let guard = self.epochs.enter();
+        self.check_alive()?;
+        Ok(guard)
+    }
+
     #[cold]
     fn poison_error(&self) -> Error {
         if self.read_only {
@@ -432,19 +441,19 @@ impl<M: Media> Fs<M> {
         let before = inode.uses.fetch_sub(count, Ordering::AcqRel);
         assert!(before >= count, "an inode was given back more often than taken");
         if before == count && self.links(inode) == 0 {
-            self.reclaim(inode);
+            self.reclaim(inode, false);
         }
     }
 
-    /// Frees all that a nameless, unused inode has.
-    fn reclaim(&self, inode: &Arc<Inode>) {
+    /// Frees all that a nameless, unused inode has; a used one's too at the end.
+    fn reclaim(&self, inode: &Arc<Inode>, at_close: bool) {
         if inode.kind == Kind::Directory && self.settle_pairs().is_err() {
             return; // the file system is poisoned: nothing is used again
         }
         let guard = self.core.epochs.enter();
         let reuse = self.core.reuse_after(&guard);
         let mut body = inode.body.write();
-        if body.dead || self.links(inode) > 0 || inode.uses.load(Ordering::Acquire) > 0 {
+        if body.dead || self.links(inode) > 0 || !at_close && inode.uses.load(Ordering::Acquire) > 0 {
             return;
         }
         body.dead = true;

@@ -210,7 +210,7 @@ impl<M: Media> Fs<M> {
             ticker: Mutex::new(None),
         };
         if !previous.clean && !read_only {
-            fs.settle()?; // recovery has settled everything there is
+            fs.settle_durably()?; // recovery has settled everything there is
         }
         Ok(Arc::new(fs))
     }
@@ -220,6 +220,13 @@ impl<M: Media> Fs<M> {
     pub(super) fn settle(&self) -> Result<()> {
         let mut synced = self.syncing.lock();
         self.settle_locked(&mut synced)
+    }
+
+    /// [`settle`](Fs::settle) so that the state line survives power loss, too. Before that nothing may be
+    /// reused that was freed in the epoch, or that recovery found free: recovery would verify what it held.
+    fn settle_durably(&self) -> Result<()> {
+        self.settle()?;
+        if self.core.deferring { self.settle() } else { Ok(()) }
     }
 
     /// Ends the current epoch and names it as settled: what the background tick does once a second.
@@ -284,13 +291,19 @@ impl<M: Media> Fs<M> {
         if self.core.read_only {
             return Ok(());
         }
-        self.core.check_alive()?;
+        if self.core.poisoned.swap(true, Ordering::AcqRel) {
+            return Err(self.core.poison_error());
+        }
+        // Who entered an epoch before leaves it, who does after sees that the pool is closed.
+        if self.core.deferring {
+            self.core.epochs.advance();
+        } else {
+            self.settle()?; // nothing freed at once may be in doubt
+        }
         self.reclaim_orphans();
         self.write_back()?;
-        self.core.poisoned.store(true, Ordering::Release);
-        let ended = self.core.epochs.advance();
-        self.core.media.sync().map_err(|e| sync_error(e, "mount::close"))?;
-        // Everything is durable: what waited for that is free.
+        self.settle_durably()?;
+        // Everything is durable and named: what waited for that is free.
         self.core.alloc.release(u64::MAX);
         self.slots.release(u64::MAX);
         let Some(checkpoint) = checkpoint::store(self)? else {
@@ -301,7 +314,6 @@ impl<M: Media> Fs<M> {
         let state = {
             let mut state = self.state.lock();
             state.serial += 1;
-            state.settled = ended;
             state.clean = true;
             state.checkpoint = checkpoint;
             *state
@@ -328,8 +340,7 @@ impl<M: Media> Fs<M> {
     /// Files without a name that are still open: nobody can reach them after this.
     fn reclaim_orphans(&self) {
         for inode in self.loaded().filter(|i| self.links(i) == 0) {
-            inode.uses.store(0, Ordering::Release);
-            self.reclaim(&inode);
+            self.reclaim(&inode, true);
         }
     }
 

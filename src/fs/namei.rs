@@ -177,9 +177,8 @@ impl<M: Media> Fs<M> {
         let dir = self.inode(dir)?;
         let new = New { mode: libc::S_IFREG | mode & 0o7777, umask, rdev: 0, target: None, open: true };
         let (inode, attr) = loop {
-            self.core.check_alive()?;
             let made = {
-                let guard = self.core.epochs.enter();
+                let guard = self.core.enter()?;
                 let body = dir.body.read();
                 body.dir()?;
                 permit(cred, &body, W | X)?;
@@ -204,9 +203,8 @@ impl<M: Media> Fs<M> {
         check_name(name, libc::EEXIST)?;
         let dir = self.inode(dir)?;
         loop {
-            self.core.check_alive()?;
             let done = {
-                let guard = self.core.epochs.enter();
+                let guard = self.core.enter()?;
                 let mut body = dir.body.write();
                 self.make_locked(cred, &dir, &mut body, &guard, name, new)
             };
@@ -359,9 +357,8 @@ impl<M: Media> Fs<M> {
             return Err(Error::new(libc::EPERM, "namei::link"));
         }
         loop {
-            self.core.check_alive()?;
             let done = {
-                let guard = self.core.epochs.enter();
+                let guard = self.core.enter()?;
                 let mut body = dir.body.write();
                 self.link_locked(cred, &inode, &dir, &mut body, &guard, name)
             };
@@ -441,10 +438,9 @@ impl<M: Media> Fs<M> {
 
     fn remove(&self, cred: &Cred, dir: Ino, name: &[u8], want_dir: bool) -> Result<()> {
         check_name(name, libc::EISDIR)?;
-        self.core.check_alive()?;
         let dir = self.inode(dir)?;
         let victim = {
-            let guard = self.core.epochs.enter();
+            let guard = self.core.enter()?;
             let mut body = dir.body.write();
             let victim = self.remove_locked(cred, &dir, &mut body, &guard, name, want_dir)?;
             self.tidy_log(&dir, &mut body, &guard);
@@ -456,7 +452,7 @@ impl<M: Media> Fs<M> {
 
     fn reclaim_if_unused(&self, inode: &Arc<Inode>) {
         if inode.uses.load(Ordering::Acquire) == 0 && self.links(inode) == 0 {
-            self.reclaim(inode);
+            self.reclaim(inode, false);
         }
     }
 
@@ -527,9 +523,8 @@ impl<M: Media> Fs<M> {
         let (from, to) = (self.inode(from)?, self.inode(to)?);
         let mut two_directories = false;
         loop {
-            self.core.check_alive()?;
             let done = {
-                let guard = self.core.epochs.enter();
+                let guard = self.core.enter()?;
                 let names = (name, newname);
                 if Arc::ptr_eq(&from, &to) {
                     let _tree = two_directories.then(|| self.rename_lock.lock());

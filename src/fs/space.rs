@@ -35,9 +35,8 @@ impl<M: Media> Fs<M> {
             return Err(Error::new(libc::EINVAL, "space::fallocate"));
         }
         loop {
-            self.core.check_alive()?;
             let done = {
-                let guard = self.core.epochs.enter();
+                let guard = self.core.enter()?;
                 let mut body = node.0.body.write();
                 check_allocatable(&body)?;
                 let done = match what {

@@ -87,8 +87,7 @@ impl<M: Media> Fs<M> {
         let src = &src[..src.len().min(WRITE_BYTES_MAX)];
         loop {
             let done = {
-                self.core.check_alive()?;
-                let guard = self.core.epochs.enter();
+                let guard = self.core.enter()?;
                 let mut body = inode.body.write();
                 self.write_locked(cred, inode, &mut body, &guard, offset, src, append)
             };

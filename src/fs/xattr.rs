@@ -53,9 +53,8 @@ impl<M: Media> Fs<M> {
         }
         let inode = self.inode(ino)?;
         loop {
-            self.core.check_alive()?;
             let done = {
-                let guard = self.core.epochs.enter();
+                let guard = self.core.enter()?;
                 let mut body = inode.body.write();
                 let done = self.set_locked(cred, &inode, &mut body, &guard, name, value, flags);
                 self.tidy_log(&inode, &mut body, &guard);
@@ -201,9 +200,8 @@ impl<M: Media> Fs<M> {
 
     pub fn removexattr(&self, cred: &Cred, ino: Ino, name: &[u8]) -> Result<()> {
         check_name(name)?;
-        self.core.check_alive()?;
         let inode = self.inode(ino)?;
-        let guard = self.core.epochs.enter();
+        let guard = self.core.enter()?;
         let mut body = inode.body.write();
         check_alive(&body)?;
         permit_name(cred, &body, name, true)?;
