@@ -188,10 +188,21 @@ impl<M: Media> Fs<M> {
         // Nothing else may reach media before the pool is marked as in use.
         write_state(&core, &state, true)?;
         core.media.sync().map_err(|e| sync_error(e, "mount::open"))?;
-        let opened = if previous.clean {
-            checkpoint::load(&mut core, previous.checkpoint)?
-        } else {
-            recover::recover(&mut core, &previous, options.power_lost)?
+        let loaded = match previous.clean {
+            true => match checkpoint::load(&mut core, previous.checkpoint) {
+                Err(e) => {
+                    tracing::warn!("{e}; the logs are scanned instead");
+                    core.alloc = Allocator::new(blocks);
+                    None
+                }
+                Ok(opened) => Some(opened),
+            },
+            false => None,
+        };
+        let was_clean = loaded.is_some();
+        let opened = match loaded {
+            Some(opened) => opened,
+            None => recover::recover(&mut core, &previous, options.power_lost)?,
         };
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let fs = Fs {
@@ -209,7 +220,7 @@ impl<M: Media> Fs<M> {
             report: OpenReport { seconds: begun.elapsed().as_secs_f64(), ..opened.report },
             ticker: Mutex::new(None),
         };
-        if !previous.clean && !read_only {
+        if !was_clean && !read_only {
             fs.settle_durably()?; // recovery has settled everything there is
         }
         Ok(Arc::new(fs))
