@@ -13,5 +13,6 @@ pub mod fs;
 pub mod limits;
 pub mod media;
 pub mod sim;
+mod sync;
 
 pub use error::{Error, Result};

@@ -1,15 +1,15 @@
 //! Block allocator: which 4 KiB blocks of the pool are free. DRAM only; recovery or a checkpoint fills it.
 //!
-//! **One truth.** A bitmap, one cache line per *group* of 512 blocks (2 MiB); a set bit is a used block,
-//! and only an atomic operation on its word gives a block away or takes it back. Everything else is a hint
-//! that the bitmap confirms: so no block is ever stranded in a cache, a double free is seen at once, `near`
-//! finds every free block, and "no space" is exact. The price is one locked instruction per call.
+//! **The bitmap.** One cache line per *group* of 512 blocks (2 MiB); a set bit is a block that is used or in
+//! a pocket, and only an atomic operation on its word takes a block out or puts it back.
 //!
-//! **Shards.** A thread has a shard of its own while it lives (threads beyond [`SHARDS_MAX`] share one). It
-//! remembers what the thread freed last, newest first, so that a hot block is written again while it is
-//! still in the cache, and the group that the thread fills, so that single blocks come out consecutively;
-//! logs fill another group than data, so that they do not cut files into pieces. Only its owner writes a
-//! shard, hence counters without locked instructions.
+//! **Shards.** A thread has a shard of its own while it lives (threads beyond [`SHARDS_MAX`] share one). Its
+//! *pocket* holds what the thread freed last, newest first, so that a hot block is written again while it is
+//! still in the cache, and what was taken ahead of a file that grows: most calls meet no other thread and
+//! need no locked instruction. No block is stranded there: before anybody is told "no space", and before free
+//! blocks are listed, all pockets are emptied into the bitmap. A shard also names the group that the thread
+//! fills, so that single blocks come out consecutively; logs fill another group than data, so that they do
+//! not cut files into pieces. Only its owner writes a shard's counters.
 //!
 //! **Summaries**, one bit per group each, zero to begin with, so that an empty pool costs no memory:
 //! `full` (nothing was free when somebody looked), `touched` (a block may be used: not for 2 MiB runs),
@@ -23,23 +23,25 @@
 //!
 //! Invariants, executed by [`Allocator::check_state`] while nothing else runs:
 //!
-//! 1. Blocks used = blocks allocated or marked - blocks freed.
+//! 1. Blocks set in the bitmap less those in pockets = blocks allocated or marked - blocks freed.
 //! 2. A group flagged `full` has no free block.
 //! 3. A group with a used block is flagged `touched`.
 //! 4. Bits past the end of the pool are set.
 //! 5. The reserve holds distinct, used blocks; what it holds and what it misses is its target.
 //! 6. A partial mini block is used, and some but not all of its minis are used.
-//! 7. Deferred runs are used, overlap neither each other, nor the reserve, nor partial mini blocks; deferred
+//! 7. Blocks in pockets are set in the bitmap, and distinct.
+//! 8. Deferred runs are used, overlap neither each other, nor the reserve, nor partial mini blocks; deferred
 //!    minis are used and distinct.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 
 use crossbeam_utils::CachePadded;
 use parking_lot::Mutex;
 
 use crate::limits::POOL_BLOCKS_MAX;
+use crate::sync::{Lock, thread};
 
 /// Blocks in a group: 2 MiB, and one cache line of bitmap.
 pub const GROUP_BLOCKS: u32 = 512;
@@ -48,11 +50,15 @@ pub const BLOCK_MINIS: u8 = 8;
 
 const GROUP_WORDS: usize = GROUP_BLOCKS as usize / 64;
 /// Threads with a shard of their own, at most; in a small pool as many as it has groups.
-const SHARDS_MAX: usize = 256;
-/// Freed runs that a shard remembers.
-const HINTS: u32 = 32;
-/// Longest run, in blocks, worth remembering: longer ones do not stay in a cache.
-const HINT_RUN_MAX: u32 = 16;
+const SHARDS_MAX: usize = thread::SLOTS_MAX;
+/// Freed runs in a pocket.
+const HOT_RUNS: usize = 32;
+/// Longest run, in blocks, worth a place there: longer ones do not stay in a cache.
+const HOT_RUN_MAX: u32 = 16;
+/// Blocks taken at a time for data that grows by less.
+const AHEAD_BLOCKS: u32 = 16;
+/// Growing files for which a thread has blocks ahead.
+const AHEAD_RUNS: usize = 4;
 /// Partly used groups looked at for a good one before an untouched one is broken.
 const PROBE_GROUPS_MAX: u32 = 16;
 /// Free blocks that make a partly used group worth moving to.
@@ -85,6 +91,14 @@ impl Run {
     #[inline]
     pub const fn end(self) -> Block {
         Block(self.start.0 + self.count)
+    }
+
+    /// Takes off the first blocks.
+    #[inline]
+    fn split(&mut self, count: u32) -> Run {
+        let first = Run::new(self.start, count);
+        *self = Run::new(first.end(), self.count - count);
+        first
     }
 }
 
@@ -157,22 +171,92 @@ pub struct Allocator {
 }
 
 /// A thread's own part.
-#[derive(Default)]
 struct Shard {
     /// Blocks ever allocated and freed through this shard.
     allocated: AtomicU64,
     freed: AtomicU64,
-    /// Of the ring of hints: `place << 32 | number`, the next going to `place % HINTS`.
-    hint_state: AtomicU64,
     /// The groups this shard fills, and how far it has come in each: data, then the rest.
     cursors: [Cursor; 2],
     /// The stripe of the last mini.
     mini_stripe: AtomicUsize,
     /// Oldest epoch in `bins`, `u64::MAX` without one. Written under the lock.
     oldest: AtomicU64,
-    /// Freed runs: `start << 32 | count`.
-    hints: [AtomicU64; HINTS as usize],
+    pocket: Lock<Pocket>,
     bins: Mutex<Vec<Bin>>,
+}
+
+/// Free runs that the bitmap counts as used.
+struct Pocket {
+    /// A stack of what was freed; the oldest falls out when it is full.
+    hot: [Run; HOT_RUNS],
+    /// The newest is at `(next - 1) % HOT_RUNS`.
+    next: usize,
+    len: usize,
+    /// What was taken ahead of data that grows; `ahead_next` is the one to give up next.
+    ahead: [Run; AHEAD_RUNS],
+    ahead_next: usize,
+}
+
+impl Pocket {
+    const fn new() -> Pocket {
+        const NONE: Run = Run::new(Block(0), 0);
+        Pocket { hot: [NONE; HOT_RUNS], next: 0, len: 0, ahead: [NONE; AHEAD_RUNS], ahead_next: 0 }
+    }
+
+    /// Answers the run that fell out.
+    #[inline]
+    fn push(&mut self, run: Run) -> Option<Run> {
+        debug_assert!(self.iter().all(|r| r.end() <= run.start || run.end() <= r.start), "{run:?} freed twice");
+        let oldest = std::mem::replace(&mut self.hot[self.next], run);
+        self.next = (self.next + 1) % HOT_RUNS;
+        if self.len == HOT_RUNS {
+            return Some(oldest);
+        }
+        self.len += 1;
+        None
+    }
+
+    /// From the run freed last, if it has `want` blocks.
+    #[inline]
+    fn take_hot(&mut self, want: u32) -> Option<Run> {
+        let last = (self.next + HOT_RUNS - 1) % HOT_RUNS;
+        let run = &mut self.hot[last];
+        if self.len == 0 || run.count < want {
+            return None;
+        }
+        let taken = run.split(want);
+        if run.count == 0 {
+            (self.next, self.len) = (last, self.len - 1);
+        }
+        Some(taken)
+    }
+
+    /// Answers the run that is given up for it, perhaps an empty one.
+    #[inline]
+    fn push_ahead(&mut self, run: Run) -> Run {
+        let place = &mut self.ahead[self.ahead_next];
+        self.ahead_next = (self.ahead_next + 1) % AHEAD_RUNS;
+        std::mem::replace(place, run)
+    }
+
+    /// Up to `want` blocks from `start` on, if they were taken ahead.
+    #[inline]
+    fn take_at(&mut self, start: Block, want: u32) -> Option<Run> {
+        let run = self.ahead.iter_mut().find(|run| run.start == start && run.count > 0)?;
+        Some(run.split(want.min(run.count)))
+    }
+
+    /// From what was taken ahead last, if it has `want` blocks.
+    #[inline]
+    fn take_ahead(&mut self, want: u32) -> Option<Run> {
+        let run = &mut self.ahead[(self.ahead_next + AHEAD_RUNS - 1) % AHEAD_RUNS];
+        (run.count >= want).then(|| run.split(want))
+    }
+
+    fn iter(&self) -> impl Iterator<Item = Run> {
+        let hot = (1..=self.len).map(|back| self.hot[(self.next + HOT_RUNS - back) % HOT_RUNS]);
+        hot.chain(self.ahead).filter(|run| run.count > 0)
+    }
 }
 
 struct Cursor {
@@ -299,49 +383,6 @@ impl Bits {
     }
 }
 
-/// The thread's number among the living ones: the shard it alone may write.
-struct ThreadSlot(usize);
-
-/// Of threads beyond the first [`SHARDS_MAX`], and of threads that are ending.
-const NO_SLOT: usize = usize::MAX;
-
-static SLOTS: [AtomicU64; SHARDS_MAX / 64] = [const { AtomicU64::new(0) }; SHARDS_MAX / 64];
-/// No slot from here on was ever taken, [`NO_SLOT`] aside.
-static SLOTS_USED: AtomicUsize = AtomicUsize::new(0);
-
-thread_local! {
-    static SLOT: ThreadSlot = ThreadSlot::take();
-}
-
-impl ThreadSlot {
-    fn take() -> ThreadSlot {
-        for (index, word) in SLOTS.iter().enumerate() {
-            let mut taken = word.load(Relaxed);
-            while taken != u64::MAX {
-                let bit = taken.trailing_ones();
-                // Acquire: what the slot's last owner wrote in its shards is seen by the next.
-                match word.compare_exchange_weak(taken, taken | 1 << bit, Acquire, Relaxed) {
-                    Ok(_) => {
-                        let slot = index * 64 + bit as usize;
-                        SLOTS_USED.fetch_max(slot + 1, SeqCst);
-                        return ThreadSlot(slot);
-                    }
-                    Err(now) => taken = now,
-                }
-            }
-        }
-        ThreadSlot(NO_SLOT)
-    }
-}
-
-impl Drop for ThreadSlot {
-    fn drop(&mut self) {
-        if self.0 != NO_SLOT {
-            SLOTS[self.0 / 64].fetch_and(!(1 << (self.0 % 64)), Release);
-        }
-    }
-}
-
 /// The calling thread's shard.
 #[derive(Clone, Copy)]
 struct Local<'a> {
@@ -359,36 +400,6 @@ impl Local<'_> {
             counter.store(counter.load(Relaxed).wrapping_add(n as u64), Relaxed);
         }
     }
-
-    #[inline]
-    fn push_hint(&self, start: u32, count: u32) {
-        let (place, number) = halves(self.shard.hint_state.load(Relaxed));
-        self.shard.hints[(place % HINTS) as usize].store(pair(start, count), Relaxed);
-        self.shard.hint_state.store(pair(place.wrapping_add(1), (number + 1).min(HINTS)), Relaxed);
-    }
-
-    /// Takes the run freed last, if it has `want` blocks.
-    #[inline]
-    fn pop_hint(&self, want: u32) -> Option<(u32, u32)> {
-        let (place, number) = halves(self.shard.hint_state.load(Relaxed));
-        let last = place.wrapping_sub(1);
-        let (start, count) = halves(self.shard.hints[(last % HINTS) as usize].load(Relaxed));
-        if number == 0 || count < want {
-            return None;
-        }
-        self.shard.hint_state.store(pair(last, number - 1), Relaxed);
-        Some((start, count))
-    }
-}
-
-#[inline]
-fn pair(high: u32, low: u32) -> u64 {
-    (high as u64) << 32 | low as u64
-}
-
-#[inline]
-fn halves(pair: u64) -> (u32, u32) {
-    ((pair >> 32) as u32, pair as u32)
 }
 
 /// `len` bits from `bit`.
@@ -441,16 +452,16 @@ impl Allocator {
             full: Flags::new(count),
             touched: Flags::new(count),
             owned: Flags::new(count),
-            shards: (0..=count.min(SHARDS_MAX)).map(|_| CachePadded::default()).collect(),
+            shards: {
+                let own = (0..count.min(SHARDS_MAX) as u32).map(|slot| Lock::leaning_to(slot, Pocket::new()));
+                own.chain([Lock::new(Pocket::new())]).map(|pocket| CachePadded::new(Shard::new(pocket))).collect()
+            },
             fresh_from: AtomicU32::new(0),
             partial_from: AtomicU32::new(0),
             reserve: Reserve::new(),
             minis: (0..MINI_STRIPES).map(|_| CachePadded::default()).collect(),
             started: AtomicBool::new(false),
         };
-        for shard in &allocator.shards {
-            shard.oldest.store(u64::MAX, Relaxed);
-        }
         allocator.close_tail();
         allocator
     }
@@ -554,8 +565,8 @@ impl Allocator {
         debug_assert!(want > 0 && self.started.load(Relaxed));
         let local = self.local();
         let found = match near {
-            Some(block) => self.alloc_near(want, block),
-            None => self.alloc_hot(local, want),
+            Some(block) => self.alloc_near(local, want, block),
+            None => self.alloc_pocketed(local, want, class),
         };
         match found.or_else(|| self.alloc_cold(local, want, class)) {
             Some(run) => {
@@ -650,6 +661,7 @@ impl Allocator {
     /// All free runs, ascending and not adjacent, the reserve among them; with `with_deferred` also what
     /// waits for a release. For a checkpoint: nothing else may run.
     pub fn for_each_free_run(&self, with_deferred: bool, each: &mut dyn FnMut(Run)) {
+        self.empty_pockets();
         let mut extra: Vec<Run> =
             self.reserve.blocks.lock().iter().map(|&block| Run::new(Block(block), 1)).collect();
         if with_deferred {
@@ -700,25 +712,54 @@ impl Allocator {
     // Where to allocate.
 
     #[inline]
-    fn alloc_near(&self, want: u32, block: Block) -> Option<Run> {
-        let count = self.claim(block.0, want);
-        (count > 0).then_some(Run::new(block, count))
+    fn alloc_near(&self, local: Local, want: u32, block: Block) -> Option<Run> {
+        let ahead = local.shard.pocket.write().take_at(block, want);
+        ahead.or_else(|| self.alloc_ahead(local, want, block.0))
     }
 
-    /// The run freed last, if it is long enough and still free.
+    /// Takes the free blocks from `start` on: `want` of them, and more into the pocket.
+    fn alloc_ahead(&self, local: Local, want: u32, start: u32) -> Option<Run> {
+        let got = self.claim(start, want.max(AHEAD_BLOCKS));
+        if got > want {
+            self.keep_ahead(local, Run::new(Block(start + want), got - want));
+        }
+        (got > 0).then(|| Run::new(Block(start), got.min(want)))
+    }
+
     #[inline]
-    fn alloc_hot(&self, local: Local, want: u32) -> Option<Run> {
-        for _ in 0..HINTS {
-            let (start, count) = local.pop_hint(want)?;
-            let got = self.claim(start, want);
-            if got > 0 {
-                if got == want && count > want {
-                    local.push_hint(start + want, count - want);
-                }
-                return Some(Run::new(Block(start), got));
+    fn alloc_pocketed(&self, local: Local, want: u32, class: Class) -> Option<Run> {
+        let mut pocket = local.shard.pocket.write();
+        pocket.take_hot(want).or_else(|| if class == Class::Data { pocket.take_ahead(want) } else { None })
+    }
+
+    /// Puts a freed run, still set in the bitmap, into the thread's pocket.
+    #[inline]
+    fn keep_hot(&self, local: Local, run: Run) {
+        let oldest = local.shard.pocket.write().push(run);
+        if let Some(oldest) = oldest {
+            self.put_back(oldest);
+        }
+    }
+
+    /// Puts what follows a growing file, set in the bitmap, into the thread's pocket.
+    fn keep_ahead(&self, local: Local, run: Run) {
+        let given_up = local.shard.pocket.write().push_ahead(run);
+        if given_up.count > 0 {
+            self.put_back(given_up);
+        }
+    }
+
+    /// Empties all pockets; false where they were empty.
+    fn empty_pockets(&self) -> bool {
+        let mut any = false;
+        for shard in self.shards_in_use() {
+            let pocket = std::mem::replace(&mut *shard.pocket.write(), Pocket::new());
+            for run in pocket.iter() {
+                self.put_back(run);
+                any = true;
             }
         }
-        None
+        any
     }
 
     /// From the group the shard fills, or the next one.
@@ -730,12 +771,16 @@ impl Allocator {
         }
         let want = want.min(GROUP_BLOCKS);
         let cursor = &local.shard.cursors[(class != Class::Data) as usize];
-        if let Some(run) = self.alloc_at_cursor(cursor, want) {
+        let ahead = if class == Class::Data { AHEAD_BLOCKS } else { want };
+        if let Some(run) = self.alloc_at_cursor(local, cursor, want, ahead) {
             return Some(run);
         }
         let mut freed = self.counts().1;
         loop {
             let Some((group, bit, len)) = self.find_group(want) else {
+                if self.empty_pockets() {
+                    continue;
+                }
                 // Exact: what was freed behind the search's back is looked for again.
                 match self.counts().1 {
                     now if now == freed => return None,
@@ -755,15 +800,22 @@ impl Allocator {
 
     /// Goes on in the shard's group, unless it has no run of `want` left.
     #[inline]
-    fn alloc_at_cursor(&self, cursor: &Cursor, want: u32) -> Option<Run> {
+    fn alloc_at_cursor(&self, local: Local, cursor: &Cursor, want: u32, ahead: u32) -> Option<Run> {
         let group = cursor.group.load(Relaxed);
         if group == NO_GROUP {
             return None;
         }
         let bit = cursor.bit.load(Relaxed);
-        if want == 1 && self.claim(group * GROUP_BLOCKS + bit, 1) == 1 {
-            cursor.bit.store((bit + 1) % GROUP_BLOCKS, Relaxed);
-            return Some(Run::new(Block(group * GROUP_BLOCKS + bit), 1));
+        if want == 1 {
+            let first = group * GROUP_BLOCKS + bit;
+            let got = self.claim(first, ahead.max(1).min(GROUP_BLOCKS - bit));
+            if got > 0 {
+                cursor.bit.store((bit + got) % GROUP_BLOCKS, Relaxed);
+                if got > 1 {
+                    self.keep_ahead(local, Run::new(Block(first + 1), got - 1));
+                }
+                return Some(Run::new(Block(first), 1));
+            }
         }
         loop {
             let bits = self.bits(group);
@@ -937,21 +989,18 @@ impl Allocator {
         if run.count == 0 {
             return;
         }
-        self.assert_not_reserved(run);
-        if run.count == 1 {
-            let (word, bit) = (self.word(run.start.0), 1u64 << (run.start.0 % 64));
-            assert!(word.fetch_and(!bit, SeqCst) & bit != 0, "{:?} freed twice", run.start);
-            self.freed_in(run.start.0 / GROUP_BLOCKS, word.load(Relaxed));
+        if run.count <= HOT_RUN_MAX {
+            self.assert_used(run);
+            self.keep_hot(local, run);
         } else {
-            self.free_many(run);
+            self.assert_not_reserved(run);
+            self.put_back(run);
         }
         local.count(&local.shard.freed, run.count);
-        if run.count <= HINT_RUN_MAX {
-            local.push_hint(run.start.0, run.count);
-        }
     }
 
-    fn free_many(&self, run: Run) {
+    /// Clears a run in the bitmap.
+    fn put_back(&self, run: Run) {
         for (at, len) in by_word(run) {
             let bits = mask(at % 64, len);
             let old = self.word(at).fetch_and(!bits, SeqCst);
@@ -1030,7 +1079,7 @@ impl Allocator {
 
     #[inline]
     fn local(&self) -> Local<'_> {
-        let slot = SLOT.try_with(|slot| slot.0).unwrap_or(NO_SLOT);
+        let slot = thread::slot() as usize;
         let last = self.shards.len() - 1;
         Local { shard: &self.shards[slot.min(last)], shared: slot >= last }
     }
@@ -1038,7 +1087,7 @@ impl Allocator {
     /// The shards that threads ever had.
     fn shards_in_use(&self) -> impl Iterator<Item = &Shard> {
         let last = self.shards.len() - 1;
-        let used = SLOTS_USED.load(SeqCst).min(last);
+        let used = thread::slots_used().min(last);
         self.shards[..used].iter().chain(&self.shards[last..]).map(|shard| &**shard)
     }
 
@@ -1086,6 +1135,18 @@ fn claim_in_word(word: &AtomicU64, bit: u32, len: u32) -> u32 {
 }
 
 impl Shard {
+    fn new(pocket: Lock<Pocket>) -> Shard {
+        Shard {
+            allocated: AtomicU64::new(0),
+            freed: AtomicU64::new(0),
+            cursors: Default::default(),
+            mini_stripe: AtomicUsize::new(0),
+            oldest: AtomicU64::new(u64::MAX),
+            pocket,
+            bins: Mutex::new(Vec::new()),
+        }
+    }
+
     fn defer(&self, epoch: u64, put: impl FnOnce(&mut Bin)) {
         let mut bins = self.bins.lock();
         let at = match bins.iter().rposition(|bin| bin.epoch == epoch) {
@@ -1340,8 +1401,9 @@ impl Allocator {
         }
         let (allocated, freed) = self.counts();
         let counted = allocated.wrapping_sub(freed);
-        assert_eq!(used - (end - self.total) as u64, counted, "1: used blocks");
         let mut taken = self.check_reserve();
+        let pocketed = self.check_pockets(&mut taken);
+        assert_eq!(used - (end - self.total) as u64 - pocketed, counted, "1: used blocks");
         self.check_minis(&mut taken);
         self.check_deferred(&mut taken);
     }
@@ -1358,6 +1420,19 @@ impl Allocator {
         distinct
     }
 
+    /// Answers how many blocks are in pockets.
+    fn check_pockets(&self, taken: &mut BTreeSet<u32>) -> u64 {
+        let mut count = 0;
+        for shard in self.shards_in_use() {
+            for block in shard.pocket.read().iter().flat_map(|run| run.start.0..run.end().0) {
+                assert!(self.is_used(block), "7: pocketed block {block} is clear in the bitmap");
+                assert!(taken.insert(block), "7: pocketed block {block} is taken twice");
+                count += 1;
+            }
+        }
+        count
+    }
+
     fn check_minis(&self, taken: &mut BTreeSet<u32>) {
         for (block, used) in self.minis_view(false) {
             assert!(self.is_used(block), "6: mini block {block} is free");
@@ -1371,13 +1446,13 @@ impl Allocator {
         let mut minis = BTreeSet::new();
         self.for_each_bin(&mut |bin| {
             for block in bin.runs.iter().flat_map(|run| run.start.0..run.end().0) {
-                assert!(self.is_used(block), "7: deferred block {block} is free");
-                assert!(taken.insert(block), "7: deferred block {block} is taken twice");
+                assert!(self.is_used(block), "8: deferred block {block} is free");
+                assert!(taken.insert(block), "8: deferred block {block} is taken twice");
             }
             for mini in &bin.minis {
                 let used = partial.get(&mini.block.0).copied().unwrap_or(u8::MAX);
-                assert!(self.is_used(mini.block.0) && used >> mini.slot & 1 != 0, "7: {mini:?} is free");
-                assert!(minis.insert(*mini), "7: {mini:?} is deferred twice");
+                assert!(self.is_used(mini.block.0) && used >> mini.slot & 1 != 0, "8: {mini:?} is free");
+                assert!(minis.insert(*mini), "8: {mini:?} is deferred twice");
             }
         });
     }
@@ -1622,7 +1697,9 @@ mod tests {
         let run = a.alloc(4, Class::Data, None).unwrap();
         let mini = a.alloc_mini(Class::Data).unwrap();
         a.free(Run::new(run.start, 1));
-        assert!(panics(|| a.free(Run::new(run.start, 1))));
+        assert!(panics(|| a.free(Run::new(run.start, 1))), "it is in the pocket");
+        a.empty_pockets();
+        assert!(panics(|| a.free(Run::new(run.start, 1))), "it is clear in the bitmap");
         assert!(panics(|| a.free(run)));
         assert!(panics(|| a.free_deferred(run, 1)));
         assert!(panics(|| a.free(Run::new(Block(999), 1))), "a reserve block");

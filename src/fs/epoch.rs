@@ -2,29 +2,33 @@
 //!
 //! Every operation runs inside one epoch and writes its number into its records. [`Epochs::advance`]
 //! begins the next epoch and waits until all operations of the last one have left, that is, have
-//! passed their fence; only then may the superblock name it as settled. Entering costs two
-//! uncontended atomic adds, because each thread counts in its own stripe.
+//! passed their fence; only then may the superblock name it as settled. Entering and leaving cost no locked
+//! instruction, because each thread counts for itself and `advance` has the barrier that both need.
 
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_utils::{Backoff, CachePadded};
 use parking_lot::Mutex;
 
-use super::thread_stripe;
-
-const STRIPES: usize = 32;
+use crate::sync::{barrier, thread};
 
 pub struct Epochs {
     current: CachePadded<AtomicU64>,
-    /// Operations inside, by stripe and by the parity of their epoch.
-    inside: Box<[CachePadded<[AtomicU64; 2]>; STRIPES]>,
+    /// Operations inside, by slot of their thread and by the parity of their epoch. The last is shared by the
+    /// threads that have no slot.
+    inside: Box<[CachePadded<[AtomicU64; 2]>]>,
+    /// Whether the others are written without locked instructions.
+    plain: bool,
     advancing: Mutex<()>,
 }
 
-/// An operation inside its epoch; leaves when dropped.
+/// An operation inside its epoch; leaves when dropped, on the thread that entered.
 pub struct Guard<'a> {
     count: &'a AtomicU64,
     epoch: u64,
+    plain: bool,
+    here: thread::NotSend,
 }
 
 impl Guard<'_> {
@@ -37,7 +41,11 @@ impl Guard<'_> {
 impl Drop for Guard<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.count.fetch_sub(1, Ordering::Release);
+        if self.plain {
+            self.count.store(self.count.load(Ordering::Relaxed) - 1, Ordering::Release);
+        } else {
+            self.count.fetch_sub(1, Ordering::Release);
+        }
     }
 }
 
@@ -45,9 +53,8 @@ impl Epochs {
     pub fn new(current: u64) -> Epochs {
         Epochs {
             current: CachePadded::new(AtomicU64::new(current)),
-            inside: Box::new(std::array::from_fn(|_| {
-                CachePadded::new([AtomicU64::new(0), AtomicU64::new(0)])
-            })),
+            inside: (0..=thread::SLOTS_MAX).map(|_| CachePadded::default()).collect(),
+            plain: barrier::is_available(),
             advancing: Mutex::new(()),
         }
     }
@@ -60,16 +67,22 @@ impl Epochs {
     /// Enters the current epoch.
     #[inline]
     pub fn enter(&self) -> Guard<'_> {
-        let stripe = &self.inside[thread_stripe() % STRIPES];
+        let slot = (thread::slot() as usize).min(thread::SLOTS_MAX);
+        let plain = self.plain && slot < thread::SLOTS_MAX;
         loop {
             let epoch = self.current.load(Ordering::Acquire);
-            let count = &stripe[(epoch & 1) as usize];
-            // SeqCst pairs with `advance`: either it sees this count, or this sees its new epoch.
-            count.fetch_add(1, Ordering::SeqCst);
-            if self.current.load(Ordering::SeqCst) == epoch {
-                return Guard { count, epoch };
+            let count = &self.inside[slot][(epoch & 1) as usize];
+            // Either `advance` sees this count, or this sees its new epoch.
+            if plain {
+                count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+                barrier::light();
+            } else {
+                count.fetch_add(1, Ordering::SeqCst);
             }
-            count.fetch_sub(1, Ordering::Release);
+            let guard = Guard { count, epoch, plain, here: PhantomData };
+            if self.current.load(Ordering::SeqCst) == epoch {
+                return guard;
+            }
         }
     }
 
@@ -78,9 +91,13 @@ impl Epochs {
     pub fn advance(&self) -> u64 {
         let _one = self.advancing.lock();
         let ended = self.current.fetch_add(1, Ordering::SeqCst);
-        for stripe in self.inside.iter() {
+        if self.plain {
+            barrier::heavy();
+        }
+        let used = thread::slots_used().min(thread::SLOTS_MAX);
+        for counts in self.inside[..used].iter().chain(self.inside.last()) {
             let backoff = Backoff::new();
-            while stripe[(ended & 1) as usize].load(Ordering::SeqCst) != 0 {
+            while counts[(ended & 1) as usize].load(Ordering::SeqCst) != 0 {
                 backoff.snooze();
             }
         }

@@ -5,7 +5,6 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use parking_lot::RwLock;
 use std::collections::{HashMap, VecDeque};
 
 use super::Core;
@@ -18,6 +17,7 @@ use super::types::{Attr, Ino, Kind};
 use crate::error::{Error, Result};
 use crate::limits::FILE_BYTES_MAX;
 use crate::media::{Addr, LINE, Media, crc32c};
+use crate::sync::Lock;
 
 /// In memory order: what stat reads comes first and close together.
 #[repr(C)]
@@ -31,7 +31,7 @@ pub struct Inode {
     pub generation: u64,
     /// Packed. Outside the lock, because reads set it.
     pub atime: AtomicU64,
-    pub body: RwLock<Body>,
+    pub body: Lock<Body>,
     /// References (as FUSE counts them) and opens. A nameless inode lives while there are any.
     pub uses: AtomicU64,
     pub slot: Addr,
@@ -640,7 +640,7 @@ pub fn assemble(header: &SlotHeader, owner: &Owner, body: Body, atime: u64) -> I
         attrs_ahead: AtomicBool::new(false),
         uses: AtomicU64::new(0),
         linkable: AtomicBool::new(false),
-        body: RwLock::new(body),
+        body: Lock::new_leaning(body),
     }
 }
 

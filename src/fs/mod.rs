@@ -47,15 +47,15 @@ mod walk;
 mod write;
 mod xattr;
 
-use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
 use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 use crate::media::{Addr, Domain, Durable, Flushed, Media};
+use crate::sync::PerThread;
 use alloc::{Allocator, Class, Run};
 use format::{BLOCK, Super, TABLE_BLOCK};
 use inode::{Body, Inode};
@@ -150,7 +150,7 @@ pub struct Core<M: Media> {
     deferring: bool,
     poisoned: AtomicBool,
     read_only: bool,
-    generations: Box<[CachePadded<AtomicU64>]>,
+    generations: Numbers,
     transactions: AtomicU64,
     /// The epoch of the last operation on two directories.
     paired: AtomicU64,
@@ -198,10 +198,9 @@ impl<M: Media> Core<M> {
     /// A number no other inode of this pool ever had: the mount in the high 24 bits.
     #[inline]
     fn generation(&self) -> u64 {
-        let stripe = thread_stripe() % STRIPES;
-        let n = self.generations[stripe].fetch_add(1, Ordering::Relaxed);
-        assert!(n < 1 << (40 - 5), "34 billion inodes were made in one mount");
-        (self.mount as u64) << 40 | n << 5 | stripe as u64
+        let n = self.generations.next();
+        assert!(n < 1 << 40, "a trillion inodes were made in one mount");
+        (self.mount as u64) << 40 | n
     }
 
     fn transaction(&self) -> u64 {
@@ -249,6 +248,27 @@ impl<M: Media> Core<M> {
     }
 }
 
+/// Numbers that are given out once; threads take them in lots.
+#[derive(Default)]
+struct Numbers {
+    lots: AtomicU64,
+    own: PerThread<std::ops::Range<u64>>,
+}
+
+impl Numbers {
+    const LOT: u64 = 256;
+
+    #[inline]
+    fn next(&self) -> u64 {
+        let mut own = self.own.own().write();
+        own.next().unwrap_or_else(|| {
+            let from = self.lots.fetch_add(1, Ordering::Relaxed) * Numbers::LOT;
+            *own = from..from + Numbers::LOT;
+            own.next().expect("a lot is not empty")
+        })
+    }
+}
+
 /// A mounted pool. Thread-safe; every operation is durable on return as far as the media's domain
 /// goes (`page-cache`: after [`fsync`](Fs::fsync)).
 ///
@@ -276,21 +296,6 @@ pub struct Fs<M: Media> {
     syncing: Mutex<mount::Synced>,
     report: OpenReport,
     ticker: Mutex<Option<mount::Ticker>>,
-}
-
-const STRIPES: usize = 32;
-
-/// A small number of the calling thread, for striped counters.
-#[inline]
-pub(crate) fn thread_stripe() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local!(static STRIPE: Cell<usize> = const { Cell::new(usize::MAX) });
-    STRIPE.with(|s| {
-        if s.get() == usize::MAX {
-            s.set(NEXT.fetch_add(1, Ordering::Relaxed));
-        }
-        s.get()
-    })
 }
 
 /// The clock of times on media: the kernel's own for files, a tick coarse.

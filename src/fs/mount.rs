@@ -181,7 +181,7 @@ impl<M: Media> Fs<M> {
             deferring,
             poisoned: AtomicBool::new(false),
             read_only,
-            generations: (0..STRIPES).map(|_| CachePadded::new(AtomicU64::new(0))).collect(),
+            generations: Numbers::default(),
             transactions: AtomicU64::new(0),
             paired: AtomicU64::new(0),
         };

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::RwLockWriteGuard;
+use crate::sync::WriteGuard;
 
 use super::alloc::Class;
 use super::attr::permit;
@@ -557,7 +557,7 @@ impl<M: Media> Fs<M> {
         &self,
         a: &'a Inode,
         b: &'a Inode,
-    ) -> (RwLockWriteGuard<'a, Body>, RwLockWriteGuard<'a, Body>) {
+    ) -> (WriteGuard<'a, Body>, WriteGuard<'a, Body>) {
         let a_first =
             self.is_ancestor(a.ino.0, b.ino.0) || !self.is_ancestor(b.ino.0, a.ino.0) && a.ino < b.ino;
         if a_first {
@@ -1044,7 +1044,7 @@ fn names_directory(body: &Body, name: &[u8]) -> bool {
 fn lock_children<'a>(
     moved: &'a Inode,
     replaced: Option<&'a Inode>,
-) -> (RwLockWriteGuard<'a, Body>, Option<RwLockWriteGuard<'a, Body>>) {
+) -> (WriteGuard<'a, Body>, Option<WriteGuard<'a, Body>>) {
     let place = |inode: &Inode| (inode.kind != Kind::Directory, inode.ino);
     match replaced {
         Some(r) if place(r) < place(moved) => {

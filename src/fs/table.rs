@@ -10,9 +10,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::{Mutex, RwLock};
 
 use super::inode::Inode;
-use crossbeam_utils::CachePadded;
-
-use super::thread_stripe;
+use crate::sync::PerThread;
 
 pub struct Entry {
     pub nlink: AtomicU32,
@@ -63,12 +61,11 @@ impl Table {
     }
 }
 
-const STRIPES: usize = 32;
 const REFILL: usize = 32;
 
 /// Inode slots that may be taken. Last freed, first taken, by thread.
 pub struct FreeSlots {
-    stripes: Box<[CachePadded<Mutex<Vec<u32>>>]>,
+    own: PerThread<Vec<u32>>,
     global: Mutex<Vec<u32>>,
     /// Freed in an epoch that is not synced yet.
     deferred: Mutex<Vec<(u64, u32)>>,
@@ -76,16 +73,12 @@ pub struct FreeSlots {
 
 impl FreeSlots {
     pub fn new(free: Vec<u32>) -> FreeSlots {
-        FreeSlots {
-            stripes: (0..STRIPES).map(|_| CachePadded::new(Mutex::new(Vec::new()))).collect(),
-            global: Mutex::new(free),
-            deferred: Mutex::new(Vec::new()),
-        }
+        FreeSlots { own: PerThread::new(), global: Mutex::new(free), deferred: Mutex::new(Vec::new()) }
     }
 
     #[inline]
     pub fn take(&self) -> Option<u32> {
-        let mut own = self.stripes[thread_stripe() % STRIPES].lock();
+        let mut own = self.own.own().write();
         if let Some(ino) = own.pop() {
             return Some(ino);
         }
@@ -99,7 +92,7 @@ impl FreeSlots {
 
     /// What other threads hold back: for a pool that is full.
     pub fn steal(&self) -> Option<u32> {
-        self.stripes.iter().find_map(|s| s.lock().pop())
+        self.own.all().find_map(|part| part.write().pop())
     }
 
     #[inline]
@@ -108,7 +101,7 @@ impl FreeSlots {
             self.deferred.lock().push((e, ino));
             return;
         }
-        let mut own = self.stripes[thread_stripe() % STRIPES].lock();
+        let mut own = self.own.own().write();
         own.push(ino);
         if own.len() > 8 * REFILL {
             let spare = own.drain(..4 * REFILL);
@@ -137,7 +130,7 @@ impl FreeSlots {
     }
 
     pub fn count(&self) -> u64 {
-        let held: usize = self.stripes.iter().map(|s| s.lock().len()).sum();
+        let held: usize = self.own.all().map(|part| part.read().len()).sum();
         (held + self.global.lock().len() + self.deferred.lock().len()) as u64
     }
 }

@@ -1,8 +1,8 @@
 //! Numbers for open things: the lowest free number first, a look-up without a shared cache line.
 //!
-//! A slot is a readers-writer lock alone in its cache lines. A look-up read-locks the slot of its own
-//! number for as long as the thing is in use: two uncontended atomic instructions, and threads that use
-//! different numbers touch nothing in common. [`take`](Table::take) write-locks it, so that a close
+//! A slot is a readers-writer lock alone in its cache lines, leaning towards the thread that opened. A look-up
+//! read-locks the slot of its own number for as long as the thing is in use: plain loads and stores, and
+//! threads that use different numbers touch nothing in common. [`take`](Table::take) write-locks it, so that a close
 //! that races with a use waits for the use and no use ever sees a thing that is gone. Uses are short:
 //! nothing in a file system blocks for ever as a pipe does.
 //!
@@ -10,8 +10,10 @@
 //! Giving out and taking back numbers is serial, as "the lowest free one" demands of any implementation.
 
 use crate::error::{Error, Result};
+use crate::sync::{Lock, ReadGuard};
 use crossbeam_utils::CachePadded;
-use parking_lot::{MappedRwLockReadGuard, Mutex, RwLock, RwLockReadGuard};
+use parking_lot::Mutex;
+use std::ops::Deref;
 use std::sync::OnceLock;
 
 /// Slots in the first segment; segment `k` has `SEGMENT_SLOTS << k`.
@@ -19,10 +21,26 @@ const SEGMENT_SLOTS: usize = 64;
 /// 64 * (2^25 - 1) numbers at most.
 const SEGMENTS: usize = 25;
 
-type Slot<T> = CachePadded<RwLock<Option<T>>>;
+type Slot<T> = CachePadded<Lock<Option<T>>>;
 
 /// A thing in use. Its number cannot be taken back before this is dropped.
-pub type Held<'t, T> = MappedRwLockReadGuard<'t, T>;
+pub struct Held<'t, T>(ReadGuard<'t, Option<T>>);
+
+impl<'t, T> Held<'t, T> {
+    #[inline]
+    fn new(slot: ReadGuard<'t, Option<T>>) -> Option<Held<'t, T>> {
+        slot.is_some().then_some(Held(slot))
+    }
+}
+
+impl<T> Deref for Held<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        self.0.as_ref().expect("it was there when the slot was locked")
+    }
+}
 
 /// What callers know by a small number.
 pub struct Table<T> {
@@ -52,12 +70,12 @@ impl<T> Table<T> {
     /// waits between the two would stop it.
     #[inline]
     pub fn get(&self, number: usize) -> Option<Held<'_, T>> {
-        RwLockReadGuard::try_map(self.slot(number)?.read(), Option::as_ref).ok()
+        Held::new(self.slot(number)?.read())
     }
 
     /// As [`get`](Table::get), and overtakes a waiting close.
     pub fn get_again(&self, number: usize) -> Option<Held<'_, T>> {
-        RwLockReadGuard::try_map(self.slot(number)?.read_recursive(), Option::as_ref).ok()
+        Held::new(self.slot(number)?.read_again())
     }
 
     /// Takes the lowest free number; EMFILE where all are in use. To be called before the thing is
@@ -66,7 +84,7 @@ impl<T> Table<T> {
         let number = self.numbers.lock().take().ok_or(Error::new(libc::EMFILE, "files::reserve"))?;
         let (segment, _) = place(number);
         self.segments[segment]
-            .get_or_init(|| (0..SEGMENT_SLOTS << segment).map(|_| Slot::default()).collect());
+            .get_or_init(|| (0..SEGMENT_SLOTS << segment).map(|_| CachePadded::new(Lock::new(None))).collect());
         Ok(Reserved { table: self, number })
     }
 

@@ -1,0 +1,436 @@
+//! A readers-writer lock that leans towards one thread.
+//!
+//! While it leans, that thread takes and leaves it with plain loads and stores; every other thread first sets
+//! it upright, once, with a [heavy barrier](super::barrier::heavy). Upright it is an ordinary lock
+//! (parking_lot's) until one thread has taken it [`PATIENCE_FIRST`] times in a row. Each time it was set
+//! upright it takes twice as long to lean again, so that a lock that threads share pays for few barriers.
+//! (The idea is that of biased locking in Java machines.)
+//!
+//! A lock made with [`Lock::new_leaning`] leans towards its maker from the start. A process in which others
+//! take over what one thread makes learns that from its first [`BORN_WRONG_MAX`] such locks.
+//!
+//! Who is in by leaning has noted the lock's address among the *notes* of its thread. Invariants:
+//!
+//! 1. `leaning` changes only under the exclusive `raw` lock: to upright by another thread, and from upright to the
+//!    thread that changes it.
+//! 2. A thread writes only its own notes: one that loaded `leaning` and was then stopped for a while may
+//!    still make a note, before it looks again, and disturbs nobody with it.
+//! 3. Who is in through `raw` has, since it had that, seen the lock upright and in no note of the thread that
+//!    it leaned to, or is that thread.
+//!
+//! Why two threads are never in at once: the thread that it leans to makes its note, then loads `leaning`; the
+//! other stores UPRIGHT, passes the heavy barrier, then reads the notes. One of them sees the other's store.
+//!
+//! A thread that holds the lock and takes it again stops for ever, as with any lock, except by
+//! [`Lock::read_again`].
+
+use std::cell::UnsafeCell;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use crossbeam_utils::{Backoff, CachePadded};
+use parking_lot::RawRwLock;
+use parking_lot::lock_api::{RawRwLock as _, RawRwLockDowngrade as _, RawRwLockRecursive as _};
+
+use super::thread::NotSend;
+use super::{barrier, thread};
+
+/// Times in a row that a thread takes an upright lock before it leans towards it, at first.
+const PATIENCE_FIRST: u16 = 8;
+/// Doublings of that.
+const PATIENCE_STEPS_MAX: u8 = 12;
+/// Locks set upright at their first use by another thread before none leans from the start any more.
+const BORN_WRONG_MAX: u32 = 64;
+
+/// In `leaning`: to nobody. Equals no slot.
+const UPRIGHT: u32 = thread::NONE - 1;
+/// Locks that a thread may be in by leaning at one time; the others it takes upright.
+const NOTES_MAX: usize = 7;
+
+/// The notes of each slot: addresses of locks, or 0.
+static NOTES: [CachePadded<[AtomicUsize; NOTES_MAX]>; thread::SLOTS_MAX] =
+    [const { CachePadded::new([const { AtomicUsize::new(0) }; NOTES_MAX]) }; thread::SLOTS_MAX];
+
+static BORN_WRONG: AtomicU32 = AtomicU32::new(0);
+
+/// See the file's head.
+pub struct Lock<T> {
+    raw: RawRwLock,
+    leaning: AtomicU32,
+    /// Who took it last while it was upright, and how often in a row.
+    last: AtomicU32,
+    in_a_row: AtomicU16,
+    /// Doublings of the patience.
+    patience: AtomicU8,
+    born_leaning: bool,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: as std's RwLock: the value moves with the lock, and references to it are shared between threads
+// only by readers; the file's head says why a writer is alone.
+unsafe impl<T: Send> Send for Lock<T> {}
+// SAFETY: see above.
+unsafe impl<T: Send + Sync> Sync for Lock<T> {}
+
+/// Stays with its thread, which alone may write its notes.
+pub struct ReadGuard<'a, T> {
+    lock: &'a Lock<T>,
+    /// If by leaning.
+    note: Option<&'static AtomicUsize>,
+    here: NotSend,
+}
+
+/// As [`ReadGuard`].
+pub struct WriteGuard<'a, T> {
+    lock: &'a Lock<T>,
+    note: Option<&'static AtomicUsize>,
+    here: NotSend,
+}
+
+impl<T> Lock<T> {
+    /// Upright.
+    pub fn new(value: T) -> Lock<T> {
+        Lock::with(value, UPRIGHT)
+    }
+
+    /// Leans towards the calling thread, where that has proved right so far.
+    #[inline]
+    pub fn new_leaning(value: T) -> Lock<T> {
+        let me = thread::slot();
+        let leans = me != thread::NONE
+            && barrier::is_available()
+            && BORN_WRONG.load(Ordering::Relaxed) < BORN_WRONG_MAX;
+        Lock { born_leaning: leans, ..Lock::with(value, if leans { me } else { UPRIGHT }) }
+    }
+
+    /// Leans towards the thread with this slot.
+    pub fn leaning_to(slot: u32, value: T) -> Lock<T> {
+        Lock::with(value, if barrier::is_available() { slot } else { UPRIGHT })
+    }
+
+    #[inline]
+    fn with(value: T, leaning: u32) -> Lock<T> {
+        Lock {
+            raw: RawRwLock::INIT,
+            leaning: AtomicU32::new(leaning),
+            last: AtomicU32::new(thread::NONE),
+            in_a_row: AtomicU16::new(0),
+            patience: AtomicU8::new(0),
+            born_leaning: false,
+            value: UnsafeCell::new(value),
+        }
+    }
+
+    pub fn get_mut(&mut self) -> &mut T {
+        self.value.get_mut()
+    }
+
+    #[inline]
+    pub fn read(&self) -> ReadGuard<'_, T> {
+        let note = self.lean();
+        if note.is_none() {
+            self.read_upright();
+        }
+        ReadGuard { lock: self, note, here: PhantomData }
+    }
+
+    /// As [`read`](Lock::read) by a thread that holds it for reading already: overtakes a waiting writer.
+    pub fn read_again(&self) -> ReadGuard<'_, T> {
+        let note = self.note_again();
+        if note.is_none() {
+            self.raw.lock_shared_recursive();
+        }
+        ReadGuard { lock: self, note, here: PhantomData }
+    }
+
+    #[inline]
+    pub fn write(&self) -> WriteGuard<'_, T> {
+        let note = self.lean();
+        if note.is_none() {
+            self.write_upright();
+        }
+        WriteGuard { lock: self, note, here: PhantomData }
+    }
+
+    #[inline]
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    /// Gets in without a locked instruction, if the lock leans towards this thread.
+    #[inline]
+    fn lean(&self) -> Option<&'static AtomicUsize> {
+        let me = thread::slot();
+        if self.leaning.load(Ordering::Relaxed) != me {
+            return None;
+        }
+        let note = NOTES[me as usize].iter().find(|note| note.load(Ordering::Relaxed) == 0)?;
+        note.store(self.address(), Ordering::Relaxed);
+        barrier::light();
+        if self.leaning.load(Ordering::Acquire) == me {
+            return Some(note);
+        }
+        note.store(0, Ordering::Release);
+        None
+    }
+
+    /// A second note behind one that this thread has made. Behind it, because notes are read in order: who
+    /// finds the first gone finds the second.
+    fn note_again(&self) -> Option<&'static AtomicUsize> {
+        let notes = NOTES.get(thread::slot() as usize)?;
+        let first = notes.iter().position(|note| note.load(Ordering::Relaxed) == self.address())?;
+        let free = notes[first..].iter().find(|note| note.load(Ordering::Relaxed) == 0);
+        let note = free.expect("a thread has few locks at a time");
+        note.store(self.address(), Ordering::Relaxed);
+        Some(note)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn write_upright(&self) {
+        self.raw.lock_exclusive();
+        self.entered_alone();
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn read_upright(&self) {
+        if self.leaning.load(Ordering::Relaxed) == UPRIGHT && !self.is_patience_over() {
+            self.raw.lock_shared();
+            // It may have begun to lean before the lock was had; not since.
+            if self.leaning.load(Ordering::Relaxed) == UPRIGHT {
+                return;
+            }
+            // SAFETY: locked just above, by this thread.
+            unsafe { self.raw.unlock_shared() };
+        }
+        self.raw.lock_exclusive();
+        self.entered_alone();
+        // SAFETY: locked just above, by this thread.
+        unsafe { self.raw.downgrade() };
+    }
+
+    /// The caller has the exclusive `raw` lock: sets a lock upright that leans elsewhere, or lets it lean
+    /// to a thread that has been alone with it.
+    fn entered_alone(&self) {
+        let (leaning, me) = (self.leaning.load(Ordering::Relaxed), thread::slot());
+        if leaning == UPRIGHT {
+            if self.is_patience_over() {
+                self.in_a_row.store(0, Ordering::Relaxed);
+                self.leaning.store(me, Ordering::Relaxed);
+            }
+        } else if leaning != me {
+            self.set_upright(leaning);
+        }
+    }
+
+    /// Counts that the calling thread takes an upright lock. True once it did so long enough.
+    fn is_patience_over(&self) -> bool {
+        let me = thread::slot();
+        if self.last.load(Ordering::Relaxed) != me {
+            self.last.store(me, Ordering::Relaxed);
+            self.in_a_row.store(0, Ordering::Relaxed);
+        }
+        let times = self.in_a_row.load(Ordering::Relaxed).saturating_add(1);
+        self.in_a_row.store(times, Ordering::Relaxed);
+        let patience = PATIENCE_FIRST << self.patience.load(Ordering::Relaxed);
+        times > patience && me != thread::NONE && barrier::is_available()
+    }
+
+    fn set_upright(&self, slot: u32) {
+        self.leaning.store(UPRIGHT, Ordering::Relaxed);
+        barrier::heavy();
+        let backoff = Backoff::new();
+        // Acquire: what the other thread did under the lock is seen here.
+        while NOTES[slot as usize].iter().any(|note| note.load(Ordering::Acquire) == self.address()) {
+            if backoff.is_completed() {
+                // It copies much, or does not run.
+                std::thread::sleep(Duration::from_micros(50));
+            } else {
+                backoff.snooze();
+            }
+        }
+        let patience = self.patience.load(Ordering::Relaxed);
+        if patience == 0 && self.born_leaning {
+            BORN_WRONG.fetch_add(1, Ordering::Relaxed);
+        }
+        self.patience.store((patience + 1).min(PATIENCE_STEPS_MAX), Ordering::Relaxed);
+    }
+}
+
+impl<T> Deref for ReadGuard<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: readers are in; no writer is (the file's head).
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for ReadGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        match self.note {
+            Some(note) => note.store(0, Ordering::Release),
+            // SAFETY: this guard stands for one shared lock, taken by this thread.
+            None => unsafe { self.lock.raw.unlock_shared() },
+        }
+    }
+}
+
+impl<T> Deref for WriteGuard<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: this thread is in alone (the file's head).
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for WriteGuard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: this thread is in alone (the file's head).
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for WriteGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        match self.note {
+            Some(note) => note.store(0, Ordering::Release),
+            // SAFETY: this guard stands for the exclusive lock, taken by this thread.
+            None => unsafe { self.lock.raw.unlock_exclusive() },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Barrier;
+
+    impl<T> Lock<T> {
+        fn leans(&self) -> bool {
+            self.leaning.load(Ordering::Relaxed) != UPRIGHT
+        }
+    }
+
+    #[test]
+    fn it_leans_after_some_patience_to_whoever_is_alone_with_it() {
+        let lock = Lock::new(0);
+        for i in 0..=PATIENCE_FIRST {
+            assert!(!lock.leans());
+            if i % 2 == 0 { *lock.write() += 1 } else { assert!(*lock.read() > 0) }
+        }
+        assert_eq!(lock.leans(), barrier::is_available());
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                for _ in 0..=2 * PATIENCE_FIRST {
+                    *lock.write() += 1;
+                    assert!(!lock.leans(), "it was wrong once, so it waits longer");
+                }
+                *lock.write() += 1;
+                assert_eq!(lock.leans(), barrier::is_available());
+            });
+        });
+        drop(lock.read());
+        assert!(!lock.leans());
+    }
+
+    #[test]
+    fn nested_reads_and_guards_in_any_order() {
+        let lock = Lock::new_leaning(7);
+        let (a, b) = (lock.read(), lock.read_again());
+        drop(a);
+        let c = lock.read_again();
+        drop(b);
+        assert_eq!(*c, 7);
+        drop(c);
+        *lock.write() = 8;
+        assert_eq!(*lock.read(), 8);
+    }
+
+    #[test]
+    fn more_locks_than_notes() {
+        let locks: Vec<Lock<usize>> = (0..3 * NOTES_MAX).map(Lock::new_leaning).collect();
+        let held: Vec<_> = locks.iter().map(Lock::write).collect();
+        assert!(held.iter().enumerate().all(|(i, guard)| **guard == i));
+        std::thread::scope(|s| {
+            let other = s.spawn(|| locks.iter().map(|lock| *lock.read()).sum::<usize>());
+            std::thread::sleep(Duration::from_millis(5));
+            assert!(!other.is_finished());
+            drop(held);
+            assert_eq!(other.join().unwrap(), (0..locks.len()).sum());
+        });
+    }
+
+    #[test]
+    fn a_reader_that_reads_again_is_not_stopped_by_a_waiting_writer() {
+        let lock = Lock::new_leaning(0);
+        std::thread::scope(|s| {
+            let first = lock.read();
+            let writer = s.spawn(|| *lock.write() = 1);
+            while lock.leans() {
+                std::thread::yield_now();
+            }
+            std::thread::sleep(Duration::from_millis(5));
+            let second = lock.read_again();
+            assert_eq!((*first, *second), (0, 0));
+            drop(first);
+            assert!(!writer.is_finished());
+            drop(second);
+        });
+        assert_eq!(*lock.read(), 1);
+    }
+
+    /// Writers add to two numbers in turn; who ever sees them differ was in with another.
+    #[test]
+    fn nobody_is_in_with_a_writer() {
+        let rounds = if cfg!(miri) { 50 } else { 30_000 };
+        for born in [Lock::new, Lock::new_leaning] {
+            let lock = born((0u64, 0u64));
+            let start = Barrier::new(3);
+            std::thread::scope(|s| {
+                for t in 0..3u64 {
+                    let (lock, start) = (&lock, &start);
+                    s.spawn(move || {
+                        start.wait();
+                        for i in 0..rounds {
+                            // Runs of one thread, so that it comes to lean, and breaks.
+                            if (i / 64 + t) % 3 != 0 && i % 7 != 0 {
+                                std::hint::spin_loop();
+                                continue;
+                            }
+                            if i % 4 == 0 {
+                                let mut both = lock.write();
+                                both.0 += 1;
+                                std::hint::black_box(&mut *both);
+                                both.1 += 1;
+                            } else {
+                                let both = lock.read();
+                                assert_eq!(both.0, both.1);
+                            }
+                        }
+                    });
+                }
+            });
+            let both = lock.read();
+            assert!(both.0 == both.1 && both.0 > 0);
+        }
+    }
+
+    #[test]
+    fn what_a_dead_thread_left_leaning_is_anybodys() {
+        for _ in 0..100 {
+            let lock = std::thread::spawn(|| Lock::new_leaning(1)).join().unwrap();
+            *lock.write() += 1;
+            assert_eq!(*lock.read(), 2);
+        }
+    }
+}
