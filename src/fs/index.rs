@@ -671,10 +671,18 @@ fn assign_table(
     replaced: &mut Replaced,
 ) {
     let before = replaced.mapped;
-    for (n, slot) in (0..count as u32).zip(&mut words[first as usize..]) {
-        let new = forward(word, n);
-        replaced.add(*slot, new, 1);
-        *slot = new;
+    let slots = &mut words[first as usize..(first + count) as usize];
+    let mut at = 0;
+    // Run by run, because what is stored per page is also waited for per page.
+    while at < slots.len() {
+        let old = slots[at];
+        let same = (0..).zip(&slots[at..]).position(|(n, &slot)| slot != forward(old, n));
+        let run = same.unwrap_or(slots.len() - at);
+        replaced.add(old, forward(word, at as u32), run as u32);
+        at += run;
+    }
+    for (n, slot) in (0..).zip(slots) {
+        *slot = forward(word, n);
     }
     *mapped -= (replaced.mapped - before) as u16;
     *mapped += if word == HOLE { 0 } else { count };
