@@ -39,6 +39,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 
 use crossbeam_utils::CachePadded;
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use crate::limits::POOL_BLOCKS_MAX;
 use crate::sync::{Lock, thread};
@@ -101,6 +102,9 @@ impl Run {
         first
     }
 }
+
+/// What one request was given: nearly always one run.
+pub type Runs = SmallVec<[Run; 4]>;
 
 /// An eighth of a block, 512 bytes: the first segment of a small log.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -579,7 +583,7 @@ impl Allocator {
     }
 
     /// `want` blocks in as few runs as can be found cheaply, or none at all.
-    pub fn alloc_all(&self, want: u32, class: Class, out: &mut Vec<Run>) -> Result<(), NoSpace> {
+    pub fn alloc_all(&self, want: u32, class: Class, out: &mut Runs) -> Result<(), NoSpace> {
         // Not even in passing is all taken for a request that cannot be met.
         if want > GROUP_BLOCKS && want as u64 > self.stats().free {
             return Err(NoSpace);
@@ -1567,7 +1571,7 @@ mod tests {
     #[test]
     fn alloc_all_takes_all_or_nothing() {
         let a = started(3000);
-        let mut out = Vec::new();
+        let mut out = Runs::new();
         let available = a.available() as u32;
         assert_eq!(a.alloc_all(available + 1, Class::Data, &mut out), Err(NoSpace));
         assert!(out.is_empty() && a.available() as u32 == available);
@@ -1808,7 +1812,7 @@ mod tests {
                     }
                 }
                 Op::AllocAll { want } => {
-                    let mut runs = Vec::new();
+                    let mut runs = Runs::new();
                     let enough = self.free() >= want + reserve.min(self.free());
                     assert_eq!(a.alloc_all(want, Class::Data, &mut runs).is_ok(), enough);
                     for run in runs {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::alloc::Class;
+use super::alloc::{Class, Runs};
 use super::format::*;
 use super::inode::{Body, Data};
 use super::log::Batch;
@@ -90,7 +90,7 @@ impl<M: Media> Fs<M> {
             return Err(Error::new(libc::EFBIG, "attr::resize"));
         }
         const PAGE: u64 = BLOCK as u64;
-        let mut fresh = Vec::new();
+        let mut fresh = Runs::new();
         let tail = match self.settle_tail(body, size, batch, &mut fresh) {
             Ok(tail) => tail,
             Err(e) => return Err(self.give_back(&fresh, e)),

@@ -11,7 +11,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::alloc::{Allocator, Block, Class, Run};
+use super::alloc::{Allocator, Block, Class, Run, Runs};
 use super::format::*;
 use super::mount::{Opened, load_table_inode};
 use super::*;
@@ -27,7 +27,7 @@ pub(super) fn store<M: Media>(fs: &Fs<M>) -> Result<Option<u32>> {
     let body = encode(fs);
     let core = &fs.core;
     let Some(head) = core.alloc.alloc(1, Class::Release, None) else { return Ok(None) };
-    let mut runs = Vec::new();
+    let mut runs = Runs::new();
     let blocks = body.len().div_ceil(BLOCK) as u32;
     if core.alloc.alloc_all(blocks, Class::Release, &mut runs).is_err() || runs.len() > RUNS_MAX {
         return Ok(None);

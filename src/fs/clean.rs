@@ -15,6 +15,8 @@
 
 use std::sync::atomic::Ordering;
 
+use smallvec::SmallVec;
+
 use super::alloc::Class;
 use super::format::*;
 use super::index::Mapping;
@@ -30,6 +32,8 @@ const SLACK_LINES: u32 = 192;
 const CLEANINGS_MAX: usize = 2;
 /// Segments without live records that go at once.
 const DEAD_SEGMENTS_MAX: usize = 32;
+/// Pages looked up together.
+const PAGES: usize = 64;
 /// Types of records that may be live. All others only change what later records or DRAM know.
 const LIVE_KINDS: u16 = Type::Write.bit() | Type::Add.bit() | Type::Xattr.bit() | Type::Symlink.bit();
 
@@ -89,6 +93,7 @@ impl<M: Media> Fs<M> {
             seq = seq.wrapping_add(head.lines);
             at = end;
         }
+        live.keep_pages(body);
         self.move_head(inode, body, guard, live, 1)
     }
 
@@ -101,12 +106,12 @@ impl<M: Media> Fs<M> {
         live: Live,
         count: usize,
     ) -> Result<()> {
-        let Live { mut batch, copies, written, reserved } = live;
-        for (extents, flags) in [(written, 0), (reserved, field::write::UNWRITTEN)] {
+        let Live { mut batch, copies, written, reserved, .. } = live;
+        for (extents, flags) in [(&written[..], 0), (&reserved[..], field::write::UNWRITTEN)] {
             if !extents.is_empty() {
                 let flags = flags | field::write::MOVED;
                 let fields = WriteFields { start: 0, len: 0, size: 0, mtime: 0, crc: None, flags };
-                write_records(&mut batch, &extents, &fields);
+                write_records(&mut batch, extents, &fields);
             }
         }
         // Attributes may have been set by any record that goes.
@@ -157,8 +162,10 @@ struct Live {
     batch: Batch,
     /// Whose record number changes, by the record's index in the batch.
     copies: Vec<(usize, Copy)>,
-    written: Vec<Extent>,
-    reserved: Vec<Extent>,
+    written: SmallVec<[Extent; PAGES]>,
+    reserved: SmallVec<[Extent; PAGES]>,
+    /// Written pages not looked up yet.
+    pages: SmallVec<[Extent; PAGES]>,
 }
 
 enum Copy {
@@ -172,7 +179,13 @@ impl Live {
         match (head.kind, &body.data) {
             (Type::Write, Data::File(_)) => {
                 let unwritten = get16(bytes, field::write::FLAGS) & field::write::UNWRITTEN != 0;
-                inode::extents(bytes).flatten().for_each(|e| self.keep_extent(body, e, unwritten));
+                for e in inode::extents(bytes).flatten() {
+                    if e.count == 1 && !unwritten {
+                        self.page(body, e);
+                    } else {
+                        self.keep_extent(body, e, unwritten);
+                    }
+                }
             }
             (Type::Add, Data::Dir(dir)) => {
                 let Some(record) = AddRecord::decode(bytes) else { return };
@@ -197,6 +210,33 @@ impl Live {
         }
     }
 
+    #[inline]
+    fn page(&mut self, body: &Body, page: Extent) {
+        if self.pages.len() == PAGES {
+            self.keep_pages(body);
+        }
+        self.pages.push(page);
+    }
+
+    /// [`keep_extent`](Live::keep_extent) for many written pages at once: without a branch on which are live,
+    /// which nothing could predict, and with all their look-ups under way together.
+    fn keep_pages(&mut self, body: &Body) {
+        let Some(index) = body.file() else { return };
+        let pages = &mut self.pages[..];
+        let mut live = 0;
+        for i in 0..pages.len() {
+            let page = pages[i];
+            pages[live] = page;
+            live += usize::from(index.get(page.page) == Mapping::Written(page.block));
+        }
+        for &page in &pages[..live] {
+            if !self.written.last_mut().is_some_and(|last| last.join(page)) {
+                self.written.push(page);
+            }
+        }
+        self.pages.clear();
+    }
+
     fn copy(&mut self, kind: Type, bytes: &[u8]) -> &mut [u8] {
         let r = self.batch.record(kind, bytes.len());
         r[HEAD..].copy_from_slice(&bytes[HEAD..]);
@@ -218,10 +258,9 @@ impl Live {
                 _ => None,
             };
             if block.is_some_and(|b| b.0 == e.block.0 + (page - e.page)) {
-                let block = block.expect("just looked");
-                match kept.last_mut() {
-                    Some(l) if l.page + l.count == page && l.block.0 + l.count == block.0 => l.count += count,
-                    _ => kept.push(Extent { page, count, block }),
+                let part = Extent { page, count, block: block.expect("just looked") };
+                if !kept.last_mut().is_some_and(|last| last.join(part)) {
+                    kept.push(part);
                 }
             }
             page += count;

@@ -421,6 +421,16 @@ pub struct Extent {
     pub block: Block,
 }
 
+impl Extent {
+    /// Takes in `next` if it goes on where this one ends, in the file and on media.
+    #[inline]
+    pub fn join(&mut self, next: Extent) -> bool {
+        let joins = self.page + self.count == next.page && self.block.0 + self.count == next.block.0;
+        self.count += if joins { next.count } else { 0 };
+        joins
+    }
+}
+
 pub const EXTENT: usize = 12;
 
 /// Offsets of the fields of each record type, from the record's first byte.

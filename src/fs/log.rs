@@ -375,7 +375,7 @@ impl Log {
         core: &Core<M>,
         owner: &Owner,
         count: usize,
-    ) -> Result<(Flushed, Vec<Segment>)> {
+    ) -> Result<(Flushed, SmallVec<[Segment; 4]>)> {
         let segments = count - self.in_slot as usize;
         let first = self.segments[segments];
         let head = owner.slot.add(LOG_HEAD_OFFSET);

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::alloc::{Class, Run};
+use super::alloc::{Class, Run, Runs};
 use super::format::*;
 use super::index::Mapping;
 use super::inode::Body;
@@ -63,7 +63,7 @@ impl<M: Media> Fs<M> {
         keep: bool,
     ) -> Result<()> {
         let size = if keep { body.size } else { body.size.max(end) };
-        let mut fresh = Vec::new();
+        let mut fresh = Runs::new();
         let mut batch = Batch::new();
         let reserved = self.settle_tail(body, size, &mut batch, &mut fresh).and_then(|tail| {
             Ok((tail, self.reserve_holes(body, offset / PAGE, end.div_ceil(PAGE), &mut fresh)?))
@@ -103,7 +103,7 @@ impl<M: Media> Fs<M> {
         body: &mut Body,
         from: u64,
         to: u64,
-        fresh: &mut Vec<Run>,
+        fresh: &mut Runs,
     ) -> Result<Vec<Extent>> {
         let index = body.file_mut();
         let mut extents = Vec::new();
@@ -143,7 +143,7 @@ impl<M: Media> Fs<M> {
         body: &Body,
         size: u64,
         batch: &mut Batch,
-        fresh: &mut Vec<Run>,
+        fresh: &mut Runs,
     ) -> Result<Option<Extent>> {
         let old = body.size;
         let (page, from) = ((old / PAGE) as u32, (old % PAGE) as usize);
@@ -189,7 +189,7 @@ impl<M: Media> Fs<M> {
         let size = if keep || what == libc::FALLOC_FL_PUNCH_HOLE { body.size } else { body.size.max(end) };
         let now = now();
         let mut batch = Batch::new();
-        let mut fresh = Vec::new();
+        let mut fresh = Runs::new();
         let mut edges = Vec::new();
         let mut pending = Flushed::issued();
         let (first, last) = (offset.div_ceil(PAGE), end / PAGE);
@@ -270,7 +270,7 @@ impl<M: Media> Fs<M> {
         to: u64,
         first: u64,
         last: u64,
-        fresh: &mut Vec<Run>,
+        fresh: &mut Runs,
     ) -> Result<Vec<Extent>> {
         let mut extents = Vec::new();
         if first < last {
@@ -299,7 +299,7 @@ impl<M: Media> Fs<M> {
         body: &Body,
         (page, from, to): (u32, usize, usize),
         size: u64,
-        fresh: &mut Vec<Run>,
+        fresh: &mut Runs,
     ) -> Result<Option<Edge>> {
         let Mapping::Written(old) = body.file().expect("a file").get(page) else { return Ok(None) };
         let run = self.core.alloc.alloc(1, Class::Release, None);

@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
-use super::alloc::{Block, Class, Run};
+use super::alloc::{Block, Class, Run, Runs};
 use super::format::*;
 use super::index::Mapping;
 use super::inode::{Body, Data, Redone, extent_offset, write_record_bytes};
@@ -45,7 +45,7 @@ const PAGE: u64 = BLOCK as u64;
 struct Plan {
     extents: SmallVec<[Extent; 2]>,
     /// Blocks that were allocated: given back if the write fails.
-    fresh: Vec<Run>,
+    fresh: Runs,
 }
 
 /// See the table at the head of this file.
