@@ -184,6 +184,7 @@ impl<M: Media> Fs<M> {
             generations: Numbers::default(),
             transactions: AtomicU64::new(0),
             paired: AtomicU64::new(0),
+            head_moves: Mutex::default(),
         };
         // Nothing else may reach media before the pool is marked as in use.
         write_state(&core, &state, true)?;
@@ -256,6 +257,7 @@ impl<M: Media> Fs<M> {
         // The state line written after the last sync is durable since this one.
         synced.named = synced.done;
         synced.done = ended;
+        self.move_heads(ended).inspect_err(|e| self.core.poison(e))?;
         let state = {
             let mut state = self.state.lock();
             state.serial += 1;

@@ -308,7 +308,7 @@ impl<M: Media> Fs<M> {
             let value = acl.encode();
             let blocks = self.blocks_for(&value)?;
             super::xattr::value_record(&mut batch, name, &value, blocks, now);
-            body.xattrs.push(inode::Xattr { name: name.into(), value: value.into(), seq: 0, blocks });
+            body.xattrs.push(inode::Xattr::new(name, &value, blocks));
             Ok(())
         });
         let stored = listed.and_then(|()| {
@@ -319,7 +319,7 @@ impl<M: Media> Fs<M> {
             let first = batch.count() - body.xattrs.len();
             let logged = body.log.append(&self.core, &owner, &mut batch, guard.epoch(), Class::Data)?;
             for (i, x) in body.xattrs.iter_mut().enumerate() {
-                x.seq = batch.placed(first + i).0;
+                x.place(batch.placed(first + i).0, batch.addr(first + i));
             }
             Ok(pending.and(logged))
         });

@@ -290,7 +290,8 @@ impl<M: Media> Recovery<'_, M> {
         }
         let mut op = Op::default();
         while reader.log().seq() < add.lines as u32 {
-            if !reader.next(&mut op)? {
+            // Elsewhere values are durable before their records, and may be gone again by now.
+            if !reader.next(&mut op)? || self.power_loss && !self.depends_on_media(&op)? {
                 return Ok(false);
             }
         }
