@@ -42,7 +42,17 @@ struct Seen {
     xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
+impl Seen {
+    fn same(&self, other: &Seen) -> bool {
+        self.content == other.content && self.xattrs == other.xattrs && self.mode == other.mode
+    }
+}
+
 type Tree = BTreeMap<String, Seen>;
+
+fn by_inode(tree: &Tree) -> BTreeMap<u32, Seen> {
+    tree.values().map(|s| (s.ino.0, s.clone())).collect()
+}
 
 fn tree(fs: &F) -> Tree {
     let mut all = Tree::new();
@@ -302,7 +312,18 @@ fn brief_change(changed: Option<(&String, Option<&Seen>, Option<&Seen>)>) -> Str
     format!("{path}: {:?}, then {:?}", brief(a), brief(b))
 }
 
-fn run(seed: u64, ops: u64, domain: Domain) -> u64 {
+/// Fills the log of a file with records that soon are dead, and perhaps leaves it about to be cleaned.
+fn churn(fs: &F, now: &Tree, rng: &mut Rng) {
+    let files = names(now, Some(libc::S_IFREG));
+    // The same ones again and again: only long logs are cleaned.
+    let Some(file) = files.get(rng.below(files.len().min(2) as u64) as usize) else { return };
+    for _ in 0..rng.below(80) {
+        let mode = rng.below(0o1000) as u32;
+        let _ = fs.setattr(&Cred::root(), now[file].ino, &SetAttr { mode: Some(mode), ..SetAttr::default() });
+    }
+}
+
+fn run(seed: u64, ops: u64, domain: Domain, churns: bool) -> u64 {
     let mut rng = Rng::new(seed);
     let empty = Fs::mkfs(SimMedia::new(vec![0; POOL_BYTES], domain), &MkfsOptions::default()).unwrap();
     let fs = open(empty.image(), domain);
@@ -312,6 +333,10 @@ fn run(seed: u64, ops: u64, domain: Domain) -> u64 {
     for op in 0..ops {
         let queue = images.clone();
         let salt = rng.draw();
+        if churns {
+            churn(&fs, &before, &mut rng);
+            before = tree(&fs);
+        }
         fs.media().record(Some(Box::new(move |crash| {
             let mut queue = queue.lock();
             let lines = crash.lines();
@@ -342,8 +367,9 @@ fn run(seed: u64, ops: u64, domain: Domain) -> u64 {
 }
 
 /// Power failures on an ordinary file, whose pages are written back in any order. What was synced and not
-/// touched since must be there exactly; the rest must be readable, deletable, and leave nothing behind.
-fn run_page_cache(seed: u64, ops: u64) -> u64 {
+/// touched since must be there exactly; what was synced and only got other names must be somewhere; the rest
+/// must be readable, deletable, and leave nothing behind.
+fn run_page_cache(seed: u64, ops: u64, churns: bool) -> u64 {
     let domain = Domain::PageCache;
     let mut rng = Rng::new(seed);
     let empty = Fs::mkfs(SimMedia::new(vec![0; POOL_BYTES], domain), &MkfsOptions::default()).unwrap();
@@ -352,6 +378,7 @@ fn run_page_cache(seed: u64, ops: u64) -> u64 {
     // By inode: what no operation touched since the last sync.
     let mut before = tree(&fs);
     let mut synced = before.clone();
+    let mut kept = by_inode(&synced);
     let images: Arc<Mutex<Vec<State>>> = Arc::default();
     let mut states = 0;
     for op in 0..ops {
@@ -369,6 +396,10 @@ fn run_page_cache(seed: u64, ops: u64) -> u64 {
             .chain((0..2).map(|n| Keep::Random(salt ^ crash.fences << 8 ^ n)));
             queue.extend(keeps.map(|k| (format!("store order {} {k:?}", crash.fences), crash.image(k))));
         })));
+        if churns {
+            churn(&fs, &before, &mut rng);
+            before = tree(&fs);
+        }
         let name = operate(&fs, &before, &mut rng);
         let after_operation = tree(&fs);
         if std::env::var_os("LODE_CRASH_TRACE").is_some() {
@@ -376,6 +407,8 @@ fn run_page_cache(seed: u64, ops: u64) -> u64 {
         }
         // What this operation changed is in doubt until the next sync.
         synced.retain(|path, seen| after_operation.get(path) == Some(seen));
+        let now = by_inode(&after_operation);
+        kept.retain(|ino, seen| now.get(ino).is_some_and(|n| n.same(seen)));
         let syncs = rng.below(6) == 0;
         if syncs {
             fs.sync().unwrap();
@@ -387,16 +420,20 @@ fn run_page_cache(seed: u64, ops: u64) -> u64 {
             let found = tree(&crashed);
             for (path, seen) in &synced {
                 // Directories on the way may have moved and taken it with them.
-                let stays = found.get(path).is_some_and(|f| {
-                    f.content == seen.content && f.xattrs == seen.xattrs && f.mode == seen.mode
-                });
+                let stays = found.get(path).is_some_and(|f| f.same(seen));
                 assert!(stays, "{what}: {path} was synced and is not as it was: {:?}", found.keys());
+            }
+            let found_inodes = by_inode(&found);
+            for (ino, seen) in &kept {
+                let stays = found_inodes.get(ino).is_some_and(|f| f.same(seen));
+                assert!(stays, "{what}: {ino:?} was synced and is nowhere: {:?}", found.keys());
             }
             usable(crashed, found, domain, &what);
             states += 1;
         }
         if syncs {
             synced = after_operation.clone();
+            kept = by_inode(&synced);
         }
         before = after_operation;
     }
@@ -408,7 +445,7 @@ fn what_was_synced_survives_any_order_of_write_back() {
     let (seed, ops) = (setting("LODE_CRASH_SEED", 1), setting("LODE_CRASH_OPS", 60));
     let states: u64 = std::thread::scope(|s| {
         let seeds = (seed..seed + 4).chain(FOUND_PAGE_CACHE);
-        let runs: Vec<_> = seeds.map(|seed| s.spawn(move || run_page_cache(seed, ops))).collect();
+        let runs: Vec<_> = seeds.map(|seed| s.spawn(move || run_page_cache(seed, ops, false))).collect();
         runs.into_iter().map(|r| r.join().unwrap_or_else(|_| panic!("a run failed"))).sum()
     });
     println!("{states} crash states, 0 violations");
@@ -426,8 +463,24 @@ fn every_interrupted_operation_is_all_or_nothing() {
         let runs: Vec<_> = [Domain::Memory, Domain::CpuCache]
             .into_iter()
             .flat_map(|d| (seed..seed + 4).chain(FOUND).map(move |seed| (seed, d)))
-            .map(|(seed, d)| s.spawn(move || run(seed, ops, d)))
+            .map(|(seed, d)| s.spawn(move || run(seed, ops, d, false)))
             .collect();
+        runs.into_iter().map(|r| r.join().unwrap_or_else(|_| panic!("a run failed"))).sum()
+    });
+    println!("{states} crash states, 0 violations");
+    assert!(states > ops, "the workload reached media");
+}
+
+#[test]
+fn a_crash_around_log_cleaning_costs_nothing() {
+    let (seed, ops) = (setting("LODE_CRASH_SEED", 1), setting("LODE_CRASH_OPS", 60));
+    let states: u64 = std::thread::scope(|s| {
+        let runs = [
+            s.spawn(move || run(seed, ops, Domain::Memory, true)),
+            s.spawn(move || run(seed + 1, ops, Domain::CpuCache, true)),
+            s.spawn(move || run_page_cache(seed + 2, ops, true)),
+            s.spawn(move || run_page_cache(seed + 3, ops, true)),
+        ];
         runs.into_iter().map(|r| r.join().unwrap_or_else(|_| panic!("a run failed"))).sum()
     });
     println!("{states} crash states, 0 violations");

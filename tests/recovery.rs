@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use lodestone::fs::format::*;
-use lodestone::fs::{Cred, Fs, Ino, MkfsOptions, OpenOptions, SetAttr};
+use lodestone::fs::{Cred, Fs, Ino, MkfsOptions, OpenOptions, RENAME_EXCHANGE, SetAttr};
 use lodestone::media::{Addr, Domain, LINE, Media, crc32c};
 use lodestone::sim::media::{Keep, SimMedia};
 use parking_lot::Mutex;
@@ -37,6 +37,17 @@ fn create(fs: &F, dir: Ino, name: &[u8]) -> Ino {
     let ino = fs.create(&Cred::root(), dir, name, 0o644, 0, libc::O_EXCL).unwrap().0.ino;
     fs.forget(ino, 2);
     ino
+}
+
+fn mkdir(fs: &F, dir: Ino, name: &[u8]) -> Ino {
+    let ino = fs.mkdir(&Cred::root(), dir, name, 0o755, 0).unwrap().ino;
+    fs.forget(ino, 1);
+    ino
+}
+
+/// Until nothing is in doubt and all that was freed may be used again.
+fn settle(fs: &F) {
+    (0..3).for_each(|_| fs.sync().unwrap());
 }
 
 fn chmod(fs: &F, ino: Ino, mode: u32) {
@@ -244,4 +255,170 @@ fn attribute_values_are_found_wherever_cleaning_moved_them() {
         crashed.close().unwrap();
         assert!(holds(&open(crashed.media().image(), domain)));
     }
+}
+
+#[test]
+fn a_file_moved_into_a_directory_that_is_lost_stays_where_it_was() {
+    let domain = Domain::PageCache;
+    let fs = fresh(domain);
+    let cred = Cred::root();
+    let a = mkdir(&fs, Ino::ROOT, b"a");
+    let x = create(&fs, a, b"x");
+    fs.write(&cred, x, 0, &[3; 5000], false).unwrap();
+    // The log leaves the slot, which shares a page with the others.
+    for n in 0..6 {
+        create(&fs, a, format!("n{n}").as_bytes());
+    }
+    let old = mkdir(&fs, Ino::ROOT, b"old");
+    fs.sync().unwrap();
+    fs.rmdir(&cred, Ino::ROOT, b"old").unwrap();
+    settle(&fs);
+    // The slot that is taken again holds the old directory's header until it is written back.
+    let b = (0..200)
+        .map(|n| {
+            fs.sync().unwrap();
+            mkdir(&fs, Ino::ROOT, format!("b{n}").as_bytes())
+        })
+        .find(|&b| b == old)
+        .expect("the slot is taken again");
+    let images = failures(&fs, || {
+        fs.rename(&cred, a, b"x", b, b"x", 0).unwrap();
+        fs.sync().unwrap();
+    });
+    for (what, image) in images {
+        let fs = open(image, domain);
+        let moved = fs.getattr(b).ok().and_then(|_| find(&fs, b, b"x"));
+        let found = find(&fs, a, b"x").or(moved);
+        assert_eq!(found, Some(x), "{what}: the file is gone");
+        assert!(content(&fs, x) == [3; 5000], "{what}");
+    }
+}
+
+#[test]
+fn an_exchange_with_a_directory_that_is_lost_never_was() {
+    let domain = Domain::PageCache;
+    let fs = fresh(domain);
+    let cred = Cred::root();
+    // The root's log gets a page of its own.
+    for n in 0..40 {
+        create(&fs, Ino::ROOT, format!("n{n}").as_bytes());
+    }
+    let a = mkdir(&fs, Ino::ROOT, b"a");
+    let x = create(&fs, a, b"x");
+    fs.write(&cred, x, 0, &[3; 5000], false).unwrap();
+    settle(&fs);
+    let images = failures(&fs, || {
+        let b = mkdir(&fs, Ino::ROOT, b"b");
+        create(&fs, b, b"y");
+        fs.rename(&cred, a, b"x", b, b"y", RENAME_EXCHANGE).unwrap();
+        fs.sync().unwrap();
+    });
+    for (what, image) in images {
+        let fs = open(image, domain);
+        let moved = find(&fs, Ino::ROOT, b"b").and_then(|b| find(&fs, b, b"y"));
+        let here = find(&fs, a, b"x");
+        assert!(here == Some(x) || moved == Some(x), "{what}: the file is gone");
+        assert!(content(&fs, x) == [3; 5000], "{what}");
+    }
+}
+
+#[test]
+fn a_link_to_a_new_file_counts_only_with_all_of_the_file() {
+    let domain = Domain::PageCache;
+    let fs = fresh(domain);
+    let cred = Cred::root();
+    let d = mkdir(&fs, Ino::ROOT, b"d");
+    let e = mkdir(&fs, Ino::ROOT, b"e");
+    fs.setxattr(&cred, d, b"system.posix_acl_default", &long_acl(), 0).unwrap();
+    settle(&fs);
+    let mut f = Ino(0);
+    let images = failures(&fs, || {
+        f = create(&fs, d, b"f");
+        fs.link(&cred, f, e, b"g").unwrap();
+        fs.forget(f, 1);
+        fs.sync().unwrap();
+    });
+    let wanted = fs.getxattr(&cred, f, b"system.posix_acl_access").unwrap();
+    let whole = fs.media().image();
+    let mut present = 0;
+    for (what, image) in images {
+        let fs = open(image, domain);
+        for found in [find(&fs, d, b"f"), find(&fs, e, b"g")].into_iter().flatten() {
+            present += 1;
+            let acl = fs.getxattr(&cred, found, b"system.posix_acl_access");
+            assert!(acl.ok().as_ref() == Some(&wanted), "{what}: it came back without its list");
+        }
+    }
+    assert!(present > 2, "some failures leave it");
+
+    // The last word of a header is a store of its own: the last inode's log head may still be there.
+    let mut image = whole;
+    let state = STATE_BLOCK as usize * BLOCK;
+    let sb = super_block(&image);
+    for at in [state, state + LINE] {
+        let line: &mut [u8] = &mut image[at..at + LINE];
+        let found = State::decode((&*line).try_into().unwrap(), &sb.key).unwrap();
+        // As if the last sync had not been.
+        line.copy_from_slice(&State { settled: 1, ..found }.encode(&sb.key));
+    }
+    let head = pack_log_head(Addr(100 * BLOCK as u64));
+    put64(&mut image, slot(f) + LOG_HEAD_OFFSET as usize, head);
+    let fs = try_open(image, domain).expect("half a slot is no inode");
+    assert_eq!((find(&fs, d, b"f"), find(&fs, e, b"g")), (None, None));
+}
+
+/// A file whose log has ten records, the sixth of them damaged.
+fn damaged_log(settled: bool, closed: bool) -> (Ino, Vec<u8>) {
+    let fs = fresh(Domain::Memory);
+    let f = create(&fs, Ino::ROOT, b"f");
+    create(&fs, Ino::ROOT, b"g");
+    (0..10).for_each(|n| chmod(&fs, f, 0o600 | n));
+    if settled {
+        fs.tick().unwrap();
+    }
+    if closed {
+        fs.close().unwrap();
+    }
+    let mut image = fs.media().image();
+    let at = (0..image.len()).step_by(LINE).find(|&at| {
+        let attr = Head::decode(&image[at..]).is_some_and(|h| h.kind == Type::Attr && h.seq > 3);
+        attr && get32(&image[at..], field::attr::MODE) & 0o7777 == 0o605
+    });
+    image[at.expect("the record is there") + 40] ^= 1;
+    (f, image)
+}
+
+#[test]
+fn damage_in_the_middle_of_a_log_is_reported_and_no_end() {
+    let domain = Domain::Memory;
+    let (f, image) = damaged_log(true, true);
+    let fs = open(image, domain);
+    assert!(fs.open_report().was_clean);
+    assert_eq!(fs.getattr(f).map(|a| a.mode).unwrap_err().errno(), libc::EUCLEAN);
+    let g = find(&fs, Ino::ROOT, b"g").unwrap();
+    chmod(&fs, g, 0o600);
+
+    let (_, image) = damaged_log(true, false);
+    assert_eq!(try_open(image, domain).err().map(|e| e.errno()), Some(libc::EUCLEAN));
+}
+
+#[test]
+fn records_that_a_crash_left_behind_a_gap_are_no_damage() {
+    let domain = Domain::Memory;
+    let (f, image) = damaged_log(false, false);
+    let mode = |fs: &F| fs.getattr(f).unwrap().mode & 0o7777;
+    let fs = open(image, domain);
+    assert_eq!(mode(&fs), 0o604);
+    // However often it is opened again, and however many epochs are named.
+    fs.tick().unwrap();
+    fs.close().unwrap();
+    let fs = open(fs.media().image(), domain);
+    assert_eq!(mode(&fs), 0o604);
+    fs.tick().unwrap();
+    let fs = open(fs.media().image(), domain);
+    assert_eq!(mode(&fs), 0o604);
+    chmod(&fs, f, 0o700);
+    fs.tick().unwrap();
+    let fs = open(fs.media().image(), domain);
+    assert_eq!(mode(&fs), 0o700);
 }

@@ -133,9 +133,9 @@ impl<M: Media> Fs<M> {
         }
         // Attributes may have been set by any record that goes.
         body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
-        inode.attrs_ahead.store(false, Ordering::Relaxed);
         let kept_from = body.log.seq_behind(count);
         let flushed = self.append(inode, body, &mut batch, guard, Class::Release)?;
+        inode.attrs_ahead.store(false, Ordering::Relaxed);
         self.core.fence(flushed.and(self.write_back_redone(body, kept_from)));
         for (i, copy) in copies {
             let (seq, lines) = batch.placed(i);

@@ -29,6 +29,8 @@ pub struct Inode {
     pub linkable: AtomicBool,
     /// Some attributes are newer here than in the log: written back at close and by the cleaner.
     pub attrs_ahead: AtomicBool,
+    /// Made in this mount: lines that its log has from the start.
+    pub born_lines: u8,
     pub generation: u64,
     /// Packed. Outside the lock, because reads set it.
     pub atime: AtomicU64,
@@ -676,6 +678,7 @@ pub fn assemble(header: &SlotHeader, owner: &Owner, body: Body, atime: u64) -> I
         kind: Kind::from_mode(header.mode).expect("read_header checked the type"),
         atime: AtomicU64::new(atime),
         attrs_ahead: AtomicBool::new(false),
+        born_lines: 0,
         uses: AtomicU64::new(0),
         linkable: AtomicBool::new(false),
         body: Lock::new_leaning(body),

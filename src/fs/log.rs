@@ -594,6 +594,7 @@ impl<'a, M: Media> Reader<'a, M> {
         loop {
             let mark = self.mark();
             let Some(head) = self.peek()? else {
+                self.check_end()?;
                 self.rewind(before.unwrap_or(mark)); // an operation cut short never happened
                 return Ok(false);
             };
@@ -607,6 +608,9 @@ impl<'a, M: Media> Reader<'a, M> {
                     } else {
                         None
                     };
+                    if next.is_none() && self.is_certain(&head) {
+                        return Err(damaged(&self.owner, "a segment of its log is damaged"));
+                    }
                     let Some((segment, incarnation)) = next else {
                         self.rewind(before.unwrap_or(mark));
                         return Ok(false); // the link is durable, what it names is not
@@ -695,6 +699,30 @@ impl<'a, M: Media> Reader<'a, M> {
     /// Offset of the tail in the buffer.
     fn at(&self) -> usize {
         (self.log.tail.0 - self.buffered.0.0) as usize
+    }
+
+    /// Whether all of a record's operation was on media when the pool was opened. Not where a crash before the
+    /// last mount may have left records behind a torn one: their epochs were named since.
+    fn is_certain(&self, head: &Head) -> bool {
+        self.log.incarnation > self.core.found.crashed && head.epoch <= self.core.found.settled
+    }
+
+    /// EUCLEAN where a record that is certain stands behind the tail: what stood at the tail was there once.
+    fn check_end(&self) -> Result<()> {
+        let end = self.at() + (self.log.room as usize + 1) * LINE;
+        for ahead in 1..=self.log.room as usize {
+            let at = self.at() + ahead * LINE;
+            let Some(head) = Head::decode(&self.buffer[at..at + LINE]) else { continue };
+            let next = at + head.lines as usize * LINE;
+            if head.seq == self.log.seq.wrapping_add(ahead as u32)
+                && next <= end
+                && self.is_certain(&head)
+                && crate::media::crc32c(&self.buffer[at + 4..next], self.log.seed) == head.crc
+            {
+                return Err(damaged(&self.owner, "a record in the middle of its log is damaged"));
+            }
+        }
+        Ok(())
     }
 
     /// The valid record at the tail, if there is one; its bytes are in the buffer.

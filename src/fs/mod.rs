@@ -146,6 +146,8 @@ pub struct Core<M: Media> {
     epochs: epoch::Epochs,
     mount: u32,
     crashed: u32,
+    /// The state in which the pool was found.
+    found: format::State,
     /// Nothing freed may be reused before its epoch is synced: the domain is `page-cache`.
     deferring: bool,
     poisoned: AtomicBool,

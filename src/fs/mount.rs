@@ -178,6 +178,7 @@ impl<M: Media> Fs<M> {
             epochs: epoch::Epochs::new(epoch),
             mount: state.mount,
             crashed: state.crashed,
+            found: previous,
             deferring,
             poisoned: AtomicBool::new(false),
             read_only,

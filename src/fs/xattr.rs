@@ -300,11 +300,7 @@ fn check_name(name: &[u8]) -> Result<()> {
     let known = [b"user.".as_slice(), b"trusted.", b"security."]
         .iter()
         .any(|p| name.starts_with(p) && name.len() > p.len());
-    if known || acl::is_list(name) {
-        Ok(())
-    } else {
-        Err(Error::new(libc::EOPNOTSUPP, "xattr::check_name"))
-    }
+    if known || acl::is_list(name) { Ok(()) } else { Err(Error::new(libc::EOPNOTSUPP, "xattr::check_name")) }
 }
 
 fn check_alive(body: &Body) -> Result<()> {
