@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use lodestone::fs::{Cred, Fs, Ino, Kind, MkfsOptions, OpenOptions, RENAME_EXCHANGE, SetAttr};
 use lodestone::media::{Domain, crc32c};
-use lodestone::sim::media::{Keep, Rng, SimMedia};
+use lodestone::sim::media::{Keep, Recorder, Rng, SimMedia};
 use parking_lot::Mutex;
 
 type F = Arc<Fs<SimMedia>>;
@@ -312,15 +312,34 @@ fn brief_change(changed: Option<(&String, Option<&Seen>, Option<&Seen>)>) -> Str
     format!("{path}: {:?}, then {:?}", brief(a), brief(b))
 }
 
-/// Fills the log of a file with records that soon are dead, and perhaps leaves it about to be cleaned.
-fn churn(fs: &F, now: &Tree, rng: &mut Rng) {
+/// Fills the log of one of two files with records that soon are dead. `each` gets every operation.
+fn churn(now: &Tree, rng: &mut Rng, each: &mut dyn FnMut(Ino, &SetAttr)) {
     let files = names(now, Some(libc::S_IFREG));
-    // The same ones again and again: only long logs are cleaned.
     let Some(file) = files.get(rng.below(files.len().min(2) as u64) as usize) else { return };
     for _ in 0..rng.below(80) {
         let mode = rng.below(0o1000) as u32;
-        let _ = fs.setattr(&Cred::root(), now[file].ino, &SetAttr { mode: Some(mode), ..SetAttr::default() });
+        each(now[file].ino, &SetAttr { mode: Some(mode), ..SetAttr::default() });
     }
+}
+
+/// Takes the images that a failure could leave from the `from`th fence on.
+fn recorder(images: &Arc<Mutex<Vec<State>>>, salt: u64, from: u64) -> Recorder {
+    let queue = images.clone();
+    let mut fences = 0;
+    Box::new(move |crash| {
+        fences += 1;
+        if fences <= from {
+            return;
+        }
+        let mut queue = queue.lock();
+        let lines = crash.lines();
+        let edges = (0..lines).filter(|n| *n < EDGE_LINES || n + EDGE_LINES >= lines);
+        let keeps = [Keep::Nothing, Keep::Everything]
+            .into_iter()
+            .chain(edges.flat_map(|n| [Keep::AllBut(n), Keep::Only(n)]))
+            .chain((0..RANDOM_IMAGES).map(|n| Keep::Random(salt ^ crash.fences << 8 ^ n)));
+        queue.extend(keeps.map(|k| (format!("fence {} {k:?}", crash.fences), crash.image(k))));
+    })
 }
 
 fn run(seed: u64, ops: u64, domain: Domain, churns: bool) -> u64 {
@@ -329,24 +348,26 @@ fn run(seed: u64, ops: u64, domain: Domain, churns: bool) -> u64 {
     let fs = open(empty.image(), domain);
     let mut before = tree(&fs);
     let images: Arc<Mutex<Vec<State>>> = Arc::default();
-    let mut states = 0;
+    let (mut states, mut cleanings) = (0, 0);
     for op in 0..ops {
-        let queue = images.clone();
         let salt = rng.draw();
         if churns {
-            churn(&fs, &before, &mut rng);
-            before = tree(&fs);
+            churn(&before.clone(), &mut rng, &mut |ino, set| {
+                // An operation has one fence, unless it cleans.
+                fs.media().record(Some(recorder(&images, salt, 1)));
+                fs.setattr(&Cred::root(), ino, set).unwrap();
+                fs.media().record(None);
+                let after = tree(&fs);
+                for (state, image) in images.lock().drain(..) {
+                    let what = format!("seed {seed} {domain:?} before op {op} (cleaning), {state}");
+                    check(image, domain, [&before, &after], &what);
+                    states += 1;
+                    cleanings += 1;
+                }
+                before = after;
+            });
         }
-        fs.media().record(Some(Box::new(move |crash| {
-            let mut queue = queue.lock();
-            let lines = crash.lines();
-            let edges = (0..lines).filter(|n| *n < EDGE_LINES || n + EDGE_LINES >= lines);
-            let keeps = [Keep::Nothing, Keep::Everything]
-                .into_iter()
-                .chain(edges.flat_map(|n| [Keep::AllBut(n), Keep::Only(n)]))
-                .chain((0..RANDOM_IMAGES).map(|n| Keep::Random(salt ^ crash.fences << 8 ^ n)));
-            queue.extend(keeps.map(|k| (format!("fence {} {k:?}", crash.fences), crash.image(k))));
-        })));
+        fs.media().record(Some(recorder(&images, salt, 0)));
         let name = operate(&fs, &before, &mut rng);
         if rng.below(10) == 0 {
             fs.tick().unwrap();
@@ -363,6 +384,7 @@ fn run(seed: u64, ops: u64, domain: Domain, churns: bool) -> u64 {
         }
         before = after;
     }
+    assert!(!churns || ops < 60 || cleanings > 0, "no log was cleaned");
     states
 }
 
@@ -397,8 +419,12 @@ fn run_page_cache(seed: u64, ops: u64, churns: bool) -> u64 {
             queue.extend(keeps.map(|k| (format!("store order {} {k:?}", crash.fences), crash.image(k))));
         })));
         if churns {
-            churn(&fs, &before, &mut rng);
+            churn(&before.clone(), &mut rng, &mut |ino, set| {
+                fs.setattr(&Cred::root(), ino, set).unwrap();
+            });
             before = tree(&fs);
+            synced.retain(|path, seen| before.get(path).is_some_and(|f| f.same(seen)));
+            kept.retain(|_, seen| before.values().any(|f| f.ino == seen.ino && f.same(seen)));
         }
         let name = operate(&fs, &before, &mut rng);
         let after_operation = tree(&fs);

@@ -11,6 +11,9 @@ use parking_lot::Mutex;
 
 type F = Arc<Fs<SimMedia>>;
 
+/// What failed, and what it left.
+type Failure = (String, Vec<u8>);
+
 const POOL_BYTES: usize = 1 << 20;
 
 fn try_open(image: Vec<u8>, domain: Domain) -> lodestone::Result<F> {
@@ -62,8 +65,8 @@ fn content(fs: &F, ino: Ino) -> Vec<u8> {
 
 /// Runs `work` and returns images of power failures at all its fences and syncs: nothing of what was in
 /// doubt, each page or line of it missing, each alone, everything.
-fn failures(fs: &F, work: impl FnOnce()) -> Vec<(String, Vec<u8>)> {
-    let images: Arc<Mutex<Vec<(String, Vec<u8>)>>> = Arc::default();
+fn failures(fs: &F, work: impl FnOnce()) -> Vec<Failure> {
+    let images: Arc<Mutex<Vec<Failure>>> = Arc::default();
     let queue = images.clone();
     fs.media().record(Some(Box::new(move |crash| {
         let parts = (0..crash.lines()).flat_map(|n| [Keep::AllBut(n), Keep::Only(n)]);
@@ -243,7 +246,7 @@ fn attribute_values_are_found_wherever_cleaning_moved_them() {
         let head = |fs: &F| fs.media().load64(Addr(slot(f) as u64 + LOG_HEAD_OFFSET)).unwrap();
         let before = head(&fs);
         for n in 0..2000 {
-            chmod(&fs, f, 0o600 | n % 64);
+            chmod(&fs, f, 0o600 + n % 64);
             if n % 100 == 0 {
                 fs.tick().unwrap();
             }
