@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use lodestone::fs::{Cred, Fs, Ino, Kind, MkfsOptions, OpenOptions, RENAME_EXCHANGE, SetAttr};
 use lodestone::media::{Domain, crc32c};
-use lodestone::sim::media::{Keep, Rng, SimMedia};
+use lodestone::sim::media::{Keep, Recorder, Rng, SimMedia};
 use parking_lot::Mutex;
 
 type F = Arc<Fs<SimMedia>>;
@@ -42,7 +42,17 @@ struct Seen {
     xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
+impl Seen {
+    fn same(&self, other: &Seen) -> bool {
+        self.content == other.content && self.xattrs == other.xattrs && self.mode == other.mode
+    }
+}
+
 type Tree = BTreeMap<String, Seen>;
+
+fn by_inode(tree: &Tree) -> BTreeMap<u32, Seen> {
+    tree.values().map(|s| (s.ino.0, s.clone())).collect()
+}
 
 fn tree(fs: &F) -> Tree {
     let mut all = Tree::new();
@@ -302,26 +312,62 @@ fn brief_change(changed: Option<(&String, Option<&Seen>, Option<&Seen>)>) -> Str
     format!("{path}: {:?}, then {:?}", brief(a), brief(b))
 }
 
-fn run(seed: u64, ops: u64, domain: Domain) -> u64 {
+/// Fills the log of one of two files with records that soon are dead. `each` gets every operation.
+fn churn(now: &Tree, rng: &mut Rng, each: &mut dyn FnMut(Ino, &SetAttr)) {
+    let files = names(now, Some(libc::S_IFREG));
+    let Some(file) = files.get(rng.below(files.len().min(2) as u64) as usize) else { return };
+    for _ in 0..rng.below(80) {
+        let mode = rng.below(0o1000) as u32;
+        each(now[file].ino, &SetAttr { mode: Some(mode), ..SetAttr::default() });
+    }
+}
+
+/// Takes the images that a failure could leave from the `from`th fence on.
+fn recorder(images: &Arc<Mutex<Vec<State>>>, salt: u64, from: u64) -> Recorder {
+    let queue = images.clone();
+    let mut fences = 0;
+    Box::new(move |crash| {
+        fences += 1;
+        if fences <= from {
+            return;
+        }
+        let mut queue = queue.lock();
+        let lines = crash.lines();
+        let edges = (0..lines).filter(|n| *n < EDGE_LINES || n + EDGE_LINES >= lines);
+        let keeps = [Keep::Nothing, Keep::Everything]
+            .into_iter()
+            .chain(edges.flat_map(|n| [Keep::AllBut(n), Keep::Only(n)]))
+            .chain((0..RANDOM_IMAGES).map(|n| Keep::Random(salt ^ crash.fences << 8 ^ n)));
+        queue.extend(keeps.map(|k| (format!("fence {} {k:?}", crash.fences), crash.image(k))));
+    })
+}
+
+fn run(seed: u64, ops: u64, domain: Domain, churns: bool) -> u64 {
     let mut rng = Rng::new(seed);
     let empty = Fs::mkfs(SimMedia::new(vec![0; POOL_BYTES], domain), &MkfsOptions::default()).unwrap();
     let fs = open(empty.image(), domain);
     let mut before = tree(&fs);
     let images: Arc<Mutex<Vec<State>>> = Arc::default();
-    let mut states = 0;
+    let (mut states, mut cleanings) = (0, 0);
     for op in 0..ops {
-        let queue = images.clone();
         let salt = rng.draw();
-        fs.media().record(Some(Box::new(move |crash| {
-            let mut queue = queue.lock();
-            let lines = crash.lines();
-            let edges = (0..lines).filter(|n| *n < EDGE_LINES || n + EDGE_LINES >= lines);
-            let keeps = [Keep::Nothing, Keep::Everything]
-                .into_iter()
-                .chain(edges.flat_map(|n| [Keep::AllBut(n), Keep::Only(n)]))
-                .chain((0..RANDOM_IMAGES).map(|n| Keep::Random(salt ^ crash.fences << 8 ^ n)));
-            queue.extend(keeps.map(|k| (format!("fence {} {k:?}", crash.fences), crash.image(k))));
-        })));
+        if churns {
+            churn(&before.clone(), &mut rng, &mut |ino, set| {
+                // An operation has one fence, unless it cleans.
+                fs.media().record(Some(recorder(&images, salt, 1)));
+                fs.setattr(&Cred::root(), ino, set).unwrap();
+                fs.media().record(None);
+                let after = tree(&fs);
+                for (state, image) in images.lock().drain(..) {
+                    let what = format!("seed {seed} {domain:?} before op {op} (cleaning), {state}");
+                    check(image, domain, [&before, &after], &what);
+                    states += 1;
+                    cleanings += 1;
+                }
+                before = after;
+            });
+        }
+        fs.media().record(Some(recorder(&images, salt, 0)));
         let name = operate(&fs, &before, &mut rng);
         if rng.below(10) == 0 {
             fs.tick().unwrap();
@@ -338,12 +384,14 @@ fn run(seed: u64, ops: u64, domain: Domain) -> u64 {
         }
         before = after;
     }
+    assert!(!churns || ops < 60 || cleanings > 0, "no log was cleaned");
     states
 }
 
 /// Power failures on an ordinary file, whose pages are written back in any order. What was synced and not
-/// touched since must be there exactly; the rest must be readable, deletable, and leave nothing behind.
-fn run_page_cache(seed: u64, ops: u64) -> u64 {
+/// touched since must be there exactly; what was synced and only got other names must be somewhere; the rest
+/// must be readable, deletable, and leave nothing behind.
+fn run_page_cache(seed: u64, ops: u64, churns: bool) -> u64 {
     let domain = Domain::PageCache;
     let mut rng = Rng::new(seed);
     let empty = Fs::mkfs(SimMedia::new(vec![0; POOL_BYTES], domain), &MkfsOptions::default()).unwrap();
@@ -352,6 +400,7 @@ fn run_page_cache(seed: u64, ops: u64) -> u64 {
     // By inode: what no operation touched since the last sync.
     let mut before = tree(&fs);
     let mut synced = before.clone();
+    let mut kept = by_inode(&synced);
     let images: Arc<Mutex<Vec<State>>> = Arc::default();
     let mut states = 0;
     for op in 0..ops {
@@ -369,6 +418,14 @@ fn run_page_cache(seed: u64, ops: u64) -> u64 {
             .chain((0..2).map(|n| Keep::Random(salt ^ crash.fences << 8 ^ n)));
             queue.extend(keeps.map(|k| (format!("store order {} {k:?}", crash.fences), crash.image(k))));
         })));
+        if churns {
+            churn(&before.clone(), &mut rng, &mut |ino, set| {
+                fs.setattr(&Cred::root(), ino, set).unwrap();
+            });
+            before = tree(&fs);
+            synced.retain(|path, seen| before.get(path).is_some_and(|f| f.same(seen)));
+            kept.retain(|_, seen| before.values().any(|f| f.ino == seen.ino && f.same(seen)));
+        }
         let name = operate(&fs, &before, &mut rng);
         let after_operation = tree(&fs);
         if std::env::var_os("LODE_CRASH_TRACE").is_some() {
@@ -376,6 +433,8 @@ fn run_page_cache(seed: u64, ops: u64) -> u64 {
         }
         // What this operation changed is in doubt until the next sync.
         synced.retain(|path, seen| after_operation.get(path) == Some(seen));
+        let now = by_inode(&after_operation);
+        kept.retain(|ino, seen| now.get(ino).is_some_and(|n| n.same(seen)));
         let syncs = rng.below(6) == 0;
         if syncs {
             fs.sync().unwrap();
@@ -387,16 +446,20 @@ fn run_page_cache(seed: u64, ops: u64) -> u64 {
             let found = tree(&crashed);
             for (path, seen) in &synced {
                 // Directories on the way may have moved and taken it with them.
-                let stays = found.get(path).is_some_and(|f| {
-                    f.content == seen.content && f.xattrs == seen.xattrs && f.mode == seen.mode
-                });
+                let stays = found.get(path).is_some_and(|f| f.same(seen));
                 assert!(stays, "{what}: {path} was synced and is not as it was: {:?}", found.keys());
+            }
+            let found_inodes = by_inode(&found);
+            for (ino, seen) in &kept {
+                let stays = found_inodes.get(ino).is_some_and(|f| f.same(seen));
+                assert!(stays, "{what}: {ino:?} was synced and is nowhere: {:?}", found.keys());
             }
             usable(crashed, found, domain, &what);
             states += 1;
         }
         if syncs {
             synced = after_operation.clone();
+            kept = by_inode(&synced);
         }
         before = after_operation;
     }
@@ -408,7 +471,7 @@ fn what_was_synced_survives_any_order_of_write_back() {
     let (seed, ops) = (setting("LODE_CRASH_SEED", 1), setting("LODE_CRASH_OPS", 60));
     let states: u64 = std::thread::scope(|s| {
         let seeds = (seed..seed + 4).chain(FOUND_PAGE_CACHE);
-        let runs: Vec<_> = seeds.map(|seed| s.spawn(move || run_page_cache(seed, ops))).collect();
+        let runs: Vec<_> = seeds.map(|seed| s.spawn(move || run_page_cache(seed, ops, false))).collect();
         runs.into_iter().map(|r| r.join().unwrap_or_else(|_| panic!("a run failed"))).sum()
     });
     println!("{states} crash states, 0 violations");
@@ -426,8 +489,24 @@ fn every_interrupted_operation_is_all_or_nothing() {
         let runs: Vec<_> = [Domain::Memory, Domain::CpuCache]
             .into_iter()
             .flat_map(|d| (seed..seed + 4).chain(FOUND).map(move |seed| (seed, d)))
-            .map(|(seed, d)| s.spawn(move || run(seed, ops, d)))
+            .map(|(seed, d)| s.spawn(move || run(seed, ops, d, false)))
             .collect();
+        runs.into_iter().map(|r| r.join().unwrap_or_else(|_| panic!("a run failed"))).sum()
+    });
+    println!("{states} crash states, 0 violations");
+    assert!(states > ops, "the workload reached media");
+}
+
+#[test]
+fn a_crash_around_log_cleaning_costs_nothing() {
+    let (seed, ops) = (setting("LODE_CRASH_SEED", 1), setting("LODE_CRASH_OPS", 60));
+    let states: u64 = std::thread::scope(|s| {
+        let runs = [
+            s.spawn(move || run(seed, ops, Domain::Memory, true)),
+            s.spawn(move || run(seed + 1, ops, Domain::CpuCache, true)),
+            s.spawn(move || run_page_cache(seed + 2, ops, true)),
+            s.spawn(move || run_page_cache(seed + 3, ops, true)),
+        ];
         runs.into_iter().map(|r| r.join().unwrap_or_else(|_| panic!("a run failed"))).sum()
     });
     println!("{states} crash states, 0 violations");

@@ -157,9 +157,14 @@ fn valid(entries: &[Entry]) -> bool {
         && (count(MASK) == 1 || count(MASK) == 0 && !named)
 }
 
+/// Whether an attribute of this name holds an access list.
+pub fn is_list(name: &[u8]) -> bool {
+    name == ACCESS || name == DEFAULT
+}
+
 fn stored(body: &Body, name: &[u8]) -> Option<Acl> {
     let x = body.xattrs.iter().find(|x| *x.name == *name)?;
-    Acl::parse(&x.value).ok().flatten()
+    Acl::parse(x.list.as_ref()?).ok().flatten()
 }
 
 /// The access list, if it says more than the mode.

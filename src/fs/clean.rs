@@ -8,6 +8,9 @@
 //! at a time: the pause is that of copying at most 62 lines. What the log may waste is bounded: as much
 //! again as is live, and a little.
 //!
+//! On an ordinary file a fence makes nothing durable: there the head moves after the sync that covers the
+//! copies ([`HeadMove`]), and what it leaves behind is reused after the next.
+//!
 //! A crash anywhere in between leaves both the old records and their copies; replay takes copies for
 //! what they are.
 //!
@@ -20,7 +23,7 @@ use smallvec::SmallVec;
 use super::alloc::Class;
 use super::format::*;
 use super::index::Mapping;
-use super::inode::{self, AddRecord, Body, Data, Inode};
+use super::inode::{self, AddRecord, Body, Data, Inode, Xattr};
 use super::log::{self, Batch, Segment};
 use super::write::{WriteFields, write_records};
 use super::*;
@@ -37,7 +40,26 @@ const PAGES: usize = 64;
 /// Types of records that may be live. All others only change what later records or DRAM know.
 const LIVE_KINDS: u16 = Type::Write.bit() | Type::Add.bit() | Type::Xattr.bit() | Type::Symlink.bit();
 
+/// A log head that waits for its copies to be synced. Slots are reused later than that.
+pub(super) struct HeadMove {
+    epoch: u64,
+    slot: Addr,
+    head: Addr,
+}
+
 impl<M: Media> Fs<M> {
+    /// Moves the heads whose copies the sync of `epoch` made durable. The caller holds the lock of syncs.
+    pub(super) fn move_heads(&self, epoch: u64) -> Result<()> {
+        let mut waiting = self.core.head_moves.lock();
+        let mut pending = Flushed::issued();
+        // In the order of their pushes: of one log's the last counts.
+        for m in waiting.extract_if(.., |m| m.epoch <= epoch) {
+            pending = pending.and(log::swing(&self.core, m.slot, m.head)?);
+        }
+        self.core.fence(pending);
+        Ok(())
+    }
+
     /// The last step of every operation that appended to the log of `inode`.
     #[inline]
     pub(super) fn tidy_log(&self, inode: &Inode, body: &mut Body, guard: &epoch::Guard) {
@@ -116,9 +138,9 @@ impl<M: Media> Fs<M> {
         }
         // Attributes may have been set by any record that goes.
         body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
-        inode.attrs_ahead.store(false, Ordering::Relaxed);
         let kept_from = body.log.seq_behind(count);
         let flushed = self.append(inode, body, &mut batch, guard, Class::Release)?;
+        inode.attrs_ahead.store(false, Ordering::Relaxed);
         self.core.fence(flushed.and(self.write_back_redone(body, kept_from)));
         for (i, copy) in copies {
             let (seq, lines) = batch.placed(i);
@@ -126,14 +148,20 @@ impl<M: Media> Fs<M> {
                 Copy::Entry(cookie) => {
                     body.dir_mut().set_seq(cookie, seq, lines);
                 }
-                Copy::Xattr(at) => body.xattrs[at].seq = seq,
+                Copy::Xattr(at) => body.xattrs[at].place(seq, batch.addr(i)),
                 Copy::Target => {}
             }
         }
-        let swung = body.log.drop_oldest(&self.core, &inode.owner(), count);
-        let (swung, dropped) = swung.inspect_err(|e| self.core.poison(e))?;
-        self.core.fence(swung);
-        let reuse = self.core.reuse_after(guard);
+        let (head, dropped) = body.log.drop_oldest(count);
+        let reuse = self.core.deferring.then(|| {
+            // Stored when this epoch is synced, durable when the next one is.
+            self.core.head_moves.lock().push(HeadMove { epoch: guard.epoch(), slot: inode.slot, head });
+            guard.epoch() + 1
+        });
+        if reuse.is_none() {
+            let swung = log::swing(&self.core, inode.slot, head).inspect_err(|e| self.core.poison(e))?;
+            self.core.fence(swung);
+        }
         for s in dropped {
             log::release(&self.core, s.addr, s.lines, reuse);
         }
@@ -278,6 +306,7 @@ fn live_lines(body: &Body) -> u32 {
         Data::Symlink(target) => (target.len() / LINE) as u32,
         Data::None => 0,
     };
-    let xattrs: usize = body.xattrs.iter().map(|x| 1 + (x.name.len() + x.value.len()) / LINE).sum();
+    let in_record = |x: &Xattr| if x.blocks.is_none() { x.len as usize } else { 0 };
+    let xattrs: usize = body.xattrs.iter().map(|x| 1 + (x.name.len() + in_record(x)) / LINE).sum();
     data + xattrs as u32
 }

@@ -497,7 +497,7 @@ pub mod field {
         pub const KIND: usize = 48;
         pub const NAME_LEN: usize = 49;
         pub const FLAGS: usize = 50;
-        /// Lines that the new inode's own log must have (symbolic link, inherited ACL).
+        /// Lines that a new inode's own log must have (symbolic link, inherited ACL).
         pub const LINES: usize = 51;
         pub const NAME: usize = 52;
 

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::collections::{HashMap, VecDeque};
 
 use super::Core;
+use super::acl;
 use super::alloc::{Block, Run};
 use super::dirindex::DirIndex;
 use super::format::*;
@@ -28,6 +29,8 @@ pub struct Inode {
     pub linkable: AtomicBool,
     /// Some attributes are newer here than in the log: written back at close and by the cleaner.
     pub attrs_ahead: AtomicBool,
+    /// Made in this mount: lines that its log has from the start.
+    pub born_lines: u8,
     pub generation: u64,
     /// Packed. Outside the lock, because reads set it.
     pub atime: AtomicU64,
@@ -82,13 +85,37 @@ pub enum Data {
     None,
 }
 
+/// An extended attribute. The value stays on media: all of an inode could have gigabytes.
 pub struct Xattr {
     pub name: Box<[u8]>,
-    pub value: Box<[u8]>,
-    /// The record that holds it.
+    /// Where the value stands, its length and its CRC.
+    pub at: Addr,
+    pub len: u32,
+    pub crc: u32,
+    /// The record that sets it.
     pub seq: u32,
-    /// Where the value stands, if not in the record.
+    /// What the value occupies, if it is not in the record.
     pub blocks: Option<Run>,
+    /// The value of an access list: permission checks need it.
+    pub list: Option<Box<[u8]>>,
+}
+
+impl Xattr {
+    /// Not [placed](Xattr::place) yet.
+    pub fn new(name: &[u8], value: &[u8], blocks: Option<Run>) -> Xattr {
+        let list = acl::is_list(name).then(|| value.into());
+        let (len, crc) = (value.len() as u32, value_crc(value));
+        let at = blocks.map_or(Addr(0), |run| log::block_addr(run.start));
+        Xattr { name: name.into(), at, len, crc, seq: 0, blocks, list }
+    }
+
+    /// Its record has this number and this place.
+    pub fn place(&mut self, seq: u32, record: Addr) {
+        self.seq = seq;
+        if self.blocks.is_none() {
+            self.at = record.add((field::xattr::NAME + self.name.len()) as u64);
+        }
+    }
 }
 
 impl Inode {
@@ -211,7 +238,9 @@ impl Body {
     }
 
     pub fn heap_bytes(&self) -> usize {
+        let xattr = |x: &Xattr| size_of::<Xattr>() + x.name.len() + x.list.as_ref().map_or(0, |l| l.len());
         self.log.heap_bytes()
+            + self.xattrs.iter().map(xattr).sum::<usize>()
             + match &self.data {
                 Data::File(index) => index.heap_bytes(),
                 Data::Dir(dir) => dir.heap_bytes(),
@@ -445,18 +474,29 @@ fn apply_xattr<M: Media>(core: &Core<M>, owner: &Owner, body: &mut Body, record:
         return Ok(());
     }
     let len = get32(b, field::xattr::VALUE_LEN) as usize;
-    let (value, blocks): (Box<[u8]>, _) = if flags & field::xattr::IN_BLOCKS != 0 {
+    let blocks = if flags & field::xattr::IN_BLOCKS != 0 {
         let run = Run { start: Block(get32(b, field::xattr::BLOCK)), count: len.div_ceil(BLOCK) as u32 };
         if len == 0 || len > crate::limits::XATTR_VALUE_BYTES_MAX || !core.holds_blocks(run) {
             return Err(log::damaged(owner, "an attribute value lies outside the pool"));
         }
-        let mut value = vec![0; len];
-        core.media.read(log::block_addr(run.start), &mut value)?;
-        (value.into(), Some(run))
+        Some(run)
     } else {
-        (b.get(end..end + len).ok_or_else(short)?.into(), None)
+        b.get(end..end + len).ok_or_else(short)?;
+        None
     };
-    let x = Xattr { name: name.into(), value, seq: record.seq, blocks };
+    let list = match blocks {
+        _ if !acl::is_list(name) => None,
+        Some(run) => {
+            let mut list = vec![0; len];
+            core.media.read(log::block_addr(run.start), &mut list)?;
+            Some(list.into())
+        }
+        None => Some(b[end..end + len].into()),
+    };
+    let at = blocks.map_or(Addr(0), |run| log::block_addr(run.start));
+    let (len, crc) = (len as u32, get32(b, field::xattr::CRC));
+    let mut x = Xattr { name: name.into(), at, len, crc, seq: 0, blocks, list };
+    x.place(record.seq, record.addr);
     match old {
         Some(i) => body.xattrs[i] = x,
         None => body.xattrs.push(x),
@@ -638,6 +678,7 @@ pub fn assemble(header: &SlotHeader, owner: &Owner, body: Body, atime: u64) -> I
         kind: Kind::from_mode(header.mode).expect("read_header checked the type"),
         atime: AtomicU64::new(atime),
         attrs_ahead: AtomicBool::new(false),
+        born_lines: 0,
         uses: AtomicU64::new(0),
         linkable: AtomicBool::new(false),
         body: Lock::new_leaning(body),

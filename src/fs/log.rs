@@ -66,8 +66,9 @@ pub struct Batch {
 struct Pending {
     kind: Type,
     lines: u32,
-    /// Its number, once it was appended.
+    /// Its number and its place, once it was appended.
     seq: u32,
+    at: Addr,
 }
 
 impl Batch {
@@ -83,7 +84,7 @@ impl Batch {
         assert!(lines as u32 <= RECORD_LINES_MAX);
         let from = self.bytes.len();
         self.bytes.resize(from + lines * LINE, 0);
-        self.records.push(Pending { kind, lines: lines as u32, seq: 0 });
+        self.records.push(Pending { kind, lines: lines as u32, seq: 0, at: Addr(0) });
         &mut self.bytes[from..]
     }
 
@@ -108,6 +109,11 @@ impl Batch {
     /// The number of the `i`th record and its lines, after the append.
     pub fn placed(&self, i: usize) -> (u32, u8) {
         (self.records[i].seq, self.records[i].lines as u8)
+    }
+
+    /// Where the `i`th record stands, after the append.
+    pub fn addr(&self, i: usize) -> Addr {
+        self.records[i].at
     }
 }
 
@@ -191,11 +197,11 @@ impl Log {
         }
         let mut at = 0;
         let last = batch.records.len() - 1;
-        for (i, Pending { kind, lines, seq }) in batch.records.iter_mut().enumerate() {
+        for (i, Pending { kind, lines, seq, at: addr }) in batch.records.iter_mut().enumerate() {
             let record = &mut batch.bytes[at..at + *lines as usize * LINE];
             let more = if i == last { 0 } else { MORE };
             Head::finish(record, self.seq, epoch, *kind as u8 | more, self.seed);
-            *seq = self.seq;
+            (*seq, *addr) = (self.seq, self.tail.add(at as u64));
             self.note(*kind);
             self.seq = self.seq.wrapping_add(*lines);
             at += record.len();
@@ -255,12 +261,12 @@ impl Log {
             self.make_room(core, 1, epoch, &mut fresh, &mut flushed)?;
             flushed = flushed.and(self.seal(core, owner, epoch)?);
         }
-        for (i, Pending { kind, lines, seq }) in batch.records.iter_mut().enumerate() {
+        for (i, Pending { kind, lines, seq, at: addr }) in batch.records.iter_mut().enumerate() {
             self.make_room(core, *lines, epoch, &mut fresh, &mut flushed)?;
             let record = &mut batch.bytes[at..at + *lines as usize * LINE];
             at += record.len();
             let more = if i == last { 0 } else { MORE };
-            *seq = self.seq;
+            (*seq, *addr) = (self.seq, self.tail);
             self.note(*kind);
             flushed = flushed.and(self.put(core, record, *kind as u8 | more, epoch)?);
         }
@@ -367,22 +373,14 @@ impl Log {
         self.segments.get(count - self.in_slot as usize).map(|s| s.seq)
     }
 
-    /// Forgets the `count` oldest closed parts after their live records were appended again and are
-    /// durable: one 8-byte store swings the head. The segments may be reused once that is durable, so the
-    /// caller frees what this returns after its fence.
-    pub fn drop_oldest<M: Media>(
-        &mut self,
-        core: &Core<M>,
-        owner: &Owner,
-        count: usize,
-    ) -> Result<(Flushed, SmallVec<[Segment; 4]>)> {
+    /// Forgets the `count` oldest closed parts, whose live records were appended again. Returns where the log
+    /// begins now, for [`swing`], and the segments to be freed once that is durable.
+    pub fn drop_oldest(&mut self, count: usize) -> (Addr, SmallVec<[Segment; 4]>) {
         let segments = count - self.in_slot as usize;
         let first = self.segments[segments];
-        let head = owner.slot.add(LOG_HEAD_OFFSET);
-        let dirty = core.media.store64(head, pack_log_head(first.addr))?;
         self.in_slot = false;
         self.lines = self.seq.wrapping_sub(first.seq);
-        Ok((core.media.flush(dirty), self.segments.drain(..segments).collect()))
+        (first.addr, self.segments.drain(..segments).collect())
     }
 
     /// Gives all segments back: the inode is gone.
@@ -402,6 +400,12 @@ impl Reserved {
             release(core, addr, lines, None);
         }
     }
+}
+
+/// Lets the log of a slot begin at `head`, with one 8-byte store. What the log has from there on is durable.
+pub fn swing<M: Media>(core: &Core<M>, slot: Addr, head: Addr) -> Result<Flushed> {
+    let dirty = core.media.store64(slot.add(LOG_HEAD_OFFSET), pack_log_head(head))?;
+    Ok(core.media.flush(dirty))
 }
 
 /// A segment that holds a record of `lines` lines: small while the log is small.
@@ -590,6 +594,7 @@ impl<'a, M: Media> Reader<'a, M> {
         loop {
             let mark = self.mark();
             let Some(head) = self.peek()? else {
+                self.check_end()?;
                 self.rewind(before.unwrap_or(mark)); // an operation cut short never happened
                 return Ok(false);
             };
@@ -599,9 +604,13 @@ impl<'a, M: Media> Reader<'a, M> {
                     let addr = Addr(get64(&self.buffer[from..], field::link::ADDR));
                     let next = if addr.0.is_multiple_of(MINI as u64) && self.core.holds(addr, MINI) {
                         self.segment_at(addr, Some(head.seq.wrapping_add(1)))?
+                            .filter(|&(_, incarnation)| incarnation == self.log.incarnation)
                     } else {
                         None
                     };
+                    if next.is_none() && self.is_certain(&head) {
+                        return Err(damaged(&self.owner, "a segment of its log is damaged"));
+                    }
                     let Some((segment, incarnation)) = next else {
                         self.rewind(before.unwrap_or(mark));
                         return Ok(false); // the link is durable, what it names is not
@@ -690,6 +699,30 @@ impl<'a, M: Media> Reader<'a, M> {
     /// Offset of the tail in the buffer.
     fn at(&self) -> usize {
         (self.log.tail.0 - self.buffered.0.0) as usize
+    }
+
+    /// Whether all of a record's operation was on media when the pool was opened. Not where a crash before the
+    /// last mount may have left records behind a torn one: their epochs were named since.
+    fn is_certain(&self, head: &Head) -> bool {
+        self.log.incarnation > self.core.found.crashed && head.epoch <= self.core.found.settled
+    }
+
+    /// EUCLEAN where a record that is certain stands behind the tail: what stood at the tail was there once.
+    fn check_end(&self) -> Result<()> {
+        let end = self.at() + (self.log.room as usize + 1) * LINE;
+        for ahead in 1..=self.log.room as usize {
+            let at = self.at() + ahead * LINE;
+            let Some(head) = Head::decode(&self.buffer[at..at + LINE]) else { continue };
+            let next = at + head.lines as usize * LINE;
+            if head.seq == self.log.seq.wrapping_add(ahead as u32)
+                && next <= end
+                && self.is_certain(&head)
+                && crate::media::crc32c(&self.buffer[at + 4..next], self.log.seed) == head.crc
+            {
+                return Err(damaged(&self.owner, "a record in the middle of its log is damaged"));
+            }
+        }
+        Ok(())
     }
 
     /// The valid record at the tail, if there is one; its bytes are in the buffer.

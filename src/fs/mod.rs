@@ -146,6 +146,8 @@ pub struct Core<M: Media> {
     epochs: epoch::Epochs,
     mount: u32,
     crashed: u32,
+    /// The state in which the pool was found.
+    found: format::State,
     /// Nothing freed may be reused before its epoch is synced: the domain is `page-cache`.
     deferring: bool,
     poisoned: AtomicBool,
@@ -154,6 +156,8 @@ pub struct Core<M: Media> {
     transactions: AtomicU64,
     /// The epoch of the last operation on two directories.
     paired: AtomicU64,
+    /// Of an ordinary file: what log cleaning does after the next sync.
+    head_moves: Mutex<Vec<clean::HeadMove>>,
 }
 
 impl<M: Media> Core<M> {
@@ -298,6 +302,10 @@ pub struct Fs<M: Media> {
     ticker: Mutex<Option<mount::Ticker>>,
 }
 
+/// Syncs until everything that was freed may be reused: one covers the operation that freed it (or the copies
+/// of a cleaned log), one what names its epoch as settled (or the log's new head), one what names that.
+const SYNCS_TO_FREE: usize = 3;
+
 /// The clock of times on media: the kernel's own for files, a tick coarse.
 #[inline]
 pub(crate) fn now() -> u64 {
@@ -419,7 +427,7 @@ impl<M: Media> Fs<M> {
     fn make_room(&self) -> bool {
         self.core.deferring
             && self.core.alloc.deferred() != alloc::Deferred::default()
-            && self.sync().and_then(|()| self.sync()).is_ok()
+            && (0..SYNCS_TO_FREE).all(|_| self.sync().is_ok())
     }
 
     /// Gives back `count` references that lookups and creations took.

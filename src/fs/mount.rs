@@ -178,12 +178,14 @@ impl<M: Media> Fs<M> {
             epochs: epoch::Epochs::new(epoch),
             mount: state.mount,
             crashed: state.crashed,
+            found: previous,
             deferring,
             poisoned: AtomicBool::new(false),
             read_only,
             generations: Numbers::default(),
             transactions: AtomicU64::new(0),
             paired: AtomicU64::new(0),
+            head_moves: Mutex::default(),
         };
         // Nothing else may reach media before the pool is marked as in use.
         write_state(&core, &state, true)?;
@@ -256,6 +258,7 @@ impl<M: Media> Fs<M> {
         // The state line written after the last sync is durable since this one.
         synced.named = synced.done;
         synced.done = ended;
+        self.move_heads(ended).inspect_err(|e| self.core.poison(e))?;
         let state = {
             let mut state = self.state.lock();
             state.serial += 1;

@@ -40,8 +40,6 @@ struct Made {
     inode: Arc<Inode>,
     /// As for an inode without a name: the caller sets the link count.
     attr: Attr,
-    /// Lines that its log has from the start.
-    log_lines: u32,
     pending: Flushed,
 }
 
@@ -246,7 +244,7 @@ impl<M: Media> Fs<M> {
             moved: 0,
             kind: inode.kind as u8,
             flags: field::add::CREATE,
-            lines: made.log_lines.min(u8::MAX as u32) as u8,
+            lines: inode.born_lines,
             partner: None,
             name,
         };
@@ -308,7 +306,7 @@ impl<M: Media> Fs<M> {
             let value = acl.encode();
             let blocks = self.blocks_for(&value)?;
             super::xattr::value_record(&mut batch, name, &value, blocks, now);
-            body.xattrs.push(inode::Xattr { name: name.into(), value: value.into(), seq: 0, blocks });
+            body.xattrs.push(inode::Xattr::new(name, &value, blocks));
             Ok(())
         });
         let stored = listed.and_then(|()| {
@@ -319,17 +317,18 @@ impl<M: Media> Fs<M> {
             let first = batch.count() - body.xattrs.len();
             let logged = body.log.append(&self.core, &owner, &mut batch, guard.epoch(), Class::Data)?;
             for (i, x) in body.xattrs.iter_mut().enumerate() {
-                x.seq = batch.placed(first + i).0;
+                x.place(batch.placed(first + i).0, batch.addr(first + i));
             }
             Ok(pending.and(logged))
         });
         match stored {
             Ok(pending) => {
-                let log_lines = body.log.lines();
+                let born_lines = body.log.lines().min(u8::MAX as u32) as u8;
                 let mut inode = inode::assemble(&header, &owner, body, now);
                 inode.uses = AtomicU64::new(1 + new.open as u64);
+                inode.born_lines = born_lines;
                 let attr = inode.new_attr();
-                Ok(Made { inode: Arc::new(inode), attr, log_lines, pending })
+                Ok(Made { inode: Arc::new(inode), attr, pending })
             }
             Err(e) => {
                 self.free_contents(&mut body, None);
@@ -402,7 +401,7 @@ impl<M: Media> Fs<M> {
             moved: 0,
             kind: inode.kind as u8,
             flags: 0,
-            lines: 0,
+            lines: inode.born_lines,
             partner: None,
             name,
         };

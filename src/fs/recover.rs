@@ -276,7 +276,8 @@ impl<M: Media> Recovery<'_, M> {
         if header.is_none_or(|h| h.generation != add.generation) {
             return Ok(false);
         }
-        if add.flags & field::add::CREATE == 0 {
+        // A link in doubt needs the new inode, too: its creation may stand in a directory that is lost.
+        if add.flags & field::add::CREATE == 0 && !self.power_loss {
             return Ok(true);
         }
         let mut reader = match Reader::new(self.core, self.owner(add.ino)) {
@@ -291,6 +292,10 @@ impl<M: Media> Recovery<'_, M> {
         let mut op = Op::default();
         while reader.log().seq() < add.lines as u32 {
             if !reader.next(&mut op)? {
+                return Ok(false);
+            }
+            // Elsewhere values are durable before their records; and what was settled may be gone again.
+            if self.power_loss && self.in_doubt(&op, false) && !self.depends_on_media(&op)? {
                 return Ok(false);
             }
         }
@@ -339,10 +344,11 @@ impl<M: Media> Recovery<'_, M> {
     }
 
     /// Whether the other half was surely durable once: its log was cleaned past it, or its directory
-    /// was removed and its slot taken by another inode.
+    /// was removed and its slot taken by another inode. After a power loss another inode there is an older
+    /// one: no slot is taken before all that named it is settled.
     fn partner_moved_on(&self, partner: &Partner, heads: &HashMap<u32, u32>) -> bool {
         match self.headers.get(partner.ino as usize).copied().flatten() {
-            Some(h) if h.generation != partner.generation => true,
+            Some(h) if h.generation != partner.generation => !self.power_loss,
             Some(_) => {
                 heads.get(&partner.ino).is_some_and(|head| (head.wrapping_sub(partner.seq) as i32) > 0)
             }
@@ -453,11 +459,16 @@ impl<M: Media> Recovery<'_, M> {
 
     /// Cuts logs before entries that left for a directory which is not reached. Whether it changed any.
     fn keep_in_reach(&self, scans: &mut HashMap<u32, Scan>, reached: &HashMap<u32, u32>) -> bool {
+        // Of an exchange both halves are additions, and both take an entry away.
+        let mut additions: HashMap<u64, u32> = HashMap::new();
+        for pair in scans.values().flat_map(Scan::counted).filter(|p| !p.leaves) {
+            *additions.entry(pair.partner.transaction).or_default() += 1;
+        }
         let mut changed = false;
         for (ino, scan) in scans.iter_mut().filter(|(ino, _)| reached.contains_key(*ino)) {
             let _ = ino;
             let lost = scan.counted().find(|p| {
-                p.leaves
+                (p.leaves || additions[&p.partner.transaction] == 2)
                     && p.in_doubt
                     && !reached.contains_key(&p.partner.ino)
                     && self

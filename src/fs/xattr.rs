@@ -27,7 +27,22 @@ impl<M: Media> Fs<M> {
         {
             return Ok(acl.encode());
         }
-        Ok(x.value.to_vec())
+        match &x.list {
+            Some(list) => Ok(list.to_vec()),
+            None => self.value_of(&inode, x),
+        }
+    }
+
+    /// Reads and verifies a value. The caller holds the inode's lock, so it stays where it is.
+    fn value_of(&self, inode: &Inode, x: &Xattr) -> Result<Vec<u8>> {
+        let mut value = vec![0; x.len as usize];
+        self.core.media.read(x.at, &mut value)?;
+        if value_crc(&value) != x.crc {
+            let name = String::from_utf8_lossy(&x.name);
+            let what = format!("attribute {name} of inode {} is damaged on media", inode.ino.0);
+            return Err(Error::message(libc::EIO, "xattr::getxattr", what));
+        }
+        Ok(value)
     }
 
     /// Names, each closed by a NUL. `trusted.` names show to the superuser alone.
@@ -91,7 +106,7 @@ impl<M: Media> Fs<M> {
         if old.is_none() && names + name.len() + 1 > XATTR_LIST_BYTES_MAX {
             return Err(Error::new(libc::ENOSPC, "xattr::setxattr"));
         }
-        if name == acl::ACCESS || name == acl::DEFAULT {
+        if acl::is_list(name) {
             return self.set_acl(cred, inode, body, guard, name, value);
         }
         self.store(inode, body, guard, name, value, Batch::new())
@@ -155,7 +170,8 @@ impl<M: Media> Fs<M> {
             }
             return Err(e);
         }
-        let x = Xattr { name: name.into(), value: value.into(), seq: batch.placed(at).0, blocks };
+        let mut x = Xattr::new(name, value, blocks);
+        x.place(batch.placed(at).0, batch.addr(at));
         self.drop_value(body, guard, name);
         body.xattrs.push(x);
         body.ctime = now;
@@ -208,7 +224,7 @@ impl<M: Media> Fs<M> {
         if !body.xattrs.iter().any(|x| *x.name == *name) {
             return Err(Error::new(libc::ENODATA, "xattr::removexattr"));
         }
-        if name == acl::ACCESS || name == acl::DEFAULT {
+        if acl::is_list(name) {
             self.namespace.fetch_add(1, std::sync::atomic::Ordering::AcqRel);
         }
         let done = self.unset(&inode, &mut body, &guard, name, Batch::new());
@@ -284,11 +300,7 @@ fn check_name(name: &[u8]) -> Result<()> {
     let known = [b"user.".as_slice(), b"trusted.", b"security."]
         .iter()
         .any(|p| name.starts_with(p) && name.len() > p.len());
-    if known || name == acl::ACCESS || name == acl::DEFAULT {
-        Ok(())
-    } else {
-        Err(Error::new(libc::EOPNOTSUPP, "xattr::check_name"))
-    }
+    if known || acl::is_list(name) { Ok(()) } else { Err(Error::new(libc::EOPNOTSUPP, "xattr::check_name")) }
 }
 
 fn check_alive(body: &Body) -> Result<()> {

@@ -1,0 +1,427 @@
+//! Recovery held against images that a power failure may leave, made on purpose: each test names what was
+//! lost and what must be there all the same.
+
+use std::sync::Arc;
+
+use lodestone::fs::format::*;
+use lodestone::fs::{Cred, Fs, Ino, MkfsOptions, OpenOptions, RENAME_EXCHANGE, SetAttr};
+use lodestone::media::{Addr, Domain, LINE, Media, crc32c};
+use lodestone::sim::media::{Keep, SimMedia};
+use parking_lot::Mutex;
+
+type F = Arc<Fs<SimMedia>>;
+
+/// What failed, and what it left.
+type Failure = (String, Vec<u8>);
+
+const POOL_BYTES: usize = 1 << 20;
+
+fn try_open(image: Vec<u8>, domain: Domain) -> lodestone::Result<F> {
+    let options = OpenOptions { no_ticker: true, power_lost: true, ..OpenOptions::default() };
+    Fs::open(SimMedia::new(image, domain), &options)
+}
+
+fn open(image: Vec<u8>, domain: Domain) -> F {
+    try_open(image, domain).expect("a crashed pool opens")
+}
+
+fn fresh(domain: Domain) -> F {
+    let media = SimMedia::new(vec![0; POOL_BYTES], domain);
+    open(Fs::mkfs(media, &MkfsOptions::default()).unwrap().image(), domain)
+}
+
+fn find(fs: &F, dir: Ino, name: &[u8]) -> Option<Ino> {
+    let ino = fs.lookup(&Cred::root(), dir, name).ok()?.ino;
+    fs.forget(ino, 1);
+    Some(ino)
+}
+
+fn create(fs: &F, dir: Ino, name: &[u8]) -> Ino {
+    let ino = fs.create(&Cred::root(), dir, name, 0o644, 0, libc::O_EXCL).unwrap().0.ino;
+    fs.forget(ino, 2);
+    ino
+}
+
+fn mkdir(fs: &F, dir: Ino, name: &[u8]) -> Ino {
+    let ino = fs.mkdir(&Cred::root(), dir, name, 0o755, 0).unwrap().ino;
+    fs.forget(ino, 1);
+    ino
+}
+
+/// Until nothing is in doubt and all that was freed may be used again.
+fn settle(fs: &F) {
+    (0..3).for_each(|_| fs.sync().unwrap());
+}
+
+fn chmod(fs: &F, ino: Ino, mode: u32) {
+    fs.setattr(&Cred::root(), ino, &SetAttr { mode: Some(mode), ..SetAttr::default() }).unwrap();
+}
+
+fn content(fs: &F, ino: Ino) -> Vec<u8> {
+    let mut bytes = vec![0; fs.getattr(ino).unwrap().size as usize];
+    assert_eq!(fs.read(ino, 0, &mut bytes).unwrap(), bytes.len());
+    bytes
+}
+
+/// Runs `work` and returns images of power failures at all its fences and syncs: nothing of what was in
+/// doubt, each page or line of it missing, each alone, everything.
+fn failures(fs: &F, work: impl FnOnce()) -> Vec<Failure> {
+    let images: Arc<Mutex<Vec<Failure>>> = Arc::default();
+    let queue = images.clone();
+    fs.media().record(Some(Box::new(move |crash| {
+        let parts = (0..crash.lines()).flat_map(|n| [Keep::AllBut(n), Keep::Only(n)]);
+        let keeps = [Keep::Nothing, Keep::Everything].into_iter().chain(parts);
+        queue.lock().extend(keeps.map(|k| (format!("fence {} {k:?}", crash.fences), crash.image(k))));
+    })));
+    work();
+    fs.media().record(None);
+    std::mem::take(&mut *images.lock())
+}
+
+/// The slot of one of the first inodes.
+fn slot(ino: Ino) -> usize {
+    TABLE_BLOCK as usize * BLOCK + ino.0 as usize * SLOT
+}
+
+fn super_block(image: &[u8]) -> Super {
+    let at = SUPER_BLOCK as usize * BLOCK;
+    Super::decode(image[at..at + SUPER_BYTES].try_into().unwrap()).unwrap()
+}
+
+#[test]
+fn a_segment_of_an_older_incarnation_is_no_continuation() {
+    let fs = fresh(Domain::Memory);
+    let f = create(&fs, Ino::ROOT, b"f");
+    // Two records beside the link fit into the slot.
+    for mode in [0o601, 0o602, 0o603] {
+        chmod(&fs, f, mode);
+    }
+    let mut image = fs.media().image();
+    let key_crc = crc32c(&super_block(&image).key, 0);
+    let at = slot(f);
+    let header = SlotHeader::decode(image[at..at + LINE].try_into().unwrap(), key_crc, f.0).unwrap();
+    let link = at + 3 * LINE;
+    assert_eq!(Head::decode(&image[link..]).unwrap().kind, Type::Link);
+    let segment = Addr(get64(&image[link..], field::link::ADDR)).0 as usize;
+    let head = Head::decode(&image[segment..]).unwrap();
+    assert_eq!(head.kind, Type::Segment);
+    let older = incarnation(header.generation) - 1;
+    let seed = log_seed(key_crc, f.0, header.generation, older);
+    // What an older log of this inode may have left there: a head with the same number, and a record.
+    let mut line = [0; LINE];
+    put32(&mut line, field::segment::LINES, MINI_LINES);
+    put32(&mut line, field::segment::INCARNATION, older);
+    Head::finish(&mut line, head.seq, 0, Type::Segment as u8, seed);
+    image[segment..segment + LINE].copy_from_slice(&line);
+    let mut line: [u8; LINE] = image[segment + LINE..segment + 2 * LINE].try_into().unwrap();
+    put32(&mut line, field::attr::MODE, 0o777);
+    Head::finish(&mut line, head.seq + 1, 0, Type::Attr as u8, seed);
+    image[segment + LINE..segment + 2 * LINE].copy_from_slice(&line);
+
+    let fs = open(image, Domain::Memory);
+    assert_eq!(fs.getattr(f).unwrap().mode & 0o7777, 0o602, "the log ends at its link");
+}
+
+#[test]
+fn a_power_loss_after_log_cleaning_takes_nothing_that_was_synced() {
+    let domain = Domain::PageCache;
+    let fs = fresh(domain);
+    let cred = Cred::root();
+    let f = create(&fs, Ino::ROOT, b"f");
+    let d = fs.mkdir(&cred, Ino::ROOT, b"d", 0o755, 0).unwrap().ino;
+    fs.write(&cred, f, 0, &[7; 9000], false).unwrap();
+    fs.setxattr(&cred, f, b"user.a", b"value", 0).unwrap();
+    for n in 0..20 {
+        create(&fs, d, format!("n{n}").as_bytes());
+    }
+    fs.sync().unwrap();
+    fs.sync().unwrap();
+    let mut cleaned = false;
+    for round in 0..6u32 {
+        let head = fs.media().load64(Addr(slot(f) as u64 + LOG_HEAD_OFFSET)).unwrap();
+        for n in 0..70 {
+            chmod(&fs, f, 0o600 | n);
+            // What was freed too early is stored over here.
+            let passing = create(&fs, d, b"passing");
+            fs.write(&cred, passing, 0, &[round as u8; 4096], false).unwrap();
+            fs.unlink(&cred, d, b"passing").unwrap();
+        }
+        let images = failures(&fs, || fs.sync().unwrap());
+        cleaned |= fs.media().load64(Addr(slot(f) as u64 + LOG_HEAD_OFFSET)).unwrap() != head;
+        let mut seen = std::collections::HashSet::new();
+        for (what, image) in images {
+            if !seen.insert(crc32c(&image, 0)) {
+                continue;
+            }
+            let fs = try_open(image, domain).unwrap_or_else(|e| panic!("round {round}, {what}: {e}"));
+            assert!(content(&fs, f) == [7; 9000], "round {round}, {what}: synced data is gone");
+            let value = fs.getxattr(&cred, f, b"user.a");
+            assert_eq!(value.ok().as_deref(), Some(b"value".as_slice()), "round {round}, {what}");
+            for n in 0..20 {
+                let name = format!("n{n}");
+                assert!(find(&fs, d, name.as_bytes()).is_some(), "round {round}, {what}: {name} is gone");
+            }
+        }
+    }
+    assert!(cleaned, "the log was cleaned");
+}
+
+/// An access list that is too long for a record.
+fn long_acl() -> Vec<u8> {
+    let mut acl = 2u32.to_le_bytes().to_vec();
+    let mut entry = |tag: u16, perm: u16, id: u32| {
+        acl.extend_from_slice(&tag.to_le_bytes());
+        acl.extend_from_slice(&perm.to_le_bytes());
+        acl.extend_from_slice(&id.to_le_bytes());
+    };
+    entry(1, 7, u32::MAX);
+    (0..300).for_each(|uid| entry(2, 4, 1000 + uid));
+    entry(4, 5, u32::MAX);
+    entry(16, 5, u32::MAX);
+    entry(32, 0, u32::MAX);
+    acl
+}
+
+#[test]
+fn a_create_counts_only_with_the_access_list_it_inherited() {
+    let domain = Domain::PageCache;
+    let fs = fresh(domain);
+    let cred = Cred::root();
+    let d = fs.mkdir(&cred, Ino::ROOT, b"d", 0o755, 0).unwrap().ino;
+    fs.setxattr(&cred, d, b"system.posix_acl_default", &long_acl(), 0).unwrap();
+    fs.sync().unwrap();
+    fs.sync().unwrap();
+    let mut made = Vec::new();
+    let images = failures(&fs, || {
+        made.push((b"f".as_slice(), create(&fs, d, b"f")));
+        made.push((b"g", fs.mkdir(&cred, d, b"g", 0o755, 0).unwrap().ino));
+        fs.sync().unwrap();
+    });
+    let wanted: Vec<Vec<u8>> =
+        made.iter().map(|m| fs.getxattr(&cred, m.1, b"system.posix_acl_access").unwrap()).collect();
+    let mut present = 0;
+    for (what, image) in images {
+        let fs = open(image, domain);
+        for ((name, _), wanted) in made.iter().zip(&wanted) {
+            let Some(ino) = find(&fs, d, name) else { continue };
+            present += 1;
+            let acl = fs.getxattr(&cred, ino, b"system.posix_acl_access");
+            assert!(acl.ok().as_ref() == Some(wanted), "{what}: it came back without its list");
+        }
+    }
+    assert!(present > 2, "some failures leave it");
+}
+
+#[test]
+fn a_damaged_attribute_value_is_an_error() {
+    let fs = fresh(Domain::Memory);
+    let cred = Cred::root();
+    let f = create(&fs, Ino::ROOT, b"f");
+    for (name, value) in [(b"user.a", vec![0xa5; 1000]), (b"user.b", vec![0x5a; 9000])] {
+        fs.setxattr(&cred, f, name, &value, 0).unwrap();
+        assert_eq!(fs.getxattr(&cred, f, name).unwrap(), value);
+        let image = fs.media().image();
+        let at = (0..image.len()).find(|&at| image[at..].starts_with(&value[..900])).unwrap();
+        let dirty = fs.media().copy_cached(Addr(at as u64), &[0; 8]).unwrap();
+        fs.media().fence(fs.media().flush(dirty));
+        let read = fs.getxattr(&cred, f, name);
+        assert_eq!(read.map(|v| v.len()).unwrap_err().errno(), libc::EIO);
+    }
+}
+
+#[test]
+fn attribute_values_are_found_wherever_cleaning_moved_them() {
+    for domain in [Domain::Memory, Domain::PageCache] {
+        let fs = fresh(domain);
+        let cred = Cred::root();
+        let f = create(&fs, Ino::ROOT, b"f");
+        let value = |n: u8| vec![n; [10, 1000, 5000][n as usize % 3]];
+        let holds = |fs: &F| {
+            (0..12).all(|n| fs.getxattr(&cred, f, format!("user.{n}").as_bytes()).unwrap() == value(n))
+        };
+        for n in 0..12 {
+            fs.setxattr(&cred, f, format!("user.{n}").as_bytes(), &value(n), 0).unwrap();
+        }
+        assert!(holds(&fs));
+        let head = |fs: &F| fs.media().load64(Addr(slot(f) as u64 + LOG_HEAD_OFFSET)).unwrap();
+        let before = head(&fs);
+        for n in 0..2000 {
+            chmod(&fs, f, 0o600 + n % 64);
+            if n % 100 == 0 {
+                fs.tick().unwrap();
+            }
+        }
+        assert_ne!(head(&fs), before, "the log was cleaned");
+        assert!(holds(&fs));
+        let crashed = open(fs.media().image(), domain);
+        assert!(holds(&crashed));
+        crashed.close().unwrap();
+        assert!(holds(&open(crashed.media().image(), domain)));
+    }
+}
+
+#[test]
+fn a_file_moved_into_a_directory_that_is_lost_stays_where_it_was() {
+    let domain = Domain::PageCache;
+    let fs = fresh(domain);
+    let cred = Cred::root();
+    let a = mkdir(&fs, Ino::ROOT, b"a");
+    let x = create(&fs, a, b"x");
+    fs.write(&cred, x, 0, &[3; 5000], false).unwrap();
+    // The log leaves the slot, which shares a page with the others.
+    for n in 0..6 {
+        create(&fs, a, format!("n{n}").as_bytes());
+    }
+    let old = mkdir(&fs, Ino::ROOT, b"old");
+    fs.sync().unwrap();
+    fs.rmdir(&cred, Ino::ROOT, b"old").unwrap();
+    settle(&fs);
+    // The slot that is taken again holds the old directory's header until it is written back.
+    let b = (0..200)
+        .map(|n| {
+            fs.sync().unwrap();
+            mkdir(&fs, Ino::ROOT, format!("b{n}").as_bytes())
+        })
+        .find(|&b| b == old)
+        .expect("the slot is taken again");
+    let images = failures(&fs, || {
+        fs.rename(&cred, a, b"x", b, b"x", 0).unwrap();
+        fs.sync().unwrap();
+    });
+    for (what, image) in images {
+        let fs = open(image, domain);
+        let moved = fs.getattr(b).ok().and_then(|_| find(&fs, b, b"x"));
+        let found = find(&fs, a, b"x").or(moved);
+        assert_eq!(found, Some(x), "{what}: the file is gone");
+        assert!(content(&fs, x) == [3; 5000], "{what}");
+    }
+}
+
+#[test]
+fn an_exchange_with_a_directory_that_is_lost_never_was() {
+    let domain = Domain::PageCache;
+    let fs = fresh(domain);
+    let cred = Cred::root();
+    // The root's log gets a page of its own.
+    for n in 0..40 {
+        create(&fs, Ino::ROOT, format!("n{n}").as_bytes());
+    }
+    let a = mkdir(&fs, Ino::ROOT, b"a");
+    let x = create(&fs, a, b"x");
+    fs.write(&cred, x, 0, &[3; 5000], false).unwrap();
+    settle(&fs);
+    let images = failures(&fs, || {
+        let b = mkdir(&fs, Ino::ROOT, b"b");
+        create(&fs, b, b"y");
+        fs.rename(&cred, a, b"x", b, b"y", RENAME_EXCHANGE).unwrap();
+        fs.sync().unwrap();
+    });
+    for (what, image) in images {
+        let fs = open(image, domain);
+        let moved = find(&fs, Ino::ROOT, b"b").and_then(|b| find(&fs, b, b"y"));
+        let here = find(&fs, a, b"x");
+        assert!(here == Some(x) || moved == Some(x), "{what}: the file is gone");
+        assert!(content(&fs, x) == [3; 5000], "{what}");
+    }
+}
+
+#[test]
+fn a_link_to_a_new_file_counts_only_with_all_of_the_file() {
+    let domain = Domain::PageCache;
+    let fs = fresh(domain);
+    let cred = Cred::root();
+    let d = mkdir(&fs, Ino::ROOT, b"d");
+    let e = mkdir(&fs, Ino::ROOT, b"e");
+    fs.setxattr(&cred, d, b"system.posix_acl_default", &long_acl(), 0).unwrap();
+    settle(&fs);
+    let mut f = Ino(0);
+    let images = failures(&fs, || {
+        f = create(&fs, d, b"f");
+        fs.link(&cred, f, e, b"g").unwrap();
+        fs.forget(f, 1);
+        fs.sync().unwrap();
+    });
+    let wanted = fs.getxattr(&cred, f, b"system.posix_acl_access").unwrap();
+    let whole = fs.media().image();
+    let mut present = 0;
+    for (what, image) in images {
+        let fs = open(image, domain);
+        for found in [find(&fs, d, b"f"), find(&fs, e, b"g")].into_iter().flatten() {
+            present += 1;
+            let acl = fs.getxattr(&cred, found, b"system.posix_acl_access");
+            assert!(acl.ok().as_ref() == Some(&wanted), "{what}: it came back without its list");
+        }
+    }
+    assert!(present > 2, "some failures leave it");
+
+    // The last word of a header is a store of its own: the last inode's log head may still be there.
+    let mut image = whole;
+    let state = STATE_BLOCK as usize * BLOCK;
+    let sb = super_block(&image);
+    for at in [state, state + LINE] {
+        let line: &mut [u8] = &mut image[at..at + LINE];
+        let found = State::decode((&*line).try_into().unwrap(), &sb.key).unwrap();
+        // As if the last sync had not been.
+        line.copy_from_slice(&State { settled: 1, ..found }.encode(&sb.key));
+    }
+    let head = pack_log_head(Addr(100 * BLOCK as u64));
+    put64(&mut image, slot(f) + LOG_HEAD_OFFSET as usize, head);
+    let fs = try_open(image, domain).expect("half a slot is no inode");
+    assert_eq!((find(&fs, d, b"f"), find(&fs, e, b"g")), (None, None));
+}
+
+/// A file whose log has ten records, the sixth of them damaged.
+fn damaged_log(settled: bool, closed: bool) -> (Ino, Vec<u8>) {
+    let fs = fresh(Domain::Memory);
+    let f = create(&fs, Ino::ROOT, b"f");
+    create(&fs, Ino::ROOT, b"g");
+    (0..10).for_each(|n| chmod(&fs, f, 0o600 | n));
+    if settled {
+        fs.tick().unwrap();
+    }
+    if closed {
+        fs.close().unwrap();
+    }
+    let mut image = fs.media().image();
+    let at = (0..image.len()).step_by(LINE).find(|&at| {
+        let attr = Head::decode(&image[at..]).is_some_and(|h| h.kind == Type::Attr && h.seq > 3);
+        attr && get32(&image[at..], field::attr::MODE) & 0o7777 == 0o605
+    });
+    image[at.expect("the record is there") + 40] ^= 1;
+    (f, image)
+}
+
+#[test]
+fn damage_in_the_middle_of_a_log_is_reported_and_no_end() {
+    let domain = Domain::Memory;
+    let (f, image) = damaged_log(true, true);
+    let fs = open(image, domain);
+    assert!(fs.open_report().was_clean);
+    assert_eq!(fs.getattr(f).map(|a| a.mode).unwrap_err().errno(), libc::EUCLEAN);
+    let g = find(&fs, Ino::ROOT, b"g").unwrap();
+    chmod(&fs, g, 0o600);
+
+    let (_, image) = damaged_log(true, false);
+    assert_eq!(try_open(image, domain).err().map(|e| e.errno()), Some(libc::EUCLEAN));
+}
+
+#[test]
+fn records_that_a_crash_left_behind_a_gap_are_no_damage() {
+    let domain = Domain::Memory;
+    let (f, image) = damaged_log(false, false);
+    let mode = |fs: &F| fs.getattr(f).unwrap().mode & 0o7777;
+    let fs = open(image, domain);
+    assert_eq!(mode(&fs), 0o604);
+    // However often it is opened again, and however many epochs are named.
+    fs.tick().unwrap();
+    fs.close().unwrap();
+    let fs = open(fs.media().image(), domain);
+    assert_eq!(mode(&fs), 0o604);
+    fs.tick().unwrap();
+    let fs = open(fs.media().image(), domain);
+    assert_eq!(mode(&fs), 0o604);
+    chmod(&fs, f, 0o700);
+    fs.tick().unwrap();
+    let fs = open(fs.media().image(), domain);
+    assert_eq!(mode(&fs), 0o700);
+}
