@@ -1,12 +1,18 @@
-//! Log cleaning: the oldest segment's live records are appended again, then the head moves past it.
+//! Log cleaning: what is live in the oldest part of a log is appended again, then the head moves past that part.
 //!
-//! First in, first out. So a remove record can only be dropped after every add record that it cancels
-//! is gone from the log (those are older), and nothing else about tombstones needs care. A rename's
-//! other half in another log knows by number that this one went past ([`Log::head_seq`]).
+//! It runs at the end of an operation that needed a new segment, under the inode's lock, a little at a
+//! time: the pause is that of copying some 60 lines. What a log may waste is bounded: somewhat more than is
+//! live, and a little.
 //!
-//! It runs at the end of an operation that needed a new segment, under the inode's lock, one segment
-//! at a time: the pause is that of copying at most 62 lines. What the log may waste is bounded: as much
-//! again as is live, and a little.
+//! **Files** are *swept*: a pass over the index appends the mapping of all pages, [`SWEEP_RUNS`] runs at a time,
+//! while the file goes on being used. When it is through, everything that was in the log before it began
+//! is dead, unread: what has changed behind its back stands behind its beginning.
+//!
+//! **Directories** (and extended attributes) are cleaned first in, first out: the oldest segment is read, and
+//! the records that DRAM knows as live are appended again. So a remove record can only be dropped after every
+//! add record that it cancels is gone from the log (those are older), and nothing else about tombstones
+//! needs care. A rename's other half in another log knows by number that this one went past
+//! ([`Log::head_seq`]).
 //!
 //! On an ordinary file a fence makes nothing durable: there the head moves after the sync that covers the
 //! copies ([`HeadMove`]), and what it leaves behind is reused after the next.
@@ -35,10 +41,25 @@ const SLACK_LINES: u32 = 192;
 const CLEANINGS_MAX: usize = 2;
 /// Segments without live records that go at once.
 const DEAD_SEGMENTS_MAX: usize = 32;
-/// Pages looked up together.
-const PAGES: usize = 64;
+/// Runs of pages that a sweep appends for each segment that the log grew.
+const SWEEP_RUNS: usize = 128;
 /// Types of records that may be live. All others only change what later records or DRAM know.
 const LIVE_KINDS: u16 = Type::Write.bit() | Type::Add.bit() | Type::Xattr.bit() | Type::Symlink.bit();
+
+/// How far the cleaner is with a file.
+#[derive(Default)]
+pub struct Cleaning {
+    /// Nothing of a file's mapping before this record is live: the last sweep began here.
+    swept: Option<u32>,
+    sweep: Option<Sweep>,
+}
+
+/// A sweep under way: the log's next record when it began, and the page it has come to.
+#[derive(Clone, Copy)]
+struct Sweep {
+    from: u32,
+    page: u32,
+}
 
 /// A log head that waits for its copies to be synced. Slots are reused later than that.
 pub(super) struct HeadMove {
@@ -70,6 +91,10 @@ impl<M: Media> Fs<M> {
 
     #[cold]
     fn clean_if_due(&self, inode: &Inode, body: &mut Body, guard: &epoch::Guard) {
+        if let Data::File(_) = body.data {
+            let cleaned = self.clean_file(inode, body, guard);
+            return cleaned.unwrap_or_else(|e| put_off(inode, &e));
+        }
         for _ in 0..CLEANINGS_MAX {
             if body.log.lines() <= SLACK_LINES + 2 * live_lines(body) {
                 return;
@@ -84,11 +109,56 @@ impl<M: Media> Fs<M> {
                 Some(_) if dead > 0 => self.move_head(inode, body, guard, Live::default(), dead),
                 Some(oldest) => self.clean_segment(inode, body, guard, oldest),
             };
-            // A full pool is cleaned later; a failed store has poisoned the file system already.
             if let Err(e) = cleaned {
-                return tracing::debug!("log of inode {} not cleaned: {e}", inode.ino.0);
+                return put_off(inode, &e);
             }
         }
+    }
+
+    /// One step: dead parts go, or the sweep goes on.
+    fn clean_file(&self, inode: &Inode, body: &mut Body, guard: &epoch::Guard) -> Result<()> {
+        let due = body.log.lines() > SLACK_LINES + 2 * live_lines(body);
+        let swept = body.cleaning.swept;
+        let is_swept = |end: u32| swept.is_some_and(|seq| (end.wrapping_sub(seq) as i32) <= 0);
+        let owner = inode.owner();
+        let (mut dead, mut oldest) = (0, None);
+        for part in body.log.closed(&owner).take(DEAD_SEGMENTS_MAX) {
+            let swept = is_swept(body.log.seq_behind(dead + 1).expect("something is behind a closed part"));
+            let live = part.kinds & LIVE_KINDS;
+            if !(live == 0 && (swept || due) || live & Type::Xattr.bit() == 0 && swept) {
+                oldest = Some((part, swept));
+                break;
+            }
+            dead += 1;
+        }
+        match oldest {
+            _ if dead > 0 => self.move_head(inode, body, guard, Live::default(), dead),
+            Some((oldest, true)) => self.clean_segment(inode, body, guard, oldest),
+            _ if due || body.cleaning.sweep.is_some() => self.sweep(inode, body, guard),
+            _ => Ok(()),
+        }
+    }
+
+    /// See the file's head. Not durable alone, but before the head moves: the fence is for who does that on
+    /// another processor.
+    fn sweep(&self, inode: &Inode, body: &mut Body, guard: &epoch::Guard) -> Result<()> {
+        let Sweep { from, page } = body.cleaning.sweep.unwrap_or(Sweep { from: body.log.seq(), page: 0 });
+        let mut live = Live::default();
+        let index = body.file().expect("clean_file looked");
+        let next = index.runs_from(page, SWEEP_RUNS, &mut |run| {
+            let extent = Extent { page: run.page, count: run.count, block: run.block };
+            if run.unwritten { live.reserved.push(extent) } else { live.written.push(extent) }
+        });
+        live.records();
+        if !live.batch.is_empty() {
+            let flushed = self.append(inode, body, &mut live.batch, guard, Class::Release)?;
+            self.core.fence(flushed);
+        }
+        match next {
+            Some(page) => body.cleaning.sweep = Some(Sweep { from, page }),
+            None => body.cleaning = Cleaning { swept: Some(from), sweep: None },
+        }
+        Ok(())
     }
 
     fn clean_segment(
@@ -115,7 +185,6 @@ impl<M: Media> Fs<M> {
             seq = seq.wrapping_add(head.lines);
             at = end;
         }
-        live.keep_pages(body);
         self.move_head(inode, body, guard, live, 1)
     }
 
@@ -125,17 +194,11 @@ impl<M: Media> Fs<M> {
         inode: &Inode,
         body: &mut Body,
         guard: &epoch::Guard,
-        live: Live,
+        mut live: Live,
         count: usize,
     ) -> Result<()> {
-        let Live { mut batch, copies, written, reserved, .. } = live;
-        for (extents, flags) in [(&written[..], 0), (&reserved[..], field::write::UNWRITTEN)] {
-            if !extents.is_empty() {
-                let flags = flags | field::write::MOVED;
-                let fields = WriteFields { start: 0, len: 0, size: 0, mtime: 0, crc: None, flags };
-                write_records(&mut batch, extents, &fields);
-            }
-        }
+        live.records();
+        let Live { mut batch, copies, .. } = live;
         // Attributes may have been set by any record that goes.
         body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
         let kept_from = body.log.seq_behind(count);
@@ -184,16 +247,19 @@ impl<M: Media> Fs<M> {
     }
 }
 
+/// A full pool is cleaned later; a failed store has poisoned the file system already.
+fn put_off(inode: &Inode, e: &Error) {
+    tracing::debug!("log of inode {} not cleaned: {e}", inode.ino.0);
+}
+
 /// What of a segment must stay.
 #[derive(Default)]
 struct Live {
     batch: Batch,
     /// Whose record number changes, by the record's index in the batch.
     copies: Vec<(usize, Copy)>,
-    written: SmallVec<[Extent; PAGES]>,
-    reserved: SmallVec<[Extent; PAGES]>,
-    /// Written pages not looked up yet.
-    pages: SmallVec<[Extent; PAGES]>,
+    written: SmallVec<[Extent; SWEEP_RUNS]>,
+    reserved: SmallVec<[Extent; SWEEP_RUNS]>,
 }
 
 enum Copy {
@@ -207,13 +273,7 @@ impl Live {
         match (head.kind, &body.data) {
             (Type::Write, Data::File(_)) => {
                 let unwritten = get16(bytes, field::write::FLAGS) & field::write::UNWRITTEN != 0;
-                for e in inode::extents(bytes).flatten() {
-                    if e.count == 1 && !unwritten {
-                        self.page(body, e);
-                    } else {
-                        self.keep_extent(body, e, unwritten);
-                    }
-                }
+                inode::extents(bytes).flatten().for_each(|e| self.keep_extent(body, e, unwritten));
             }
             (Type::Add, Data::Dir(dir)) => {
                 let Some(record) = AddRecord::decode(bytes) else { return };
@@ -238,31 +298,15 @@ impl Live {
         }
     }
 
-    #[inline]
-    fn page(&mut self, body: &Body, page: Extent) {
-        if self.pages.len() == PAGES {
-            self.keep_pages(body);
-        }
-        self.pages.push(page);
-    }
-
-    /// [`keep_extent`](Live::keep_extent) for many written pages at once: without a branch on which are live,
-    /// which nothing could predict, and with all their look-ups under way together.
-    fn keep_pages(&mut self, body: &Body) {
-        let Some(index) = body.file() else { return };
-        let pages = &mut self.pages[..];
-        let mut live = 0;
-        for i in 0..pages.len() {
-            let page = pages[i];
-            pages[live] = page;
-            live += usize::from(index.get(page.page) == Mapping::Written(page.block));
-        }
-        for &page in &pages[..live] {
-            if !self.written.last_mut().is_some_and(|last| last.join(page)) {
-                self.written.push(page);
+    /// Puts the pages that were kept into the batch.
+    fn records(&mut self) {
+        for (extents, flags) in [(&self.written[..], 0), (&self.reserved[..], field::write::UNWRITTEN)] {
+            if !extents.is_empty() {
+                let flags = flags | field::write::MOVED;
+                let fields = WriteFields { start: 0, len: 0, size: 0, mtime: 0, crc: None, flags };
+                write_records(&mut self.batch, extents, &fields);
             }
         }
-        self.pages.clear();
     }
 
     fn copy(&mut self, kind: Type, bytes: &[u8]) -> &mut [u8] {
@@ -296,9 +340,8 @@ impl Live {
     }
 }
 
-/// Lines that the log would have if it held nothing dead, roughly. A file is allowed half a line a page (a log
-/// of one in sixty-four bytes of its data, and as much again): most records of pages written at random
-/// are dead by the time they are cleaned, instead of being copied once more.
+/// Lines that the log would have if it held nothing dead, roughly. A file is allowed half a line a page: its log
+/// takes at most one in forty bytes of its data, while it is swept.
 fn live_lines(body: &Body) -> u32 {
     let data = match &body.data {
         Data::File(index) => (index.mapped() / 2).min(1 << 30) as u32,

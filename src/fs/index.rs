@@ -262,6 +262,44 @@ impl PageIndex {
         })
     }
 
+    /// Hands out mapped pages from `page` on in at most `max` runs, not always the longest. Returns where to
+    /// go on, `None` behind the last.
+    pub fn runs_from(&self, page: u32, max: usize, each: &mut dyn FnMut(MappedRun)) -> Option<u32> {
+        let (mut at, mut found) = (page as u64, 0);
+        while at < PAGES_MAX {
+            if found == max {
+                return Some(at as u32);
+            }
+            let page = at as u32;
+            let words = self.words_from(page);
+            let (word, count) = match words {
+                [] => self.piece(page, u32::MAX),
+                [first, rest @ ..] => {
+                    let same = (1..).zip(rest).take_while(|&(n, &word)| word == forward(*first, n)).count();
+                    (*first, same as u32 + 1)
+                }
+            };
+            at += count as u64;
+            if word != HOLE {
+                let (block, unwritten) = (Block(word & !UNWRITTEN), word & UNWRITTEN != 0);
+                each(MappedRun { page, count, block, unwritten });
+                found += 1;
+            }
+        }
+        None
+    }
+
+    /// The words of a table from `page` on; empty where the page is in none.
+    #[inline]
+    fn words_from(&self, page: u32) -> &[u32] {
+        let Root::Tree(branches) = &self.root else { return &[] };
+        let Ok(at) = find_branch(branches, page / BRANCH_PAGES) else { return &[] };
+        match branches[at].leaves.get((page % BRANCH_PAGES / LEAF_PAGES) as usize) {
+            Some(Leaf::Table { words, .. }) => words.get((page % LEAF_PAGES) as usize..).unwrap_or(&[]),
+            _ => &[],
+        }
+    }
+
     /// Bytes on the heap.
     pub fn heap_bytes(&self) -> usize {
         match &self.root {

@@ -10,6 +10,7 @@ use std::collections::{HashMap, VecDeque};
 use super::Core;
 use super::acl;
 use super::alloc::{Block, Run};
+use super::clean::Cleaning;
 use super::dirindex::DirIndex;
 use super::format::*;
 use super::index::PageIndex;
@@ -58,6 +59,7 @@ pub struct Body {
     pub rdev: u64,
     pub data: Data,
     pub log: Log,
+    pub cleaning: Cleaning,
     pub xattrs: Vec<Xattr>,
     /// What redo records of this mount stored in place and nobody wrote back, oldest first: the cleaner does
     /// before it drops the record.
@@ -180,6 +182,7 @@ impl Body {
             ctime: header.btime,
             btime: header.btime,
             log,
+            cleaning: Cleaning::default(),
             data: match kind {
                 Kind::File => Data::File(PageIndex::new()),
                 Kind::Directory => Data::Dir(Box::new(DirIndex::new())),
