@@ -17,6 +17,7 @@
 //! 2. Branches ascend, hold 1 to 64 leaves, and the last of these is not empty.
 //! 3. A run lies within its leaf; a table counts its mapped pages right, and has some.
 //! 4. The mapped pages are counted right; without any, the index is empty.
+//! 5. No page is unwritten unless `reserved` says that some may be.
 
 use super::alloc::{Block, Run};
 
@@ -57,6 +58,8 @@ pub struct MappedRun {
 pub struct PageIndex {
     root: Root,
     mapped: u64,
+    /// There may be unwritten pages.
+    reserved: bool,
 }
 
 #[derive(Default)]
@@ -181,6 +184,20 @@ impl PageIndex {
         })
     }
 
+    /// Whether pages may be allocated and unwritten. (Where not, who replaces pages need not look at them.)
+    #[inline]
+    pub fn may_have_unwritten(&self) -> bool {
+        self.reserved
+    }
+
+    /// Fetches what [`set_run`](PageIndex::set_run) will need for this page, without waiting.
+    #[inline]
+    pub fn expect_set(&self, page: u32) {
+        if let [word, ..] = self.words_from(page) {
+            crate::media::prefetch(word);
+        }
+    }
+
     /// What `page` is, and for how many pages, at most `max`, the same goes on: contiguous blocks of one
     /// kind, or a hole.
     pub fn run_at(&self, page: u32, max: u32) -> (Mapping, u32) {
@@ -208,6 +225,7 @@ impl PageIndex {
     ) {
         assert!(block.0 != 0 && block.0 as u64 + count as u64 <= UNWRITTEN as u64, "{block:?} is a file's");
         let word = block.0 | if unwritten { UNWRITTEN } else { 0 };
+        self.reserved |= unwritten;
         if count == 1
             && let Some(slot) = self.slot(page)
         {
@@ -377,7 +395,7 @@ impl PageIndex {
         if word != HOLE {
             self.mapped += count as u64;
         } else if self.mapped == 0 {
-            self.root = Root::Empty;
+            (self.root, self.reserved) = (Root::Empty, false);
         }
     }
 
@@ -741,6 +759,7 @@ impl PageIndex {
         };
         assert_eq!(mapped, self.mapped, "4: mapped pages");
         assert!(mapped > 0 || matches!(self.root, Root::Empty), "4: nothing mapped, not empty");
+        assert!(self.reserved || self.iter_runs(0).all(|run| !run.unwritten), "5: an unwritten page");
     }
 }
 

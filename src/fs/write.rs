@@ -378,8 +378,13 @@ impl<M: Media> Fs<M> {
             .checked_sub(1)
             .and_then(|p| if let Mapping::Written(b) = index.get(p) { Some(Block(b.0 + 1)) } else { None });
         let mut near = if offset >= body.size { near } else { None };
+        if offset < body.size {
+            index.expect_set(page);
+        }
         while page <= last {
-            let (mapping, count) = index.run_at(page, last - page + 1);
+            let pages = last - page + 1;
+            let (mapping, count) =
+                if index.may_have_unwritten() { index.run_at(page, pages) } else { (Mapping::Hole, pages) };
             match mapping {
                 Mapping::Unwritten(block) => plan.extents.push(Extent { page, count, block }),
                 Mapping::Written(_) | Mapping::Hole => {

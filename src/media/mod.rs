@@ -24,7 +24,7 @@ mod pool;
 mod region;
 mod token;
 
-pub use copy::{Isa, ReadStep, ReadTable, crc32c};
+pub use copy::{Isa, ReadStep, ReadTable, crc32c, prefetch};
 pub use describe::{Description, Pages, RegionDescription};
 pub use domain::Domain;
 pub use pool::{Pool, PoolOptions};

@@ -125,3 +125,9 @@ pub(super) fn prefetch_for_store(at: *const u8, len: usize) {
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     let _ = (at, len);
 }
+
+/// Asks for the cache line of something in DRAM that is stored to soon, and waits for nothing.
+#[inline]
+pub fn prefetch<T>(place: &T) {
+    prefetch_for_store(std::ptr::from_ref(place).cast(), size_of::<T>());
+}
