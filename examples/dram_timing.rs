@@ -141,7 +141,8 @@ fn pools() {
     black_box(started(1 << 14));
     report("alloc: empty pool of 64 MiB", took(begin));
     let begin = cpu_ns();
-    a.alloc_all(a.available() as u32, Class::Data, &mut lodestone::fs::alloc::Runs::new()).expect("available");
+    a.alloc_all(a.available() as u32, Class::Data, &mut lodestone::fs::alloc::Runs::new())
+        .expect("available");
     report("alloc: all of it", took(begin));
     let mut state = 3;
     for _ in 0..1000 {

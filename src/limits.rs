@@ -14,8 +14,11 @@ pub const FILE_BYTES_MAX: u64 = (1 << 44) - 4096;
 pub const POOL_BLOCKS_MAX: u64 = 1 << 31;
 /// Smallest pool, in bytes.
 pub const POOL_BYTES_MIN: u64 = 1 << 20;
-/// Hard links to one inode (as ext4 and xfs report it through pathconf).
+/// Hard links to one file (as ext4 has it).
 pub const LINKS_MAX: u32 = 65_000;
+/// Links to one directory, subdirectories and two: as many as xfs allows, for the count has 32 bits here and
+/// in every `stat`.
+pub const SUBDIRECTORIES_MAX: u32 = i32::MAX as u32;
 /// Largest value of one extended attribute, in bytes (Linux `XATTR_SIZE_MAX`).
 pub const XATTR_VALUE_BYTES_MAX: usize = 65_536;
 /// All extended attribute names of one inode together, in bytes (Linux `XATTR_LIST_MAX`).

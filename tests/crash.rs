@@ -221,7 +221,7 @@ fn operate(fs: &F, now: &Tree, rng: &mut Rng) -> String {
                 [0, libc::FALLOC_FL_KEEP_SIZE, libc::FALLOC_FL_ZERO_RANGE, libc::FALLOC_FL_PUNCH_HOLE | 1];
             let mode = mode[rng.below(4) as usize];
             let (at, len) = (rng.below(now[&f].size + 5000), rng.below(9000) + 1);
-            let _ = fs.fallocate(ino(&f), mode, at, len);
+            let _ = fs.fallocate(&Cred::root(), ino(&f), mode, at, len);
             format!("fallocate {f} mode {mode} {at} {len}")
         }
         (17 | 18, Some(f)) => {

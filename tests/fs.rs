@@ -144,18 +144,18 @@ fn random_writes_read_back_whatever_the_offset() {
             }
             1 => {
                 let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-                fs.fallocate(ino, punch, at as u64, len as u64 + 1).unwrap();
+                fs.fallocate(&root(), ino, punch, at as u64, len as u64 + 1).unwrap();
                 let end = model.len().min(at + len + 1);
                 if at < end {
                     model[at..end].fill(0);
                 }
             }
             2 => {
-                fs.fallocate(ino, 0, at as u64, len as u64 + 1).unwrap();
+                fs.fallocate(&root(), ino, 0, at as u64, len as u64 + 1).unwrap();
                 model.resize(model.len().max(at + len + 1), 0);
             }
             3 => {
-                fs.fallocate(ino, libc::FALLOC_FL_ZERO_RANGE, at as u64, len as u64 + 1).unwrap();
+                fs.fallocate(&root(), ino, libc::FALLOC_FL_ZERO_RANGE, at as u64, len as u64 + 1).unwrap();
                 model.resize(model.len().max(at + len + 1), 0);
                 model[at..at + len + 1].fill(0);
             }
@@ -487,9 +487,9 @@ fn file_capabilities_go_with_every_change_of_data_or_owner() {
         ("chown", &|f| {
             fs.setattr(&cred, f, &SetAttr { uid: Some(7), ..SetAttr::default() }).unwrap();
         }),
-        ("fallocate", &|f| fs.fallocate(f, 0, 100, 1).unwrap()),
+        ("fallocate", &|f| fs.fallocate(&root(), f, 0, 100, 1).unwrap()),
         ("punch", &|f| {
-            fs.fallocate(f, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, 0, 1).unwrap();
+            fs.fallocate(&root(), f, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, 0, 1).unwrap();
         }),
     ];
     for (name, change) in changes {

@@ -86,13 +86,13 @@ fn what_a_power_loss_leaves_is_before_or_after() {
         ("shrink and write behind", &|fs, f| {
             size(fs, f, 100).and_then(|()| fs.write(&cred, f, 200, &[8; 50], false).map(|_| ()))
         }),
-        ("reserve", &|fs, f| fs.fallocate(f, 0, 0, 50_000)),
-        ("punch", &|fs, f| fs.fallocate(f, punch, 100, 50)),
-        ("punch two edges", &|fs, f| fs.fallocate(f, punch, 100, 8200)),
-        ("punch the tail", &|fs, f| fs.fallocate(f, punch, 8200, 50_000)),
-        ("zero", &|fs, f| fs.fallocate(f, libc::FALLOC_FL_ZERO_RANGE, 100, 8200)),
-        ("zero and grow", &|fs, f| fs.fallocate(f, libc::FALLOC_FL_ZERO_RANGE, 100, 30_000)),
-        ("zero behind", &|fs, f| fs.fallocate(f, libc::FALLOC_FL_ZERO_RANGE, 10_000, 30_000)),
+        ("reserve", &|fs, f| fs.fallocate(&Cred::root(), f, 0, 0, 50_000)),
+        ("punch", &|fs, f| fs.fallocate(&Cred::root(), f, punch, 100, 50)),
+        ("punch two edges", &|fs, f| fs.fallocate(&Cred::root(), f, punch, 100, 8200)),
+        ("punch the tail", &|fs, f| fs.fallocate(&Cred::root(), f, punch, 8200, 50_000)),
+        ("zero", &|fs, f| fs.fallocate(&Cred::root(), f, libc::FALLOC_FL_ZERO_RANGE, 100, 8200)),
+        ("zero and grow", &|fs, f| fs.fallocate(&Cred::root(), f, libc::FALLOC_FL_ZERO_RANGE, 100, 30_000)),
+        ("zero behind", &|fs, f| fs.fallocate(&Cred::root(), f, libc::FALLOC_FL_ZERO_RANGE, 10_000, 30_000)),
     ];
     for (name, operation) in operations {
         let (fs, f) = file();

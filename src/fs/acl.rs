@@ -39,9 +39,13 @@ pub struct Acl {
 }
 
 impl Acl {
-    /// EINVAL where the kernel would say so. An empty list is `None`.
+    /// EINVAL for what is no list, EOPNOTSUPP for another version of it. An empty value or list is `None`.
+    /// Whether the list makes sense, [`check`](Acl::check) says.
     pub fn parse(value: &[u8]) -> Result<Option<Acl>> {
         let invalid = || Error::new(libc::EINVAL, "acl::parse");
+        if value.is_empty() {
+            return Ok(None);
+        }
         if value.len() < HEADER || get32(value, 0) != VERSION {
             return Err(if value.len() < HEADER {
                 invalid()
@@ -60,10 +64,20 @@ impl Acl {
         if entries.is_empty() {
             return Ok(None);
         }
-        if !valid(&entries) {
+        let known = |e: &Entry| match e.tag {
+            USER | GROUP => e.id != NO_ID,
+            USER_OBJ | GROUP_OBJ | MASK | OTHER => true,
+            _ => false,
+        };
+        if !entries.iter().all(known) {
             return Err(invalid());
         }
         Ok(Some(Acl { entries }))
+    }
+
+    /// EINVAL where the kernel would say so.
+    pub fn check(&self) -> Result<()> {
+        if valid(&self.entries) { Ok(()) } else { Err(Error::new(libc::EINVAL, "acl::check")) }
     }
 
     pub fn encode(&self) -> Vec<u8> {
@@ -140,17 +154,9 @@ impl Acl {
 fn valid(entries: &[Entry]) -> bool {
     let count = |tag| entries.iter().filter(|e| e.tag == tag).count();
     let ordered = entries.windows(2).all(|w| w[0].tag <= w[1].tag);
-    let known = entries.iter().all(|e| {
-        e.perm <= 7
-            && match e.tag {
-                USER | GROUP => e.id != NO_ID,
-                USER_OBJ | GROUP_OBJ | MASK | OTHER => true,
-                _ => false,
-            }
-    });
     let named = count(USER) + count(GROUP) > 0;
     ordered
-        && known
+        && entries.iter().all(|e| e.perm <= 7)
         && count(USER_OBJ) == 1
         && count(GROUP_OBJ) == 1
         && count(OTHER) == 1
@@ -164,7 +170,7 @@ pub fn is_list(name: &[u8]) -> bool {
 
 fn stored(body: &Body, name: &[u8]) -> Option<Acl> {
     let x = body.xattrs.iter().find(|x| *x.name == *name)?;
-    Acl::parse(x.list.as_ref()?).ok().flatten()
+    Acl::parse(x.list.as_ref()?).ok().flatten().filter(|acl| acl.check().is_ok())
 }
 
 /// The access list, if it says more than the mode.
@@ -195,6 +201,7 @@ mod tests {
         let good =
             [(USER_OBJ, 7, NO_ID), (USER, 5, 10), (GROUP_OBJ, 4, NO_ID), (MASK, 6, NO_ID), (OTHER, 0, NO_ID)];
         let acl = Acl::parse(&list(&good)).unwrap().unwrap();
+        acl.check().unwrap();
         assert_eq!(acl.mode(), 0o760);
         assert!(!acl.is_minimal());
         for missing in 0..good.len() {
@@ -203,10 +210,12 @@ mod tests {
             }
             let mut bad = good.to_vec();
             bad.remove(missing);
-            assert!(Acl::parse(&list(&bad)).is_err(), "without entry {missing}");
+            assert!(Acl::parse(&list(&bad)).unwrap().unwrap().check().is_err(), "without entry {missing}");
         }
         assert!(Acl::parse(&[1, 0, 0, 0]).is_err());
+        assert!(Acl::parse(&list(&[(USER, 7, NO_ID)])).is_err());
         assert_eq!(Acl::parse(&[2, 0, 0, 0]).unwrap(), None);
+        assert_eq!(Acl::parse(&[]).unwrap(), None);
     }
 
     #[test]

@@ -210,7 +210,10 @@ impl Pocket {
     /// Answers the run that fell out.
     #[inline]
     fn push(&mut self, run: Run) -> Option<Run> {
-        debug_assert!(self.iter().all(|r| r.end() <= run.start || run.end() <= r.start), "{run:?} freed twice");
+        debug_assert!(
+            self.iter().all(|r| r.end() <= run.start || run.end() <= r.start),
+            "{run:?} freed twice"
+        );
         let oldest = std::mem::replace(&mut self.hot[self.next], run);
         self.next = (self.next + 1) % HOT_RUNS;
         if self.len == HOT_RUNS {
@@ -458,7 +461,9 @@ impl Allocator {
             owned: Flags::new(count),
             shards: {
                 let own = (0..count.min(SHARDS_MAX) as u32).map(|slot| Lock::leaning_to(slot, Pocket::new()));
-                own.chain([Lock::new(Pocket::new())]).map(|pocket| CachePadded::new(Shard::new(pocket))).collect()
+                own.chain([Lock::new(Pocket::new())])
+                    .map(|pocket| CachePadded::new(Shard::new(pocket)))
+                    .collect()
             },
             fresh_from: AtomicU32::new(0),
             partial_from: AtomicU32::new(0),

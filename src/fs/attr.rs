@@ -6,7 +6,7 @@ use super::alloc::{Class, Runs};
 use super::format::*;
 use super::inode::{Body, Data};
 use super::log::Batch;
-use super::write::{check_writable, drop_set_id};
+use super::write::{check_writable, set_gid_that_falls, set_id_that_falls};
 use super::*;
 use crate::limits::FILE_BYTES_MAX;
 use crate::media::Flushed;
@@ -28,7 +28,8 @@ impl<M: Media> Fs<M> {
         self.inode(ino).map(Node)
     }
 
-    /// chmod, chown, utimens and truncate in one durable, atomic step.
+    /// chmod, chown, utimens and truncate in one durable, atomic step. Nothing set is a chown that names
+    /// neither user nor group: it takes set-id bits all the same.
     pub fn setattr(&self, cred: &Cred, ino: Ino, set: &SetAttr) -> Result<Attr> {
         self.setattr_node(cred, &Node(self.inode(ino)?), set)
     }
@@ -46,8 +47,7 @@ impl<M: Media> Fs<M> {
         let before = (body.mode, body.uid, body.gid, body.mtime, body.ctime, body.size);
         let atime = change(cred, body, set, inode.atime.load(Ordering::Relaxed), now);
         let mut batch = Batch::new();
-        let owns = set.uid.is_some() || set.gid.is_some();
-        let uncaps = set.size.is_some() || owns && inode.kind != Kind::Directory;
+        let uncaps = set.size.is_some() || set.is_chown() && inode.kind != Kind::Directory;
         let uncapped = uncaps && self.drop_capability(body, &mut batch);
         let done = match set.size {
             Some(size) => self.resize(inode, body, &guard, size, atime, before.5, &mut batch),
@@ -114,6 +114,10 @@ impl<M: Media> Fs<M> {
     pub fn access(&self, cred: &Cred, ino: Ino, mask: i32) -> Result<()> {
         let inode = self.inode(ino)?;
         let body = inode.body.read();
+        let stored = matches!(inode.kind, Kind::File | Kind::Directory | Kind::Symlink);
+        if mask & libc::W_OK != 0 && stored && self.core.read_only {
+            return Err(Error::new(libc::EROFS, "attr::access"));
+        }
         permit(cred, &body, mask as u32 & 7)
     }
 
@@ -140,6 +144,9 @@ impl<M: Media> Fs<M> {
             }
             let read = if mode == libc::O_WRONLY { 0 } else { libc::R_OK as u32 };
             permit(cred, &body, read | if writes { libc::W_OK as u32 } else { 0 })?;
+            if flags & libc::O_NOATIME != 0 && cred.enforce && !cred.is_root() && cred.uid != body.uid {
+                return Err(Error::new(libc::EPERM, "attr::open_node"));
+            }
             inode.uses.fetch_add(1, Ordering::AcqRel);
         }
         if flags & libc::O_TRUNC != 0 && inode.kind == Kind::File {
@@ -149,6 +156,18 @@ impl<M: Media> Fs<M> {
                 return Err(e);
             }
         }
+        Ok(())
+    }
+
+    /// Takes an open of a directory that names are looked up in: ESTALE where it has gone, EACCES where
+    /// `cred` may not search it.
+    pub(super) fn hold_directory(&self, cred: &Cred, node: &Node) -> Result<()> {
+        let body = node.0.body.read();
+        if body.dead {
+            return Err(Error::new(libc::ESTALE, "attr::hold_directory"));
+        }
+        permit(cred, &body, libc::X_OK as u32)?;
+        node.0.uses.fetch_add(1, Ordering::AcqRel);
         Ok(())
     }
 
@@ -169,20 +188,21 @@ fn change(cred: &Cred, body: &mut Body, set: &SetAttr, atime: u64, now: u64) -> 
             body.mode &= !libc::S_ISGID;
         }
     }
-    if set.uid.is_some() || set.gid.is_some() {
+    if set.is_chown() {
+        let falls = if set.mode.is_none() { falls_by_chown(cred, body) } else { 0 };
+        body.mode &= !falls;
         body.uid = set.uid.unwrap_or(body.uid);
         body.gid = set.gid.unwrap_or(body.gid);
-        // chown takes the set-id bits of anything executable, even from root (as Linux does).
-        if set.mode.is_none() && old & libc::S_IFMT != libc::S_IFDIR {
-            body.mode = drop_set_id(body.mode);
+        if falls != 0 && cred.enforce && !cred.is_root() && !cred.in_group(body.gid) {
+            body.mode &= !libc::S_ISGID; // as after a chmod
         }
     }
     if let Some(size) = set.size {
         if size != body.size || set.mtime.is_none() {
             body.mtime = now;
         }
-        if !cred.is_root() && set.mode.is_none() {
-            body.mode = drop_set_id(body.mode);
+        if set.mode.is_none() {
+            body.mode &= !set_id_that_falls(cred, body);
         }
     }
     let time = |t: SetTime| match t {
@@ -194,6 +214,15 @@ fn change(cred: &Cred, body: &mut Body, set: &SetAttr, atime: u64, now: u64) -> 
     }
     body.ctime = now;
     set.atime.map_or(atime, time)
+}
+
+/// What a new owner, even the same one, takes from anything but a directory, and even where root gives it
+/// (as Linux does).
+fn falls_by_chown(cred: &Cred, body: &Body) -> u32 {
+    match body.data {
+        Data::Dir(_) => 0,
+        _ => body.mode & libc::S_ISUID | set_gid_that_falls(cred, body),
+    }
 }
 
 /// The kernel's rules for chmod, chown, utimens and truncate.
@@ -210,6 +239,9 @@ fn check_setattr(cred: &Cred, body: &Body, set: &SetAttr) -> Result<()> {
     let owner = cred.uid == body.uid;
     let not_permitted = || Err(Error::new(libc::EPERM, "attr::setattr"));
     if set.mode.is_some() && !owner {
+        return not_permitted();
+    }
+    if set.is_chown() && !owner && falls_by_chown(cred, body) != 0 {
         return not_permitted();
     }
     if set.uid.is_some_and(|uid| uid != body.uid || !owner) {
@@ -245,7 +277,10 @@ pub(super) fn permit(cred: &Cred, body: &Body, mask: u32) -> Result<()> {
     }
     let bits = if cred.uid == body.uid {
         body.mode >> 6
-    } else if let Some(acl) = super::acl::access(body) {
+    } else if body.mode & 0o070 != 0
+        && let Some(acl) = super::acl::access(body)
+    {
+        // Where the mask leaves nothing the kernel does not look at the list: those it names are others.
         return if acl.permits(cred, body, mask) { Ok(()) } else { denied() };
     } else if cred.in_group(body.gid) {
         body.mode >> 3

@@ -360,6 +360,11 @@ impl<M: Media> Fs<M> {
         Ok(loaded)
     }
 
+    /// EROFS where nothing may change, EIO after a failed store: for callers that look at things first.
+    fn check_changes(&self) -> Result<()> {
+        self.core.check_alive()
+    }
+
     fn links(&self, inode: &Inode) -> u32 {
         self.table.entry(inode.ino.0).links()
     }
@@ -452,7 +457,11 @@ impl<M: Media> Fs<M> {
 
     fn put(&self, inode: &Arc<Inode>, count: u64) {
         let before = inode.uses.fetch_sub(count, Ordering::AcqRel);
-        assert!(before >= count, "an inode was given back more often than taken");
+        if before < count {
+            // It stays as it was: a count below zero would keep the inode for ever.
+            inode.uses.fetch_add(count, Ordering::AcqRel);
+            panic!("an inode was given back more often than taken");
+        }
         if before == count && self.links(inode) == 0 {
             self.reclaim(inode, false);
         }

@@ -18,7 +18,7 @@ use super::format::*;
 use super::inode::{self, AddRecord, Body, Data, Inode, Partner};
 use super::log::{Batch, Log, Owner};
 use super::*;
-use crate::limits::{LINKS_MAX, NAME_BYTES_MAX};
+use crate::limits::{LINKS_MAX, NAME_BYTES_MAX, SUBDIRECTORIES_MAX};
 use crate::media::Flushed;
 
 const W: u32 = libc::W_OK as u32;
@@ -83,8 +83,7 @@ impl<M: Media> Fs<M> {
                 // A removed directory keeps no parent: the number may be another inode's by now.
                 b".." if self.links(dir) == 0 => Err(Error::new(libc::ENOENT, "namei::child")),
                 b".." => self.inode(Ino(self.table.entry(dir.ino.0).parent.load(Ordering::Acquire))),
-                _ if name.len() > NAME_BYTES_MAX => Err(Error::new(libc::ENAMETOOLONG, "namei::child")),
-                _ => Err(Error::new(libc::ENOENT, "namei::child")),
+                _ => Err(absent(name)),
             };
         };
         self.inode(entry.ino)
@@ -114,9 +113,6 @@ impl<M: Media> Fs<M> {
         match Kind::from_mode(mode) {
             None | Some(Kind::Directory | Kind::Symlink) => {
                 return Err(Error::new(libc::EINVAL, "namei::mknod"));
-            }
-            Some(Kind::CharDevice | Kind::BlockDevice) if cred.enforce && !cred.is_root() => {
-                return Err(Error::new(libc::EPERM, "namei::mknod"));
             }
             _ => {}
         }
@@ -161,8 +157,14 @@ impl<M: Media> Fs<M> {
             match self.lookup(cred, dir, name) {
                 Err(e) if e.errno() == libc::ENOENT => continue, // it went in between
                 found => {
-                    let ino = found?.ino;
-                    let opened = self.open_node(cred, ino, flags).and_then(|()| self.getattr(ino));
+                    let found = found?;
+                    let ino = found.ino;
+                    let opened = match found.kind() {
+                        Kind::Directory => Err(Error::new(libc::EISDIR, "namei::create")),
+                        // What it leads to is opened with the rest of the flags.
+                        Kind::Symlink => self.open_node(cred, ino, libc::O_RDONLY).map(|()| found),
+                        _ => self.open_node(cred, ino, flags).and_then(|()| self.getattr(ino)),
+                    };
                     return opened.map(|attr| (attr, false)).inspect_err(|_| self.forget(ino, 1));
                 }
             }
@@ -173,6 +175,9 @@ impl<M: Media> Fs<M> {
     /// ends it.
     pub fn tmpfile(&self, cred: &Cred, dir: Ino, mode: u32, umask: u32) -> Result<Attr> {
         let dir = self.inode(dir)?;
+        if dir.kind != Kind::Directory {
+            return Err(Error::new(libc::ENOTDIR, "namei::tmpfile"));
+        }
         let new = New { mode: libc::S_IFREG | mode & 0o7777, umask, rdev: 0, target: None, open: true };
         let (inode, attr) = loop {
             let made = {
@@ -202,7 +207,7 @@ impl<M: Media> Fs<M> {
         let dir = self.inode(dir)?;
         loop {
             let done = {
-                let guard = self.core.enter()?;
+                let guard = self.core.enter().map_err(|e| existing(cred, &dir, name, e))?;
                 let mut body = dir.body.write();
                 self.make_locked(cred, &dir, &mut body, &guard, name, new)
             };
@@ -227,9 +232,12 @@ impl<M: Media> Fs<M> {
             return Err(Error::new(libc::EEXIST, "namei::make"));
         }
         self.check_grows(cred, dir, body)?;
+        if cred.enforce && !cred.is_root() && is_device(new) {
+            return Err(Error::new(libc::EPERM, "namei::make"));
+        }
         let is_dir = new.mode & libc::S_IFMT == libc::S_IFDIR;
         let parent = self.table.entry(dir.ino.0);
-        if is_dir && parent.links() >= LINKS_MAX {
+        if is_dir && parent.links() >= SUBDIRECTORIES_MAX {
             return Err(Error::new(libc::EMLINK, "namei::make"));
         }
         let now = now();
@@ -287,7 +295,7 @@ impl<M: Media> Fs<M> {
         let gid = if dir.mode & libc::S_ISGID != 0 { dir.gid } else { cred.gid };
         let ino = self.take_slot(guard)?;
         let header = SlotHeader {
-            mode: set_gid_bit(cred, dir, mode, gid),
+            mode: set_gid_bit(cred, dir, mode, gid, new.mode),
             uid: cred.uid,
             gid,
             generation: self.core.generation(),
@@ -352,12 +360,9 @@ impl<M: Media> Fs<M> {
     pub fn link(&self, cred: &Cred, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         check_name(name, libc::EEXIST)?;
         let (inode, dir) = (self.inode(ino)?, self.inode(dir)?);
-        if inode.kind == Kind::Directory {
-            return Err(Error::new(libc::EPERM, "namei::link"));
-        }
         loop {
             let done = {
-                let guard = self.core.enter()?;
+                let guard = self.core.enter().map_err(|e| existing(cred, &dir, name, e))?;
                 let mut body = dir.body.write();
                 self.link_locked(cred, &inode, &dir, &mut body, &guard, name)
             };
@@ -382,6 +387,9 @@ impl<M: Media> Fs<M> {
             return Err(Error::new(libc::EEXIST, "namei::link"));
         }
         self.check_grows(cred, dir, body)?;
+        if inode.kind == Kind::Directory {
+            return Err(Error::new(libc::EPERM, "namei::link"));
+        }
         let mut child = inode.body.write();
         let entry = self.table.entry(inode.ino.0);
         let nameless = entry.links() == 0;
@@ -436,7 +444,7 @@ impl<M: Media> Fs<M> {
     }
 
     fn remove(&self, cred: &Cred, dir: Ino, name: &[u8], want_dir: bool) -> Result<()> {
-        check_name(name, libc::EISDIR)?;
+        check_old_name(name, libc::EISDIR)?;
         let dir = self.inode(dir)?;
         let victim = {
             let guard = self.core.enter()?;
@@ -464,7 +472,8 @@ impl<M: Media> Fs<M> {
         name: &[u8],
         want_dir: bool,
     ) -> Result<Arc<Inode>> {
-        let entry = body.dir()?.lookup(name).ok_or_else(|| Error::new(libc::ENOENT, "namei::remove"))?;
+        permit(cred, body, X)?;
+        let entry = body.dir()?.lookup(name).ok_or_else(|| absent(name))?;
         permit(cred, body, W | X)?;
         let victim = self.inode(entry.ino)?;
         let mut child = victim.body.write();
@@ -517,8 +526,8 @@ impl<M: Media> Fs<M> {
         if !matches!(flags, 0 | RENAME_NOREPLACE | RENAME_EXCHANGE) {
             return Err(Error::new(libc::EINVAL, "namei::rename"));
         }
-        check_name(name, libc::EBUSY)?;
-        check_name(newname, libc::EBUSY)?;
+        check_old_name(name, libc::EBUSY)?;
+        check_old_name(newname, libc::EBUSY)?;
         let (from, to) = (self.inode(from)?, self.inode(to)?);
         let mut two_directories = false;
         loop {
@@ -552,11 +561,7 @@ impl<M: Media> Fs<M> {
     }
 
     /// Locks two directories, an ancestor first. The caller holds the rename lock.
-    fn lock_two<'a>(
-        &self,
-        a: &'a Inode,
-        b: &'a Inode,
-    ) -> (WriteGuard<'a, Body>, WriteGuard<'a, Body>) {
+    fn lock_two<'a>(&self, a: &'a Inode, b: &'a Inode) -> (WriteGuard<'a, Body>, WriteGuard<'a, Body>) {
         let a_first =
             self.is_ancestor(a.ino.0, b.ino.0) || !self.is_ancestor(b.ino.0, a.ino.0) && a.ino < b.ino;
         if a_first {
@@ -598,47 +603,43 @@ impl<M: Media> Fs<M> {
         let (from_index, to_index) = (from.dir()?, to.dir()?);
         permit(cred, from, X)?;
         permit(cred, to, X)?;
-        let Some(source) = from_index.lookup(name) else { return fail(libc::ENOENT) };
+        let source = from_index.lookup(name).ok_or_else(|| absent(name))?;
+        if newname.len() > NAME_BYTES_MAX {
+            return fail(libc::ENAMETOOLONG);
+        }
         let target = to_index.lookup(newname);
         match (&target, flags) {
             (Some(_), RENAME_NOREPLACE) => return fail(libc::EEXIST),
             (None, RENAME_EXCHANGE) => return fail(libc::ENOENT),
             _ => {}
         }
+        let is_dir = |e: &Dirent| e.kind == Kind::Directory;
+        let between = from_dir.ino != to_dir.ino;
+        if between && is_dir(&source) && self.is_ancestor(source.ino.0, to_dir.ino.0) {
+            return fail(libc::EINVAL);
+        }
+        if between && target.is_some_and(|t| is_dir(&t) && self.is_ancestor(t.ino.0, from_dir.ino.0)) {
+            return fail(if flags == RENAME_EXCHANGE { libc::EINVAL } else { libc::ENOTEMPTY });
+        }
+        if target.is_some_and(|t| t.ino == source.ino) {
+            return Ok(None); // two names of one file: nothing happens
+        }
         if from.dead || to.dead || self.links(to_dir) == 0 || self.links(from_dir) == 0 {
             return fail(libc::ENOENT);
         }
         permit(cred, from, W | X)?;
-        permit(cred, to, W | X)?;
-        if target.is_some_and(|t| t.ino == source.ino) {
-            return Ok(None); // two names of one file: nothing happens
-        }
-        let is_dir = |e: &Dirent| e.kind == Kind::Directory;
-        if let Some(t) = target.filter(|_| flags != RENAME_EXCHANGE) {
-            match (is_dir(&source), is_dir(&t)) {
-                (true, false) => return fail(libc::ENOTDIR),
-                (false, true) => return fail(libc::EISDIR),
-                _ => {}
-            }
-        }
-        if from_dir.ino != to_dir.ino {
-            if is_dir(&source) && self.is_ancestor(source.ino.0, to_dir.ino.0) {
-                return fail(libc::EINVAL);
-            }
-            if let Some(t) = target.filter(|t| is_dir(t) && self.is_ancestor(t.ino.0, from_dir.ino.0)) {
-                let _ = t;
-                return fail(if flags == RENAME_EXCHANGE { libc::EINVAL } else { libc::ENOTEMPTY });
-            }
-            let gains = is_dir(&source) && !target.is_some_and(|t| is_dir(&t));
-            if gains && self.links(to_dir) >= LINKS_MAX {
-                return fail(libc::EMLINK);
-            }
+        let exchange = flags == RENAME_EXCHANGE;
+        let target_is_dir = target.is_some_and(|t| is_dir(&t));
+        let gains = is_dir(&source) && !target_is_dir && self.links(to_dir) >= SUBDIRECTORIES_MAX
+            || exchange && !is_dir(&source) && target_is_dir && self.links(from_dir) >= SUBDIRECTORIES_MAX;
+        if between && gains {
+            return fail(libc::EMLINK);
         }
         Ok(Some((source, target)))
     }
 
-    /// Permission to move and replace, with the locks of both inodes; a directory that is replaced
-    /// must be empty.
+    /// Permission to move and replace, with the locks of both inodes; what is replaced must be of the same
+    /// kind, a directory empty. In the kernel's order: all of the source first.
     #[allow(clippy::too_many_arguments)]
     fn check_rename(
         &self,
@@ -650,22 +651,28 @@ impl<M: Media> Fs<M> {
         between: bool,
         flags: u32,
     ) -> Result<()> {
+        let is_dir = |body: &Body| matches!(body.data, Data::Dir(_));
+        let exchange = flags == RENAME_EXCHANGE;
         check_sticky(cred, from, moved)?;
-        if between && matches!(moved.data, Data::Dir(_)) {
+        permit(cred, to, W | X)?;
+        if let Some(replaced) = replaced {
+            check_sticky(cred, to, replaced)?;
+            match (is_dir(moved), is_dir(replaced)) {
+                (true, false) if !exchange => return Err(Error::new(libc::ENOTDIR, "namei::rename")),
+                (false, true) if !exchange => return Err(Error::new(libc::EISDIR, "namei::rename")),
+                _ => {}
+            }
+        }
+        if between && is_dir(moved) {
             permit(cred, moved, W)?; // its ".." changes
         }
-        let Some(replaced) = replaced else { return Ok(()) };
-        check_sticky(cred, to, replaced)?;
-        if flags == RENAME_EXCHANGE {
-            if between && matches!(replaced.data, Data::Dir(_)) {
-                permit(cred, replaced, W)?;
+        match replaced.map(|r| (r, &r.data)) {
+            Some((r, Data::Dir(_))) if exchange && between => permit(cred, r, W),
+            Some((_, Data::Dir(d))) if !exchange && !d.is_empty() => {
+                Err(Error::new(libc::ENOTEMPTY, "namei::rename"))
             }
-        } else if let Data::Dir(d) = &replaced.data
-            && !d.is_empty()
-        {
-            return Err(Error::new(libc::ENOTEMPTY, "namei::rename"));
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Inside one directory: one record, or two in one operation for an exchange.
@@ -840,11 +847,15 @@ impl<M: Media> Fs<M> {
     }
 
     /// Calls `each` for the entries after `cookie` (0 to begin; "." and ".." come first, cookies 1 and
-    /// 2) until it answers false. `each` must not call the file system.
+    /// 2) until it answers false. `each` must not call the file system. ENOENT for a directory that was
+    /// removed.
     pub fn readdir(&self, ino: Ino, cookie: u64, each: &mut dyn FnMut(&DirEntry) -> bool) -> Result<()> {
         let inode = self.inode(ino)?;
         let body = inode.body.read();
         let index = body.dir()?;
+        if self.links(&inode) == 0 {
+            return Err(Error::new(libc::ENOENT, "namei::readdir"));
+        }
         self.touch(&inode, body.mtime.max(body.ctime));
         let parent = Ino(self.table.entry(ino.0).parent.load(Ordering::Acquire));
         for (i, (ino, name)) in [(ino, b".".as_slice()), (parent, b"..")].into_iter().enumerate() {
@@ -861,57 +872,50 @@ impl<M: Media> Fs<M> {
         Ok(())
     }
 
-    /// As [`readdir`](Fs::readdir) with attributes, taking a reference for each entry (except "." and
-    /// "..") for which `each` answers true.
+    /// As [`readdir`](Fs::readdir) with attributes, taking a reference for each entry that has some and for
+    /// which `each` answers true. "." and ".." have none, for they cost locks and nobody uses them; nor has
+    /// an inode that cannot be read: its name is no less there.
     pub fn readdir_plus(
         &self,
         ino: Ino,
         cookie: u64,
-        each: &mut dyn FnMut(&DirEntry, &Attr) -> bool,
+        each: &mut dyn FnMut(&DirEntry, Option<&Attr>) -> bool,
     ) -> Result<()> {
         // Entries cannot go while the directory's lock is held, so their inodes can be taken.
-        let mut failed = None;
         self.readdir(ino, cookie, &mut |entry| {
             if entry.name == b"." || entry.name == b".." {
-                let attr = bare_attr(entry);
-                return each(entry, &attr);
+                return each(entry, None);
             }
-            match self.inode(entry.ino) {
-                Ok(inode) => {
-                    let attr = self.attr(&inode, &inode.body.read());
-                    inode.uses.fetch_add(1, Ordering::AcqRel);
-                    let taken = each(entry, &attr);
-                    if !taken {
-                        inode.uses.fetch_sub(1, Ordering::AcqRel);
-                    }
-                    taken
-                }
-                Err(e) => {
-                    failed = Some(e);
-                    false
-                }
+            let Ok(inode) = self.inode(entry.ino) else { return each(entry, None) };
+            let attr = self.attr(&inode, &inode.body.read());
+            inode.uses.fetch_add(1, Ordering::AcqRel);
+            let taken = each(entry, Some(&attr));
+            if !taken {
+                inode.uses.fetch_sub(1, Ordering::AcqRel);
             }
-        })?;
-        failed.map_or(Ok(()), Err)
+            taken
+        })
     }
 }
 
-/// What is known of "." and ".." without their locks: callers use number and type only.
-fn bare_attr(entry: &DirEntry) -> Attr {
-    Attr {
-        ino: entry.ino,
-        generation: 0,
-        mode: entry.kind.mode_bits(),
-        nlink: 0,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        size: 0,
-        blocks: 0,
-        atime: Time::default(),
-        mtime: Time::default(),
-        ctime: Time::default(),
-        btime: Time::default(),
+/// Why a name cannot be made where nothing can be changed: before all it may be there already.
+#[cold]
+fn existing(cred: &Cred, dir: &Inode, name: &[u8], refused: Error) -> Error {
+    let body = dir.body.read();
+    let searched = body.dir().and_then(|index| permit(cred, &body, X).map(|()| index.lookup(name)));
+    match searched {
+        Ok(Some(_)) => Error::new(libc::EEXIST, "namei::existing"),
+        Ok(None) => refused,
+        Err(e) => e,
+    }
+}
+
+/// What only the superuser makes. A character device without a number, a whiteout, is none.
+fn is_device(new: &New) -> bool {
+    match new.mode & libc::S_IFMT {
+        libc::S_IFBLK => true,
+        libc::S_IFCHR => new.rdev != 0,
+        _ => false,
     }
 }
 
@@ -925,6 +929,18 @@ fn check_name(name: &[u8], dots: i32) -> Result<()> {
         _ => return Ok(()),
     };
     Err(Error::new(errno, "namei::check_name"))
+}
+
+/// As [`check_name`] for a name that is looked up anyway: then one too long is found to be so.
+fn check_old_name(name: &[u8], dots: i32) -> Result<()> {
+    check_name(&name[..name.len().min(NAME_BYTES_MAX)], dots)
+}
+
+/// What a name is that no entry has.
+#[cold]
+fn absent(name: &[u8]) -> Error {
+    let too_long = name.len() > NAME_BYTES_MAX;
+    Error::new(if too_long { libc::ENAMETOOLONG } else { libc::ENOENT }, "namei::absent")
 }
 
 /// In a sticky directory only the owner of the entry or of the directory removes it.
@@ -957,12 +973,13 @@ fn inherited(dir: &Body, new: &New) -> (u32, Vec<(&'static [u8], super::acl::Acl
 }
 
 /// Directories pass their setgid bit on; an executable file has one only if its maker is in the group.
-fn set_gid_bit(cred: &Cred, dir: &Body, mode: u32, gid: u32) -> u32 {
+/// Whether it is executable the mode `asked` for decides, before the umask.
+fn set_gid_bit(cred: &Cred, dir: &Body, mode: u32, gid: u32, asked: u32) -> u32 {
     if mode & libc::S_IFMT == libc::S_IFDIR {
         return mode | dir.mode & libc::S_ISGID;
     }
     let keeps = !cred.enforce || cred.is_root() || cred.in_group(gid);
-    if mode & libc::S_ISGID != 0 && mode & libc::S_IXGRP != 0 && !keeps {
+    if mode & libc::S_ISGID != 0 && asked & libc::S_IXGRP != 0 && !keeps {
         mode & !libc::S_ISGID
     } else {
         mode

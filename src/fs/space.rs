@@ -18,17 +18,15 @@ impl<M: Media> Fs<M> {
     /// `mode`: FALLOC_FL_* bits: reserve (0 or KEEP_SIZE), PUNCH_HOLE, ZERO_RANGE, UNSHARE_RANGE (all
     /// blocks are unshared); collapse and insert are EOPNOTSUPP. Reserved space survives a crash and
     /// makes later writes to it succeed on a full pool; it reads as zeros.
-    pub fn fallocate(&self, ino: Ino, mode: i32, offset: u64, len: u64) -> Result<()> {
-        self.fallocate_node(&Node(self.inode(ino)?), mode, offset, len)
+    /// Set-id bits are dropped unless `cred` is the superuser.
+    pub fn fallocate(&self, cred: &Cred, ino: Ino, mode: i32, offset: u64, len: u64) -> Result<()> {
+        self.fallocate_node(cred, &Node(self.inode(ino)?), mode, offset, len)
     }
 
-    pub fn fallocate_node(&self, node: &Node, mode: i32, offset: u64, len: u64) -> Result<()> {
+    pub fn fallocate_node(&self, cred: &Cred, node: &Node, mode: i32, offset: u64, len: u64) -> Result<()> {
+        check_mode(mode)?;
         let keep = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
-        let what = mode & !(libc::FALLOC_FL_KEEP_SIZE | libc::FALLOC_FL_UNSHARE_RANGE);
-        let unknown = !matches!(what, 0 | libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE);
-        if unknown || what == libc::FALLOC_FL_PUNCH_HOLE && !keep {
-            return Err(Error::new(libc::EOPNOTSUPP, "space::fallocate"));
-        }
+        let what = mode & !libc::FALLOC_FL_KEEP_SIZE;
         let end = offset.checked_add(len).filter(|&e| e <= FILE_BYTES_MAX);
         let Some(end) = end else { return Err(Error::new(libc::EFBIG, "space::fallocate")) };
         if len == 0 {
@@ -39,10 +37,18 @@ impl<M: Media> Fs<M> {
                 let guard = self.core.enter()?;
                 let mut body = node.0.body.write();
                 check_allocatable(&body)?;
+                let mode = body.mode;
+                let mut batch = Batch::new();
+                self.drop_set_id(cred, &node.0, &mut body, &mut batch);
                 let done = match what {
-                    0 => self.reserve(&node.0, &mut body, &guard, offset, end, keep),
-                    _ => self.zero_range(&node.0, &mut body, &guard, offset, end, keep, what),
+                    0 | libc::FALLOC_FL_UNSHARE_RANGE => {
+                        self.reserve(&node.0, &mut body, &guard, offset, end, keep, batch)
+                    }
+                    _ => self.zero_range(&node.0, &mut body, &guard, offset, end, keep, what, batch),
                 };
+                if done.is_err() {
+                    body.mode = mode;
+                }
                 self.tidy_log(&node.0, &mut body, &guard);
                 done
             };
@@ -53,6 +59,7 @@ impl<M: Media> Fs<M> {
         }
     }
 
+    #[allow(clippy::too_many_arguments)]
     fn reserve(
         &self,
         inode: &Inode,
@@ -61,10 +68,10 @@ impl<M: Media> Fs<M> {
         offset: u64,
         end: u64,
         keep: bool,
+        mut batch: Batch,
     ) -> Result<()> {
         let size = if keep { body.size } else { body.size.max(end) };
         let mut fresh = Runs::new();
-        let mut batch = Batch::new();
         let reserved = self.settle_tail(body, size, &mut batch, &mut fresh).and_then(|tail| {
             Ok((tail, self.reserve_holes(body, offset / PAGE, end.div_ceil(PAGE), &mut fresh)?))
         });
@@ -72,9 +79,6 @@ impl<M: Media> Fs<M> {
             Ok(reserved) => reserved,
             Err(e) => return Err(self.give_back(&fresh, e)),
         };
-        if extents.is_empty() && size == body.size {
-            return Ok(());
-        }
         let now = now();
         let uncapped = self.drop_capability(body, &mut batch);
         let fields =
@@ -98,13 +102,7 @@ impl<M: Media> Fs<M> {
     }
 
     /// Blocks for the holes among pages `[from, to)`.
-    fn reserve_holes(
-        &self,
-        body: &mut Body,
-        from: u64,
-        to: u64,
-        fresh: &mut Runs,
-    ) -> Result<Vec<Extent>> {
+    fn reserve_holes(&self, body: &mut Body, from: u64, to: u64, fresh: &mut Runs) -> Result<Vec<Extent>> {
         let index = body.file_mut();
         let mut extents = Vec::new();
         let mut page = from as u32;
@@ -185,10 +183,11 @@ impl<M: Media> Fs<M> {
         end: u64,
         keep: bool,
         what: i32,
+        mut batch: Batch,
     ) -> Result<()> {
         let size = if keep || what == libc::FALLOC_FL_PUNCH_HOLE { body.size } else { body.size.max(end) };
+        let given = batch.count();
         let now = now();
-        let mut batch = Batch::new();
         let mut fresh = Runs::new();
         let mut edges = Vec::new();
         let mut pending = Flushed::issued();
@@ -228,13 +227,13 @@ impl<M: Media> Fs<M> {
                 Ok(r) => reserved = r,
                 Err(e) => return Err(self.give_back(&fresh, e)),
             }
-            let fields = WriteFields { flags: field::write::UNWRITTEN, ..fields };
             if !reserved.is_empty() || first >= last && edges.is_empty() {
+                let fields = WriteFields { flags: field::write::UNWRITTEN, ..fields };
                 write_records(&mut batch, &reserved, &fields);
             }
         }
-        if batch.is_empty() {
-            return Ok(());
+        if batch.count() == given {
+            write_records(&mut batch, &[], &fields); // nothing but the times
         }
         let uncapped = self.drop_capability(body, &mut batch);
         let class = if what == libc::FALLOC_FL_PUNCH_HOLE { Class::Release } else { Class::Data };
@@ -345,6 +344,16 @@ fn hole_record(batch: &mut Batch, page: u32, count: u32, size: u64, now: u64) {
     put32(r, field::hole::COUNT, count);
     put64(r, field::hole::SIZE, size);
     put64(r, field::hole::MTIME, now);
+}
+
+/// EOPNOTSUPP for what is not a mode, and for collapsing and inserting ranges.
+pub(super) fn check_mode(mode: i32) -> Result<()> {
+    const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    match mode & !libc::FALLOC_FL_KEEP_SIZE {
+        0 | libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_UNSHARE_RANGE => Ok(()),
+        libc::FALLOC_FL_PUNCH_HOLE if mode == PUNCH => Ok(()),
+        _ => Err(Error::new(libc::EOPNOTSUPP, "space::fallocate")),
+    }
 }
 
 fn check_allocatable(body: &Body) -> Result<()> {

@@ -140,6 +140,15 @@ pub struct SetAttr {
     pub mtime: Option<SetTime>,
 }
 
+impl SetAttr {
+    /// A change of owner, also one that leaves user and group as they are.
+    pub fn is_chown(&self) -> bool {
+        let other =
+            self.mode.is_some() || self.size.is_some() || self.atime.is_some() || self.mtime.is_some();
+        self.uid.is_some() || self.gid.is_some() || !other
+    }
+}
+
 /// Who asks.
 #[derive(Clone, Debug)]
 pub struct Cred {

@@ -46,11 +46,7 @@ impl<M: Media> Fs<M> {
         check_path(path)?;
         let (dir_part, name) = split(path);
         if name.is_empty() || path.ends_with(b"/") {
-            let node = self.resolve(cred, self.start_of(base, path)?, path, true, &mut 0)?;
-            if path.ends_with(b"/") && node.kind != Kind::Directory {
-                return Err(Error::new(libc::ENOTDIR, "walk::walk"));
-            }
-            return Ok(Node(node));
+            return self.resolve(cred, self.start_of(base, path)?, path, true, &mut 0).map(Node);
         }
         let dir = self.directory(cred, base, dir_part)?;
         let child = {
@@ -185,6 +181,10 @@ impl<M: Media> Fs<M> {
         loop {
             let begin = rest.iter().position(|&c| c != b'/').unwrap_or(rest.len());
             if begin == rest.len() {
+                // A slash at the end, also that of a symbolic link's target, wants a directory.
+                if begin > 0 && at.kind != Kind::Directory {
+                    return Err(Error::new(libc::ENOTDIR, "walk::resolve"));
+                }
                 return Ok(at);
             }
             let end = rest[begin..].iter().position(|&c| c == b'/').map_or(rest.len(), |n| begin + n);

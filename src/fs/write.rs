@@ -122,10 +122,7 @@ impl<M: Media> Fs<M> {
         }
         let mut batch = Batch::new();
         let mode = body.mode;
-        if mode & (libc::S_ISUID | libc::S_ISGID) != 0 && !cred.is_root() && drop_set_id(mode) != mode {
-            body.mode = drop_set_id(mode);
-            body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
-        }
+        self.drop_set_id(cred, inode, body, &mut batch);
         let uncapped = self.drop_capability(body, &mut batch);
         let now = now();
         let written = match self.way(body, offset, end) {
@@ -143,6 +140,16 @@ impl<M: Media> Fs<M> {
             Err(_) => body.mode = mode,
         }
         written
+    }
+
+    /// Takes the set-id bits that fall by a change of the data, with a record of it in `batch`.
+    #[inline]
+    pub(super) fn drop_set_id(&self, cred: &Cred, inode: &Inode, body: &mut Body, batch: &mut Batch) {
+        let falls = set_id_that_falls(cred, body);
+        if falls != 0 {
+            body.mode &= !falls;
+            body.attr_record(inode.atime.load(Ordering::Relaxed), 0, batch);
+        }
     }
 
     /// On an ordinary file nothing is overwritten in place, whatever the mode: after a power loss the data of
@@ -507,11 +514,23 @@ pub(super) fn check_writable(body: &Body) -> Result<()> {
     }
 }
 
-/// What a write by somebody without privilege leaves of the mode: no setuid, and no setgid where it
-/// means execution.
-pub(super) fn drop_set_id(mode: u32) -> u32 {
-    let mode = mode & !libc::S_ISUID;
-    if mode & libc::S_IXGRP != 0 { mode & !libc::S_ISGID } else { mode }
+/// The set-id bits that a change of the data by `cred` takes: none from the superuser.
+#[inline]
+pub(super) fn set_id_that_falls(cred: &Cred, body: &Body) -> u32 {
+    if body.mode & (libc::S_ISUID | libc::S_ISGID) == 0 || cred.is_root() {
+        return 0;
+    }
+    body.mode & libc::S_ISUID | set_gid_that_falls(cred, body)
+}
+
+/// The set-group-id bit, where it means execution, or where `cred` could not set it (as Linux).
+#[inline]
+pub(super) fn set_gid_that_falls(cred: &Cred, body: &Body) -> u32 {
+    if body.mode & libc::S_IXGRP != 0 || !(cred.is_root() || cred.in_group(body.gid)) {
+        body.mode & libc::S_ISGID
+    } else {
+        0
+    }
 }
 
 /// Whether every page of the range holds data that may be overwritten where it is.

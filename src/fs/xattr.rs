@@ -16,10 +16,11 @@ pub(super) const CAPABILITY: &[u8] = b"security.capability";
 impl<M: Media> Fs<M> {
     /// The value. ENODATA where there is none.
     pub fn getxattr(&self, cred: &Cred, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        check_length(name)?;
         let inode = self.inode(ino)?;
         let body = inode.body.read();
-        check_name(name)?;
         permit_name(cred, &body, name, false)?;
+        check_name(&body, name)?;
         let x = body.xattrs.iter().find(|x| *x.name == *name);
         let x = x.ok_or_else(|| Error::new(libc::ENODATA, "xattr::getxattr"))?;
         if name == acl::ACCESS
@@ -59,13 +60,7 @@ impl<M: Media> Fs<M> {
 
     /// `flags`: 0, XATTR_CREATE or XATTR_REPLACE. Durable and atomic.
     pub fn setxattr(&self, cred: &Cred, ino: Ino, name: &[u8], value: &[u8], flags: i32) -> Result<()> {
-        check_name(name)?;
-        if value.len() > XATTR_VALUE_BYTES_MAX {
-            return Err(Error::new(libc::E2BIG, "xattr::setxattr"));
-        }
-        if flags & !(libc::XATTR_CREATE | libc::XATTR_REPLACE) != 0 {
-            return Err(Error::new(libc::EINVAL, "xattr::setxattr"));
-        }
+        check_setting(name, value, flags)?;
         let inode = self.inode(ino)?;
         loop {
             let done = {
@@ -94,7 +89,11 @@ impl<M: Media> Fs<M> {
         flags: i32,
     ) -> Result<()> {
         check_alive(body)?;
+        if acl::is_list(name) {
+            return self.set_acl(cred, inode, body, guard, name, value); // whatever the flags
+        }
         permit_name(cred, body, name, true)?;
+        check_name(body, name)?;
         let old = body.xattrs.iter().position(|x| *x.name == *name);
         if flags & libc::XATTR_CREATE != 0 && old.is_some() {
             return Err(Error::new(libc::EEXIST, "xattr::setxattr"));
@@ -102,17 +101,11 @@ impl<M: Media> Fs<M> {
         if flags & libc::XATTR_REPLACE != 0 && old.is_none() {
             return Err(Error::new(libc::ENODATA, "xattr::setxattr"));
         }
-        let names: usize = body.xattrs.iter().map(|x| x.name.len() + 1).sum();
-        if old.is_none() && names + name.len() + 1 > XATTR_LIST_BYTES_MAX {
-            return Err(Error::new(libc::ENOSPC, "xattr::setxattr"));
-        }
-        if acl::is_list(name) {
-            return self.set_acl(cred, inode, body, guard, name, value);
-        }
         self.store(inode, body, guard, name, value, Batch::new())
     }
 
-    /// A list that the mode can say is not kept; the mode follows an access list.
+    /// A list that the mode can say is not kept; the mode follows an access list. An empty one removes what
+    /// is there, if anything. Errors come in the kernel's order.
     fn set_acl(
         &self,
         cred: &Cred,
@@ -122,12 +115,21 @@ impl<M: Media> Fs<M> {
         name: &[u8],
         value: &[u8],
     ) -> Result<()> {
-        if name == acl::DEFAULT && !matches!(body.data, Data::Dir(_)) {
-            return Err(Error::new(libc::EACCES, "xattr::set_acl"));
-        }
         let list = Acl::parse(value)?;
+        check_name(body, name)?;
+        if name == acl::DEFAULT && !matches!(body.data, Data::Dir(_)) {
+            let refused = Err(Error::new(libc::EACCES, "xattr::set_acl"));
+            return if list.is_some() { refused } else { Ok(()) };
+        }
+        if cred.enforce && !cred.is_root() && cred.uid != body.uid {
+            return Err(Error::new(libc::EPERM, "xattr::set_acl"));
+        }
+        list.as_ref().map_or(Ok(()), Acl::check)?;
+        if list.is_none() && !body.xattrs.iter().any(|x| *x.name == *name) {
+            return Ok(());
+        }
         self.namespace.fetch_add(1, std::sync::atomic::Ordering::AcqRel);
-        let old = body.mode;
+        let old = (body.mode, body.ctime);
         let mut batch = Batch::new();
         if name == acl::ACCESS
             && let Some(acl) = &list
@@ -136,16 +138,16 @@ impl<M: Media> Fs<M> {
             if cred.enforce && !cred.is_root() && !cred.in_group(body.gid) {
                 body.mode &= !libc::S_ISGID;
             }
-            body.ctime = now();
-            body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
         }
+        body.ctime = now();
+        body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
         let keep = list.as_ref().filter(|acl| name == acl::DEFAULT || !acl.is_minimal());
         let done = match keep {
             Some(acl) => self.store(inode, body, guard, name, &acl.encode(), batch),
             None => self.unset(inode, body, guard, name, batch),
         };
         if done.is_err() {
-            body.mode = old;
+            (body.mode, body.ctime) = old;
         }
         done
     }
@@ -160,6 +162,10 @@ impl<M: Media> Fs<M> {
         value: &[u8],
         mut batch: Batch,
     ) -> Result<()> {
+        let others = body.xattrs.iter().filter(|x| *x.name != *name).map(|x| x.name.len() + 1);
+        if others.sum::<usize>() + name.len() + 1 > XATTR_LIST_BYTES_MAX {
+            return Err(Error::new(libc::ENOSPC, "xattr::store"));
+        }
         let blocks = self.blocks_for(value)?;
         let now = now();
         let at = batch.count();
@@ -215,17 +221,18 @@ impl<M: Media> Fs<M> {
     }
 
     pub fn removexattr(&self, cred: &Cred, ino: Ino, name: &[u8]) -> Result<()> {
-        check_name(name)?;
+        if acl::is_list(name) {
+            return self.setxattr(cred, ino, name, &[], 0);
+        }
+        check_length(name)?;
         let inode = self.inode(ino)?;
         let guard = self.core.enter()?;
         let mut body = inode.body.write();
         check_alive(&body)?;
         permit_name(cred, &body, name, true)?;
+        check_name(&body, name)?;
         if !body.xattrs.iter().any(|x| *x.name == *name) {
             return Err(Error::new(libc::ENODATA, "xattr::removexattr"));
-        }
-        if acl::is_list(name) {
-            self.namespace.fetch_add(1, std::sync::atomic::Ordering::AcqRel);
         }
         let done = self.unset(&inode, &mut body, &guard, name, Batch::new());
         self.tidy_log(&inode, &mut body, &guard);
@@ -244,9 +251,6 @@ impl<M: Media> Fs<M> {
         let now = now();
         if body.xattrs.iter().any(|x| *x.name == *name) {
             removal_record(&mut batch, name, now);
-        }
-        if batch.is_empty() {
-            return Ok(());
         }
         self.commit(inode, body, &mut batch, guard, Class::Release, Flushed::issued())?;
         self.drop_value(body, guard, name);
@@ -293,14 +297,37 @@ fn removal_record(batch: &mut Batch, name: &[u8], now: u64) {
     r[field::xattr::NAME..field::xattr::NAME + name.len()].copy_from_slice(name);
 }
 
-fn check_name(name: &[u8]) -> Result<()> {
-    if name.is_empty() || name.len() > NAME_BYTES_MAX {
-        return Err(Error::new(libc::ERANGE, "xattr::check_name"));
+/// What is wrong with a name whatever it is set on.
+pub(super) fn check_length(name: &[u8]) -> Result<()> {
+    match name.len() {
+        1..=NAME_BYTES_MAX => Ok(()),
+        _ => Err(Error::new(libc::ERANGE, "xattr::check_length")),
     }
-    let known = [b"user.".as_slice(), b"trusted.", b"security."]
-        .iter()
-        .any(|p| name.starts_with(p) && name.len() > p.len());
-    if known || acl::is_list(name) { Ok(()) } else { Err(Error::new(libc::EOPNOTSUPP, "xattr::check_name")) }
+}
+
+/// What is wrong with an attribute to be set whatever it is set on.
+pub(super) fn check_setting(name: &[u8], value: &[u8], flags: i32) -> Result<()> {
+    if flags & !(libc::XATTR_CREATE | libc::XATTR_REPLACE) != 0 {
+        return Err(Error::new(libc::EINVAL, "xattr::check_setting"));
+    }
+    check_length(name)?;
+    if value.len() > XATTR_VALUE_BYTES_MAX {
+        return Err(Error::new(libc::E2BIG, "xattr::check_setting"));
+    }
+    Ok(())
+}
+
+/// The namespaces that there are: EOPNOTSUPP for others, EINVAL for one alone.
+fn check_name(body: &Body, name: &[u8]) -> Result<()> {
+    let namespace =
+        [b"user.".as_slice(), b"trusted.", b"security."].into_iter().find(|p| name.starts_with(p));
+    let list = acl::is_list(name);
+    let errno = match namespace {
+        Some(prefix) if name.len() == prefix.len() => libc::EINVAL,
+        None if !list || matches!(body.data, Data::Symlink(_)) => libc::EOPNOTSUPP,
+        _ => return Ok(()),
+    };
+    Err(Error::new(errno, "xattr::check_name"))
 }
 
 fn check_alive(body: &Body) -> Result<()> {
@@ -321,14 +348,14 @@ fn permit_name(cred: &Cred, body: &Body, name: &[u8], write: bool) -> Result<()>
         }
         return super::attr::permit(cred, body, if write { libc::W_OK } else { libc::R_OK } as u32);
     }
-    if !cred.enforce || cred.is_root() {
+    if !cred.enforce || cred.is_root() || name.starts_with(b"system.") {
         return Ok(());
     }
     if name.starts_with(b"trusted.") || write && name.starts_with(b"security.") {
         return not_permitted();
     }
-    if write && name.starts_with(b"system.") && cred.uid != body.uid {
-        return Err(Error::new(libc::EPERM, "xattr::permit_name"));
+    if name.starts_with(b"security.") {
+        return Ok(());
     }
-    Ok(())
+    super::attr::permit(cred, body, if write { libc::W_OK } else { libc::R_OK } as u32)
 }

@@ -24,12 +24,13 @@ sys.dont_write_bytecode = True
 
 import conformance
 import crash
+import differential
 import processes
 import programs
 import target as targets
 from target import Skip
 
-SUITES = conformance.SUITES + processes.SUITES + programs.SUITES + crash.SUITES
+SUITES = conformance.SUITES + differential.SUITES + processes.SUITES + programs.SUITES + crash.SUITES
 
 
 class Context:

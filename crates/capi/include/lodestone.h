@@ -107,7 +107,8 @@ int lode_mkfs(const char *path, uint64_t size, const char *opts);
  * O_CREAT or O_TMPFILE it is not looked at.
  *
  * Errors: EACCES, EEXIST, EINVAL, EISDIR, ELOOP, EMFILE (1048576 are open), ENAMETOOLONG, ENOENT, ENOSPC,
- * ENOTDIR, ENXIO (a fifo, socket or device), EROFS. Durable: the new name, the truncation.
+ * ENOTDIR, ENXIO (a fifo, socket or device), EPERM (O_NOATIME on another's file), EROFS. Durable: the new
+ * name, the truncation.
  */
 int lode_open(lode_fs *fs, const char *path, int flags, mode_t mode);
 

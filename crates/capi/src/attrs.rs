@@ -4,6 +4,7 @@ use crate::call::{done, on_pool};
 use crate::convert::{self, store, string};
 use crate::pools::lode_fs;
 use libc::{gid_t, mode_t, stat, statvfs, timespec, uid_t};
+use lodestone::error::Error;
 use lodestone::fs::files::AT_FDCWD;
 use std::ffi::{c_char, c_int};
 
@@ -81,7 +82,9 @@ pub unsafe extern "C" fn lode_utimens(
 ) -> c_int {
     done("lode_utimens", fs, |pool| {
         // SAFETY: the contract at the head of the header.
-        let (path, [atime, mtime]) = unsafe { (string(path)?, convert::times(times)?) };
+        let (path, times) = unsafe { (string(path)?, convert::times(times)) };
+        // A wrong time is seen last.
+        let [atime, mtime] = times.or_else(|e| pool.files.fstatat(AT_FDCWD, path, flags).and(Err(e)))?;
         pool.files.utimensat(AT_FDCWD, path, atime, mtime, flags)
     })
 }
@@ -91,7 +94,11 @@ pub unsafe extern "C" fn lode_utimens(
 pub unsafe extern "C" fn lode_futimens(fs: *mut lode_fs, fd: c_int, times: *const timespec) -> c_int {
     done("lode_futimens", fs, |pool| {
         // SAFETY: the contract at the head of the header.
-        let [atime, mtime] = unsafe { convert::times(times) }?;
+        let times = unsafe { convert::times(times) };
+        let [atime, mtime] = times.or_else(|e| match pool.files.flags(fd)? & libc::O_PATH {
+            0 => Err(e),
+            _ => Err(Error::new(libc::EBADF, "capi::futimens")),
+        })?;
         pool.files.futimens(fd, atime, mtime)
     })
 }

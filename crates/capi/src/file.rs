@@ -15,7 +15,8 @@ use std::ffi::{c_char, c_int, c_void};
 /// O_CREAT or O_TMPFILE it is not looked at.
 ///
 /// Errors: EACCES, EEXIST, EINVAL, EISDIR, ELOOP, EMFILE (1048576 are open), ENAMETOOLONG, ENOENT, ENOSPC,
-/// ENOTDIR, ENXIO (a fifo, socket or device), EROFS. Durable: the new name, the truncation.
+/// ENOTDIR, ENXIO (a fifo, socket or device), EPERM (O_NOATIME on another's file), EROFS. Durable: the new
+/// name, the truncation.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lode_open(
     fs: *mut lode_fs,

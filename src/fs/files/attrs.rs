@@ -2,9 +2,10 @@
 
 use super::{AT_FDCWD, Fd, Files, check_flags};
 use crate::error::{Error, Result};
+use crate::fs::xattr::{check_length, check_setting};
 use crate::fs::{Attr, Kind, Node, SetAttr, SetTime, StatFs};
 use crate::media::Media;
-use libc::{AT_EACCESS, AT_EMPTY_PATH, AT_NO_AUTOMOUNT, AT_SYMLINK_NOFOLLOW, XATTR_CREATE, XATTR_REPLACE};
+use libc::{AT_EACCESS, AT_EMPTY_PATH, AT_NO_AUTOMOUNT, AT_SYMLINK_NOFOLLOW};
 
 impl<M: Media> Files<M> {
     #[inline]
@@ -74,19 +75,19 @@ impl<M: Media> Files<M> {
         mtime: Option<SetTime>,
         flags: i32,
     ) -> Result<()> {
-        check_flags(flags, AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH)?;
         if atime.is_none() && mtime.is_none() {
-            return Ok(());
+            return Ok(()); // nothing is looked at, not even the path
         }
+        check_flags(flags, AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH)?;
         let set = SetAttr { atime, mtime, ..SetAttr::default() };
         self.at_path(at, path, flags & AT_SYMLINK_NOFOLLOW == 0, flags, |node| self.set(node, set))
     }
 
     pub fn futimens(&self, fd: Fd, atime: Option<SetTime>, mtime: Option<SetTime>) -> Result<()> {
-        let file = self.open_file(fd)?;
         if atime.is_none() && mtime.is_none() {
             return Ok(());
         }
+        let file = self.open_file(fd)?;
         self.set(&file.node, SetAttr { atime, mtime, ..SetAttr::default() })
     }
 
@@ -116,23 +117,25 @@ impl<M: Media> Files<M> {
 
     /// The value of an extended attribute. `follow`: of what a symbolic link points to.
     pub fn getxattr(&self, path: &[u8], follow: bool, name: &[u8]) -> Result<Vec<u8>> {
+        check_length(name)?;
         self.pinned_at_path(AT_FDCWD, path, follow, 0, |ino| self.fs.getxattr(&self.cred, ino, name))
     }
 
     pub fn fgetxattr(&self, fd: Fd, name: &[u8]) -> Result<Vec<u8>> {
+        check_length(name)?;
         self.fs.getxattr(&self.cred, self.open_file(fd)?.node.ino(), name)
     }
 
     /// `flags`: 0, XATTR_CREATE or XATTR_REPLACE.
     pub fn setxattr(&self, path: &[u8], follow: bool, name: &[u8], value: &[u8], flags: i32) -> Result<()> {
-        check_flags(flags, XATTR_CREATE | XATTR_REPLACE)?;
+        check_setting(name, value, flags)?;
         self.pinned_at_path(AT_FDCWD, path, follow, 0, |ino| {
             self.fs.setxattr(&self.cred, ino, name, value, flags)
         })
     }
 
     pub fn fsetxattr(&self, fd: Fd, name: &[u8], value: &[u8], flags: i32) -> Result<()> {
-        check_flags(flags, XATTR_CREATE | XATTR_REPLACE)?;
+        check_setting(name, value, flags)?;
         self.fs.setxattr(&self.cred, self.open_file(fd)?.node.ino(), name, value, flags)
     }
 
@@ -146,10 +149,12 @@ impl<M: Media> Files<M> {
     }
 
     pub fn removexattr(&self, path: &[u8], follow: bool, name: &[u8]) -> Result<()> {
+        check_length(name)?;
         self.pinned_at_path(AT_FDCWD, path, follow, 0, |ino| self.fs.removexattr(&self.cred, ino, name))
     }
 
     pub fn fremovexattr(&self, fd: Fd, name: &[u8]) -> Result<()> {
+        check_length(name)?;
         self.fs.removexattr(&self.cred, self.open_file(fd)?.node.ino(), name)
     }
 

@@ -1,9 +1,10 @@
 //! Reading and writing through a descriptor.
 //!
-//! Errors come in Linux's order: a bad descriptor, a wrong access mode, a wrong argument, a wrong kind.
+//! Errors come in Linux's order: a negative offset, a bad descriptor, a wrong access mode, a wrong kind.
 
 use super::{AT_FDCWD, Fd, File, Files};
 use crate::error::{Error, Result};
+use crate::fs::space::check_mode;
 use crate::fs::{Cred, Kind, Node, SetAttr};
 use crate::limits::{FILE_BYTES_MAX, RW_BYTES_MAX};
 use crate::media::Media;
@@ -23,9 +24,11 @@ impl<M: Media> Files<M> {
     /// Reads at `offset`; the file offset stays.
     #[inline]
     pub fn pread(&self, fd: Fd, dst: &mut [u8], offset: i64) -> Result<usize> {
+        let offset = unsigned(offset)?;
         let file = self.file(fd)?;
         file.check_read()?;
-        self.fs.read_at(&file.node, unsigned(offset)?, clamp_mut(dst))
+        check_end(offset, dst.len())?;
+        self.fs.read_at(&file.node, offset, clamp_mut(dst))
     }
 
     /// Writes at the file offset, or with O_APPEND at the end of file, and moves the offset.
@@ -42,9 +45,11 @@ impl<M: Media> Files<M> {
     /// whatever `offset` is, as on Linux.
     #[inline]
     pub fn pwrite(&self, fd: Fd, src: &[u8], offset: i64) -> Result<usize> {
+        let offset = unsigned(offset)?;
         let file = self.file(fd)?;
         file.check_write()?;
-        Ok(self.write_file(&file, unsigned(offset)?, src)?.0)
+        check_end(offset, src.len())?;
+        Ok(self.write_file(&file, offset, src)?.0)
     }
 
     /// Bytes written and the offset behind them.
@@ -126,13 +131,17 @@ impl<M: Media> Files<M> {
         if len == 0 {
             return Err(Error::new(libc::EINVAL, "files::fallocate"));
         }
+        // What Linux knows but no range of ours can do is refused last.
+        if !matches!(mode, libc::FALLOC_FL_COLLAPSE_RANGE | libc::FALLOC_FL_INSERT_RANGE) {
+            check_mode(mode)?;
+        }
         if !file.writable() {
             return Err(Error::new(libc::EBADF, "files::fallocate"));
         }
         if offset + len > FILE_BYTES_MAX {
             return Err(Error::new(libc::EFBIG, "files::fallocate"));
         }
-        self.fs.fallocate_node(&file.node, mode, offset, len)
+        self.fs.fallocate_node(&self.granted, &file.node, mode, offset, len)
     }
 
     /// The file survives power loss on return, in every domain that can.
@@ -172,6 +181,17 @@ impl File {
 fn unsigned(n: i64) -> Result<u64> {
     u64::try_from(n).map_err(|_| Error::new(libc::EINVAL, "files::unsigned"))
 }
+
+/// No offset lies behind the last that a signed number holds.
+#[inline]
+fn check_end(offset: u64, len: usize) -> Result<()> {
+    match offset.checked_add(len as u64) {
+        Some(0..=END_MAX) => Ok(()),
+        _ => Err(Error::new(libc::EINVAL, "files::check_end")),
+    }
+}
+
+const END_MAX: u64 = i64::MAX as u64;
 
 #[inline]
 fn clamp_mut(dst: &mut [u8]) -> &mut [u8] {

@@ -58,9 +58,6 @@ impl<M: Media> Files<M> {
         let place = self.place(at, path)?;
         self.check_new(&place)?;
         let device = matches!(kind, Kind::CharDevice | Kind::BlockDevice);
-        if device && self.cred.enforce && !self.cred.is_root() {
-            return Err(Error::new(libc::EPERM, "files::mknod"));
-        }
         let mode = kind.mode_bits() | mode & 0o7777;
         let rdev = if device { rdev } else { 0 };
         let made = self.fs.mknod(&self.cred, place.dir.node.ino(), place.name, mode, self.umask(), rdev);
@@ -96,8 +93,8 @@ impl<M: Media> Files<M> {
                 return Err(Error::new(libc::ENOENT, "files::link"));
             }
         }
-        let place = self.place(to_at, to)?;
         self.pinned_at_path(from_at, from, flags & AT_SYMLINK_FOLLOW != 0, flags, |ino| {
+            let place = self.place(to_at, to)?;
             self.check_new(&place)?;
             self.forget_made(self.fs.link(&self.cred, ino, place.dir.node.ino(), place.name))
         })
@@ -119,7 +116,7 @@ impl<M: Media> Files<M> {
         let errno = match (flags, place.name) {
             (0, b"" | b"." | b"..") => libc::EISDIR,
             (0, name) if !place.slash => return self.fs.unlink(&self.cred, dir, name),
-            (0, _) => match self.kind(&place)? {
+            (0, _) => match self.fs.check_changes().and_then(|()| self.kind(&place))? {
                 Kind::Directory => libc::EISDIR,
                 _ => libc::ENOTDIR,
             },
@@ -141,8 +138,8 @@ impl<M: Media> Files<M> {
             return Err(Error::new(libc::EINVAL, "files::rename"));
         }
         let from_base = self.base(from_at, from)?;
-        let to_base = self.second_base(to_at, to)?;
         let from = self.place_from(from_base.as_ref().map(|f| &f.node), from)?;
+        let to_base = self.second_base(to_at, to)?;
         let to = self.place_from(to_base.as_ref().map(|f| &f.node), to)?;
         if from.is_dot() {
             return Err(Error::new(libc::EBUSY, "files::rename"));
@@ -157,14 +154,24 @@ impl<M: Media> Files<M> {
 
     /// A trailing slash demands a directory: as the thing moved, or, in an exchange, on its own side.
     fn check_rename_slashes(&self, from: &Place<'_, '_, M>, to: &Place<'_, '_, M>, flags: u32) -> Result<()> {
-        let exchange = flags == RENAME_EXCHANGE;
-        let from_must = from.slash || to.slash && !exchange;
-        if from_must && self.kind(from)? != Kind::Directory
-            || exchange && to.slash && self.kind(to)? != Kind::Directory
-        {
-            return Err(Error::new(libc::ENOTDIR, "files::rename"));
+        if !from.slash && !to.slash {
+            return Ok(());
         }
-        Ok(())
+        self.fs.check_changes()?;
+        let exchange = flags == RENAME_EXCHANGE;
+        let source = self.kind(from)?;
+        let target = match self.kind(to) {
+            Err(e) if e.errno() == libc::ENOENT => None,
+            found => Some(found?),
+        };
+        let errno = match target {
+            Some(_) if flags == RENAME_NOREPLACE => libc::EEXIST,
+            None if exchange => libc::ENOENT,
+            Some(kind) if exchange && to.slash && kind != Kind::Directory => libc::ENOTDIR,
+            _ if source == Kind::Directory || exchange && !from.slash => return Ok(()),
+            _ => libc::ENOTDIR,
+        };
+        Err(Error::new(errno, "files::rename"))
     }
 
     pub fn readlink(&self, path: &[u8]) -> Result<Vec<u8>> {
@@ -193,11 +200,11 @@ impl<M: Media> Files<M> {
         path: &'p [u8],
     ) -> Result<Place<'f, 'p, M>> {
         let (dir, name) = self.fs.walk_parent(&self.cred, base, path)?;
-        let dir = self.pin(dir).map_err(|e| match e.errno() {
+        self.fs.hold_directory(&self.cred, &dir).map_err(|e| match e.errno() {
             libc::ESTALE => Error::new(libc::ENOENT, "files::place"),
             _ => e,
         })?;
-        Ok(Place { dir, name, slash: path.ends_with(b"/") })
+        Ok(Place { dir: Pinned { fs: &self.fs, node: dir }, name, slash: path.ends_with(b"/") })
     }
 
     /// What stands at a place now.

@@ -2,7 +2,6 @@
 //!
 //! The number is reserved before anything is opened or made, so that a full table has no effects.
 
-use super::names::Place;
 use super::{AT_FDCWD, Fd, File, Files};
 use crate::error::{Error, Result};
 use crate::fs::{Attr, Kind, Node};
@@ -50,7 +49,7 @@ impl<M: Media> Files<M> {
         self.at_path(at, path, flags & O_NOFOLLOW == 0, 0, |node| {
             check_kind(node.kind(), flags)?;
             self.fs.open_inode(cred, node, flags)?;
-            Ok(node.clone())
+            self.only_a_file(node.clone(), flags)
         })
     }
 
@@ -74,20 +73,17 @@ impl<M: Media> Files<M> {
         let mut path = Cow::Borrowed(path);
         for _ in 0..=SYMLINK_DEPTH_MAX {
             let place = self.place_from(base.as_ref(), &path)?;
-            if place.slash && !place.name.is_empty() {
-                return Err(Error::new(libc::EISDIR, "files::open"));
-            }
             if place.is_dot() {
                 let errno = if flags & O_EXCL != 0 { libc::EEXIST } else { libc::EISDIR };
                 return Err(Error::new(errno, "files::open"));
+            }
+            if place.slash {
+                return Err(Error::new(libc::EISDIR, "files::open"));
             }
             let dir = place.dir.node.ino();
             let attr = match self.fs.create(&self.cred, dir, place.name, mode, self.umask(), flags) {
                 Ok((attr, true)) => return self.opened(attr),
                 Ok((attr, false)) => attr,
-                Err(e) if e.errno() == libc::EROFS && flags & O_EXCL == 0 => {
-                    return self.open_unmade(&place, flags);
-                }
                 Err(e) => return Err(e),
             };
             let node = self.opened(attr)?;
@@ -98,28 +94,25 @@ impl<M: Media> Files<M> {
                 path = Cow::Owned(target?);
                 continue;
             }
-            return match check_kind(node.kind(), flags) {
-                Ok(()) => Ok(node),
-                Err(e) => {
-                    self.fs.release_node(&node);
-                    Err(e)
-                }
-            };
+            if let Err(e) = check_kind(node.kind(), flags) {
+                self.fs.release_node(&node);
+                return Err(e);
+            }
+            return self.only_a_file(node, flags);
         }
         Err(Error::new(libc::ELOOP, "files::open"))
     }
 
-    /// O_CREAT where nothing can be made: what is there already opens all the same.
-    fn open_unmade(&self, place: &Place<'_, '_, M>, flags: i32) -> Result<Node> {
-        let follow = flags & O_NOFOLLOW == 0;
-        let found = self.fs.walk(&self.cred, Some(&place.dir.node), place.name, follow);
-        let node = found.map_err(|e| match e.errno() {
-            libc::ENOENT => Error::new(libc::EROFS, "files::open"),
-            _ => e,
-        })?;
-        check_kind(node.kind(), flags)?;
-        self.fs.open_inode(&self.cred, &node, flags)?;
-        Ok(node)
+    /// Pipes, sockets and devices are the kernel's; here they are only names: ENXIO, once it is clear that
+    /// they might be opened.
+    fn only_a_file(&self, node: Node, flags: i32) -> Result<Node> {
+        match node.kind() {
+            Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice if flags & O_PATH == 0 => {
+                self.fs.release_node(&node);
+                Err(Error::new(libc::ENXIO, "files::open"))
+            }
+            _ => Ok(node),
+        }
     }
 
     /// Takes over the open and gives back the reference that making or finding a file took.
@@ -138,10 +131,8 @@ fn check_kind(kind: Kind, flags: i32) -> Result<()> {
         Kind::Directory => return Ok(()),
         _ if flags & O_DIRECTORY != 0 => libc::ENOTDIR,
         _ if flags & O_PATH != 0 => return Ok(()),
-        Kind::File => return Ok(()),
         Kind::Symlink => libc::ELOOP,
-        // Pipes, sockets and devices are the kernel's; here they are only names.
-        Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => libc::ENXIO,
+        _ => return Ok(()),
     };
     Err(Error::new(errno, "files::open"))
 }

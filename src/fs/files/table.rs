@@ -83,8 +83,9 @@ impl<T> Table<T> {
     pub fn reserve(&self) -> Result<Reserved<'_, T>> {
         let number = self.numbers.lock().take().ok_or(Error::new(libc::EMFILE, "files::reserve"))?;
         let (segment, _) = place(number);
-        self.segments[segment]
-            .get_or_init(|| (0..SEGMENT_SLOTS << segment).map(|_| CachePadded::new(Lock::new(None))).collect());
+        self.segments[segment].get_or_init(|| {
+            (0..SEGMENT_SLOTS << segment).map(|_| CachePadded::new(Lock::new(None))).collect()
+        });
         Ok(Reserved { table: self, number })
     }
 

@@ -2,7 +2,8 @@
 //! balance of opens.
 
 use super::*;
-use crate::fs::{MkfsOptions, OpenOptions, RENAME_EXCHANGE, SetTime, Time};
+use crate::fs::{MkfsOptions, OpenOptions, RENAME_EXCHANGE, RENAME_NOREPLACE, SetTime, Time, acl};
+use crate::limits::{LINKS_MAX, SUBDIRECTORIES_MAX};
 use crate::media::{Pool, PoolOptions};
 use libc::{O_APPEND, O_CREAT, O_DIRECTORY, O_EXCL, O_PATH, O_RDONLY, O_RDWR, O_TMPFILE, O_WRONLY};
 use std::sync::atomic::AtomicBool;
@@ -370,4 +371,361 @@ fn what_linux_takes_from_modes_and_lists() {
     files.setxattr(b"d", true, b"system.posix_acl_access", &list, 0).unwrap();
     let others = Files::new(Arc::clone(files.fs()), user(2000), 0);
     others.access(b"d", libc::X_OK).unwrap();
+}
+
+/// What this kernel answers on ext4 and tmpfs (tests/mount/differential.py compares at random).
+#[test]
+fn errors_come_in_the_order_of_linux() {
+    let files = files();
+    files.mkdir(b"d", 0o777).unwrap();
+    files.symlink(b"d", b"l").unwrap();
+    make(&files, "f", "text");
+    files.symlink(b"f/", b"slash").unwrap();
+    let f = files.open(b"f", O_RDWR, 0).unwrap();
+    let long = vec![b'n'; 256];
+    let far = i64::MAX;
+
+    fails(libc::EEXIST, files.link(b"d", b"f"));
+    fails(libc::EPERM, files.link(b"d", b"new"));
+    fails(libc::ENOENT, files.link(b"none", &long));
+    fails(libc::ENOENT, files.rename(b"none", &long, 0));
+    fails(libc::ENAMETOOLONG, files.rename(b"f", &long, 0));
+    fails(libc::EEXIST, files.rename(b"f", b"d/", RENAME_NOREPLACE));
+    fails(libc::ENOENT, files.rename(b"f", b"none/", RENAME_EXCHANGE));
+    fails(libc::EISDIR, files.open(b"l", O_CREAT | O_WRONLY, 0o600));
+    fails(libc::ENOTDIR, files.open(b"slash", O_RDONLY, 0));
+    fails(libc::EEXIST, files.open(b"d/./", O_CREAT | O_EXCL | O_WRONLY, 0o600));
+
+    fails(libc::EINVAL, files.pread(99, &mut [0], -1));
+    fails(libc::EINVAL, files.pwrite(99, &[0], -1));
+    fails(libc::EINVAL, files.ftruncate(99, -1));
+    fails(libc::EINVAL, files.pwrite(f, &[0, 0], far));
+    fails(libc::EFBIG, files.pwrite(f, &[0, 0], far - 2));
+    fails(libc::EBADF, files.fallocate(99, 0, -1, 1));
+    files.utimensat(AT_FDCWD, b"none", None, None, 77).unwrap();
+
+    files.mkdir(b"d/below", 0o777).unwrap();
+    fails(libc::ENOTEMPTY, files.rename(b"d/below", b"d", 0));
+    make(&files, "d/file", "");
+    fails(libc::ENOTEMPTY, files.rename(b"d/file", b"d", 0));
+    fails(libc::EISDIR, files.rename(b"f", b"d", 0));
+
+    let gone = files.open(b"d/below", O_RDONLY, 0).unwrap();
+    files.rmdir(b"d/below").unwrap();
+    fails(libc::ENOENT, files.getdents(gone, &mut [0; 100]));
+}
+
+#[test]
+fn who_may_not_search_learns_nothing() {
+    let fs = filesystem();
+    let root = Files::new(fs.clone(), Cred::root(), 0);
+    let anna = Files::new(fs, user(1000), 0);
+    root.mkdir(b"closed", 0o600).unwrap();
+    root.mkdir(b"open", 0o777).unwrap();
+    fails(libc::EACCES, anna.unlink(b"closed/none"));
+    fails(libc::EACCES, anna.rmdir(b"closed/none"));
+    fails(libc::EACCES, anna.rename(b"open/none", b"closed/none", 0));
+    fails(libc::EACCES, anna.rename(b"closed/.", b"open/none", 0));
+    fails(libc::EACCES, anna.mknod(b"closed/new", libc::S_IFBLK | 0o600, 0x103));
+    fails(libc::EPERM, anna.mknod(b"open/new", libc::S_IFBLK | 0o600, 0x103));
+    anna.mknod(b"open/whiteout", libc::S_IFCHR | 0o600, 0).unwrap();
+    root.mknod(b"open/pipe", libc::S_IFIFO | 0o600, 0).unwrap();
+    fails(libc::EACCES, anna.open(b"open/pipe", O_RDONLY, 0));
+    fails(libc::ENXIO, root.open(b"open/pipe", O_RDONLY, 0));
+    make(&root, "open/roots", "");
+    fails(libc::EPERM, anna.open(b"open/roots", O_RDONLY | libc::O_NOATIME, 0));
+}
+
+#[test]
+fn sticky_directories_decide_before_kinds_do() {
+    let fs = filesystem();
+    let root = Files::new(fs.clone(), Cred::root(), 0);
+    let anna = Files::new(fs, user(1000), 0);
+    root.mkdir(b"t", 0o1777).unwrap();
+    root.mkdir(b"t/roots", 0o777).unwrap();
+    make(&anna, "t/annas", "");
+    fails(libc::EPERM, anna.rename(b"t/annas", b"t/roots", 0));
+    fails(libc::EPERM, anna.rename(b"t/roots", b"t/annas", 0));
+    // Two names of one file: nothing happens, and nothing has to be permitted.
+    root.mkdir(b"shut", 0o755).unwrap();
+    make(&root, "shut/a", "");
+    root.link(b"shut/a", b"shut/b").unwrap();
+    anna.rename(b"shut/a", b"shut/b", 0).unwrap();
+    fails(libc::EACCES, anna.rename(b"shut/a", b"shut/c", 0));
+}
+
+fn mode(files: &Files<Pool>, path: &str) -> u32 {
+    files.stat(path.as_bytes()).unwrap().mode & 0o7777
+}
+
+/// As should_remove_sgid and chown_common of Linux have it.
+#[test]
+fn set_id_bits_fall_as_in_linux() {
+    let fs = filesystem();
+    let root = Files::new(fs.clone(), Cred::root(), 0);
+    let anna = Files::new(fs, Cred { groups: vec![50], ..user(1000) }, 0);
+    root.chmod(b"/", 0o777).unwrap();
+    let prepare = |path: &str, gid: u32, bits: u32| {
+        make(&root, path, "text");
+        root.chown(path.as_bytes(), 1000, gid).unwrap();
+        root.chmod(path.as_bytes(), bits).unwrap();
+    };
+    type Change<'a> = &'a dyn Fn(&[u8]);
+    let write = |path: &[u8], run: &dyn Fn(Fd)| {
+        let fd = anna.open(path, O_RDWR, 0).unwrap();
+        run(fd);
+        anna.close(fd).unwrap();
+    };
+    let changes: [(&str, Change); 7] = [
+        ("write", &|f| write(f, &|fd| assert_eq!(anna.write(fd, b"x").unwrap(), 1))),
+        ("truncate", &|f| anna.truncate(f, 2).unwrap()),
+        ("reserve", &|f| write(f, &|fd| anna.fallocate(fd, 0, 0, 100).unwrap())),
+        ("reserve again", &|f| write(f, &|fd| anna.fallocate(fd, libc::FALLOC_FL_KEEP_SIZE, 0, 1).unwrap())),
+        ("punch", &|f| {
+            let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+            write(f, &|fd| anna.fallocate(fd, punch, 1 << 20, 1).unwrap())
+        }),
+        ("zero", &|f| write(f, &|fd| anna.fallocate(fd, libc::FALLOC_FL_ZERO_RANGE, 0, 2).unwrap())),
+        ("chown", &|f| anna.chown(f, u32::MAX, u32::MAX).unwrap()),
+    ];
+    for (name, change) in changes {
+        // Whose group, which mode, what is left of it.
+        for (i, (gid, before, after)) in
+            [(1000, 0o6755, 0o755), (50, 0o6745, 0o2745), (60, 0o6745, 0o745)].into_iter().enumerate()
+        {
+            let path = format!("{name}{i}");
+            prepare(&path, gid, before);
+            change(path.as_bytes());
+            assert_eq!(mode(&anna, &path), after, "{path}");
+        }
+    }
+    // Who owns it not may say nothing about its owner, unless that changes nothing.
+    root.chown(b"write0", 7, 7).unwrap();
+    anna.chown(b"write0", u32::MAX, u32::MAX).unwrap();
+    root.chmod(b"write0", 0o4755).unwrap();
+    fails(libc::EPERM, anna.chown(b"write0", u32::MAX, u32::MAX));
+    root.chown(b"write0", u32::MAX, u32::MAX).unwrap();
+    assert_eq!(mode(&root, "write0"), 0o755);
+    // A directory keeps its bits, and root's writes take none.
+    root.mkdir(b"d", 0o755).unwrap();
+    root.chmod(b"d", 0o6755).unwrap();
+    root.chown(b"d", 5, 5).unwrap();
+    assert_eq!(mode(&root, "d"), 0o6755);
+    prepare("roots", 60, 0o6755);
+    let fd = root.open(b"roots", O_RDWR, 0).unwrap();
+    root.write(fd, b"x").unwrap();
+    root.fallocate(fd, 0, 0, 100).unwrap();
+    assert_eq!(mode(&root, "roots"), 0o6755);
+}
+
+#[test]
+fn fallocate_knows_the_modes_of_linux() {
+    let files = files();
+    let fd = files.open(b"f", O_RDWR | O_CREAT, 0o600).unwrap();
+    let reader = files.open(b"f", O_RDONLY, 0).unwrap();
+    use libc::{
+        FALLOC_FL_COLLAPSE_RANGE as COLLAPSE, FALLOC_FL_INSERT_RANGE as INSERT, FALLOC_FL_KEEP_SIZE as KEEP,
+        FALLOC_FL_PUNCH_HOLE as PUNCH, FALLOC_FL_UNSHARE_RANGE as UNSHARE, FALLOC_FL_ZERO_RANGE as ZERO,
+    };
+    for mode in [PUNCH, ZERO | PUNCH, ZERO | UNSHARE, COLLAPSE | KEEP, COLLAPSE | INSERT, 4, 1 << 20] {
+        fails(libc::EOPNOTSUPP, files.fallocate(fd, mode, 0, 4096));
+        fails(libc::EOPNOTSUPP, files.fallocate(reader, mode, 0, 4096));
+    }
+    for mode in [COLLAPSE, INSERT] {
+        fails(libc::EOPNOTSUPP, files.fallocate(fd, mode, 0, 4096));
+        fails(libc::EBADF, files.fallocate(reader, mode, 0, 4096));
+    }
+    for (mode, size) in
+        [(KEEP, 0), (PUNCH | KEEP, 0), (ZERO | KEEP, 0), (0, 4096), (ZERO, 8192), (UNSHARE, 12288)]
+    {
+        let offset = if size == 0 { 0 } else { size - 4096 };
+        files.fallocate(fd, mode, offset, 4096).unwrap();
+        assert_eq!(files.fstat(fd).unwrap().size, size as u64, "{mode}");
+        fails(libc::EBADF, files.fallocate(reader, mode, offset, 4096));
+        fails(libc::EINVAL, files.fallocate(fd, mode, 0, 0));
+        fails(libc::EFBIG, files.fallocate(fd, mode, i64::MAX - 1, 1));
+    }
+    // Also where there is nothing to do the times say that it was called.
+    files.futimens(fd, None, Some(SetTime::To(Time::new(1, 0)))).unwrap();
+    files.fallocate(fd, 0, 0, 4096).unwrap();
+    assert!(files.fstat(fd).unwrap().mtime.sec > 1);
+}
+
+#[test]
+fn attribute_names_and_lists_as_linux_takes_them() {
+    let files = files();
+    make(&files, "f", "");
+    files.mkdir(b"d", 0o777).unwrap();
+    files.symlink(b"f", b"s").unwrap();
+    let fd = files.open(b"f", O_RDWR, 0).unwrap();
+    let (access, default) = (acl::ACCESS, acl::DEFAULT);
+    let set = |path: &[u8], name: &[u8], value: &[u8]| files.setxattr(path, false, name, value, 0);
+    for name in [b"user.".as_slice(), b"trusted.", b"security."] {
+        fails(libc::EINVAL, set(b"f", name, b""));
+        fails(libc::EINVAL, files.getxattr(b"f", true, name));
+        fails(libc::EINVAL, files.removexattr(b"f", true, name));
+    }
+    for name in [b"user".as_slice(), b"system.x", b"none.x"] {
+        fails(libc::EOPNOTSUPP, set(b"f", name, b""));
+    }
+    // The name is looked at before the path and the descriptor, the flags before the name.
+    fails(libc::ERANGE, files.getxattr(b"none", true, b""));
+    fails(libc::ERANGE, files.fremovexattr(99, &[b'n'; 256]));
+    fails(libc::EINVAL, files.fsetxattr(99, b"", b"", 8));
+
+    let list = [
+        2u32.to_le_bytes().as_slice(),
+        &[1, 0, 6, 0],
+        &[0xff; 4],
+        &[4, 0, 6, 0],
+        &[0xff; 4],
+        &[32, 0, 4, 0],
+        &[0xff; 4],
+    ]
+    .concat();
+    fails(libc::EOPNOTSUPP, set(b"s", access, &list));
+    fails(libc::EOPNOTSUPP, files.getxattr(b"s", false, access));
+    fails(libc::EACCES, set(b"f", default, &list));
+    set(b"f", default, b"").unwrap();
+    fails(libc::EINVAL, set(b"f", access, &list[..12]));
+    fails(libc::EINVAL, set(b"f", access, b"v"));
+    // XATTR_CREATE and XATTR_REPLACE say nothing of lists; removing none is no error.
+    files.setxattr(b"f", true, access, &list, libc::XATTR_REPLACE).unwrap();
+    assert_eq!(mode(&files, "f"), 0o664);
+    fails(libc::ENODATA, files.getxattr(b"f", true, access));
+    for path in [b"f", b"d"] {
+        files.removexattr(path, true, access).unwrap();
+        files.removexattr(path, true, default).unwrap();
+    }
+    files.fremovexattr(fd, access).unwrap();
+    let anna = Files::new(Arc::clone(files.fs()), user(1000), 0);
+    fails(libc::EPERM, anna.removexattr(b"f", true, access));
+    fails(libc::EACCES, anna.setxattr(b"f", true, b"none.x", b"", 0));
+}
+
+/// The kernel does not look at a list whose mask leaves nothing: who is named in it is another.
+#[test]
+fn an_empty_mask_makes_named_users_others() {
+    let files = files();
+    make(&files, "f", "text");
+    let entry = |tag: u16, perm: u16, id: u32| {
+        [tag.to_le_bytes().as_slice(), &perm.to_le_bytes(), &id.to_le_bytes()].concat()
+    };
+    let list = [
+        2u32.to_le_bytes().to_vec(),
+        entry(1, 6, !0),
+        entry(2, 6, 1000),
+        entry(4, 6, !0),
+        entry(16, 0, !0),
+        entry(32, 4, !0),
+    ]
+    .concat();
+    files.setxattr(b"f", true, acl::ACCESS, &list, 0).unwrap();
+    let anna = Files::new(Arc::clone(files.fs()), user(1000), 0);
+    anna.access(b"f", libc::R_OK).unwrap();
+    fails(libc::EACCES, anna.access(b"f", libc::W_OK));
+}
+
+#[test]
+fn a_read_only_pool_says_what_linux_says() {
+    let pool = Pool::memfd(32 << 20, &PoolOptions::default()).unwrap();
+    let fs = Fs::open(Fs::mkfs(pool, &MkfsOptions::default()).unwrap(), &OpenOptions::default()).unwrap();
+    {
+        let files = Files::new(fs.clone(), Cred::root(), 0);
+        make(&files, "f", "text");
+        files.mkdir(b"d", 0o777).unwrap();
+        files.symlink(b"none", b"s").unwrap();
+        files.mknod(b"pipe", libc::S_IFIFO | 0o600, 0).unwrap();
+    }
+    fs.close().unwrap();
+    let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let files = Files::new(Fs::open(fs.abandon().unwrap(), &options).unwrap(), Cred::root(), 0);
+    for path in [b"f".as_slice(), b"d", b"s"] {
+        fails(libc::EEXIST, files.mkdir(path, 0o777));
+        fails(libc::EEXIST, files.symlink(b"x", path));
+        fails(libc::EEXIST, files.link(b"f", path));
+        fails(libc::EEXIST, files.mknod(path, 0o600, 0));
+        fails(libc::EEXIST, files.open(path, O_CREAT | O_EXCL | O_RDWR, 0o600));
+        fails(libc::EROFS, files.faccessat(AT_FDCWD, path, libc::W_OK, libc::AT_SYMLINK_NOFOLLOW));
+    }
+    fails(libc::EROFS, files.mkdir(b"new", 0o777));
+    fails(libc::EROFS, files.open(b"new", O_CREAT | O_RDONLY, 0o600));
+    fails(libc::EROFS, files.open(b"s", O_CREAT | O_RDONLY, 0o600));
+    files.close(files.open(b"f", O_CREAT | O_RDONLY, 0o600).unwrap()).unwrap();
+    fails(libc::EROFS, files.open(b"f", O_WRONLY, 0));
+    fails(libc::EROFS, files.unlink(b"f/"));
+    fails(libc::EROFS, files.rmdir(&[b'n'; 256]));
+    fails(libc::EROFS, files.rename(b"none/", b"f", 0));
+    fails(libc::ENOTDIR, files.open(b"f", O_TMPFILE | O_RDWR, 0o600));
+    fails(libc::EROFS, files.open(b"d", O_TMPFILE | O_RDWR, 0o600));
+    files.access(b"pipe", libc::W_OK).unwrap();
+    files.access(b"f", libc::R_OK).unwrap();
+}
+
+#[test]
+fn a_listing_goes_on_behind_an_inode_that_cannot_be_read() {
+    let files = files();
+    for name in ["a", "b", "c"] {
+        make(&files, name, "text");
+    }
+    let damaged = files.stat(b"b").unwrap().ino;
+    let fs = Arc::clone(files.fs());
+    drop(files);
+    fs.close().unwrap();
+    let fs = Fs::open(fs.abandon().unwrap(), &OpenOptions::default()).unwrap();
+    let slot = fs.slot(damaged.0).unwrap();
+    let flushed = fs.media().copy_nt(slot, &[0; 64]).unwrap();
+    fs.media().fence(flushed);
+    fails(libc::EUCLEAN, fs.getattr(damaged));
+    let mut seen = Vec::new();
+    fs.readdir_plus(Ino::ROOT, 0, &mut |entry, attr| {
+        assert!(attr.is_none_or(|a| a.ino == entry.ino));
+        seen.push((String::from_utf8_lossy(entry.name).into_owned(), entry.ino, attr.is_some()));
+        true
+    })
+    .unwrap();
+    for (_, ino, _) in seen.iter().filter(|s| s.2) {
+        fs.forget(*ino, 1);
+    }
+    let said: Vec<(&str, bool)> = seen.iter().map(|(name, _, known)| (name.as_str(), *known)).collect();
+    assert_eq!(said, [(".", false), ("..", false), ("a", true), ("b", false), ("c", true)]);
+    assert_eq!(seen[3].1, damaged);
+}
+
+#[test]
+fn a_directory_has_more_subdirectories_than_a_file_has_names() {
+    let files = files();
+    for dir in [b"d".as_slice(), b"d/below", b"other", b"other/below"] {
+        files.mkdir(dir, 0o777).unwrap();
+    }
+    make(&files, "d/file", "");
+    let fs = files.fs();
+    let links = |path: &[u8], count: u32| {
+        fs.table.entry(files.stat(path).unwrap().ino.0).nlink.store(count, Ordering::Relaxed);
+    };
+    links(b"d", LINKS_MAX);
+    files.mkdir(b"d/new", 0o777).unwrap();
+    assert_eq!(files.stat(b"d").unwrap().nlink, LINKS_MAX + 1);
+    links(b"d", SUBDIRECTORIES_MAX);
+    fails(libc::EMLINK, files.mkdir(b"d/more", 0o777));
+    fails(libc::EMLINK, files.rename(b"other/below", b"d/more", 0));
+    fails(libc::EMLINK, files.rename(b"other/below", b"d/file", RENAME_EXCHANGE));
+    fails(libc::EMLINK, files.rename(b"d/file", b"other/below", RENAME_EXCHANGE));
+    files.rename(b"other/below", b"d/below", RENAME_EXCHANGE).unwrap();
+    links(b"d/file", LINKS_MAX);
+    fails(libc::EMLINK, files.link(b"d/file", b"d/name"));
+}
+
+#[test]
+fn what_is_given_back_too_often_stays_as_it_was() {
+    let files = files();
+    let fs = files.fs();
+    make(&files, "f", "");
+    let ino = fs.lookup(&Cred::root(), Ino::ROOT, b"f").unwrap().ino;
+    let too_often = std::panic::AssertUnwindSafe(|| fs.forget(ino, 5));
+    assert!(std::panic::catch_unwind(too_often).is_err());
+    files.unlink(b"f").unwrap();
+    fs.getattr(ino).unwrap(); // the reference holds it
+    fs.forget(ino, 1);
+    fails(libc::ESTALE, fs.getattr(ino));
 }

@@ -15,13 +15,15 @@
 //!
 //! **A panic** in a request is logged, answered with EIO, and the next request is served.
 
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use fuser::{
@@ -36,7 +38,7 @@ use lodestone::media::Media;
 use tracing::{debug_span, error};
 
 use super::service::{Caller, Service, with_buffer};
-use super::translate::{attributes, errno, file_type, ino, no_entry, set_time};
+use super::translate::{attributes, errno, file_type, ino, no_entry, set_time, unread};
 use super::{Cache, Door, Settings};
 
 /// Readahead and asynchronous direct requests in flight, before the kernel waits.
@@ -60,6 +62,7 @@ impl<M: Media> FuseDoor<M> {
             settings: settings.clone(),
             zero_message_open: false,
             zero_message_opendir: false,
+            unread: Unread::default(),
             kernel: Arc::clone(&kernel),
         };
         let mut config = fuser::Config::default();
@@ -92,8 +95,43 @@ struct Requests<M: Media> {
     /// Open and release never cross: no open is counted.
     zero_message_open: bool,
     zero_message_opendir: bool,
+    unread: Unread,
     /// The way back, to make the kernel forget.
     kernel: Arc<OnceLock<Notifier>>,
+}
+
+/// References that the kernel took to inodes which could not be read when a listing named them, so that
+/// [`Fs`] never counted them. They are given back before those it did count.
+#[derive(Default)]
+struct Unread {
+    any: AtomicBool,
+    counts: Mutex<HashMap<Ino, u64>>,
+}
+
+impl Unread {
+    fn counts(&self) -> MutexGuard<'_, HashMap<Ino, u64>> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, node: Ino) {
+        *self.counts().entry(node).or_default() += 1;
+        self.any.store(true, Ordering::Release);
+    }
+
+    /// How many of `count` references that come back [`Fs`] knows of.
+    fn give_back(&self, node: Ino, count: u64) -> u64 {
+        if !self.any.load(Ordering::Acquire) {
+            return count;
+        }
+        let mut counts = self.counts();
+        let Some(taken) = counts.get_mut(&node) else { return count };
+        let here = count.min(*taken);
+        *taken -= here;
+        if *taken == 0 {
+            counts.remove(&node);
+        }
+        count - here
+    }
 }
 
 impl<M: Media> Requests<M> {
@@ -219,7 +257,8 @@ impl<M: Media> Filesystem for Requests<M> {
         let _span = debug_span!("forget", ino = node.0, nlookup).entered();
         // There is no answer; a failure has been logged.
         let _ = attempt(|| {
-            self.fs().forget(ino(node)?, nlookup);
+            let node = ino(node)?;
+            self.fs().forget(node, self.unread.give_back(node, nlookup));
             Ok(())
         });
     }
@@ -505,22 +544,30 @@ impl<M: Media> Filesystem for Requests<M> {
     ) {
         let _span = debug_span!("readdirplus", ino = node.0, offset).entered();
         let remember = self.remember();
-        let mut filled = false;
         let answer = attempt(|| {
             self.fs().readdir_plus(ino(node)?, offset, &mut |e, attr| {
                 let name = OsStr::from_bytes(e.name);
-                let generation = Generation(attr.generation);
                 let number = INodeNo(u64::from(e.ino.0));
-                let full = reply.add(number, e.cookie, name, &remember, &attributes(attr), generation);
-                filled |= !full;
-                !full
+                !match attr {
+                    Some(attr) => {
+                        let generation = Generation(attr.generation);
+                        reply.add(number, e.cookie, name, &remember, &attributes(attr), generation)
+                    }
+                    None => {
+                        // The kernel looks it up before it believes anything of this.
+                        let full =
+                            reply.add(number, e.cookie, name, &Duration::ZERO, &unread(e), Generation(0));
+                        if !full && !matches!(e.name, b"." | b"..") {
+                            self.unread.take(e.ino);
+                        }
+                        full
+                    }
+                }
             })
         });
         match answer {
-            // Each entry in the reply holds a reference, which the kernel must learn of; the failure
-            // meets it again at the next one.
-            Err(e) if !filled => reply.error(e),
-            _ => reply.ok(),
+            Ok(()) => reply.ok(),
+            Err(e) => reply.error(e),
         }
     }
 
@@ -672,6 +719,18 @@ mod tests {
         let panicked: Result<(), Errno> = attempt(|| panic!("a broken request"));
         assert_eq!(panicked.unwrap_err().code(), libc::EIO);
         assert_eq!(attempt(|| Ok(5)).unwrap(), 5);
+    }
+
+    #[test]
+    fn references_to_what_was_not_read_come_back_first() {
+        let (unread, a, b) = (Unread::default(), Ino(7), Ino(8));
+        assert_eq!(unread.give_back(a, 3), 3);
+        unread.take(a);
+        unread.take(a);
+        assert_eq!(unread.give_back(b, 1), 1);
+        assert_eq!(unread.give_back(a, 1), 0);
+        assert_eq!(unread.give_back(a, 3), 2);
+        assert_eq!(unread.give_back(a, 3), 3);
     }
 
     #[test]

@@ -63,15 +63,28 @@ pub struct Service<M: Media> {
 
 impl<M: Media> Service<M> {
     /// The protocol does not say whether one who truncates may keep set-id bits, so that only the
-    /// superuser may. A new owner takes them from everyone: the core sees to that.
+    /// superuser may. A new owner takes them from everyone: the core sees to both.
+    ///
+    /// Nothing to set is what arrives of chown(-1, -1), and before a write to a file with set-id bits. The
+    /// owner takes them so. Of others only the write may, and its own request does.
     pub fn setattr(&self, caller: Caller, ino: Ino, set: &SetAttr) -> Result<Attr> {
-        let mut set = *set;
-        if set.size.is_some() && set.mode.is_none() && caller.uid != 0 {
-            let mode = self.fs.getattr(ino)?.mode;
-            let falls = set_id_that_falls(mode);
-            set.mode = (falls != 0).then_some(mode & 0o7777 & !falls);
+        let falls = set.mode.is_none() && (set.size.is_some() || set.is_chown());
+        let cred = if falls { self.member(caller.cred(), caller, ino)? } else { caller.cred() };
+        let enforce = set.is_chown() && set.uid.is_none() && set.gid.is_none();
+        match self.fs.setattr(&Cred { enforce, ..cred }, ino, set) {
+            Err(e) if enforce && e.errno() == libc::EPERM => self.fs.getattr(ino),
+            done => done,
         }
-        self.fs.setattr(&caller.cred(), ino, &set)
+    }
+
+    /// The identity with the groups that decide whether a set-group-id bit that does not mean execution
+    /// stays. Asked for rarely, because few files have one.
+    fn member(&self, mut cred: Cred, caller: Caller, ino: Ino) -> Result<Cred> {
+        let attr = self.fs.getattr(ino)?;
+        if attr.mode & (libc::S_ISGID | libc::S_IXGRP) == libc::S_ISGID && caller.in_group(attr.gid) {
+            cred.groups.push(attr.gid);
+        }
+        Ok(cred)
     }
 
     /// Writes `data` at `offset`. `kill` says that the writer may not keep set-id bits.
@@ -81,21 +94,19 @@ impl<M: Media> Service<M> {
     /// which part is which, "at the end" would shuffle them.
     pub fn write(&self, caller: Caller, ino: Ino, offset: u64, data: &[u8], kill: bool) -> Result<Written> {
         let set_id_fell = kill && self.has_set_id(ino)?;
-        let end = self.fs.write(&writer(caller, kill), ino, offset, data, false)?;
+        let cred = writer(caller, kill);
+        let cred = if set_id_fell { self.member(cred, caller, ino)? } else { cred };
+        let end = self.fs.write(&cred, ino, offset, data, false)?;
         Ok(Written { bytes: end - offset, set_id_fell })
     }
 
     /// As fallocate(2). The protocol does not say whether the caller may keep set-id bits, so that only
     /// the superuser may.
     pub fn fallocate(&self, caller: Caller, ino: Ino, mode: i32, offset: u64, len: u64) -> Result<bool> {
-        self.fs.fallocate(ino, mode, offset, len)?;
-        let attr = self.fs.getattr(ino)?;
-        let falls = if caller.uid == 0 { 0 } else { set_id_that_falls(attr.mode) };
-        if falls != 0 {
-            let set = SetAttr { mode: Some(attr.mode & 0o7777 & !falls), ..SetAttr::default() };
-            self.fs.setattr(&caller.cred(), ino, &set)?;
-        }
-        Ok(falls != 0)
+        let set_id_fell = caller.uid != 0 && self.has_set_id(ino)?;
+        let cred = if set_id_fell { self.member(caller.cred(), caller, ino)? } else { caller.cred() };
+        self.fs.fallocate(&cred, ino, mode, offset, len)?;
+        Ok(set_id_fell)
     }
 
     /// Copies a range between two files of this pool, at most [`COPY_REQUEST_BYTES_MAX`]. Less than asked
@@ -104,6 +115,7 @@ impl<M: Media> Service<M> {
         let kill = caller.uid != 0;
         let set_id_fell = kill && self.has_set_id(to.0)?;
         let cred = writer(caller, kill);
+        let cred = if set_id_fell { self.member(cred, caller, to.0)? } else { cred };
         let len = len.min(COPY_REQUEST_BYTES_MAX);
         let mut done = 0;
         while done < len {
@@ -161,13 +173,6 @@ fn writer(caller: Caller, kill: bool) -> Cred {
     Cred { uid, ..caller.cred() }
 }
 
-/// The set-id bits that an unprivileged change takes away. Set-group-id without group execution once
-/// meant mandatory locking, and stays.
-fn set_id_that_falls(mode: u32) -> u32 {
-    let group = if mode & libc::S_IXGRP != 0 { libc::S_ISGID } else { 0 };
-    mode & (libc::S_ISUID | group)
-}
-
 /// Lends this thread's buffer of `len` bytes, whose contents are old. Requests are bounded by what the
 /// kernel was told at mount, and so is the buffer.
 pub fn with_buffer<T>(len: usize, work: impl FnOnce(&mut [u8]) -> Result<T>) -> Result<T> {
@@ -192,13 +197,6 @@ mod tests {
         let status = "Name:\tcat\nUid:\t1000\t1000\t1000\t1000\nGroups:\t4 24 1000 \nVmPeak:\t1\n";
         assert_eq!(groups_in(status).collect::<Vec<_>>(), [4, 24, 1000]);
         assert_eq!(groups_in("Name:\tcat\n").count(), 0);
-    }
-
-    #[test]
-    fn set_gid_without_group_execution_stays() {
-        assert_eq!(set_id_that_falls(0o106755), 0o6000);
-        assert_eq!(set_id_that_falls(0o102745), 0);
-        assert_eq!(set_id_that_falls(0o104700), 0o4000);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{Errno, FileAttr, FileType, INodeNo, TimeOrNow};
-use lodestone::fs::{Attr, Ino, Kind, SetTime, Time};
+use lodestone::fs::{Attr, DirEntry, Ino, Kind, SetTime, Time};
 
 /// What stat reports as the unit of I/O, whatever the media: programs size buffers by it, and the
 /// kernel's idea of a file's block must not exceed a page.
@@ -56,15 +56,24 @@ pub fn attributes(attr: &Attr) -> FileAttr {
 
 /// The entry that says "no such name, and you may remember that": inode 0.
 pub fn no_entry() -> FileAttr {
+    bare(0, Kind::File)
+}
+
+/// An entry of a listing of which nothing is known but what the directory says.
+pub fn unread(entry: &DirEntry) -> FileAttr {
+    bare(entry.ino.0, entry.kind)
+}
+
+fn bare(number: u32, kind: Kind) -> FileAttr {
     FileAttr {
-        ino: INodeNo(0),
+        ino: INodeNo(u64::from(number)),
         size: 0,
         blocks: 0,
         atime: UNIX_EPOCH,
         mtime: UNIX_EPOCH,
         ctime: UNIX_EPOCH,
         crtime: UNIX_EPOCH,
-        kind: FileType::RegularFile,
+        kind: file_type(kind),
         perm: 0,
         nlink: 0,
         uid: 0,
