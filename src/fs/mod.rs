@@ -56,6 +56,7 @@ use parking_lot::Mutex;
 use crate::error::{Error, Result};
 use crate::media::{Addr, Domain, Durable, Flushed, Media};
 use crate::sync::PerThread;
+use crate::sync::reclaim::{Pin, pin};
 use alloc::{Allocator, Class, Run};
 use format::{BLOCK, Super, TABLE_BLOCK};
 use inode::{Body, Inode};
@@ -282,6 +283,8 @@ impl Numbers {
 pub struct Fs<M: Media> {
     core: Core<M>,
     table: table::Table,
+    /// Held while an inode is loaded, by number.
+    loading: [Mutex<()>; 64],
     slots: table::FreeSlots,
     /// Slots that the table has room for.
     slot_count: AtomicU32,
@@ -340,23 +343,35 @@ impl<M: Media> Fs<M> {
             return Err(Error::new(libc::ESTALE, "fs::inode"));
         }
         let entry = self.table.entry(ino.0);
-        if let Some(node) = &*entry.node.read() {
-            return Ok(node.clone());
+        entry.node.share().map_or_else(|| self.load(ino, entry), Ok)
+    }
+
+    /// As [`inode`](Fs::inode), without a count: for as long as the thread is pinned.
+    #[inline]
+    fn inode_pinned<'p>(&self, ino: Ino, pin: &'p Pin) -> Result<&'p Inode> {
+        if ino.0 != format::TABLE_INO
+            && ino.0 < self.slot_count.load(Ordering::Acquire)
+            && let Some(inode) = self.table.entry(ino.0).node.get(pin)
+        {
+            return Ok(inode);
         }
-        self.load(ino, entry)
+        self.inode(ino)?;
+        // Gone again by now, if it lost its last name.
+        self.table.entry(ino.0).node.get(pin).ok_or(Error::new(libc::ESTALE, "fs::inode"))
     }
 
     #[cold]
     fn load(&self, ino: Ino, entry: &table::Entry) -> Result<Arc<Inode>> {
-        let mut node = entry.node.write();
-        if let Some(node) = &*node {
-            return Ok(node.clone());
-        }
+        let _one = self.loading[ino.0 as usize % self.loading.len()].lock();
+        // In this order: an inode that is being made is there before it has links.
         if entry.links() == 0 {
             return Err(Error::new(libc::ESTALE, "fs::inode"));
         }
+        if let Some(inode) = entry.node.share() {
+            return Ok(inode);
+        }
         let loaded = Arc::new(inode::load(&self.core, ino.0, self.slot(ino.0)?)?);
-        *node = Some(loaded.clone());
+        entry.node.fill(loaded.clone()).ok().expect("who loads an inode does so alone");
         Ok(loaded)
     }
 
@@ -441,8 +456,9 @@ impl<M: Media> Fs<M> {
             return;
         }
         let entry = self.table.entry(ino.0);
-        let Some(inode) = entry.node.read().clone() else { return };
-        self.put(&inode, count);
+        let pin = pin();
+        let Some(inode) = entry.node.get(&pin) else { return };
+        self.put(inode, count);
     }
 
     /// The counterpart of every open.
@@ -455,7 +471,7 @@ impl<M: Media> Fs<M> {
         self.put(&node.0, 1);
     }
 
-    fn put(&self, inode: &Arc<Inode>, count: u64) {
+    fn put(&self, inode: &Inode, count: u64) {
         let before = inode.uses.fetch_sub(count, Ordering::AcqRel);
         if before < count {
             // It stays as it was: a count below zero would keep the inode for ever.
@@ -468,7 +484,7 @@ impl<M: Media> Fs<M> {
     }
 
     /// Frees all that a nameless, unused inode has; a used one's too at the end.
-    fn reclaim(&self, inode: &Arc<Inode>, at_close: bool) {
+    fn reclaim(&self, inode: &Inode, at_close: bool) {
         if inode.kind == Kind::Directory && self.settle_pairs().is_err() {
             return; // the file system is poisoned: nothing is used again
         }
@@ -481,7 +497,7 @@ impl<M: Media> Fs<M> {
         body.dead = true;
         self.free_contents(&mut body, reuse);
         body.log.free_all(&self.core, reuse);
-        *self.table.entry(inode.ino.0).node.write() = None;
+        self.table.entry(inode.ino.0).node.empty_out();
         self.slots.put(inode.ino.0, reuse);
     }
 

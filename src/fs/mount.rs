@@ -210,6 +210,7 @@ impl<M: Media> Fs<M> {
         let fs = Fs {
             core,
             table: opened.table,
+            loading: [const { Mutex::new(()) }; 64],
             slots: table::FreeSlots::new(opened.free_slots),
             slot_count: AtomicU32::new(opened.slot_count),
             table_inode: opened.table_inode,
@@ -348,7 +349,7 @@ impl<M: Media> Fs<M> {
 
     fn loaded(&self) -> impl Iterator<Item = Arc<Inode>> + '_ {
         (1..self.slot_count.load(Ordering::Acquire))
-            .filter_map(|ino| self.table.entry(ino).node.read().clone())
+            .filter_map(|ino| self.table.entry(ino).node.share())
     }
 
     /// Files without a name that are still open: nobody can reach them after this.

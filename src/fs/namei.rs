@@ -198,18 +198,19 @@ impl<M: Media> Fs<M> {
         inode.linkable.store(true, Ordering::Relaxed);
         let entry = self.table.entry(inode.ino.0);
         entry.nlink.store(0, Ordering::Release);
-        *entry.node.write() = Some(inode.clone());
+        entry.node.fill(inode.clone()).ok().expect("a free slot has no inode");
         Ok(attr)
     }
 
     fn make(&self, cred: &Cred, dir: Ino, name: &[u8], new: &New) -> Result<Attr> {
         check_name(name, libc::EEXIST)?;
-        let dir = self.inode(dir)?;
+        let pin = pin();
+        let dir = self.inode_pinned(dir, &pin)?;
         loop {
             let done = {
                 let guard = self.core.enter().map_err(|e| existing(cred, &dir, name, e))?;
                 let mut body = dir.body.write();
-                self.make_locked(cred, &dir, &mut body, &guard, name, new)
+                self.make_locked(cred, dir, &mut body, &guard, name, new)
             };
             match done {
                 Err(e) if e.errno() == libc::ENOSPC && self.make_room() => continue,
@@ -221,7 +222,7 @@ impl<M: Media> Fs<M> {
     fn make_locked(
         &self,
         cred: &Cred,
-        dir: &Arc<Inode>,
+        dir: &Inode,
         body: &mut Body,
         guard: &epoch::Guard,
         name: &[u8],
@@ -269,7 +270,7 @@ impl<M: Media> Fs<M> {
         (body.mtime, body.ctime) = (now, now);
         let entry = self.table.entry(inode.ino.0);
         // Before the link count: whoever asks for the number finds this inode or none, and loads no other.
-        *entry.node.write() = Some(inode);
+        entry.node.fill(inode).ok().expect("a free slot has no inode");
         entry.parent.store(dir.ino.0, Ordering::Release);
         entry.nlink.store(1 + is_dir as u32, Ordering::Release);
         if is_dir {
@@ -445,37 +446,38 @@ impl<M: Media> Fs<M> {
 
     fn remove(&self, cred: &Cred, dir: Ino, name: &[u8], want_dir: bool) -> Result<()> {
         check_old_name(name, libc::EISDIR)?;
-        let dir = self.inode(dir)?;
+        let pin = pin();
+        let dir = self.inode_pinned(dir, &pin)?;
         let victim = {
             let guard = self.core.enter()?;
             let mut body = dir.body.write();
-            let victim = self.remove_locked(cred, &dir, &mut body, &guard, name, want_dir)?;
-            self.tidy_log(&dir, &mut body, &guard);
+            let victim = self.remove_locked(cred, dir, &mut body, (&guard, &pin), name, want_dir)?;
+            self.tidy_log(dir, &mut body, &guard);
             victim
         };
-        self.reclaim_if_unused(&victim);
+        self.reclaim_if_unused(victim);
         Ok(())
     }
 
-    fn reclaim_if_unused(&self, inode: &Arc<Inode>) {
+    fn reclaim_if_unused(&self, inode: &Inode) {
         if inode.uses.load(Ordering::Acquire) == 0 && self.links(inode) == 0 {
             self.reclaim(inode, false);
         }
     }
 
-    fn remove_locked(
+    fn remove_locked<'p>(
         &self,
         cred: &Cred,
-        dir: &Arc<Inode>,
+        dir: &Inode,
         body: &mut Body,
-        guard: &epoch::Guard,
+        (guard, pin): (&epoch::Guard, &'p Pin),
         name: &[u8],
         want_dir: bool,
-    ) -> Result<Arc<Inode>> {
+    ) -> Result<&'p Inode> {
         permit(cred, body, X)?;
         let entry = body.dir()?.lookup(name).ok_or_else(|| absent(name))?;
         permit(cred, body, W | X)?;
-        let victim = self.inode(entry.ino)?;
+        let victim = self.inode_pinned(entry.ino, pin)?;
         let mut child = victim.body.write();
         check_sticky(cred, body, &child)?;
         match (victim.kind == Kind::Directory, want_dir) {
@@ -493,7 +495,7 @@ impl<M: Media> Fs<M> {
         self.commit(dir, body, &mut batch, guard, Class::Release, Flushed::issued())?;
         body.dir_mut().remove(name);
         (body.mtime, body.ctime) = (now, now);
-        self.unlinked(dir, &victim, &mut child, now);
+        self.unlinked(dir, victim, &mut child, now);
         drop(child);
         Ok(victim)
     }

@@ -512,7 +512,7 @@ impl<M: Media> Recovery<'_, M> {
             }
             mark(self.core, ino, &body)?;
             drop(body);
-            *entry.node.write() = Some(dir.clone());
+            entry.node.fill(dir.clone()).ok().expect("a directory is reached once");
         }
         for (ino, scan) in scans.iter().filter(|(ino, s)| s.cut.is_some() && reached.contains_key(*ino)) {
             let _ = scan;
@@ -532,7 +532,7 @@ impl<M: Media> Recovery<'_, M> {
                 if table.entry(ino).links() > 0 && !self.is_dir(ino) && ino != TABLE_INO {
                     self.recover_file(ino, stamps.get(&ino).copied(), out)?;
                 } else if self.is_dir(ino)
-                    && let (Some(&time), Some(dir)) = (stamps.get(&ino), &*table.entry(ino).node.read())
+                    && let (Some(&time), Some(dir)) = (stamps.get(&ino), table.entry(ino).node.share())
                     && time > dir.body.read().ctime
                 {
                     out.stamps.insert(ino, time);
@@ -615,7 +615,7 @@ impl<M: Media> Recovery<'_, M> {
         for (owner, mut log) in repairs.seals {
             let flushed = log.seal_void(self.core, &owner, epoch)?;
             self.core.fence(flushed);
-            if let Some(dir) = &*table.entry(owner.ino).node.read() {
+            if let Some(dir) = table.entry(owner.ino).node.share() {
                 dir.body.write().log = log;
             }
         }
@@ -623,7 +623,7 @@ impl<M: Media> Recovery<'_, M> {
             if table.entry(ino).links() == 0 {
                 continue;
             }
-            let loaded = table.entry(ino).node.read().clone();
+            let loaded = table.entry(ino).node.share();
             let node = match loaded {
                 Some(node) => node,
                 None => Arc::new(inode::load(self.core, ino, self.slot(ino))?),

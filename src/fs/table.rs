@@ -1,22 +1,24 @@
 //! The inode table in DRAM: for each inode number its link count, its parent (directories), and the
 //! inode itself once it was loaded.
 //!
-//! 24 bytes an inode. Link counts and parents are not on media: a clean close saves them in the
+//! 16 bytes an inode. Link counts and parents are not on media: a clean close saves them in the
 //! checkpoint, recovery derives them from the directories.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 
 use super::inode::Inode;
 use crate::sync::PerThread;
+use crate::sync::reclaim::Cell;
 
 pub struct Entry {
     pub nlink: AtomicU32,
     /// The directory that names this directory.
     pub parent: AtomicU32,
-    pub node: RwLock<Option<Arc<Inode>>>,
+    /// Once it was loaded.
+    pub node: Cell<Inode>,
 }
 
 impl Entry {
@@ -53,7 +55,7 @@ impl Table {
                 .map(|_| Entry {
                     nlink: AtomicU32::new(0),
                     parent: AtomicU32::new(0),
-                    node: RwLock::new(None),
+                    node: Cell::empty(),
                 })
                 .collect()
         });

@@ -97,10 +97,9 @@ impl<M: Media> Fs<M> {
         if follow && found.kind == Kind::Symlink {
             return None;
         }
-        // The directory's lock keeps the name, the name keeps the inode.
         let entry = self.table.entry(found.ino.0);
-        let node = entry.node.read();
-        let inode = node.as_ref()?;
+        let pin = pin();
+        let inode = entry.node.get(&pin)?;
         let child = inode.body.read();
         Some(inode.attr(&child, entry.links()))
     }

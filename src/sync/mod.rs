@@ -12,6 +12,7 @@
 //! | `thread` | small numbers that threads have to themselves |
 //! | `lock` | a readers-writer lock that leans towards one thread |
 //! | `per_thread` | a part for each thread |
+//! | `reclaim` | shared things read without counting |
 //!
 //! Where the kernel has no such call (before 4.14, or a sandbox forbids it) nothing leans, and all works with
 //! locked instructions.
@@ -19,6 +20,7 @@
 pub mod barrier;
 pub mod lock;
 pub mod per_thread;
+pub mod reclaim;
 pub mod thread;
 
 pub use lock::{Lock, ReadGuard, WriteGuard};
