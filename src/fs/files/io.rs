@@ -26,8 +26,10 @@ impl<M: Media> Files<M> {
     pub fn pread(&self, fd: Fd, dst: &mut [u8], offset: i64) -> Result<usize> {
         let offset = unsigned(offset)?;
         let file = self.file(fd)?;
+        if file.readable() {
+            check_end(offset, dst.len())?;
+        }
         file.check_read()?;
-        check_end(offset, dst.len())?;
         self.fs.read_at(&file.node, offset, clamp_mut(dst))
     }
 

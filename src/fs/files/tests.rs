@@ -400,6 +400,9 @@ fn errors_come_in_the_order_of_linux() {
     fails(libc::EINVAL, files.pwrite(99, &[0], -1));
     fails(libc::EINVAL, files.ftruncate(99, -1));
     fails(libc::EINVAL, files.pwrite(f, &[0, 0], far));
+    let d = files.opendir(b"d").unwrap();
+    fails(libc::EINVAL, files.pread(d, &mut [0, 0], far));
+    fails(libc::EISDIR, files.pread(d, &mut [0, 0], 0));
     fails(libc::EFBIG, files.pwrite(f, &[0, 0], far - 2));
     fails(libc::EBADF, files.fallocate(99, 0, -1, 1));
     files.utimensat(AT_FDCWD, b"none", None, None, 77).unwrap();
