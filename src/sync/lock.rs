@@ -55,7 +55,8 @@ static NOTES: [CachePadded<[AtomicUsize; NOTES_MAX]>; thread::SLOTS_MAX] =
 
 static BORN_WRONG: AtomicU32 = AtomicU32::new(0);
 
-/// See the file's head.
+/// See the file's head. In memory order: beside what is read first of the value.
+#[repr(C)]
 pub struct Lock<T> {
     raw: RawRwLock,
     leaning: AtomicU32,

@@ -3,6 +3,7 @@
 //! `cli` defines what can be said, `config` adds what files say, `cmd` does it, `failure` is the one way out.
 //! Called as `mount.lode` or `mount.fuse.lode` (by mount(8), from fstab) the binary is the mount helper.
 
+mod allocator;
 mod bench;
 mod cli;
 mod cmd;

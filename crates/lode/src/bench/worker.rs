@@ -54,11 +54,12 @@ impl Name {
     }
 }
 
-/// The names of a directory: as created, as renamed to, and a random order to visit them in.
+/// The names of a directory: as created, in the order of creation and in a random one, and as renamed to, in
+/// that random one. Each list is read from front to back, so that no cache miss of the loop's own is measured.
 pub struct Names {
-    pub first: Vec<Name>,
-    pub second: Vec<Name>,
-    pub order: Vec<u32>,
+    pub created: Vec<Name>,
+    pub visited: Vec<Name>,
+    pub renamed: Vec<Name>,
 }
 
 impl Names {
@@ -68,10 +69,12 @@ impl Names {
         for i in (1..count).rev() {
             order.swap(i, random.below(i as u64 + 1) as usize);
         }
+        let names = |kind, order: &mut dyn Iterator<Item = usize>| order.map(|n| Name::new(kind, n)).collect();
+        let mut random_order = order.iter().map(|&n| n as usize);
         Names {
-            first: (0..count).map(|n| Name::new('f', n)).collect(),
-            second: (0..count).map(|n| Name::new('g', n)).collect(),
-            order,
+            created: names('f', &mut (0..count)),
+            visited: names('f', &mut random_order.clone()),
+            renamed: names('g', &mut random_order),
         }
     }
 }
@@ -281,7 +284,7 @@ fn append<W: Worker>(worker: &mut W, job: &Job, buffers: &Buffers, timed: &mut T
 
 /// An operation is one entry; its latency is its share of a pass over the directory.
 fn readdir<W: Worker>(worker: &mut W, job: &Job, timed: &mut Timed) -> Result<()> {
-    let want = job.names.first.len() as u64;
+    let want = job.names.created.len() as u64;
     let Timed { clock, slice, deadline } = timed;
     while slice.ended < *deadline {
         let got = worker.readdir()?;
@@ -298,14 +301,14 @@ fn readdir<W: Worker>(worker: &mut W, job: &Job, timed: &mut Timed) -> Result<()
 
 /// Name operations from the `from`th in the row's order.
 fn names<W: Worker>(worker: &mut W, job: &Job, from: u64, timed: &mut Timed) -> Result<()> {
-    let Names { first, second, order } = &*job.names;
-    let todo = first.len() as u64 - from;
-    let at = |i: u64| order[(i + from) as usize] as usize;
+    let Names { created, visited, renamed } = &*job.names;
+    let todo = created.len() as u64 - from;
+    let at = |i: u64| (i + from) as usize;
     match job.work {
-        Work::Create => timed.repeat(todo, |i| worker.create(&first[(i + from) as usize])),
-        Work::Stat => timed.repeat(todo, |i| worker.stat(&first[at(i)])),
-        Work::Rename => timed.repeat(todo, |i| worker.rename(&first[at(i)], &second[at(i)])),
-        Work::Unlink => timed.repeat(todo, |i| worker.unlink(&second[at(i)])),
+        Work::Create => timed.repeat(todo, |i| worker.create(&created[at(i)])),
+        Work::Stat => timed.repeat(todo, |i| worker.stat(&visited[at(i)])),
+        Work::Rename => timed.repeat(todo, |i| worker.rename(&visited[at(i)], &renamed[at(i)])),
+        Work::Unlink => timed.repeat(todo, |i| worker.unlink(&renamed[at(i)])),
         work => unreachable!("{work:?} does not work on names"),
     }
 }
