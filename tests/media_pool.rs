@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use lodestone::media::{Addr, Domain, Isa, Media, Pool, PoolOptions, RegionKind, crc32c};
+use lodestone::media::{Addr, Domain, Isa, Media, Pool, PoolOptions, RegionKind, crc32c, crc32c_words};
 
 /// A directory of its own for one test, removed at the end.
 struct Dir(PathBuf);
@@ -338,21 +338,22 @@ fn a_range_outside_the_pool_is_a_broken_caller() {
 }
 
 #[test]
-fn a_record_of_words_is_the_line_with_its_checksum() {
+fn lines_of_words_are_their_bytes() {
+    let lines: [[u64; 8]; 3] = std::array::from_fn(|line| {
+        std::array::from_fn(|i| 0x9e37_79b9_7f4a_7c15u64.wrapping_mul((8 * line + i) as u64 + 3))
+    });
+    let bytes: Vec<u8> = lines.as_flattened().iter().flat_map(|w| w.to_le_bytes()).collect();
+    assert_eq!(crc32c_words(lines.as_flattened(), 0x1234_5678), crc32c(&bytes[4..], 0x1234_5678));
     for isa in Isa::available() {
         for assume in [Domain::Memory, Domain::PageCache] {
             let options = PoolOptions { assume: Some(assume), isa: Some(isa), ..PoolOptions::default() };
             let pool = Pool::memfd(1 << 20, &options).unwrap();
-            let words: [u64; 8] =
-                std::array::from_fn(|i| 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(i as u64 + 3));
-            let flushed = pool.store_record(Addr(8192), words, 0x1234_5678).unwrap();
+            let flushed = pool.store_lines(Addr(8192), &lines).unwrap();
             pool.fence(flushed);
-            let mut line = [0; 64];
-            pool.read(Addr(8192), &mut line).unwrap();
-            let stored: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
-            assert_eq!(line[4..], stored[4..], "{isa:?} {assume:?}");
-            let crc = u32::from_le_bytes(line[..4].try_into().unwrap());
-            assert_eq!(crc, crc32c(&line[4..], 0x1234_5678), "{isa:?} {assume:?}");
+            let mut stored = vec![0; bytes.len() + 64];
+            pool.read(Addr(8192), &mut stored).unwrap();
+            assert_eq!(stored[..bytes.len()], bytes, "{isa:?} {assume:?}");
+            assert_eq!(stored[bytes.len()..], [0; 64], "{isa:?} {assume:?}");
         }
     }
 }

@@ -29,7 +29,7 @@
 use super::alloc::Block;
 use super::types::Time;
 use crate::limits::{POOL_BLOCKS_MAX, POOL_BYTES_MIN};
-use crate::media::{Addr, LINE, crc32c};
+use crate::media::{Addr, LINE, Words, crc32c, crc32c_words};
 
 pub const BLOCK: usize = 4096;
 pub const MAGIC: [u8; 8] = *b"LODESTNE";
@@ -252,18 +252,20 @@ pub struct SlotHeader {
 pub const LOG_HEAD_OFFSET: u64 = 56;
 
 impl SlotHeader {
-    pub fn encode(&self, key_crc: u32, ino: u32) -> [u8; LINE] {
-        let mut b = [0; LINE];
-        put32(&mut b, 4, self.mode);
-        put32(&mut b, 8, self.uid);
-        put32(&mut b, 12, self.gid);
-        put64(&mut b, 16, self.generation);
-        put64(&mut b, 24, self.rdev);
-        put64(&mut b, 32, self.btime);
-        put32(&mut b, 40, ino);
-        let crc = crc32c(&b[4..48], key_crc);
-        put32(&mut b, 0, crc);
-        b
+    pub fn encode(&self, key_crc: u32, ino: u32) -> Words {
+        let pair = |low: u32, high: u32| low as u64 | (high as u64) << 32;
+        let mut words = [
+            pair(0, self.mode),
+            pair(self.uid, self.gid),
+            self.generation,
+            self.rdev,
+            self.btime,
+            pair(ino, 0),
+            0,
+            0,
+        ];
+        words[0] |= crc32c_words(&words[..6], key_crc) as u64;
+        words
     }
 
     pub fn decode(b: &[u8; LINE], key_crc: u32, ino: u32) -> Option<SlotHeader> {
@@ -419,6 +421,28 @@ pub struct Extent {
     pub page: u32,
     pub count: u32,
     pub block: Block,
+}
+
+/// Puts bytes into zeroed words, from a byte offset that is 4 behind a word's beginning.
+#[inline]
+pub fn put_bytes(words: &mut [u64], at: usize, bytes: &[u8]) {
+    debug_assert!(at % 8 == 4);
+    let (first, rest) = bytes.split_at(bytes.len().min(4));
+    words[at / 8] |= (few_bytes(first)) << 32;
+    let mut chunks = rest.chunks_exact(8);
+    let mut to = words[at / 8 + 1..].iter_mut();
+    for (chunk, word) in (&mut chunks).zip(&mut to) {
+        *word = u64::from_le_bytes(chunk.try_into().expect("eight bytes"));
+    }
+    if let [_, ..] = chunks.remainder() {
+        *to.next().expect("the words hold the bytes") = few_bytes(chunks.remainder());
+    }
+}
+
+/// Up to eight bytes as a word.
+#[inline]
+fn few_bytes(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |word, &byte| word << 8 | byte as u64)
 }
 
 impl Extent {

@@ -18,7 +18,7 @@ use super::log::{self, Log, Op, Owner, Reader, Record};
 use super::types::{Attr, Ino, Kind};
 use crate::error::{Error, Result};
 use crate::limits::FILE_BYTES_MAX;
-use crate::media::{Addr, LINE, Media, crc32c};
+use crate::media::{Addr, LINE, Media, Words, crc32c};
 use crate::sync::Lock;
 
 /// In memory order: what stat reads comes first and close together.
@@ -536,6 +536,9 @@ pub fn write_record_bytes(count: usize) -> usize {
     if count == 0 { field::write::FIRST } else { extent_offset(count - 1) + EXTENT }
 }
 
+/// Longest add record that goes to media word by word, in lines.
+pub const ADD_LINES_MAX: usize = 3;
+
 /// A directory entry as its record has it.
 pub struct AddRecord<'a> {
     pub ino: u32,
@@ -626,6 +629,25 @@ impl<'a> AddRecord<'a> {
             p.encode(&mut b[field::add::NAME..]);
         }
         b[at..at + self.name.len()].copy_from_slice(self.name);
+    }
+
+    /// The record as words of zeroed lines; the number of lines. `None` where it has a partner, or is longer.
+    #[inline]
+    pub fn words(&self, lines: &mut [Words; ADD_LINES_MAX]) -> Option<usize> {
+        let bytes = field::add::NAME + self.name.len();
+        if self.partner.is_some() || bytes > ADD_LINES_MAX * LINE {
+            return None;
+        }
+        let pair = |low: u32, high: u32| low as u64 | (high as u64) << 32;
+        let small = [self.kind, self.name.len() as u8, self.flags, self.lines];
+        let words = lines.as_flattened_mut();
+        words[field::add::GENERATION / 8] = self.generation;
+        words[field::add::MTIME / 8] = self.mtime;
+        words[field::add::INO / 8] = pair(self.ino, self.cookie);
+        words[field::add::REPLACES / 8] = pair(self.replaces, self.moved);
+        words[field::add::KIND / 8] = u32::from_le_bytes(small) as u64;
+        put_bytes(words, field::add::NAME, self.name);
+        Some(bytes.div_ceil(LINE))
     }
 
     /// Changes the directory as the record says; the new times, if it sets any.
@@ -735,4 +757,41 @@ pub fn verify_data<M: Media>(core: &Core<M>, index: &PageIndex, op: &Op) -> Resu
 /// CRC-32C of bytes in DRAM, for values kept in blocks.
 pub fn value_crc(value: &[u8]) -> u32 {
     crc32c(value, 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_an_add_record_are_its_bytes() {
+        let name: Vec<u8> = (0..255).map(|i| i as u8 | 0x80).collect();
+        for len in [1, 4, 5, 11, 12, 13, 14, 20, 75, 76, 77, 140, 141, 255] {
+            let record = AddRecord {
+                ino: 0x0102_0304,
+                generation: 0x0a0b_0c0d_0e0f,
+                mtime: u64::MAX - 7,
+                cookie: 0x1112_1314,
+                replaces: 0x2122_2324,
+                moved: 0x3132_3334,
+                kind: 8,
+                flags: field::add::CREATE,
+                lines: 9,
+                partner: None,
+                name: &name[..len],
+            };
+            let mut batch = log::Batch::new();
+            record.encode(&mut batch);
+            let mut bytes = batch.bytes().to_vec();
+            bytes[..HEAD].fill(0);
+            let mut lines = [Words::default(); ADD_LINES_MAX];
+            match record.words(&mut lines) {
+                Some(count) => {
+                    let words = lines[..count].as_flattened().iter();
+                    assert_eq!(words.flat_map(|w| w.to_le_bytes()).collect::<Vec<_>>(), bytes, "{len}");
+                }
+                None => assert!(bytes.len() > ADD_LINES_MAX * LINE, "{len}"),
+            }
+        }
+    }
 }

@@ -19,7 +19,7 @@ use super::Core;
 use super::alloc::{Block, Class, Mini, Run};
 use super::format::{self, *};
 use crate::error::{Error, Result};
-use crate::media::{Addr, Flushed, LINE, Media};
+use crate::media::{Addr, Flushed, LINE, Media, Words, crc32c_words};
 
 /// Whose log it is: what seeds the CRC besides the key.
 #[derive(Clone, Copy, Debug)]
@@ -213,34 +213,38 @@ impl Log {
         Ok(flushed)
     }
 
-    /// Appends one record of one line, given as words: those of the head are filled in here.
+    /// [`append`](Log::append) of one record of few lines, given as words; the head is filled in here. Returns the
+    /// record's number, too.
     #[inline]
-    pub fn append_line<M: Media>(
+    pub fn append_lines<M: Media>(
         &mut self,
         core: &Core<M>,
         owner: &Owner,
-        kind: Type,
-        mut words: [u64; 8],
+        (kind, lines): (Type, &mut [Words]),
         epoch: u64,
         class: Class,
-    ) -> Result<Flushed> {
-        if self.room == 0 || self.wants_seal(core) {
+    ) -> Result<(u32, Flushed)> {
+        let count = lines.len() as u16;
+        if count > self.room || self.wants_seal(core) {
             let mut batch = Batch::new();
-            let record = batch.record(kind, LINE);
-            for (i, word) in words.iter().enumerate().skip(HEAD / 8) {
+            let record = batch.record(kind, size_of_val(lines));
+            for (i, word) in lines.as_flattened().iter().enumerate().skip(HEAD / 8) {
                 put64(record, 8 * i, *word);
             }
-            return self.append(core, owner, &mut batch, epoch, class);
+            let flushed = self.append(core, owner, &mut batch, epoch, class)?;
+            return Ok((batch.placed(0).0, flushed));
         }
-        words[0] = (self.seq as u64) << 32;
-        words[1] = epoch | (kind as u64) << 48 | 1 << 56;
-        let flushed = core.media.store_record(self.tail, words, self.seed)?;
+        let seq = self.seq;
+        lines[0][0] = (seq as u64) << 32;
+        lines[0][1] = epoch | (kind as u64) << 48 | (count as u64) << 56;
+        lines[0][0] |= crc32c_words(lines.as_flattened(), self.seed) as u64;
+        let flushed = core.media.store_lines(self.tail, lines)?;
         self.note(kind);
-        self.seq = self.seq.wrapping_add(1);
-        self.tail = self.tail.add(LINE as u64);
-        self.room -= 1;
-        self.lines += 1;
-        Ok(flushed)
+        self.seq = seq.wrapping_add(count as u32);
+        self.tail = self.tail.add(size_of_val(lines) as u64);
+        self.room -= count;
+        self.lines += count as u32;
+        Ok((seq, flushed))
     }
 
     /// [`append`](Log::append) with the segments it needs in hand: it cannot run out of space, so an

@@ -54,7 +54,7 @@ use crossbeam_utils::CachePadded;
 use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
-use crate::media::{Addr, Domain, Durable, Flushed, Media};
+use crate::media::{Addr, Domain, Durable, Flushed, Media, Words};
 use crate::sync::PerThread;
 use crate::sync::reclaim::{Pin, pin};
 use alloc::{Allocator, Class, Run};
@@ -404,24 +404,26 @@ impl<M: Media> Fs<M> {
         Ok(self.core.fence(pending.and(flushed)))
     }
 
-    /// [`commit`](Fs::commit) of an operation that is one record of one line.
+    /// [`commit`](Fs::commit) of an operation that is one record of few lines; the record's number.
     #[inline]
-    fn commit_line(
+    fn commit_lines(
         &self,
         inode: &Inode,
         body: &mut Body,
-        (kind, words): (format::Type, [u64; 8]),
+        record: (format::Type, &mut [Words]),
         guard: &epoch::Guard,
         class: Class,
         pending: Flushed,
-    ) -> Result<Durable> {
-        let appended = body.log.append_line(&self.core, &inode.owner(), kind, words, guard.epoch(), class);
+    ) -> Result<u32> {
+        let appended = body.log.append_lines(&self.core, &inode.owner(), record, guard.epoch(), class);
         if let Err(e) = &appended
             && e.errno() != libc::ENOSPC
         {
             self.core.poison(e);
         }
-        Ok(self.core.fence(pending.and(appended?)))
+        let (seq, flushed) = appended?;
+        self.core.fence(pending.and(flushed));
+        Ok(seq)
     }
 
     /// The append alone, for operations on several logs.

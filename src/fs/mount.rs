@@ -602,7 +602,7 @@ fn write_empty<M: Media>(media: &M, sb: &Super, options: &MkfsOptions) -> Result
     };
     for (ino, header) in [(TABLE_INO, &file), (ROOT_INO, &root)] {
         let at = table.add(ino as u64 * SLOT as u64);
-        let flushed = media.copy_nt(at, &header.encode(key_crc, ino))?;
+        let flushed = media.store_lines(at, &[header.encode(key_crc, ino)])?;
         media.fence(flushed);
     }
     write_table_extent(media, key_crc, generation, table)?;

@@ -257,16 +257,17 @@ impl<M: Media> Fs<M> {
             partner: None,
             name,
         };
-        let mut batch = Batch::new();
-        record.encode(&mut batch);
-        if let Err(e) = self.commit(dir, body, &mut batch, guard, Class::Data, made.pending) {
-            let mut unmade = inode.body.write();
-            self.free_contents(&mut unmade, None);
-            unmade.log.free_all(&self.core, None);
-            self.slots.put(inode.ino.0, None);
-            return Err(e);
-        }
-        insert(body, &record, batch.placed(0));
+        let placed = match self.commit_add(dir, body, &record, guard, Class::Data, made.pending) {
+            Ok(placed) => placed,
+            Err(e) => {
+                let mut unmade = inode.body.write();
+                self.free_contents(&mut unmade, None);
+                unmade.log.free_all(&self.core, None);
+                self.slots.put(inode.ino.0, None);
+                return Err(e);
+            }
+        };
+        insert(body, &record, placed);
         (body.mtime, body.ctime) = (now, now);
         let entry = self.table.entry(inode.ino.0);
         // Before the link count: whoever asks for the number finds this inode or none, and loads no other.
@@ -279,6 +280,28 @@ impl<M: Media> Fs<M> {
         let attr = Attr { nlink: 1 + is_dir as u32, ..made.attr };
         self.tidy_log(dir, body, guard);
         Ok(attr)
+    }
+
+    /// Commits one add record; its number and lines.
+    #[inline]
+    fn commit_add(
+        &self,
+        dir: &Inode,
+        body: &mut Body,
+        record: &AddRecord,
+        guard: &epoch::Guard,
+        class: Class,
+        pending: Flushed,
+    ) -> Result<(u32, u8)> {
+        let mut lines = [Words::default(); inode::ADD_LINES_MAX];
+        if let Some(count) = record.words(&mut lines) {
+            let words = (Type::Add, &mut lines[..count]);
+            return Ok((self.commit_lines(dir, body, words, guard, class, pending)?, count as u8));
+        }
+        let mut batch = Batch::new();
+        record.encode(&mut batch);
+        self.commit(dir, body, &mut batch, guard, class, pending)?;
+        Ok(batch.placed(0))
     }
 
     /// A directory in which a name may appear: alive, and the caller may write and search it.
@@ -319,7 +342,7 @@ impl<M: Media> Fs<M> {
             Ok(())
         });
         let stored = listed.and_then(|()| {
-            let pending = self.core.media.copy_nt(slot, &header.encode(self.core.key_crc, ino))?;
+            let pending = self.core.media.store_lines(slot, &[header.encode(self.core.key_crc, ino)])?;
             if batch.is_empty() {
                 return Ok(pending);
             }
@@ -414,10 +437,8 @@ impl<M: Media> Fs<M> {
             partner: None,
             name,
         };
-        let mut batch = Batch::new();
-        record.encode(&mut batch);
-        self.commit(dir, body, &mut batch, guard, Class::Data, Flushed::issued())?;
-        insert(body, &record, batch.placed(0));
+        let placed = self.commit_add(dir, body, &record, guard, Class::Data, Flushed::issued())?;
+        insert(body, &record, placed);
         (body.mtime, body.ctime) = (now, now);
         entry.nlink.fetch_add(1, Ordering::AcqRel);
         child.ctime = now;
@@ -489,10 +510,9 @@ impl<M: Media> Fs<M> {
             _ => {}
         }
         let now = now();
-        let mut batch = Batch::new();
-        let r = batch.record(Type::Remove, field::remove::COOKIE + 4);
-        remove_fields(r, &entry, now);
-        self.commit(dir, body, &mut batch, guard, Class::Release, Flushed::issued())?;
+        let mut line = [remove_line(&entry, now)];
+        let pending = Flushed::issued();
+        self.commit_lines(dir, body, (Type::Remove, &mut line), guard, Class::Release, pending)?;
         body.dir_mut().remove(name);
         (body.mtime, body.ctime) = (now, now);
         self.unlinked(dir, victim, &mut child, now);
@@ -696,31 +716,34 @@ impl<M: Media> Fs<M> {
         let (mut moved_body, mut replaced_body) = lock_children(&moved, replaced.as_deref());
         self.check_rename(cred, body, body, &moved_body, replaced_body.as_deref(), false, flags)?;
         let now = now();
-        let mut batch = Batch::new();
         let exchange = target.filter(|_| flags == RENAME_EXCHANGE);
         let first = AddRecord {
             replaces: target.map_or(0, |t| t.cookie),
             moved: if exchange.is_some() { 0 } else { source.cookie },
             ..named(&source, names.1, next_cookie(body)?, now)
         };
-        first.encode(&mut batch);
-        let second = match exchange {
+        let (placed, second) = match exchange {
             Some(t) => {
                 let cookie = next_cookie_after(body, first.cookie)?;
                 let add = AddRecord { replaces: source.cookie, ..named(&t, names.0, cookie, now) };
+                let mut batch = Batch::new();
+                first.encode(&mut batch);
                 add.encode(&mut batch);
-                Some(add)
+                self.commit(dir, body, &mut batch, guard, Class::Release, Flushed::issued())?;
+                (batch.placed(0), Some((add, batch.placed(1))))
             }
-            None => None,
+            None => {
+                let pending = Flushed::issued();
+                (self.commit_add(dir, body, &first, guard, Class::Release, pending)?, None)
+            }
         };
-        self.commit(dir, body, &mut batch, guard, Class::Release, Flushed::issued())?;
         body.dir_mut().remove_cookie(source.cookie);
         if let Some(t) = target {
             body.dir_mut().remove_cookie(t.cookie);
         }
-        insert(body, &first, batch.placed(0));
-        if let Some(add) = &second {
-            insert(body, add, batch.placed(1));
+        insert(body, &first, placed);
+        if let Some((add, placed)) = &second {
+            insert(body, add, *placed);
         }
         (body.mtime, body.ctime) = (now, now);
         stamp(&moved, &mut moved_body, now);
@@ -1041,6 +1064,11 @@ fn insert(body: &mut Body, record: &AddRecord, (seq, lines): (u32, u8)) {
         lines,
     };
     body.dir_mut().insert(record.name, entry).expect("the name was free under this lock");
+}
+
+/// A remove record as the words of its line.
+fn remove_line(e: &Dirent, now: u64) -> Words {
+    [0, 0, e.generation, now, e.ino.0 as u64 | (e.cookie as u64) << 32, 0, 0, 0]
 }
 
 fn remove_fields(r: &mut [u8], e: &Dirent, now: u64) {

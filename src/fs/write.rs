@@ -27,10 +27,12 @@ use super::inode::{Body, Data, Redone, extent_offset, write_record_bytes};
 use super::log::{Batch, block_addr};
 use super::*;
 use crate::limits::FILE_BYTES_MAX;
-use crate::media::{Addr, Flushed};
+use crate::media::{Addr, Flushed, LINE, Words};
 
 /// Largest overwrite that commits as a redo record, in bytes.
 pub const REDO_BYTES_MAX: usize = 1024;
+/// Longest redo record that goes to media word by word, in lines.
+const REDO_LINES_MAX: usize = 9;
 /// From this size on, data is fenced before its record instead of verified by it, in bytes.
 pub const TWO_FENCE_BYTES: usize = 16 << 10;
 /// One write moves at most this many bytes, as Linux's do.
@@ -184,13 +186,21 @@ impl<M: Media> Fs<M> {
             let n = src.len().min((PAGE - offset % PAGE) as usize);
             self.core.media.expect_store(block_addr(block).add(offset % PAGE), n);
         }
-        let r = batch.record(Type::Redo, field::redo::DATA + src.len());
-        put64(r, field::redo::OFFSET, offset);
-        put64(r, field::redo::MTIME, now);
-        put16(r, field::redo::LEN, src.len() as u16);
-        r[field::redo::DATA..field::redo::DATA + src.len()].copy_from_slice(src);
-        self.commit(inode, body, &mut batch, guard, Class::Data, Flushed::issued())?;
-        let seq = batch.placed(batch.count() - 1).0;
+        let bytes = field::redo::DATA + src.len();
+        let seq = if batch.is_empty() && bytes <= REDO_LINES_MAX * LINE {
+            let mut lines = [Words::default(); REDO_LINES_MAX];
+            let lines = &mut lines[..bytes.div_ceil(LINE)];
+            redo_words(lines.as_flattened_mut(), offset, now, src);
+            self.commit_lines(inode, body, (Type::Redo, lines), guard, Class::Data, Flushed::issued())?
+        } else {
+            let r = batch.record(Type::Redo, bytes);
+            put64(r, field::redo::OFFSET, offset);
+            put64(r, field::redo::MTIME, now);
+            put16(r, field::redo::LEN, src.len() as u16);
+            r[field::redo::DATA..bytes].copy_from_slice(src);
+            self.commit(inode, body, &mut batch, guard, Class::Data, Flushed::issued())?;
+            batch.placed(batch.count() - 1).0
+        };
         let mut redone = body.redone.take().unwrap_or_default();
         let stored = self.redo(body, offset, src, seq, &mut redone).inspect_err(|e| self.core.poison(e));
         body.redone = Some(redone);
@@ -302,11 +312,11 @@ impl<M: Media> Fs<M> {
             flags: 0,
         };
         let committed = if batch.is_empty() && plan.extents.len() <= 1 {
-            let line = (Type::Write, write_line(plan.extents.first(), &fields));
-            self.commit_line(inode, body, line, guard, Class::Data, pending)
+            let mut line = [write_line(plan.extents.first(), &fields)];
+            self.commit_lines(inode, body, (Type::Write, &mut line), guard, Class::Data, pending).map(drop)
         } else {
             write_records(&mut batch, &plan.extents, &fields);
-            self.commit(inode, body, &mut batch, guard, Class::Data, pending)
+            self.commit(inode, body, &mut batch, guard, Class::Data, pending).map(drop)
         };
         if let Err(e) = committed {
             return Err(self.undo(&plan, e));
@@ -576,6 +586,15 @@ fn write_line(extent: Option<&Extent>, fields: &WriteFields) -> [u64; 8] {
     ]
 }
 
+/// A redo record as words, all zero before.
+#[inline]
+fn redo_words(words: &mut [u64], offset: u64, mtime: u64, src: &[u8]) {
+    words[field::redo::OFFSET / 8] = offset;
+    words[field::redo::MTIME / 8] = mtime;
+    words[field::redo::LEN / 8] = src.len() as u64;
+    put_bytes(words, field::redo::DATA, src);
+}
+
 /// Puts the write into `batch`: one record, or several where there are very many extents. The last one
 /// carries the CRC over all the data.
 pub(super) fn write_records(batch: &mut Batch, extents: &[Extent], fields: &WriteFields) {
@@ -622,6 +641,21 @@ mod tests {
             let words: Vec<u8> =
                 write_line(extents.first(), &fields).iter().flat_map(|w| w.to_le_bytes()).collect();
             assert_eq!(bytes, words);
+        }
+    }
+
+    #[test]
+    fn words_of_a_redo_record_are_its_bytes() {
+        for len in [1usize, 3, 4, 5, 11, 12, 13, 28, 29, 64, 100, 512] {
+            let src: Vec<u8> = (0..len).map(|i| i as u8 | 0x80).collect();
+            let mut bytes = vec![0; (field::redo::DATA + len).div_ceil(LINE) * LINE];
+            put64(&mut bytes, field::redo::OFFSET, 0x0102_0304_0506);
+            put64(&mut bytes, field::redo::MTIME, u64::MAX - 5);
+            put16(&mut bytes, field::redo::LEN, len as u16);
+            bytes[field::redo::DATA..field::redo::DATA + len].copy_from_slice(&src);
+            let mut words = vec![0; bytes.len() / 8];
+            redo_words(&mut words, 0x0102_0304_0506, u64::MAX - 5, &src);
+            assert_eq!(words.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<_>>(), bytes, "{len}");
         }
     }
 }

@@ -24,7 +24,7 @@ mod pool;
 mod region;
 mod token;
 
-pub use copy::{Isa, ReadStep, ReadTable, crc32c, prefetch};
+pub use copy::{Isa, ReadStep, ReadTable, Words, crc32c, crc32c_words, prefetch};
 pub use describe::{Description, Pages, RegionDescription};
 pub use domain::Domain;
 pub use pool::{Pool, PoolOptions};
@@ -96,13 +96,12 @@ pub trait Media: Send + Sync + 'static {
     /// `crc`.
     fn copy_nt_crc(&self, at: Addr, src: &[u8], crc: u32) -> Result<(u32, Flushed), Fault>;
 
-    /// Stores one line at a line's address: `words`, of which the first four bytes become the CRC-32C of the
-    /// other sixty, continuing from `seed`. By value, so that a record goes from registers to media: bytes
-    /// that are stored and read back in another width wait until all stores before them are done, which
-    /// right behind a bulk copy takes as long as the copy.
+    /// Non-temporal store of whole lines at a line's address, from registers: bytes that are stored and read
+    /// back in another width wait until all stores before them are done, which right behind a bulk copy
+    /// takes as long as the copy. For a few lines.
     #[inline]
-    fn store_record(&self, at: Addr, words: [u64; 8], seed: u32) -> Result<Flushed, Fault> {
-        self.copy_nt(at, &copy::record_line(words, seed))
+    fn store_lines(&self, at: Addr, lines: &[Words]) -> Result<Flushed, Fault> {
+        self.copy_nt(at, &copy::line_bytes(lines))
     }
 
     /// Non-temporal zeros.

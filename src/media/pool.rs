@@ -15,7 +15,7 @@ use super::LINE;
 use super::copy::{Copier, Isa, ReadTable, Routines};
 use super::label::Label;
 use super::region::Region;
-use super::{Addr, Dirty, Domain, Durable, Fault, Flushed, Media};
+use super::{Addr, Dirty, Domain, Durable, Fault, Flushed, Media, Words};
 
 /// What the host gives back at least, in bytes.
 const PAGE_BYTES: u64 = 4096;
@@ -333,12 +333,12 @@ impl Media for Pool {
     }
 
     #[inline]
-    fn store_record(&self, at: Addr, words: [u64; 8], seed: u32) -> Result<Flushed, Fault> {
+    fn store_lines(&self, at: Addr, lines: &[Words]) -> Result<Flushed, Fault> {
         assert!(at.0.is_multiple_of(LINE as u64), "a record begins with a line");
-        let stored = match self.flat(at, LINE) {
-            // SAFETY: `flat` answers with mapped media as long as the line; regions begin with a page.
-            Some(media) => unsafe { self.copier.store_record(media, words, seed) },
-            None => return self.copy_nt(at, &super::copy::record_line(words, seed)),
+        let stored = match self.flat(at, size_of_val(lines)) {
+            // SAFETY: `flat` answers with mapped media as long as the lines; regions begin with a page.
+            Some(media) => unsafe { self.copier.store_lines(media, lines) },
+            None => return self.copy_nt(at, &super::copy::line_bytes(lines)),
         };
         stored.map_err(|address| self.fault(address))?;
         Ok(Flushed::issued())

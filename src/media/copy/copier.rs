@@ -6,7 +6,7 @@
 //! written back, so that small stores stay in the cache and large ones go around it only because that
 //! is faster; those are fenced here, once per copy, and [`Copier::fence`] costs nothing.
 
-use super::{Domain, LINE, ReadStep, ReadTable, Routines};
+use super::{Domain, LINE, ReadStep, ReadTable, Routines, Words};
 
 /// Below this many bytes a store that need not be durable stays in the cache (measured: to cold memory
 /// both ways take the same time between 1 and 2 KiB).
@@ -104,17 +104,16 @@ impl Copier {
     /// # Safety
     /// See [`Copier`]; `dst` is aligned to a line.
     #[inline]
-    pub unsafe fn store_record(&self, dst: *mut u8, words: [u64; 8], seed: u32) -> Result<()> {
-        let Some(store) = self.routines.record else {
-            let line = super::record_line(words, seed);
-            // SAFETY: the caller's.
-            return unsafe { self.copy_nt(dst, &line) };
-        };
-        // SAFETY: the caller's.
-        match unsafe { store(dst, words, !seed, self.cached_below > LINE) } {
-            0 => Ok(()),
-            fault => Err(fault),
+    pub unsafe fn store_lines(&self, dst: *mut u8, lines: &[Words]) -> Result<()> {
+        let cached = self.cached_below > LINE;
+        for (line, at) in lines.iter().zip((0..).step_by(LINE)) {
+            // SAFETY: the caller's, who vouches for all lines.
+            match unsafe { (self.routines.store_line)(dst.add(at), line, cached) } {
+                0 => {}
+                fault => return Err(fault),
+            }
         }
+        Ok(())
     }
 
     /// # Safety

@@ -64,9 +64,8 @@ pub(super) type ReadStreamsFn = unsafe extern "C" fn(*mut u8, *const u8, usize) 
 /// (start, bytes): writes back every line that the range touches.
 pub(super) type WriteBackFn = unsafe extern "C" fn(*const u8, usize) -> Outcome;
 
-/// (destination, words, CRC state, through the cache): one aligned line, whose first four bytes become the
-/// CRC-32C of the others. The fault address, or 0.
-pub(super) type RecordFn = unsafe fn(*mut u8, [u64; 8], u32, bool) -> usize;
+/// (destination, words, through the cache): one aligned line. The fault address, or 0.
+pub(super) type LineFn = unsafe fn(*mut u8, &Words, bool) -> usize;
 
 /// The routines of one instruction set.
 #[derive(Clone, Copy)]
@@ -84,8 +83,7 @@ pub(super) struct Routines {
     pub read_4: ReadStreamsFn,
     pub read_8: ReadStreamsFn,
     pub write_back: WriteBackFn,
-    /// Where the processor can do it without a buffer.
-    pub record: Option<RecordFn>,
+    pub store_line: LineFn,
 }
 
 #[inline]
@@ -99,15 +97,26 @@ fn store_fence() {
     std::sync::atomic::fence(std::sync::atomic::Ordering::Release);
 }
 
-/// The line that [`Media::store_record`](super::Media::store_record) stores.
-pub(super) fn record_line(words: [u64; 8], seed: u32) -> [u8; LINE] {
-    let mut line = [0; LINE];
-    for (word, at) in words.iter().zip((0..).step_by(8)) {
-        line[at..at + 8].copy_from_slice(&word.to_le_bytes());
+/// A line as words, little-endian on media.
+pub type Words = [u64; LINE / 8];
+
+/// The bytes of lines.
+pub(super) fn line_bytes(lines: &[Words]) -> Vec<u8> {
+    lines.as_flattened().iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// CRC-32C of words but for the first's low half, where a record has its CRC; continuing from `seed`. Eight bytes
+/// at a time, as they were stored: read in another width they would wait for all stores before them.
+#[inline]
+pub fn crc32c_words(words: &[u64], seed: u32) -> u32 {
+    let (first, rest) = words.split_first().expect("a record has words");
+    let state = crc32c(&((first >> 32) as u32).to_le_bytes(), seed);
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if std::arch::is_x86_feature_detected!("sse4.2") {
+        // SAFETY: just looked.
+        return !unsafe { x86_64::crc_words(rest, !state) };
     }
-    let crc = crc32c(&line[4..], seed);
-    line[..4].copy_from_slice(&crc.to_le_bytes());
-    line
+    rest.iter().fold(state, |crc, word| crc32c(&word.to_le_bytes(), crc))
 }
 
 /// Fetches lines that will be stored to. Never faults, whatever the address.

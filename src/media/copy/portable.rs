@@ -44,8 +44,16 @@ pub(super) fn routines(_isa: Isa, _features: &Features) -> Routines {
         read_4: read_streams::<4>,
         read_8: read_streams::<8>,
         write_back,
-        record: None,
+        store_line,
     }
+}
+
+/// # Safety
+/// As [`super::LineFn`].
+unsafe fn store_line(dst: *mut u8, words: &super::Words, _cached: bool) -> usize {
+    let bytes = super::line_bytes(&[*words]);
+    // SAFETY: the caller's.
+    unsafe { copy(dst, bytes.as_ptr(), bytes.len()) }.fault as usize
 }
 
 /// No fault is caught here.

@@ -56,8 +56,8 @@ unsafe extern "C" {
     fn lode_media_end();
     fn lode_media_fault();
     fn lode_media_vex_fault();
-    fn lode_record_nt();
-    fn lode_record_cached();
+    fn lode_line_nt();
+    fn lode_line_cached();
 }
 
 /// What the processor has, as far as routines differ by it.
@@ -189,26 +189,25 @@ fn sse2(features: &Features) -> Routines {
         read_4: lode_read_4_sse2,
         read_8: lode_read_8_sse2,
         write_back: features.write_back(),
-        record: crc32.then_some(store_record),
+        store_line,
     }
 }
 
 /// # Safety
-/// As [`RecordFn`].
+/// As [`LineFn`].
 #[inline(always)]
-unsafe fn store_record(dst: *mut u8, words: [u64; 8], state: u32, cached: bool) -> usize {
+unsafe fn store_line(dst: *mut u8, words: &[u64; 8], cached: bool) -> usize {
     let fault: u64;
     macro_rules! call {
         ($routine:ident) => {
             // SAFETY: the routine stores 64 bytes at `dst`, which the caller vouches for, changes the
-            // registers named here and no other, and leaves the stack alone.
+            // register named here and no other, and leaves the stack alone.
             unsafe {
                 std::arch::asm!(
                     "call {routine}",
                     routine = sym $routine,
                     in("rdi") dst,
-                    inout("rax") u64::from(state) => _,
-                    inout("r12") words[0] >> 32 => _,
+                    in("rax") words[0],
                     in("rcx") words[1],
                     inout("rdx") words[2] => fault,
                     in("rsi") words[3],
@@ -221,11 +220,20 @@ unsafe fn store_record(dst: *mut u8, words: [u64; 8], state: u32, cached: bool) 
         };
     }
     if cached {
-        call!(lode_record_cached)
+        call!(lode_line_cached)
     } else {
-        call!(lode_record_nt)
+        call!(lode_line_nt)
     }
     fault as usize
+}
+
+/// CRC state over words, eight bytes at a time.
+///
+/// # Safety
+/// The processor has SSE4.2.
+#[target_feature(enable = "sse4.2")]
+pub(super) unsafe fn crc_words(words: &[u64], state: u32) -> u32 {
+    words.iter().fold(state as u64, |state, &word| std::arch::x86_64::_mm_crc32_u64(state, word)) as u32
 }
 
 /// For processors without crc32: through a buffer, because only the assembly may touch media.

@@ -45,22 +45,10 @@ ROUTINE lode_store64
     ret
 END lode_store64
 
-# rdi line, eax CRC state, r12d second word of the line, rcx rdx rsi r8 r9 r10 r11 the other seven pairs. The
-# CRC of all that becomes the first word. Everything stays in registers: what was stored a moment ago, read
-# back in another width, would wait for every store before it.
-.macro STORE_RECORD name, store
+# rdi line; rax rcx rdx rsi r8 r9 r10 r11 its words. From registers: what was stored a moment ago, read back in
+# another width, would wait for every store before it.
+.macro STORE_LINE name, store
 ROUTINE \name
-    crc32 eax, r12d
-    crc32 rax, rcx
-    crc32 rax, rdx
-    crc32 rax, rsi
-    crc32 rax, r8
-    crc32 rax, r9
-    crc32 rax, r10
-    crc32 rax, r11
-    not eax
-    shl r12, 32
-    or rax, r12
     \store [rdi], rax
     \store [rdi + 8], rcx
     \store [rdi + 16], rdx
@@ -74,8 +62,8 @@ ROUTINE \name
 END \name
 .endm
 
-STORE_RECORD lode_record_nt, movnti
-STORE_RECORD lode_record_cached, mov
+STORE_LINE lode_line_nt, movnti
+STORE_LINE lode_line_cached, mov
 
 # rdi start, rsi bytes (at least one): each line that the range touches.
 .macro WRITE_BACK name, instruction
