@@ -14,8 +14,9 @@
 //! needs care. A rename's other half in another log knows by number that this one went past
 //! ([`Log::head_seq`]).
 //!
-//! On an ordinary file a fence makes nothing durable: there the head moves after the sync that covers the
-//! copies ([`HeadMove`]), and what it leaves behind is reused after the next.
+//! On an ordinary file a fence makes nothing durable: there the head moves ([`HeadMove`]) once the copies are
+//! synced and a durable state line names their epoch, so that nothing in front of them is verified any more:
+//! the mapping that it needs may be gone. What the head leaves behind is reused after one more sync.
 //!
 //! A crash anywhere in between leaves both the old records and their copies; replay takes copies for
 //! what they are.
@@ -61,7 +62,7 @@ struct Sweep {
     page: u32,
 }
 
-/// A log head that waits for its copies to be synced. Slots are reused later than that.
+/// A log head that waits for its copies' epoch to be named. Slots are reused only later.
 pub(super) struct HeadMove {
     epoch: u64,
     slot: Addr,
@@ -69,7 +70,8 @@ pub(super) struct HeadMove {
 }
 
 impl<M: Media> Fs<M> {
-    /// Moves the heads whose copies the sync of `epoch` made durable. The caller holds the lock of syncs.
+    /// Moves the heads whose copies are of `epoch` or before, which a durable state line names. The caller holds
+    /// the lock of syncs.
     pub(super) fn move_heads(&self, epoch: u64) -> Result<()> {
         let mut waiting = self.core.head_moves.lock();
         let mut pending = Flushed::issued();
@@ -217,7 +219,8 @@ impl<M: Media> Fs<M> {
         }
         let (head, dropped) = body.log.drop_oldest(count);
         let reuse = self.core.deferring.then(|| {
-            // Stored when this epoch is synced, durable when the next one is.
+            // Stored in the sync after the one of this epoch, durable in the one after that, which names
+            // the next epoch.
             self.core.head_moves.lock().push(HeadMove { epoch: guard.epoch(), slot: inode.slot, head });
             guard.epoch() + 1
         });

@@ -305,8 +305,8 @@ pub struct Fs<M: Media> {
     ticker: Mutex<Option<mount::Ticker>>,
 }
 
-/// Syncs until everything that was freed may be reused: one covers the operation that freed it (or the copies
-/// of a cleaned log), one what names its epoch as settled (or the log's new head), one what names that.
+/// Syncs until everything that was freed may be reused: one covers the operation that freed it, one the state
+/// line that names its epoch, and where that was log cleaning one the log's new head.
 const SYNCS_TO_FREE: usize = 3;
 
 /// The clock of times on media: the kernel's own for files, a tick coarse.

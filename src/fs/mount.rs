@@ -259,7 +259,7 @@ impl<M: Media> Fs<M> {
         // The state line written after the last sync is durable since this one.
         synced.named = synced.done;
         synced.done = ended;
-        self.move_heads(ended).inspect_err(|e| self.core.poison(e))?;
+        self.move_heads(synced.named).inspect_err(|e| self.core.poison(e))?;
         let state = {
             let mut state = self.state.lock();
             state.serial += 1;
@@ -318,6 +318,9 @@ impl<M: Media> Fs<M> {
         self.reclaim_orphans();
         self.write_back()?;
         self.settle_durably()?;
+        if self.core.deferring {
+            self.settle()?; // the heads of cleaned logs
+        }
         // Everything is durable and named: what waited for that is free.
         self.core.alloc.release(u64::MAX);
         self.slots.release(u64::MAX);
