@@ -313,12 +313,39 @@ fn brief_change(changed: Option<(&String, Option<&Seen>, Option<&Seen>)>) -> Str
 }
 
 /// Fills the log of one of two files with records that soon are dead. `each` gets every operation.
-fn churn(now: &Tree, rng: &mut Rng, each: &mut dyn FnMut(Ino, &SetAttr)) {
+fn churn(now: &Tree, rng: &mut Rng, each: &mut dyn FnMut(Ino, &Change)) {
     let files = names(now, Some(libc::S_IFREG));
     let Some(file) = files.get(rng.below(files.len().min(2) as u64) as usize) else { return };
     for _ in 0..rng.below(80) {
-        let mode = rng.below(0o1000) as u32;
-        each(now[file].ino, &SetAttr { mode: Some(mode), ..SetAttr::default() });
+        let change = match rng.below(3) {
+            0 => Change::Mode(rng.below(0o1000) as u32),
+            1 => Change::Write {
+                offset: rng.below(6) * 4096 + rng.below(4000),
+                len: 1 + rng.below(90) as usize,
+            },
+            _ => Change::Write { offset: rng.below(6) * 4096, len: 4096 },
+        };
+        each(now[file].ino, &change);
+    }
+}
+
+/// What fills a log until it is cleaned: attributes, and pages that are moved or rewritten.
+enum Change {
+    Mode(u32),
+    Write { offset: u64, len: usize },
+}
+
+impl Change {
+    fn apply(&self, fs: &Fs<SimMedia>, ino: Ino, fill: u8) {
+        match *self {
+            Change::Mode(mode) => {
+                let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
+                fs.setattr(&Cred::root(), ino, &set).map(drop).unwrap();
+            }
+            Change::Write { offset, len } => {
+                fs.write(&Cred::root(), ino, offset, &vec![fill; len], false).map(drop).unwrap();
+            }
+        }
     }
 }
 
@@ -352,10 +379,10 @@ fn run(seed: u64, ops: u64, domain: Domain, churns: bool) -> u64 {
     for op in 0..ops {
         let salt = rng.draw();
         if churns {
-            churn(&before.clone(), &mut rng, &mut |ino, set| {
+            churn(&before.clone(), &mut rng, &mut |ino, change| {
                 // An operation has one fence, unless it cleans.
                 fs.media().record(Some(recorder(&images, salt, 1)));
-                fs.setattr(&Cred::root(), ino, set).unwrap();
+                change.apply(&fs, ino, salt as u8);
                 fs.media().record(None);
                 let after = tree(&fs);
                 for (state, image) in images.lock().drain(..) {
@@ -419,8 +446,8 @@ fn run_page_cache(seed: u64, ops: u64, churns: bool) -> u64 {
             queue.extend(keeps.map(|k| (format!("store order {} {k:?}", crash.fences), crash.image(k))));
         })));
         if churns {
-            churn(&before.clone(), &mut rng, &mut |ino, set| {
-                fs.setattr(&Cred::root(), ino, set).unwrap();
+            churn(&before.clone(), &mut rng, &mut |ino, change| {
+                change.apply(&fs, ino, salt as u8);
                 synced.retain(|_, seen| seen.ino != ino);
                 kept.remove(&ino.0);
             });

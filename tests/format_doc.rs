@@ -127,6 +127,14 @@ fn tables() -> Vec<String> {
             ],
         ),
         record(
+            "Pages",
+            &[
+                ("first page", pages::PAGE, 4),
+                ("pages", pages::COUNT, 4),
+                ("a word for each page: its block, or 0; bit 31: reserved, reads as zeros", pages::WORDS, 0),
+            ],
+        ),
+        record(
             "Redo",
             &[
                 ("file offset", redo::OFFSET, 8),

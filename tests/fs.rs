@@ -259,6 +259,62 @@ fn a_log_stays_short_however_often_a_file_changes() {
     assert!(content(&fs, ino) == before);
 }
 
+/// Many sweeps of the cleaner go over this file while it changes, each in several steps.
+#[test]
+fn a_file_in_pieces_stays_right_while_its_log_is_swept() {
+    const PAGES: u64 = 900;
+    const PAGE: usize = 4096;
+    let mut fs = fresh();
+    let used = |fs: &F| fs.statfs().blocks - fs.statfs().blocks_free;
+    let before = used(&fs);
+    let ino = make(&fs, Ino::ROOT, "f");
+    fs.setxattr(&root(), ino, b"user.kept", b"value", 0).unwrap();
+    fs.write(&root(), ino, 0, &vec![0; PAGES as usize * PAGE], false).unwrap();
+    let reserve = |fs: &F, page: u64| {
+        let keep = libc::FALLOC_FL_KEEP_SIZE;
+        fs.fallocate(&root(), ino, keep, (PAGES + page) * PAGE as u64, 3 * PAGE as u64).unwrap();
+    };
+    let mut expected = vec![0; PAGES as usize * PAGE];
+    let mut random = 7u64;
+    let mut below = |n: u64| {
+        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        (random >> 33) % n
+    };
+    let mut most = 0;
+    for i in 0..24_000u64 {
+        let page = below(PAGES) as usize;
+        let at = page * PAGE;
+        match below(40) {
+            0 => {
+                let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+                fs.fallocate(&root(), ino, mode, at as u64, PAGE as u64).unwrap();
+                expected[at..at + PAGE].fill(0);
+            }
+            1 => reserve(&fs, below(50)),
+            2..10 => {
+                let bytes = pattern(i, 1 + below(200) as usize);
+                fs.write(&root(), ino, at as u64, &bytes, false).unwrap();
+                expected[at..at + bytes.len()].copy_from_slice(&bytes);
+            }
+            _ => {
+                let bytes = pattern(i, PAGE);
+                fs.write(&root(), ino, at as u64, &bytes, false).unwrap();
+                expected[at..at + PAGE].copy_from_slice(&bytes);
+            }
+        }
+        if i % 3_000 == 1_500 {
+            most = most.max(used(&fs) - before);
+            fs = if i % 6_000 == 1_500 { crash(fs) } else { close(fs) };
+            assert!(content(&fs, ino) == expected, "after {i} operations");
+            assert_eq!(fs.getxattr(&root(), ino, b"user.kept").unwrap(), b"value");
+        }
+    }
+    // The log has less than two lines a page; up to 53 pages are reserved.
+    assert!(most < PAGES + 53 + PAGES * 2 / 64, "{most} blocks");
+    fs.unlink(&root(), Ino::ROOT, b"f").unwrap();
+    assert!(used(&fs) < before + 8, "{} blocks, {before} before", used(&fs));
+}
+
 #[test]
 fn a_full_pool_says_so_and_recovers() {
     for assume in [Domain::Memory, Domain::PageCache] {

@@ -4,8 +4,7 @@
 //! time: the pause is that of copying some 60 lines. What a log may waste is bounded: somewhat more than is
 //! live, and a little.
 //!
-//! **Files** are *swept*: a pass over the index appends the mapping of all pages, [`SWEEP_RUNS`] runs at a time,
-//! while the file goes on being used. When it is through, everything that was in the log before it began
+//! **Files** are *swept*: a pass over the index appends the mapping of all pages, some at a time, while the file goes on being used. When it is through, everything that was in the log before it began
 //! is dead, unread: what has changed behind its back stands behind its beginning.
 //!
 //! **Directories** (and extended attributes) are cleaned first in, first out: the oldest segment is read, and
@@ -29,8 +28,8 @@ use smallvec::SmallVec;
 
 use super::alloc::Class;
 use super::format::*;
-use super::index::Mapping;
-use super::inode::{self, AddRecord, Body, Data, Inode, Xattr};
+use super::index::{PART_PAGES, Part};
+use super::inode::{AddRecord, Body, Data, Inode, Xattr};
 use super::log::{self, Batch, Segment};
 use super::write::{WriteFields, write_records};
 use super::*;
@@ -42,10 +41,14 @@ const SLACK_LINES: u32 = 192;
 const CLEANINGS_MAX: usize = 2;
 /// Segments without live records that go at once.
 const DEAD_SEGMENTS_MAX: usize = 32;
-/// Runs of pages that a sweep appends for each segment that the log grew.
-const SWEEP_RUNS: usize = 128;
+/// Runs of pages that a sweep appends for each segment that the log grew; or [`PART_PAGES`] pages, where there
+/// are no runs.
+const SWEEP_RUNS: usize = 64;
+/// Lines of the longest pages record.
+const PAGES_LINES: usize = (field::pages::WORDS + 4 * PART_PAGES).div_ceil(LINE);
 /// Types of records that may be live. All others only change what later records or DRAM know.
-const LIVE_KINDS: u16 = Type::Write.bit() | Type::Add.bit() | Type::Xattr.bit() | Type::Symlink.bit();
+const LIVE_KINDS: u16 =
+    Type::Write.bit() | Type::Pages.bit() | Type::Add.bit() | Type::Xattr.bit() | Type::Symlink.bit();
 
 /// How far the cleaner is with a file.
 #[derive(Default)]
@@ -145,17 +148,43 @@ impl<M: Media> Fs<M> {
     /// another processor.
     fn sweep(&self, inode: &Inode, body: &mut Body, guard: &epoch::Guard) -> Result<()> {
         let Sweep { from, page } = body.cleaning.sweep.unwrap_or(Sweep { from: body.log.seq(), page: 0 });
-        let mut live = Live::default();
-        let index = body.file().expect("clean_file looked");
-        let next = index.runs_from(page, SWEEP_RUNS, &mut |run| {
-            let extent = Extent { page: run.page, count: run.count, block: run.block };
-            if run.unwritten { live.reserved.push(extent) } else { live.written.push(extent) }
+        let Body { log, data, .. } = body;
+        let Data::File(index) = data else { unreachable!("clean_file looked") };
+        let mut runs: [SmallVec<[Extent; SWEEP_RUNS]>; 2] = Default::default();
+        let mut appended = Ok(None);
+        let next = index.parts_from(page, &mut |part| match part {
+            Part::Run(run) => {
+                let extents = &mut runs[run.unwritten as usize];
+                extents.push(Extent { page: run.page, count: run.count, block: run.block });
+                extents.len() < SWEEP_RUNS
+            }
+            Part::Words { page, words } => {
+                let mut lines = [Words::default(); PAGES_LINES];
+                let lines = &mut lines[..(field::pages::WORDS + 4 * words.len()).div_ceil(LINE)];
+                pages_words(lines.as_flattened_mut(), page, words);
+                let record = (Type::Pages, lines);
+                let epoch = guard.epoch();
+                appended =
+                    log.append_lines(&self.core, &inode.owner(), record, epoch, Class::Release).map(Some);
+                false
+            }
         });
-        live.records();
-        if !live.batch.is_empty() {
-            let flushed = self.append(inode, body, &mut live.batch, guard, Class::Release)?;
-            self.core.fence(flushed);
+        let mut flushed = match self.alive_after(appended)? {
+            Some((_, flushed)) => flushed,
+            None => Flushed::issued(),
+        };
+        let mut batch = Batch::new();
+        for (extents, flags) in runs.iter().zip([0, field::write::UNWRITTEN]) {
+            if !extents.is_empty() {
+                let flags = flags | field::write::MOVED;
+                let fields = WriteFields { start: 0, len: 0, size: 0, mtime: 0, crc: None, flags };
+                write_records(&mut batch, extents, &fields);
+            }
         }
+        if !batch.is_empty() {
+            flushed = flushed.and(self.append(inode, body, &mut batch, guard, Class::Release)?);
+        }
+        self.core.fence(flushed);
         match next {
             Some(page) => body.cleaning.sweep = Some(Sweep { from, page }),
             None => body.cleaning = Cleaning { swept: Some(from), sweep: None },
@@ -196,11 +225,10 @@ impl<M: Media> Fs<M> {
         inode: &Inode,
         body: &mut Body,
         guard: &epoch::Guard,
-        mut live: Live,
+        live: Live,
         count: usize,
     ) -> Result<()> {
-        live.records();
-        let Live { mut batch, copies, .. } = live;
+        let Live { mut batch, copies } = live;
         // Attributes may have been set by any record that goes.
         body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
         let kept_from = body.log.seq_behind(count);
@@ -261,8 +289,6 @@ struct Live {
     batch: Batch,
     /// Whose record number changes, by the record's index in the batch.
     copies: Vec<(usize, Copy)>,
-    written: SmallVec<[Extent; SWEEP_RUNS]>,
-    reserved: SmallVec<[Extent; SWEEP_RUNS]>,
 }
 
 enum Copy {
@@ -274,10 +300,6 @@ enum Copy {
 impl Live {
     fn keep(&mut self, body: &Body, head: &Head, bytes: &[u8]) {
         match (head.kind, &body.data) {
-            (Type::Write, Data::File(_)) => {
-                let unwritten = get16(bytes, field::write::FLAGS) & field::write::UNWRITTEN != 0;
-                inode::extents(bytes).flatten().for_each(|e| self.keep_extent(body, e, unwritten));
-            }
             (Type::Add, Data::Dir(dir)) => {
                 let Some(record) = AddRecord::decode(bytes) else { return };
                 if dir.by_cookie(record.cookie).is_some_and(|n| n.entry.seq == head.seq) {
@@ -301,45 +323,19 @@ impl Live {
         }
     }
 
-    /// Puts the pages that were kept into the batch.
-    fn records(&mut self) {
-        for (extents, flags) in [(&self.written[..], 0), (&self.reserved[..], field::write::UNWRITTEN)] {
-            if !extents.is_empty() {
-                let flags = flags | field::write::MOVED;
-                let fields = WriteFields { start: 0, len: 0, size: 0, mtime: 0, crc: None, flags };
-                write_records(&mut self.batch, extents, &fields);
-            }
-        }
-    }
-
     fn copy(&mut self, kind: Type, bytes: &[u8]) -> &mut [u8] {
         let r = self.batch.record(kind, bytes.len());
         r[HEAD..].copy_from_slice(&bytes[HEAD..]);
         r
     }
+}
 
-    /// Keeps those pages of an extent that still have its blocks, joined to what was kept before.
-    fn keep_extent(&mut self, body: &Body, e: Extent, unwritten: bool) {
-        let index = body.file().expect("keep looked");
-        let kept = if unwritten { &mut self.reserved } else { &mut self.written };
-        let mut page = e.page;
-        let end = e.page + e.count;
-        while page < end {
-            let (mapping, count) =
-                if e.count == 1 { (index.get(page), 1) } else { index.run_at(page, end - page) };
-            let block = match mapping {
-                Mapping::Written(b) if !unwritten => Some(b),
-                Mapping::Unwritten(b) if unwritten => Some(b),
-                _ => None,
-            };
-            if block.is_some_and(|b| b.0 == e.block.0 + (page - e.page)) {
-                let part = Extent { page, count, block: block.expect("just looked") };
-                if !kept.last_mut().is_some_and(|last| last.join(part)) {
-                    kept.push(part);
-                }
-            }
-            page += count;
-        }
+/// A pages record as words, all zero before.
+fn pages_words(to: &mut [u64], page: u32, words: &[u32]) {
+    let pair = |low: u32, high: u32| low as u64 | (high as u64) << 32;
+    to[field::pages::PAGE / 8] = pair(page, words.len() as u32);
+    for (to, two) in to[field::pages::WORDS / 8..].iter_mut().zip(words.chunks(2)) {
+        *to = pair(two[0], two.get(1).copied().unwrap_or(0));
     }
 }
 

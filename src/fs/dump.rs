@@ -132,6 +132,15 @@ fn describe(r: &Record) -> String {
             s
         }
         Type::Hole => format!("hole pages {}+{}", get32(b, field::hole::PAGE), get32(b, field::hole::COUNT)),
+        Type::Pages => {
+            let (page, count) = (get32(b, field::pages::PAGE), get32(b, field::pages::COUNT));
+            let mut s = format!("pages {page}+{count} ->");
+            for word in b[field::pages::WORDS..].chunks_exact(4).take(count as usize).map(|w| get32(w, 0)) {
+                let reserved = if word & field::pages::UNWRITTEN != 0 { "r" } else { "" };
+                let _ = write!(s, " {}{reserved}", word & !field::pages::UNWRITTEN);
+            }
+            s
+        }
         Type::Redo => format!("redo bytes {}+{}", get64(b, field::redo::OFFSET), get16(b, field::redo::LEN)),
         Type::Add => match AddRecord::decode(b) {
             Some(a) => format!(

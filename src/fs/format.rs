@@ -342,6 +342,8 @@ pub enum Type {
     Xattr = 11,
     /// The target of a symbolic link.
     Symlink = 12,
+    /// What consecutive file pages are, said again by the cleaner.
+    Pages = 13,
 }
 
 /// Set in a record's type byte: the record counts only if the next one does.
@@ -359,8 +361,21 @@ impl Type {
         use Type::*;
         const BY_NUMBER: [Option<Type>; 16] = {
             let mut all = [None; 16];
-            let known =
-                [Link, Segment, Seal, Attr, Write, Hole, Redo, Add, Remove, RemoveMoved, Xattr, Symlink];
+            let known = [
+                Link,
+                Segment,
+                Seal,
+                Attr,
+                Write,
+                Hole,
+                Redo,
+                Add,
+                Remove,
+                RemoveMoved,
+                Xattr,
+                Symlink,
+                Pages,
+            ];
             let mut i = 0;
             while i < known.len() {
                 all[known[i] as usize] = Some(known[i]);
@@ -500,6 +515,16 @@ pub mod field {
         pub const CTIME: usize = 56;
         /// Pages behind the size lose their blocks.
         pub const TRUNCATE: u32 = 1;
+    }
+
+    pub mod pages {
+        pub const PAGE: usize = 16;
+        pub const COUNT: usize = 20;
+        /// A word of 4 bytes for each page: its block, or 0 for a hole; [`UNWRITTEN`] is set where the block is
+        /// reserved and reads as zeros.
+        pub const WORDS: usize = 24;
+
+        pub const UNWRITTEN: u32 = 1 << 31;
     }
 
     pub mod redo {

@@ -20,6 +20,7 @@
 //! 5. No page is unwritten unless `reserved` says that some may be.
 
 use super::alloc::{Block, Run};
+use super::format::field;
 
 /// Pages of a leaf: 2 MiB of the file.
 const LEAF_PAGES: u32 = 512;
@@ -32,7 +33,10 @@ const FEW_EXTENTS_MAX: usize = 16;
 /// Shortest table, in pages.
 const TABLE_PAGES_MIN: usize = 16;
 
-const UNWRITTEN: u32 = 1 << 31;
+/// Pages of one part, at most, where each has a word.
+pub const PART_PAGES: usize = 128;
+
+const UNWRITTEN: u32 = field::pages::UNWRITTEN;
 const HOLE: u32 = 0;
 
 /// What a page is made of.
@@ -51,6 +55,16 @@ pub struct MappedRun {
     pub count: u32,
     pub block: Block,
     pub unwritten: bool,
+}
+
+/// What some consecutive pages are.
+pub enum Part<'a> {
+    Run(MappedRun),
+    /// A word for each page, as media has them in [`field::pages`].
+    Words {
+        page: u32,
+        words: &'a [u32],
+    },
 }
 
 /// See the file's head.
@@ -239,6 +253,26 @@ impl PageIndex {
         self.assign(page, count, word, replaced);
     }
 
+    /// Makes pages what a word says of each, as [`Part::Words`] has it.
+    pub fn set_words(&mut self, page: u32, words: impl Iterator<Item = u32>) {
+        let mut run: Option<(u32, u32, u32)> = None;
+        for (page, word) in (page..).zip(words) {
+            match &mut run {
+                Some((_, count, first)) if word == forward(*first, *count) => *count += 1,
+                _ => self.set_same(run.replace((page, 1, word))),
+            }
+        }
+        self.set_same(run);
+    }
+
+    /// Page, count, and the first page's word.
+    fn set_same(&mut self, run: Option<(u32, u32, u32)>) {
+        if let Some((page, count, word)) = run {
+            self.assign(page, count, word, &mut |_, _| {});
+            self.reserved |= word & UNWRITTEN != 0;
+        }
+    }
+
     /// Makes `count` pages a hole. What they were mapped to goes to `replaced`.
     pub fn clear(&mut self, page: u32, count: u32, replaced: &mut dyn FnMut(Run, bool)) {
         self.assign(page, count, HOLE, replaced);
@@ -280,28 +314,26 @@ impl PageIndex {
         })
     }
 
-    /// Hands out mapped pages from `page` on in at most `max` runs, not always the longest. Returns where to
-    /// go on, `None` behind the last.
-    pub fn runs_from(&self, page: u32, max: usize, each: &mut dyn FnMut(MappedRun)) -> Option<u32> {
-        let (mut at, mut found) = (page as u64, 0);
+    /// Hands out what the pages from `page` on are, holes left out or not, for as long as `each` answers true.
+    /// Returns where to go on, `None` behind the last mapped page.
+    pub fn parts_from(&self, page: u32, each: &mut dyn FnMut(Part) -> bool) -> Option<u32> {
+        let mut at = page as u64;
         while at < PAGES_MAX {
-            if found == max {
-                return Some(at as u32);
-            }
             let page = at as u32;
             let words = self.words_from(page);
-            let (word, count) = match words {
-                [] => self.piece(page, u32::MAX),
-                [first, rest @ ..] => {
-                    let same = (1..).zip(rest).take_while(|&(n, &word)| word == forward(*first, n)).count();
-                    (*first, same as u32 + 1)
+            let words = &words[..words.len().min(PART_PAGES)];
+            if !words.is_empty() {
+                at += words.len() as u64;
+                if words.iter().any(|&word| word != HOLE) && !each(Part::Words { page, words }) {
+                    return Some(at as u32);
                 }
-            };
+                continue;
+            }
+            let (word, count) = self.piece(page, u32::MAX);
             at += count as u64;
-            if word != HOLE {
-                let (block, unwritten) = (Block(word & !UNWRITTEN), word & UNWRITTEN != 0);
-                each(MappedRun { page, count, block, unwritten });
-                found += 1;
+            let (block, unwritten) = (Block(word & !UNWRITTEN), word & UNWRITTEN != 0);
+            if word != HOLE && !each(Part::Run(MappedRun { page, count, block, unwritten })) {
+                return Some(at as u32);
             }
         }
         None

@@ -376,6 +376,19 @@ fn apply_record<M: Media>(
             }
             Ok(())
         }
+        (Type::Pages, Data::File(index)) => {
+            let (page, count) = (get32(b, field::pages::PAGE), get32(b, field::pages::COUNT) as usize);
+            let words = b.get(field::pages::WORDS..).and_then(|words| words.get(..4 * count));
+            let words = words.filter(|_| page.checked_add(count as u32).is_some());
+            let words = words.ok_or_else(|| log::damaged(owner, "a pages record is too short"))?;
+            let words = words.chunks_exact(4).map(|word| get32(word, 0));
+            let block = |word| Block(word & !field::pages::UNWRITTEN);
+            if !words.clone().all(|w| w == 0 || core.holds_blocks(Run { start: block(w), count: 1 })) {
+                return Err(log::damaged(owner, "a pages record names blocks outside the pool"));
+            }
+            index.set_words(page, words);
+            Ok(())
+        }
         (Type::Hole, Data::File(index)) => {
             let (page, count) = (get32(b, field::hole::PAGE), get32(b, field::hole::COUNT));
             if page.checked_add(count).is_none() {

@@ -416,12 +416,7 @@ impl<M: Media> Fs<M> {
         pending: Flushed,
     ) -> Result<u32> {
         let appended = body.log.append_lines(&self.core, &inode.owner(), record, guard.epoch(), class);
-        if let Err(e) = &appended
-            && e.errno() != libc::ENOSPC
-        {
-            self.core.poison(e);
-        }
-        let (seq, flushed) = appended?;
+        let (seq, flushed) = self.alive_after(appended)?;
         self.core.fence(pending.and(flushed));
         Ok(seq)
     }
@@ -436,13 +431,17 @@ impl<M: Media> Fs<M> {
         guard: &epoch::Guard,
         class: Class,
     ) -> Result<Flushed> {
-        let appended = body.log.append(&self.core, &inode.owner(), batch, guard.epoch(), class);
-        if let Err(e) = &appended
-            && e.errno() != libc::ENOSPC
-        {
-            self.core.poison(e);
-        }
-        appended
+        self.alive_after(body.log.append(&self.core, &inode.owner(), batch, guard.epoch(), class))
+    }
+
+    /// What an append answered: after any failure but a full pool the file system takes no more changes.
+    #[inline]
+    fn alive_after<T>(&self, appended: Result<T>) -> Result<T> {
+        appended.inspect_err(|e| {
+            if e.errno() != libc::ENOSPC {
+                self.core.poison(e);
+            }
+        })
     }
 
     /// Makes room where the pool is full only because what was freed is not synced yet.

@@ -351,8 +351,7 @@ impl<M: Media> Fs<M> {
     }
 
     fn loaded(&self) -> impl Iterator<Item = Arc<Inode>> + '_ {
-        (1..self.slot_count.load(Ordering::Acquire))
-            .filter_map(|ino| self.table.entry(ino).node.share())
+        (1..self.slot_count.load(Ordering::Acquire)).filter_map(|ino| self.table.entry(ino).node.share())
     }
 
     /// Files without a name that are still open: nobody can reach them after this.

@@ -208,7 +208,7 @@ impl<M: Media> Fs<M> {
         let dir = self.inode_pinned(dir, &pin)?;
         loop {
             let done = {
-                let guard = self.core.enter().map_err(|e| existing(cred, &dir, name, e))?;
+                let guard = self.core.enter().map_err(|e| existing(cred, dir, name, e))?;
                 let mut body = dir.body.write();
                 self.make_locked(cred, dir, &mut body, &guard, name, new)
             };

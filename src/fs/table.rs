@@ -4,8 +4,8 @@
 //! 16 bytes an inode. Link counts and parents are not on media: a clean close saves them in the
 //! checkpoint, recovery derives them from the directories.
 
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 
@@ -52,11 +52,7 @@ impl Table {
             self.root[ino / (LEAF * FAN)].get_or_init(|| (0..FAN).map(|_| OnceLock::new()).collect());
         let leaf = branch[ino / LEAF % FAN].get_or_init(|| {
             (0..LEAF)
-                .map(|_| Entry {
-                    nlink: AtomicU32::new(0),
-                    parent: AtomicU32::new(0),
-                    node: Cell::empty(),
-                })
+                .map(|_| Entry { nlink: AtomicU32::new(0), parent: AtomicU32::new(0), node: Cell::empty() })
                 .collect()
         });
         &leaf[ino % LEAF]

@@ -47,7 +47,9 @@ enum Note {
     Slot(&'static AtomicU64),
     /// An outer pin of the thread does it.
     Nested,
-    Slotless { _lock: RwLockReadGuard<'static, ()> },
+    Slotless {
+        _lock: RwLockReadGuard<'static, ()>,
+    },
 }
 
 #[inline]
@@ -133,7 +135,7 @@ impl<T: Send + Sync + 'static> Cell<T> {
         let ready = {
             let mut waiting = WAITING.own().write();
             waiting.push(Waiting { tag, _thing: thing });
-            if waiting.len() % WAITING_MAX == 0 { take_free(&mut waiting) } else { Vec::new() }
+            if waiting.len().is_multiple_of(WAITING_MAX) { take_free(&mut waiting) } else { Vec::new() }
         };
         // With no lock held: a drop may do anything.
         drop(ready);

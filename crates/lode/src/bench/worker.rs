@@ -69,7 +69,8 @@ impl Names {
         for i in (1..count).rev() {
             order.swap(i, random.below(i as u64 + 1) as usize);
         }
-        let names = |kind, order: &mut dyn Iterator<Item = usize>| order.map(|n| Name::new(kind, n)).collect();
+        let names =
+            |kind, order: &mut dyn Iterator<Item = usize>| order.map(|n| Name::new(kind, n)).collect();
         let mut random_order = order.iter().map(|&n| n as usize);
         Names {
             created: names('f', &mut (0..count)),
