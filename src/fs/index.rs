@@ -3,7 +3,7 @@
 //!
 //! Four shapes, each the cheapest for its files. Nothing or one extent is held inline; a few extents are a
 //! sorted vector; from there on a radix tree. Its *leaves* stand for 512 pages (2 MiB) and are empty, one
-//! run, or a table of words as long as needed. Its *branches* hold 64 leaves (128 MiB) and are a sorted
+//! run, up to four pieces, or a table of words as long as needed. Its *branches* hold 64 leaves (128 MiB) and are a sorted
 //! vector: in a file without large holes branch n stands at place n, so that the guess is right and a
 //! look-up takes three loads; a file with large holes pays for the branches it uses, found by bisection.
 //!
@@ -15,7 +15,8 @@
 //! 1. Extents ascend, do not overlap and have no neighbour they could be one with; there are 2 to
 //!    [`FEW_EXTENTS_MAX`] of them in a vector.
 //! 2. Branches ascend, hold 1 to 64 leaves, and the last of these is not empty.
-//! 3. A run lies within its leaf; a table counts its mapped pages right, and has some.
+//! 3. A run lies within its leaf; a table counts its mapped pages right, and has some; pieces ascend, are at
+//!    least two, and do not go on like the one before.
 //! 4. The mapped pages are counted right; without any, the index is empty.
 //! 5. No page is unwritten unless `reserved` says that some may be.
 
@@ -30,6 +31,10 @@ const BRANCH_PAGES: u32 = LEAF_PAGES * BRANCH_LEAVES;
 const PAGES_MAX: u64 = 1 << 32;
 /// Extents in a vector before it becomes a tree.
 const FEW_EXTENTS_MAX: usize = 16;
+/// Pieces of a leaf that needs no table: as many as fit into the size of the others.
+const LEAF_PIECES: usize = 4;
+/// A change of this many pages may have left a table in few pieces.
+const COLLAPSE_PAGES: u16 = 64;
 /// Shortest table, in pages.
 const TABLE_PAGES_MIN: usize = 16;
 
@@ -105,9 +110,14 @@ enum Leaf {
     Empty,
     /// Pages `first..first + count`; `word` is the first one's.
     Run { first: u16, count: u16, word: u32 },
+    /// All pages, in a few pieces (holes are pieces, too): the first from page 0, the others from `starts`.
+    /// `words` are those of their first pages. Unused ones start behind the last page.
+    Pieces { starts: [u16; LEAF_PIECES - 1], words: [u32; LEAF_PIECES] },
     /// From page 0; pages past the end are holes.
     Table { words: Box<[u32]>, mapped: u16 },
 }
+
+const _: () = assert!(size_of::<Leaf>() == 24);
 
 #[inline]
 fn mapping(word: u32) -> Mapping {
@@ -614,6 +624,10 @@ impl Leaf {
                 n if n < *count as u32 => word + n,
                 _ => HOLE,
             },
+            Leaf::Pieces { starts, words } => {
+                let (at, start, _) = piece_at(starts, page);
+                forward(words[at], page - start)
+            }
             Leaf::Table { words, .. } => words.get(page as usize).copied().unwrap_or(HOLE),
         }
     }
@@ -631,6 +645,10 @@ impl Leaf {
                 } else {
                     (HOLE, LEAF_PAGES - page)
                 }
+            }
+            Leaf::Pieces { starts, words } => {
+                let (at, start, end) = piece_at(starts, page);
+                (forward(words[at], page - start), end - page)
             }
             Leaf::Table { words, .. } => {
                 let Some(rest) = words.get(page as usize..).filter(|rest| !rest.is_empty()) else {
@@ -652,7 +670,7 @@ impl Leaf {
             assign_table(words, mapped, first, count, word, replaced);
             if word == HOLE && *mapped == 0 {
                 *self = Leaf::Empty;
-            } else if (first + count) as u32 == LEAF_PAGES {
+            } else if (first + count) as u32 == LEAF_PAGES || count >= COLLAPSE_PAGES {
                 self.collapse();
             }
             return;
@@ -676,6 +694,10 @@ impl Leaf {
                     self.assign(first, end - first, word, replaced);
                 }
                 return;
+            }
+            Leaf::Pieces { .. } => {
+                self.grow(LEAF_PAGES as usize);
+                return self.assign(first, count, word, replaced);
             }
             Leaf::Table { .. } => {
                 self.grow((first + count) as usize);
@@ -727,6 +749,17 @@ impl Leaf {
                     *slot = *word + n as u32;
                 }
             }
+            Leaf::Pieces { .. } => {
+                let mut page = 0;
+                while page < LEAF_PAGES {
+                    let (word, pages) = self.piece(page, LEAF_PAGES);
+                    for n in 0..pages {
+                        words[(page + n) as usize] = forward(word, n);
+                    }
+                    count += if word == HOLE { 0 } else { pages as u16 };
+                    page += pages;
+                }
+            }
             Leaf::Table { words: old, mapped } => {
                 count = *mapped;
                 words[..old.len()].copy_from_slice(old);
@@ -735,18 +768,43 @@ impl Leaf {
         *self = Leaf::Table { words, mapped: count };
     }
 
-    /// A table whose pages all follow each other becomes a run again: a preallocated file that was written
-    /// page by page is as small as before. Two samples refuse nearly every other table at once.
+    /// A full table in few pieces gives up its words: a preallocated file that was written page by page is as
+    /// small as before, and a file that was written in large parts stays in the cache. Most others are refused
+    /// after a few words.
     fn collapse(&mut self) {
-        let Leaf::Table { words, mapped } = self else { return };
-        let first = words[0];
-        if *mapped as u32 == LEAF_PAGES
-            && words[LEAF_PAGES as usize - 1] == first.wrapping_add(LEAF_PAGES - 1)
-            && words.iter().zip(first..).all(|(&word, expected)| word == expected)
-        {
-            *self = Leaf::Run { first: 0, count: LEAF_PAGES as u16, word: first };
+        let Leaf::Table { words: all, .. } = self else { return };
+        if all.len() != LEAF_PAGES as usize {
+            return;
         }
+        let mut starts = [LEAF_PAGES as u16; LEAF_PIECES - 1];
+        let mut words = [HOLE; LEAF_PIECES];
+        let (mut pieces, mut at) = (0, 0);
+        while at < all.len() {
+            if pieces == LEAF_PIECES {
+                return;
+            }
+            let first = all[at];
+            if pieces > 0 {
+                starts[pieces - 1] = at as u16;
+            }
+            words[pieces] = first;
+            pieces += 1;
+            let same = (0..).zip(&all[at..]).position(|(n, &word)| word != forward(first, n));
+            at = same.map_or(all.len(), |n| at + n);
+        }
+        *self = match pieces {
+            1 => Leaf::Run { first: 0, count: LEAF_PAGES as u16, word: words[0] },
+            _ => Leaf::Pieces { starts, words },
+        };
     }
+}
+
+/// Which piece a page is in, where that begins, and where it ends.
+#[inline]
+fn piece_at(starts: &[u16; LEAF_PIECES - 1], page: u32) -> (usize, u32, u32) {
+    let at: usize = starts.iter().map(|&start| usize::from(page >= start as u32)).sum();
+    let start = if at == 0 { 0 } else { starts[at - 1] as u32 };
+    (at, start, starts.get(at).map_or(LEAF_PAGES, |&end| end as u32))
 }
 
 #[inline]
@@ -819,6 +877,20 @@ impl Leaf {
             Leaf::Run { first, count, word } => {
                 assert!(*count > 0 && (*first + *count) as u32 <= LEAF_PAGES && *word != HOLE, "3: a run");
                 *count as u64
+            }
+            Leaf::Pieces { starts, words } => {
+                assert!(starts[0] > 0 && (starts[0] as u32) < LEAF_PAGES, "3: at least two pieces");
+                let mut mapped = 0;
+                for (at, &word) in words.iter().enumerate() {
+                    let start = if at == 0 { 0 } else { starts[at - 1] as u32 };
+                    let end = starts.get(at).map_or(LEAF_PAGES, |&end| end as u32);
+                    assert!(start < end || start == LEAF_PAGES && end == start, "3: pieces ascend");
+                    mapped += if word == HOLE { 0 } else { (end - start) as u64 };
+                    let before = if at == 0 { None } else { Some(self.word(start - 1)) };
+                    let goes_on = before.is_some_and(|b| word == if b == HOLE { HOLE } else { b + 1 });
+                    assert!(start == LEAF_PAGES || !goes_on, "3: a piece goes on like the one before");
+                }
+                mapped
             }
             Leaf::Table { words, mapped } => {
                 let counted = words.iter().filter(|&&word| word != HOLE).count();
