@@ -719,7 +719,7 @@ pub fn assemble(header: &SlotHeader, owner: &Owner, body: Body, atime: u64) -> I
         born_lines: 0,
         uses: AtomicU64::new(0),
         linkable: AtomicBool::new(false),
-        body: Lock::new_leaning(body),
+        body: Lock::new(body),
     }
 }
 

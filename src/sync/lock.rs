@@ -38,7 +38,7 @@ use super::thread::NotSend;
 use super::{barrier, thread};
 
 /// Times in a row that a thread takes an upright lock before it leans towards it, at first.
-const PATIENCE_FIRST: u16 = 8;
+const PATIENCE_FIRST: u16 = 32;
 /// Doublings of that.
 const PATIENCE_STEPS_MAX: u8 = 12;
 /// Locks set upright at their first use by another thread before none leans from the start any more.
