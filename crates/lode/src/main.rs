@@ -64,6 +64,10 @@ fn run(arguments: &[OsString]) -> Result<()> {
     }
 }
 
+/// What is logged unless `LODE_LOG` asks for something: warnings, without the replies that nobody wanted any more
+/// because the calling process was interrupted.
+const LOG_DEFAULT: &str = "warn,fuser::reply=off";
+
 /// Events of the library go to stderr: warnings as `lode: warning: ...`, or what `LODE_LOG` asks for (EnvFilter
 /// syntax), with time and place. Never in colours: a mount's go on to the system log.
 fn start_log() -> Result<()> {
@@ -71,7 +75,7 @@ fn start_log() -> Result<()> {
     let log =
         tracing_subscriber::fmt().with_writer(std::io::stderr).log_internal_errors(false).with_ansi(false);
     let Some(text) = std::env::var("LODE_LOG").ok().filter(|text| !text.is_empty()) else {
-        log.event_format(Plain).with_max_level(tracing::Level::WARN).init();
+        log.event_format(Plain).with_env_filter(EnvFilter::new(LOG_DEFAULT)).init();
         return Ok(());
     };
     let filter = EnvFilter::try_new(&text).map_err(|e| {
