@@ -57,7 +57,7 @@ const HOT_RUNS: usize = 32;
 /// Longest run, in blocks, worth a place there: longer ones do not stay in a cache.
 const HOT_RUN_MAX: u32 = 16;
 /// Blocks taken at a time for data that grows by less.
-const AHEAD_BLOCKS: u32 = 16;
+const AHEAD_BLOCKS: u32 = 64;
 /// Growing files for which a thread has blocks ahead.
 const AHEAD_RUNS: usize = 4;
 /// Partly used groups looked at for a good one before an untouched one is broken.
