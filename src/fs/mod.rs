@@ -151,7 +151,10 @@ pub struct Core<M: Media> {
     found: format::State,
     /// Nothing freed may be reused before its epoch is synced: the domain is `page-cache`.
     deferring: bool,
+    /// Takes no more changes: closed, read-only, or failed.
     poisoned: AtomicBool,
+    /// A store failed: no epoch is named any more, for the operation left without its fence.
+    failed: AtomicBool,
     read_only: bool,
     generations: Numbers,
     transactions: AtomicU64,
@@ -214,6 +217,7 @@ impl<M: Media> Core<M> {
 
     #[cold]
     fn poison(&self, why: &Error) {
+        self.failed.store(true, Ordering::Release);
         if !self.poisoned.swap(true, Ordering::AcqRel) {
             tracing::error!(
                 "a store to the pool failed ({why}); it takes no more changes until it is opened again"

@@ -181,6 +181,7 @@ impl<M: Media> Fs<M> {
             found: previous,
             deferring,
             poisoned: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
             read_only,
             generations: Numbers::default(),
             transactions: AtomicU64::new(0),
@@ -251,6 +252,10 @@ impl<M: Media> Fs<M> {
 
     fn settle_locked(&self, synced: &mut Synced) -> Result<()> {
         let ended = self.core.epochs.advance();
+        // Whoever failed in the epoch said so before leaving it.
+        if self.core.failed.load(Ordering::Acquire) {
+            return Err(self.core.poison_error());
+        }
         if let Err(e) = self.core.media.sync() {
             let e = sync_error(e, "mount::sync");
             self.core.poison(&e);

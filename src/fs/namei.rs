@@ -1105,3 +1105,51 @@ fn stamp(inode: &Inode, body: &mut Body, now: u64) {
     body.ctime = now;
     inode.set_attrs_ahead();
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::media::LINE;
+    use crate::sim::media::SimMedia;
+
+    fn open(image: Vec<u8>) -> Arc<Fs<SimMedia>> {
+        let options = OpenOptions { no_ticker: true, ..OpenOptions::default() };
+        Fs::open(SimMedia::new(image, Domain::Memory), &options).unwrap()
+    }
+
+    #[test]
+    fn an_epoch_with_half_a_rename_is_not_named() {
+        let cred = Cred::root();
+        let fs = open(
+            Fs::mkfs(SimMedia::new(vec![0; 1 << 20], Domain::Memory), &MkfsOptions::default())
+                .unwrap()
+                .image(),
+        );
+        let a = fs.mkdir(&cred, Ino::ROOT, b"a", 0o755, 0).unwrap().ino;
+        let b = fs.mkdir(&cred, Ino::ROOT, b"b", 0o755, 0).unwrap().ino;
+        let x = fs.create(&cred, a, b"x", 0o644, 0, 0).unwrap().0.ino;
+        let names = (b"x".as_slice(), b"x".as_slice());
+        let (from, to) = (fs.inode(a).unwrap(), fs.inode(b).unwrap());
+
+        // Another thread ends the epoch while a rename is inside, which then fails at its second record.
+        let guard = fs.core.enter().unwrap();
+        let settled = std::thread::scope(|s| {
+            let settling = s.spawn(|| fs.tick());
+            while fs.core.epochs.current() == guard.epoch() {
+                std::thread::yield_now();
+            }
+            let second = from.slot.0 as usize + 2 * LINE; // behind the record of x's creation
+            fs.media().poison(second..from.slot.0 as usize + SLOT);
+            let (mut a, mut b) = (from.body.write(), to.body.write());
+            let renamed = fs.rename_between(&cred, (&from, &mut a), (&to, &mut b), &guard, names, 0);
+            assert_eq!(renamed.map(drop).unwrap_err().errno(), libc::EIO);
+            drop((a, b, guard));
+            settling.join().unwrap()
+        });
+        assert_eq!(settled.map_err(|e| e.errno()), Err(libc::EIO));
+
+        let crashed = open(fs.media().image());
+        assert_eq!(crashed.lookup(&cred, a, b"x").map(|a| a.ino).ok(), Some(x));
+        assert_eq!(crashed.lookup(&cred, b, b"x").map(|a| a.ino).map_err(|e| e.errno()), Err(libc::ENOENT));
+    }
+}

@@ -6,12 +6,13 @@
 //! non-temporally or flushed before it. Domain `cpu-cache`: a store is durable once it is globally visible,
 //! in program order; non-temporal ones still wait for the fence. Domain `page-cache`: a fence is nothing;
 //! pages are written back at any time, in any order, so that a power failure leaves each as it was at some
-//! moment since the last sync. Not modelled yet: engine copies, poison.
+//! moment since the last sync. Poison: loads and stores that meet it fail. Not modelled yet: engine copies.
 //!
 //! Threads: the model is one CPU. Several threads may use it, but a fence of one completes the stores of
 //! all, so it must not be used to judge code that relies on fences of other threads.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use parking_lot::Mutex;
 
@@ -44,6 +45,7 @@ struct Memory {
     pending: BTreeMap<usize, Vec<Atom>>,
     fences: u64,
     recorder: Option<Recorder>,
+    poison: Vec<Range<usize>>,
 }
 
 /// Called before each fence and each sync with the state of the media: where a crash is worth looking at.
@@ -140,6 +142,15 @@ impl Crash<'_> {
     }
 }
 
+impl Memory {
+    fn check(&self, bytes: Range<usize>) -> Result<(), Fault> {
+        match self.poison.iter().find(|p| p.start < bytes.end && bytes.start < p.end) {
+            Some(p) => Err(Fault { at: Addr(p.start.max(bytes.start) as u64) }),
+            None => Ok(()),
+        }
+    }
+}
+
 impl Atom {
     fn store(&self, image: &mut [u8]) {
         image[self.at..self.at + ATOM].copy_from_slice(&self.value);
@@ -178,6 +189,7 @@ impl SimMedia {
             pending: BTreeMap::new(),
             fences: 0,
             recorder: None,
+            poison: Vec::new(),
         };
         SimMedia { memory: Mutex::new(memory), len, domain }
     }
@@ -185,6 +197,11 @@ impl SimMedia {
     /// From now on `recorder` sees the media before each fence.
     pub fn record(&self, recorder: Option<Recorder>) {
         self.memory.lock().recorder = recorder;
+    }
+
+    /// From now on loads and stores of these bytes fail.
+    pub fn poison(&self, bytes: Range<usize>) {
+        self.memory.lock().poison.push(bytes);
     }
 
     /// What loads see, as if everything had been written back.
@@ -205,9 +222,10 @@ impl SimMedia {
         }
     }
 
-    fn store(&self, at: Addr, bytes: &[u8], way: Way) {
+    fn store(&self, at: Addr, bytes: &[u8], way: Way) -> Result<(), Fault> {
         let mut memory = self.memory.lock();
         let (from, to) = (at.0 as usize, at.0 as usize + bytes.len());
+        memory.check(from..to)?;
         memory.now[from..to].copy_from_slice(bytes);
         let mut atom = from / ATOM * ATOM;
         while atom < to {
@@ -219,6 +237,7 @@ impl SimMedia {
             memory.pending.entry(atom / unit).or_default().push(Atom { at: atom, value, way });
             atom += ATOM;
         }
+        Ok(())
     }
 }
 
@@ -232,8 +251,10 @@ impl Media for SimMedia {
     }
 
     fn read(&self, at: Addr, dst: &mut [u8]) -> Result<(), Fault> {
-        let from = at.0 as usize;
-        dst.copy_from_slice(&self.memory.lock().now[from..from + dst.len()]);
+        let range = at.0 as usize..at.0 as usize + dst.len();
+        let memory = self.memory.lock();
+        memory.check(range.clone())?;
+        dst.copy_from_slice(&memory.now[range]);
         Ok(())
     }
 
@@ -245,28 +266,30 @@ impl Media for SimMedia {
     }
 
     fn crc32c(&self, at: Addr, len: usize, crc: u32) -> Result<u32, Fault> {
-        let from = at.0 as usize;
-        Ok(crc32c(&self.memory.lock().now[from..from + len], crc))
+        let range = at.0 as usize..at.0 as usize + len;
+        let memory = self.memory.lock();
+        memory.check(range.clone())?;
+        Ok(crc32c(&memory.now[range], crc))
     }
 
     fn store64(&self, at: Addr, value: u64) -> Result<Dirty, Fault> {
         assert!(at.0.is_multiple_of(8));
-        self.store(at, &value.to_le_bytes(), Way::Cached);
+        self.store(at, &value.to_le_bytes(), Way::Cached)?;
         Ok(Dirty::stored(at, 8))
     }
 
     fn copy_cached(&self, at: Addr, src: &[u8]) -> Result<Dirty, Fault> {
-        self.store(at, src, Way::Cached);
+        self.store(at, src, Way::Cached)?;
         Ok(Dirty::stored(at, src.len()))
     }
 
     fn copy_nt(&self, at: Addr, src: &[u8]) -> Result<Flushed, Fault> {
-        self.store(at, src, Way::NonTemporal);
+        self.store(at, src, Way::NonTemporal)?;
         Ok(Flushed::issued())
     }
 
     fn copy_nt_crc(&self, at: Addr, src: &[u8], crc: u32) -> Result<(u32, Flushed), Fault> {
-        self.store(at, src, Way::NonTemporal);
+        self.store(at, src, Way::NonTemporal)?;
         Ok((crc32c(src, crc), Flushed::issued()))
     }
 
