@@ -76,7 +76,11 @@ fn tables() -> Vec<String> {
                 ("device number", 24, 8),
                 ("time of birth", 32, 8),
                 ("inode number", 40, 4),
-                ("log head: segment address and check bits, or 0", format::LOG_HEAD_OFFSET as usize, 8),
+                (
+                    "log head: segment address and check bits, or 0; the check bits inverted where the log is damaged",
+                    format::LOG_HEAD_OFFSET as usize,
+                    8,
+                ),
             ],
             64,
         ),

@@ -407,8 +407,272 @@ fn damage_in_the_middle_of_a_log_is_reported_and_no_end() {
     let g = find(&fs, Ino::ROOT, b"g").unwrap();
     chmod(&fs, g, 0o600);
 
-    let (_, image) = damaged_log(true, false);
-    assert_eq!(try_open(image, domain).err().map(|e| e.errno()), Some(libc::EUCLEAN));
+    let (f, image) = damaged_log(true, false);
+    let fs = open(image, domain);
+    assert_eq!(fs.open_report().damaged, 1);
+    assert_eq!(fs.getattr(f).map(|a| a.mode).unwrap_err().errno(), libc::EUCLEAN);
+}
+
+fn errno<T>(result: lodestone::Result<T>) -> Option<i32> {
+    result.err().map(|e| e.errno())
+}
+
+/// Where a page of this content stands.
+fn page_of(image: &[u8], fill: u8) -> usize {
+    let page = |at: &usize| image[*at..*at + BLOCK].iter().all(|&b| b == fill);
+    (0..image.len()).step_by(BLOCK).find(page).expect("the page is there")
+}
+
+/// Takes all space there is.
+fn fill(fs: &F) {
+    let big = create(fs, Ino::ROOT, b"big");
+    let mut at = 0;
+    while let Ok(end) = fs.write(&Cred::root(), big, at, &[0xee; BLOCK], false) {
+        at = end;
+    }
+    for n in 0.. {
+        let name = format!("small{n}");
+        let Ok((attr, _)) = fs.create(&Cred::root(), Ino::ROOT, name.as_bytes(), 0o644, 0, 0) else { break };
+        fs.forget(attr.ino, 2);
+        (0..8).for_each(|_| {
+            drop(fs.setattr(&Cred::root(), attr.ino, &SetAttr { mode: Some(0o600), ..SetAttr::default() }))
+        });
+    }
+}
+
+/// An unclean pool with files f and g. f's log has attributes, a page of 0xa1, attributes, a page of 0xb2;
+/// what `damage` does to the image is done once all of it is settled.
+fn damaged_file(domain: Domain, damage: impl Fn(&mut [u8], Ino)) -> (Ino, Ino, Vec<u8>) {
+    let fs = fresh(domain);
+    let (f, g) = (create(&fs, Ino::ROOT, b"f"), create(&fs, Ino::ROOT, b"g"));
+    fs.write(&Cred::root(), g, 0, &[0xc3; 5000], false).unwrap();
+    chmod(&fs, f, 0o601);
+    fs.write(&Cred::root(), f, 0, &[0xa1; BLOCK], false).unwrap();
+    (0..3).for_each(|n| chmod(&fs, f, 0o610 | n));
+    fs.write(&Cred::root(), f, BLOCK as u64, &[0xb2; BLOCK], false).unwrap();
+    settle(&fs);
+    fs.tick().unwrap();
+    let mut image = fs.media().image();
+    damage(&mut image, f);
+    (f, g, image)
+}
+
+/// The record that set this mode.
+fn attr_record(image: &[u8], mode: u32) -> usize {
+    let is = |at: &usize| {
+        Head::decode(&image[*at..]).is_some_and(|h| h.kind == Type::Attr)
+            && get32(&image[*at..], field::attr::MODE) & 0o7777 == mode
+    };
+    (0..image.len()).step_by(LINE).find(is).expect("the record is there")
+}
+
+/// Where the link in a file's slot leads.
+fn first_segment(image: &[u8], ino: Ino) -> usize {
+    let link = slot(ino) + 3 * LINE;
+    assert_eq!(Head::decode(&image[link..]).unwrap().kind, Type::Link);
+    get64(&image[link..], field::link::ADDR) as usize
+}
+
+#[test]
+fn a_damaged_file_costs_itself_and_keeps_its_blocks() {
+    for domain in [Domain::Memory, Domain::PageCache] {
+        let (f, g, image) = damaged_file(domain, |image, _| {
+            let at = attr_record(image, 0o611);
+            image[at + 40] ^= 1;
+        });
+        let pages = [page_of(&image, 0xa1), page_of(&image, 0xb2)];
+        let mut images = vec![("whole".to_owned(), image.clone())];
+        // However often recovery itself is interrupted.
+        let media = SimMedia::new(image, domain);
+        let states: Arc<Mutex<Vec<Failure>>> = Arc::default();
+        let queue = states.clone();
+        media.record(Some(Box::new(move |crash| {
+            let keeps = [Keep::Nothing, Keep::Everything, Keep::Only(0)];
+            queue
+                .lock()
+                .extend(keeps.map(|k| (format!("recovery fence {} {k:?}", crash.fences), crash.image(k))));
+        })));
+        drop(
+            Fs::open(media, &OpenOptions { no_ticker: true, power_lost: true, ..OpenOptions::default() })
+                .unwrap(),
+        );
+        images.append(&mut states.lock());
+        assert!(images.len() > 6);
+        for (what, image) in images {
+            let mut fs = open(image, domain);
+            for round in 0..4 {
+                assert_eq!(errno(fs.getattr(f)), Some(libc::EUCLEAN), "{domain:?} {what}, round {round}");
+                assert!(content(&fs, g) == [0xc3; 5000], "{domain:?} {what}, round {round}");
+                chmod(&fs, g, 0o600 | round);
+                if round == 0 {
+                    fill(&fs);
+                    settle(&fs);
+                }
+                if round == 2 {
+                    fs.close().unwrap();
+                }
+                let image = fs.media().image();
+                for (at, fill) in pages.into_iter().zip([0xa1, 0xb2]) {
+                    assert!(image[at..at + BLOCK].iter().all(|&b| b == fill), "{domain:?} {what}: {fill:x}");
+                }
+                fs = open(image, domain);
+            }
+        }
+    }
+}
+
+#[test]
+fn where_damage_hides_which_blocks_are_used_nothing_is_changed() {
+    type Damage = fn(&mut [u8], Ino);
+    let cases: [(&str, Damage); 3] = [
+        ("segment head", |image, f| image[first_segment(image, f) + 20] ^= 1),
+        ("log head", |image, f| image[slot(f) + LOG_HEAD_OFFSET as usize] ^= 1),
+        ("slot", |image, f| image[slot(f) + 20] ^= 1),
+    ];
+    for (what, damage) in cases {
+        for domain in [Domain::Memory, Domain::PageCache] {
+            let (f, g, mut image) = damaged_file(domain, damage);
+            for _ in 0..2 {
+                let fs = open(image, domain);
+                assert_eq!(errno(fs.getattr(f)), Some(libc::EUCLEAN), "{what}");
+                assert!(content(&fs, g) == [0xc3; 5000], "{what}");
+                assert_eq!(errno(fs.write(&Cred::root(), g, 0, &[1], false)), Some(libc::EROFS), "{what}");
+                assert_eq!(errno(fs.create(&Cred::root(), Ino::ROOT, b"n", 0o644, 0, 0)), Some(libc::EROFS));
+                fs.sync().unwrap();
+                fs.close().unwrap();
+                image = fs.media().image();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_damaged_directory_hides_what_is_below_it_alone() {
+    let domain = Domain::Memory;
+    let fs = fresh(domain);
+    let (d, e) = (mkdir(&fs, Ino::ROOT, b"d"), mkdir(&fs, Ino::ROOT, b"e"));
+    for n in 0..9 {
+        create(&fs, d, format!("x{n}").as_bytes());
+    }
+    let y = create(&fs, e, b"y");
+    fs.write(&Cred::root(), y, 0, &[5; 100], false).unwrap();
+    fs.tick().unwrap();
+    let mut image = fs.media().image();
+    image[slot(d) + LINE + 40] ^= 1;
+    for _ in 0..2 {
+        let fs = open(image, domain);
+        assert_eq!(errno(fs.lookup(&Cred::root(), d, b"x3")), Some(libc::EUCLEAN));
+        assert_eq!(find(&fs, e, b"y"), Some(y));
+        assert!(content(&fs, y) == [5; 100]);
+        assert_eq!(errno(fs.mkdir(&Cred::root(), e, b"n", 0o755, 0)), Some(libc::EROFS));
+        image = fs.media().image();
+    }
+}
+
+#[test]
+fn bad_media_matters_to_those_whose_it_is() {
+    let options = OpenOptions { no_ticker: true, power_lost: true, ..OpenOptions::default() };
+    for domain in [Domain::Memory, Domain::PageCache] {
+        let fs = fresh(domain);
+        let cred = Cred::root();
+        let (d, f) = (mkdir(&fs, Ino::ROOT, b"d"), create(&fs, Ino::ROOT, b"f"));
+        let (g, h) = (create(&fs, Ino::ROOT, b"g"), create(&fs, Ino::ROOT, b"h"));
+        (0..9).for_each(|n| {
+            create(&fs, d, format!("x{n}").as_bytes());
+        });
+        for n in [f, g, h] {
+            (0..9).for_each(|m| chmod(&fs, n, 0o600 | m));
+        }
+        (0..9).for_each(|n| fs.unlink(&cred, d, format!("x{n}").as_bytes()).unwrap());
+        fs.rmdir(&cred, Ino::ROOT, b"d").unwrap();
+        fs.unlink(&cred, Ino::ROOT, b"f").unwrap();
+        settle(&fs);
+        let image = fs.media().image();
+        let removed = [first_segment(&image, d), first_segment(&image, f), slot(f)];
+        // The old logs of what nobody names, and a slot.
+        let media = SimMedia::new(image.clone(), domain);
+        for at in removed {
+            media.poison(at..at + LINE);
+        }
+        let fs = Fs::open(media, &options).unwrap();
+        assert_eq!(fs.open_report().damaged, 0);
+        for n in [g, h] {
+            assert_eq!(fs.getattr(n).unwrap().mode & 0o7777, 0o610);
+            chmod(&fs, n, 0o700);
+        }
+        // The log of what somebody names.
+        for at in [first_segment(&image, g), slot(g)] {
+            let media = SimMedia::new(image.clone(), domain);
+            media.poison(at..at + LINE);
+            let fs = Fs::open(media, &options).unwrap();
+            assert_eq!(errno(fs.getattr(g)), Some(libc::EIO));
+            assert_eq!(fs.getattr(h).unwrap().mode & 0o7777, 0o610);
+            assert_eq!(
+                errno(fs.setattr(&cred, h, &SetAttr::default())).or(Some(libc::EROFS)),
+                Some(libc::EROFS)
+            );
+            assert_eq!(errno(fs.create(&cred, Ino::ROOT, b"n", 0o644, 0, 0)), Some(libc::EROFS));
+        }
+    }
+}
+
+#[test]
+fn the_state_lines_may_be_lost_in_one_of_their_places() {
+    let state = STATE_BLOCK as usize * BLOCK;
+    for domain in [Domain::Memory, Domain::CpuCache, Domain::PageCache] {
+        for copy in [false, true] {
+            let mut fs = fresh(domain);
+            let (f, cred) = (create(&fs, Ino::ROOT, b"f"), Cred::root());
+            for round in 0..40u8 {
+                fs.write(&cred, f, 0, &[round; 3 * BLOCK], false).unwrap();
+                // Blocks go from hand to hand.
+                let passing = create(&fs, Ino::ROOT, b"passing");
+                fs.write(&cred, passing, 0, &[0xdd; 3 * BLOCK], false).unwrap();
+                fs.unlink(&cred, Ino::ROOT, b"passing").unwrap();
+                fs.sync().unwrap();
+                fs.tick().unwrap();
+                if round % 10 == 9 {
+                    if round == 29 {
+                        fs.close().unwrap();
+                    }
+                    let mut image = fs.media().image();
+                    let at = if copy { image.len() - BLOCK + STATE_COPY_OFFSET as usize } else { state };
+                    image[at..at + 2 * LINE].fill(0);
+                    fs = open(image, domain);
+                    assert!(content(&fs, f) == [round; 3 * BLOCK], "{domain:?}, round {round}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn epochs_go_on_above_all_that_logs_carry() {
+    for domain in [Domain::Memory, Domain::PageCache] {
+        let fs = fresh(domain);
+        let f = create(&fs, Ino::ROOT, b"f");
+        for n in 0..3000 {
+            fs.tick().unwrap();
+            if n % 1000 == 999 {
+                chmod(&fs, f, 0o600 | n / 1000);
+            }
+        }
+        let mut image = fs.media().image();
+        let sb = super_block(&image);
+        let end = image.len() - BLOCK + STATE_COPY_OFFSET as usize;
+        let lines = [0, LINE].map(|l| [STATE_BLOCK as usize * BLOCK + l, end + l]);
+        for &at in lines.as_flattened() {
+            let line: &mut [u8] = &mut image[at..at + LINE];
+            let found = State::decode((&*line).try_into().unwrap(), &sb.key).unwrap();
+            line.copy_from_slice(&State { settled: 1, clean: false, ..found }.encode(&sb.key));
+        }
+        let epoch = |image: &[u8], mode| Head::decode(&image[attr_record(image, mode)..]).unwrap().epoch;
+        let old = epoch(&image, 0o602);
+        assert!(old > 3000);
+        let fs = open(image, domain);
+        chmod(&fs, f, 0o700);
+        assert!(epoch(&fs.media().image(), 0o700) > old);
+    }
 }
 
 #[test]

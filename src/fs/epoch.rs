@@ -64,6 +64,11 @@ impl Epochs {
         self.current.load(Ordering::Acquire)
     }
 
+    /// Goes on above `epoch`. Nobody is inside.
+    pub fn raise(&self, epoch: u64) {
+        self.current.fetch_max(epoch + 1, Ordering::SeqCst);
+    }
+
     /// Enters the current epoch.
     #[inline]
     pub fn enter(&self) -> Guard<'_> {

@@ -248,7 +248,8 @@ pub struct SlotHeader {
 }
 
 /// Where in the header line the log head stands: the address of the first segment, or 0 for the lines
-/// of the slot itself. Outside the header's CRC, because log cleaning swings it with one 8-byte store.
+/// of the slot itself; with inverted check bits where the log is damaged. Outside the header's CRC, because log
+/// cleaning swings it with one 8-byte store.
 pub const LOG_HEAD_OFFSET: u64 = 56;
 
 impl SlotHeader {
@@ -289,6 +290,15 @@ pub fn pack_log_head(segment: Addr) -> u64 {
     assert!(segment.0.is_multiple_of(MINI as u64) && segment.0 >> 48 == 0);
     let check = crc32c(&segment.0.to_le_bytes(), 0x10de) as u16;
     segment.0 | (check as u64) << 48
+}
+
+/// Check bits inverted: recovery found the log damaged, and without a repair its inode is not used again. A
+/// log head still, for who reads what is left.
+pub const LOG_CONDEMNED: u64 = 0xffff << 48;
+
+/// Whether a log head says that the log is damaged.
+pub fn is_condemned(v: u64) -> bool {
+    v == LOG_CONDEMNED || unpack_log_head(v ^ LOG_CONDEMNED).is_some()
 }
 
 /// `None` where the check bits do not match.

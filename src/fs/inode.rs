@@ -309,20 +309,24 @@ impl Redos {
         }
     }
 
-    /// Stores what is left. Idempotent; the caller fences.
+    /// Stores what is left. Idempotent. Where media is bad the rest is stored all the same.
     pub fn apply<M: Media>(&self, core: &Core<M>, index: &PageIndex) -> Result<u64> {
-        let mut applied = 0;
+        let (mut applied, mut failed) = (0, None);
         for (&page, pieces) in &self.pages {
             let super::index::Mapping::Written(block) = index.get(page) else { continue };
             for piece in pieces {
                 let at = log::block_addr(block).add(piece.at as u64);
-                let dirty = core.media.copy_cached(at, &piece.bytes)?;
-                let flushed = core.media.flush(dirty);
-                core.media.fence(flushed);
-                applied += 1;
+                match core.media.copy_cached(at, &piece.bytes) {
+                    Ok(dirty) => {
+                        let flushed = core.media.flush(dirty);
+                        core.media.fence(flushed);
+                        applied += 1;
+                    }
+                    Err(fault) => failed = Some(fault),
+                }
             }
         }
-        Ok(applied)
+        failed.map_or(Ok(applied), |fault| Err(fault.into()))
     }
 }
 

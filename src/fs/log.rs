@@ -535,14 +535,33 @@ pub struct Reader<'a, M: Media> {
     buffer: Box<[u8; BLOCK]>,
     /// What part of media the buffer holds.
     buffered: (Addr, usize),
+    /// Reads on behind a damaged record.
+    salvaging: bool,
+    /// The highest epoch among the records read.
+    newest: u64,
 }
 
 impl<'a, M: Media> Reader<'a, M> {
     /// EUCLEAN where the log's head is damaged.
     pub fn new(core: &'a Core<M>, owner: Owner) -> Result<Self> {
+        Reader::begin(core, owner, false)
+    }
+
+    /// For a damaged log: what can be read of it, damaged records left out, is read without an error.
+    pub fn salvage(core: &'a Core<M>, owner: Owner) -> Result<Self> {
+        Reader::begin(core, owner, true)
+    }
+
+    fn begin(core: &'a Core<M>, owner: Owner, salvaging: bool) -> Result<Self> {
         let mut log = Log::new(core.key_crc, &owner);
         let mut reader = {
-            let word = core.media.load64(owner.slot.add(LOG_HEAD_OFFSET))?;
+            let mut word = core.media.load64(owner.slot.add(LOG_HEAD_OFFSET))?;
+            if is_condemned(word) {
+                if !salvaging {
+                    return Err(damaged(&owner, "its log was found damaged when the pool was opened"));
+                }
+                word ^= LOG_CONDEMNED;
+            }
             if word != 0 {
                 let addr = unpack_log_head(word)
                     .filter(|a| core.holds(*a, MINI))
@@ -550,7 +569,8 @@ impl<'a, M: Media> Reader<'a, M> {
                 log.tail = addr;
                 log.in_slot = false;
             }
-            Reader { core, owner, log, buffer: Box::new([0; BLOCK]), buffered: (Addr(0), 0) }
+            let (buffer, buffered) = (Box::new([0; BLOCK]), (Addr(0), 0));
+            Reader { core, owner, log, buffer, buffered, salvaging, newest: 0 }
         };
         if !reader.log.in_slot {
             let (segment, incarnation) = reader
@@ -598,10 +618,21 @@ impl<'a, M: Media> Reader<'a, M> {
         loop {
             let mark = self.mark();
             let Some(head) = self.peek()? else {
-                self.check_end()?;
+                if let Some(lines) = self.gap() {
+                    if !self.salvaging {
+                        return Err(damaged(&self.owner, "a record in the middle of its log is damaged"));
+                    }
+                    self.advance(lines);
+                    continue;
+                }
+                if self.salvaging && before.is_some() {
+                    op.before = before;
+                    return Ok(true);
+                }
                 self.rewind(before.unwrap_or(mark)); // an operation cut short never happened
                 return Ok(false);
             };
+            self.newest = self.newest.max(head.epoch);
             let (from, len) = (self.at(), head.lines as usize * LINE);
             match head.kind {
                 Type::Link => {
@@ -666,6 +697,10 @@ impl<'a, M: Media> Reader<'a, M> {
         &self.log
     }
 
+    pub fn newest(&self) -> u64 {
+        self.newest
+    }
+
     fn advance(&mut self, lines: u32) {
         self.log.tail = self.log.tail.add(lines as u64 * LINE as u64);
         self.log.seq = self.log.seq.wrapping_add(lines);
@@ -711,8 +746,9 @@ impl<'a, M: Media> Reader<'a, M> {
         self.log.incarnation > self.core.found.crashed && head.epoch <= self.core.found.settled
     }
 
-    /// EUCLEAN where a record that is certain stands behind the tail: what stood at the tail was there once.
-    fn check_end(&self) -> Result<()> {
+    /// Lines from the tail to the next record that is certain (in a damaged log: that is whole): what stood there
+    /// was a record once.
+    fn gap(&self) -> Option<u32> {
         let end = self.at() + (self.log.room as usize + 1) * LINE;
         for ahead in 1..=self.log.room as usize {
             let at = self.at() + ahead * LINE;
@@ -720,13 +756,13 @@ impl<'a, M: Media> Reader<'a, M> {
             let next = at + head.lines as usize * LINE;
             if head.seq == self.log.seq.wrapping_add(ahead as u32)
                 && next <= end
-                && self.is_certain(&head)
+                && (self.salvaging || self.is_certain(&head))
                 && crate::media::crc32c(&self.buffer[at + 4..next], self.log.seed) == head.crc
             {
-                return Err(damaged(&self.owner, "a record in the middle of its log is damaged"));
+                return Some(ahead as u32);
             }
         }
-        Ok(())
+        None
     }
 
     /// The valid record at the tail, if there is one; its bytes are in the buffer.

@@ -120,6 +120,8 @@ pub struct OpenReport {
     pub voided: u64,
     /// Inodes no directory names, reclaimed.
     pub orphans: u64,
+    /// Inodes with names that cannot be used: their logs are damaged.
+    pub damaged: u64,
     pub seconds: f64,
 }
 

@@ -1,7 +1,8 @@
 //! Making, opening, closing and syncing a pool.
 //!
 //! The state line says which mount this is, whether the last one ended cleanly, and up to which epoch
-//! everything is complete. It is one line in two copies written in turn, and again at the pool's end.
+//! everything is complete. It is one of two lines written in turn, and again at the pool's end: that one bad
+//! page damages both lines of a copy must cost nothing.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -138,7 +139,7 @@ impl<M: Media> Fs<M> {
             write_super(&media, &sb)?;
         }
         let fs = Fs::start(media, sb, options)?;
-        if options.read_only {
+        if fs.core.read_only {
             fs.core.poisoned.store(true, Ordering::Release);
         } else if !options.no_ticker {
             *fs.ticker.lock() = Some(Ticker::start(&fs));
@@ -166,6 +167,8 @@ impl<M: Media> Fs<M> {
             checkpoint: 0,
             boot: boot(),
         };
+        // What the last crash left is told from damage until recovery is through, however often that begins.
+        let entered = State { crashed: previous.crashed, ..state };
         let epoch = previous.settled + EPOCH_SLACK;
         let key_crc = crate::media::crc32c(&sb.key, 0);
         let deferring = Fs::<M>::defers(media.domain());
@@ -189,7 +192,7 @@ impl<M: Media> Fs<M> {
             head_moves: Mutex::default(),
         };
         // Nothing else may reach media before the pool is marked as in use.
-        write_state(&core, &state, true)?;
+        write_state(&core, &entered)?;
         core.media.sync().map_err(|e| sync_error(e, "mount::open"))?;
         let loaded = match previous.clean {
             true => match checkpoint::load(&mut core, previous.checkpoint) {
@@ -207,6 +210,7 @@ impl<M: Media> Fs<M> {
             Some(opened) => opened,
             None => recover::recover(&mut core, &previous, options.power_lost)?,
         };
+        core.read_only |= opened.read_only;
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let fs = Fs {
             core,
@@ -224,7 +228,7 @@ impl<M: Media> Fs<M> {
             report: OpenReport { seconds: begun.elapsed().as_secs_f64(), ..opened.report },
             ticker: Mutex::new(None),
         };
-        if !was_clean && !read_only {
+        if !was_clean && !fs.core.read_only {
             fs.settle_durably()?; // recovery has settled everything there is
         }
         Ok(Arc::new(fs))
@@ -265,13 +269,12 @@ impl<M: Media> Fs<M> {
         synced.named = synced.done;
         synced.done = ended;
         self.move_heads(synced.named).inspect_err(|e| self.core.poison(e))?;
-        let state = {
-            let mut state = self.state.lock();
-            state.serial += 1;
-            state.settled = ended;
-            *state
-        };
-        write_state(&self.core, &state, false).inspect_err(|e| self.core.poison(e))?;
+        // Only once it is written may others rely on it.
+        let mut state = *self.state.lock();
+        state.serial += 1;
+        state.settled = ended;
+        write_state(&self.core, &state).inspect_err(|e| self.core.poison(e))?;
+        *self.state.lock() = state;
         if self.core.deferring {
             self.core.alloc.release(synced.named);
             self.slots.release(synced.named);
@@ -341,7 +344,7 @@ impl<M: Media> Fs<M> {
             state.checkpoint = checkpoint;
             *state
         };
-        write_state(&self.core, &state, true)?;
+        write_state(&self.core, &state)?;
         self.core.media.sync().map_err(|e| sync_error(e, "mount::close"))
     }
 
@@ -548,20 +551,18 @@ fn state_addr(sb: &Super, copy: bool, serial: u64) -> Addr {
     }
 }
 
-/// Writes the state line; `both` also the copy at the pool's end, which only mounts and closes keep up
-/// to date.
-fn write_state<M: Media>(core: &Core<M>, state: &State, both: bool) -> Result<()> {
+/// Writes the state line and its copy at the pool's end, one after the other.
+fn write_state<M: Media>(core: &Core<M>, state: &State) -> Result<()> {
     let line = state.encode(&core.sb.key);
-    let first = core.media.copy_nt(state_addr(&core.sb, false, state.serial), &line)?;
-    core.media.fence(first);
-    if both {
-        let second = core.media.copy_nt(state_addr(&core.sb, true, state.serial), &line)?;
-        core.media.fence(second);
+    for copy in [false, true] {
+        let flushed = core.media.copy_nt(state_addr(&core.sb, copy, state.serial), &line)?;
+        core.media.fence(flushed);
     }
     Ok(())
 }
 
-/// The newest valid state line. One from the copy alone counts as not clean: the pool may have moved on.
+/// The newest valid state line of both copies. One from the copy alone counts as not clean: should its newest
+/// line be damaged, too, then the pool moved on.
 fn read_state<M: Media>(media: &M, sb: &Super) -> Result<State> {
     let newest = |copy: bool| {
         (0..2)
@@ -576,7 +577,9 @@ fn read_state<M: Media>(media: &M, sb: &Super) -> Result<State> {
             })
             .max_by_key(|s| s.serial)
     };
-    newest(false).or_else(|| newest(true).map(|s| State { clean: false, ..s })).ok_or_else(|| {
+    let (first, second) = (newest(false), newest(true));
+    let copied = second.map(|s| State { clean: s.clean && first.is_some(), ..s });
+    first.into_iter().chain(copied).max_by_key(|s| s.serial).ok_or_else(|| {
         Error::message(
             libc::EUCLEAN,
             "mount::read_state",
@@ -657,6 +660,8 @@ pub(super) struct Opened {
     pub table_inode: Inode,
     pub slot_count: u32,
     pub free_slots: Vec<u32>,
+    /// Damage hides which blocks are in use.
+    pub read_only: bool,
     pub report: OpenReport,
 }
 

@@ -12,15 +12,20 @@
 //!    marked, and redo bytes are stored again.
 //! 5. Logs that were cut are sealed, so that what was voided once is void for ever.
 //!
+//! **Damage** costs the inode that has it, not the pool. A damaged file answers EUCLEAN from then on (its log head
+//! says so, because later recoveries cannot tell any more), and the blocks that the rest of its log names stay
+//! taken. Where damage hides which blocks are in use (a directory's, or a log that cannot be followed to its end)
+//! nothing is changed: the pool is open for reading only. What nobody names may be damaged as it likes.
+//!
 //! Every step can be repeated: a crash in recovery is followed by the same recovery.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use super::alloc::{Block, Class, Conflict, Run};
+use super::alloc::{Block, Class, Conflict, Mini, Run};
 use super::dirindex::Named;
 use super::format::*;
 use super::inode::{self, AddRecord, Body, Data, Inode, Partner, Redos};
@@ -41,16 +46,23 @@ struct Recovery<'a, M: Media> {
     settled: u64,
     power_loss: bool,
     headers: Headers,
+    /// Slots on bad media.
+    bad_slots: HashSet<u32>,
     voided: AtomicU32,
+    /// The highest epoch that a log carries.
+    newest: AtomicU64,
 }
+
+/// Inodes with names that cannot be read.
+type Damaged = Vec<(u32, Error)>;
 
 /// Directories replayed, and what they say of change times: (directory, inode, time).
 #[derive(Default)]
 struct Replayed {
     dirs: HashMap<u32, Arc<Inode>>,
     stamps: Vec<(u32, u32, u64)>,
-    /// Those that cannot be read. A removed directory's log is anything by now; only the root's reach decides
-    /// whether it matters.
+    /// Those that cannot be read. A removed directory's log is anything by now, and may be on bad media; only
+    /// the root's reach decides whether it matters.
     broken: HashMap<u32, Error>,
 }
 
@@ -77,6 +89,8 @@ struct Repairs {
     seals: Vec<(Owner, Log)>,
     /// Change times that only directories know.
     stamps: HashMap<u32, u64>,
+    /// Files.
+    damaged: Damaged,
 }
 
 pub(super) fn recover<M: Media>(core: &mut Core<M>, previous: &State, power_lost: bool) -> Result<Opened> {
@@ -94,9 +108,11 @@ pub(super) fn recover<M: Media>(core: &mut Core<M>, previous: &State, power_lost
         settled: previous.settled,
         power_loss: core.deferring && (power_lost || previous.boot == 0 || previous.boot != boot()),
         headers: Vec::new(),
+        bad_slots: HashSet::new(),
         voided: AtomicU32::new(0),
+        newest: AtomicU64::new(0),
     };
-    r.headers = r.read_headers(slots)?;
+    (r.headers, r.bad_slots) = r.read_headers(slots)?;
     if r.headers[ROOT_INO as usize].is_none_or(|h| h.mode & libc::S_IFMT != libc::S_IFDIR) {
         return Err(Error::message(
             libc::EUCLEAN,
@@ -106,11 +122,18 @@ pub(super) fn recover<M: Media>(core: &mut Core<M>, previous: &State, power_lost
     }
     let table = table::Table::new();
     let mut repairs = Repairs::default();
-    r.recover_directories(&table, slots, &mut repairs)?;
+    let lost = r.recover_directories(&table, slots, &mut repairs)?;
     r.recover_files(&table, slots, &mut repairs)?;
+    let damaged = (lost.len() + repairs.damaged.len()) as u64;
+    let read_only = r.report_damage(&lost, &repairs.damaged);
     core.alloc.start();
-    r.repair(&table, repairs)?;
-    let mut free_slots: Vec<u32> = (2..slots).filter(|&ino| table.entry(ino).links() == 0).collect();
+    // Above all that logs carry, even if the state line is older than they are.
+    core.epochs.raise(r.newest.load(Ordering::Relaxed));
+    if !read_only {
+        r.repair(&table, repairs)?;
+    }
+    let is_free = |ino: &u32| table.entry(*ino).links() == 0 && !r.bad_slots.contains(ino);
+    let mut free_slots: Vec<u32> = (2..slots).filter(is_free).collect();
     let orphans = free_slots.iter().filter(|&&ino| r.headers[ino as usize].is_some()).count() as u64;
     free_slots.reverse();
     let report = OpenReport {
@@ -118,9 +141,10 @@ pub(super) fn recover<M: Media>(core: &mut Core<M>, previous: &State, power_lost
         inodes_scanned: slots as u64 - free_slots.len() as u64,
         voided: r.voided.load(Ordering::Relaxed) as u64,
         orphans,
+        damaged,
         seconds: 0.0,
     };
-    Ok(Opened { table, table_inode, slot_count: slots, free_slots, report })
+    Ok(Opened { table, table_inode, slot_count: slots, free_slots, read_only, report })
 }
 
 /// Runs `work` over `[0, count)` in parts, on all CPUs.
@@ -175,22 +199,24 @@ impl<M: Media> Recovery<'_, M> {
         self.headers[ino as usize].is_some_and(|h| h.mode & libc::S_IFMT == libc::S_IFDIR)
     }
 
-    fn read_headers(&self, slots: u32) -> Result<Headers> {
-        let parts = parallel(slots, |range, out: &mut Vec<(u32, SlotHeader)>| {
-            for ino in range {
-                if let Some(h) =
-                    inode::read_header(self.core, ino, self.slot(ino))?.filter(|_| ino != TABLE_INO)
-                {
-                    out.push((ino, h));
+    fn read_headers(&self, slots: u32) -> Result<(Headers, HashSet<u32>)> {
+        type Part = (Vec<(u32, SlotHeader)>, Vec<u32>);
+        let parts = parallel(slots, |range, (found, bad): &mut Part| {
+            for ino in range.filter(|&ino| ino != TABLE_INO) {
+                match inode::read_header(self.core, ino, self.slot(ino)) {
+                    Ok(header) => found.extend(header.map(|h| (ino, h))),
+                    Err(_) => bad.push(ino),
                 }
             }
             Ok(())
         })?;
         let mut headers = vec![None; slots as usize];
-        for (ino, h) in parts.into_iter().flatten() {
-            headers[ino as usize] = Some(h);
+        let mut bad_slots = HashSet::new();
+        for (found, bad) in parts {
+            found.into_iter().for_each(|(ino, h)| headers[ino as usize] = Some(h));
+            bad_slots.extend(bad);
         }
-        Ok(headers)
+        Ok((headers, bad_slots))
     }
 
     /// Whether an operation needs proof that what it depends on is on media.
@@ -201,14 +227,18 @@ impl<M: Media> Recovery<'_, M> {
     // -----------------------------------------------------------------------------------------------
     // Directories
 
-    fn recover_directories(&self, table: &table::Table, slots: u32, repairs: &mut Repairs) -> Result<()> {
+    /// What the root reaches goes into the table; the inodes among it are returned that are lost for now, with all
+    /// below them.
+    fn recover_directories(
+        &self,
+        table: &table::Table,
+        slots: u32,
+        repairs: &mut Repairs,
+    ) -> Result<Damaged> {
         let parts = parallel(slots, |range, out: &mut Vec<(u32, Scan)>| {
             for ino in range.filter(|&ino| self.is_dir(ino)) {
-                match self.scan(ino) {
-                    Ok(scan) => out.push((ino, scan)),
-                    Err(e) if e.errno() == libc::EUCLEAN => {} // the replay says so again
-                    Err(e) => return Err(e),
-                }
+                // The replay fails in the same way.
+                out.extend(self.scan(ino).ok().map(|scan| (ino, scan)));
             }
             Ok(())
         })?;
@@ -216,7 +246,7 @@ impl<M: Media> Recovery<'_, M> {
         loop {
             self.settle_pairs(&mut scans);
             let mut replayed = self.replay_directories(&scans, slots)?;
-            let reached = self.reach(&mut replayed)?;
+            let (reached, damaged) = self.reach(&mut replayed)?;
             if self.power_loss && self.keep_in_reach(&mut scans, &reached) {
                 continue; // an entry had left for a directory that the power loss took
             }
@@ -225,7 +255,8 @@ impl<M: Media> Recovery<'_, M> {
                     note(&mut repairs.stamps, ino, time);
                 }
             }
-            return self.adopt(table, replayed.dirs, &reached, &scans, repairs);
+            self.adopt(table, replayed.dirs, &reached, &scans, repairs)?;
+            return Ok(damaged);
         }
     }
 
@@ -240,7 +271,7 @@ impl<M: Media> Recovery<'_, M> {
             let in_doubt = self.in_doubt(&op, !more);
             if in_doubt && !self.depends_on_media(&op)? {
                 scan.cut = Some(op.seq());
-                return Ok(scan);
+                break;
             }
             for record in op.records() {
                 if let Some((partner, leaves)) = partner_of(&record) {
@@ -249,6 +280,7 @@ impl<M: Media> Recovery<'_, M> {
             }
             std::mem::swap(&mut op, &mut next);
         }
+        self.newest.fetch_max(reader.newest(), Ordering::Relaxed);
         Ok(scan)
     }
 
@@ -284,15 +316,17 @@ impl<M: Media> Recovery<'_, M> {
             Ok(reader) => reader,
             // Of the new slot all is there but the log head, which is still the last inode's.
             Err(e) if e.errno() == libc::EUCLEAN => return Ok(false),
-            Err(e) => return Err(e),
+            Err(_) => return Ok(true), // its log is on bad media: an inode that cannot be read
         };
         if reader.log().head_seq() > 0 {
             return Ok(true); // it was cleaned since: its beginning was there
         }
         let mut op = Op::default();
         while reader.log().seq() < add.lines as u32 {
-            if !reader.next(&mut op)? {
-                return Ok(false);
+            match reader.next(&mut op) {
+                Ok(true) => {}
+                Ok(false) => return Ok(false),
+                Err(_) => return Ok(true), // it is damaged, but it was there
             }
             // Elsewhere values are durable before their records; and what was settled may be gone again.
             if self.power_loss && self.in_doubt(&op, false) && !self.depends_on_media(&op)? {
@@ -313,7 +347,8 @@ impl<M: Media> Recovery<'_, M> {
         if len > crate::limits::XATTR_VALUE_BYTES_MAX || !self.core.holds_blocks(run) {
             return Ok(false);
         }
-        Ok(self.core.media.crc32c(log::block_addr(run.start), len, 0)? == get32(b, field::xattr::CRC))
+        let crc = self.core.media.crc32c(log::block_addr(run.start), len, 0);
+        Ok(crc.is_ok_and(|crc| crc == get32(b, field::xattr::CRC)))
     }
 
     /// Cuts every log before a paired record in doubt whose other half is not there, until no cut
@@ -429,21 +464,33 @@ impl<M: Media> Recovery<'_, M> {
         Ok(inode::assemble(&header, &owner, body, atime))
     }
 
-    /// The directories that the root reaches, each with its parent.
-    fn reach(&self, replayed: &mut Replayed) -> Result<HashMap<u32, u32>> {
+    /// The directories that the root reaches, each with its parent, and what of the tree is damaged.
+    fn reach(&self, replayed: &mut Replayed) -> Result<(HashMap<u32, u32>, Damaged)> {
         let mut parents = HashMap::from([(ROOT_INO, ROOT_INO)]);
         let mut queue = vec![ROOT_INO];
+        let mut damaged = Damaged::new();
         while let Some(ino) = queue.pop() {
             let Some(dir) = replayed.dirs.get(&ino) else {
-                let error = replayed.broken.remove(&ino);
-                return Err(error.unwrap_or_else(|| bad_entry(ino, "is named as a directory and is none")));
+                match replayed.broken.remove(&ino) {
+                    Some(e) if ino != ROOT_INO => damaged.push((ino, e)),
+                    Some(e) => return Err(e),
+                    None => return Err(bad_entry(ino, "is named as a directory and is none")),
+                }
+                continue;
             };
             let body = dir.body.read();
             for Named { entry: e, .. } in body.dir()?.iter_after(0) {
-                let header = self.headers.get(e.ino.0 as usize).copied().flatten();
-                if header.is_none_or(|h| {
-                    h.generation != e.generation || h.mode & libc::S_IFMT != e.kind.mode_bits()
-                }) {
+                let Some(header) = self.headers.get(e.ino.0 as usize) else {
+                    return Err(bad_entry(ino, "names an inode that is not there"));
+                };
+                let Some(header) = header else {
+                    damaged.push((e.ino.0, bad_entry(ino, "names an inode whose slot is damaged")));
+                    if e.kind == Kind::Directory {
+                        parents.insert(e.ino.0, ino);
+                    }
+                    continue;
+                };
+                if header.generation != e.generation || header.mode & libc::S_IFMT != e.kind.mode_bits() {
                     return Err(bad_entry(ino, "names an inode that is not there"));
                 }
                 if e.kind == Kind::Directory {
@@ -454,7 +501,7 @@ impl<M: Media> Recovery<'_, M> {
                 }
             }
         }
-        Ok(parents)
+        Ok((parents, damaged))
     }
 
     /// Cuts logs before entries that left for a directory which is not reached. Whether it changed any.
@@ -494,30 +541,29 @@ impl<M: Media> Recovery<'_, M> {
         repairs: &mut Repairs,
     ) -> Result<()> {
         for (&ino, &parent) in reached {
-            let dir = &dirs[&ino];
             let entry = table.entry(ino);
             entry.parent.store(parent, Ordering::Relaxed);
             entry.nlink.fetch_add(2, Ordering::Relaxed);
             if ino != ROOT_INO {
                 table.entry(parent).nlink.fetch_add(1, Ordering::Relaxed);
             }
+            let Some(dir) = dirs.get(&ino) else { continue };
             let body = dir.body.read();
             for Named { entry: e, .. } in body.dir()?.iter_after(0) {
                 if e.kind != Kind::Directory {
                     table.entry(e.ino.0).nlink.fetch_add(1, Ordering::Relaxed);
                 }
             }
-            if scans.get(&ino).is_some_and(|s| s.cut.is_some()) {
+            let cut = scans.get(&ino).is_some_and(|s| s.cut.is_some());
+            if cut {
                 self.voided.fetch_add(1, Ordering::Relaxed);
             }
             mark(self.core, ino, &body)?;
             drop(body);
             entry.node.fill(dir.clone()).ok().expect("a directory is reached once");
-        }
-        for (ino, scan) in scans.iter().filter(|(ino, s)| s.cut.is_some() && reached.contains_key(*ino)) {
-            let _ = scan;
-            let dir = &dirs[ino];
-            repairs.seals.push((dir.owner(), dir.body.read().log.clone()));
+            if cut {
+                repairs.seals.push((dir.owner(), dir.body.read().log.clone()));
+            }
         }
         Ok(())
     }
@@ -529,7 +575,8 @@ impl<M: Media> Recovery<'_, M> {
         let stamps = std::mem::take(&mut repairs.stamps);
         let parts = parallel(slots, |range, out: &mut Repairs| {
             for ino in range {
-                if table.entry(ino).links() > 0 && !self.is_dir(ino) && ino != TABLE_INO {
+                let is_named = table.entry(ino).links() > 0;
+                if is_named && self.headers[ino as usize].is_some() && !self.is_dir(ino) {
                     self.recover_file(ino, stamps.get(&ino).copied(), out)?;
                 } else if self.is_dir(ino)
                     && let (Some(&time), Some(dir)) = (stamps.get(&ino), table.entry(ino).node.share())
@@ -543,11 +590,32 @@ impl<M: Media> Recovery<'_, M> {
         for part in parts {
             repairs.seals.extend(part.seals);
             repairs.stamps.extend(part.stamps);
+            repairs.damaged.extend(part.damaged);
         }
         Ok(())
     }
 
     fn recover_file(&self, ino: u32, stamp: Option<u64>, repairs: &mut Repairs) -> Result<()> {
+        let (body, redos) = match self.replay_file(ino, repairs) {
+            Ok(replayed) => replayed,
+            Err(e) => {
+                repairs.damaged.push((ino, e));
+                return Ok(());
+            }
+        };
+        mark(self.core, ino, &body)?;
+        if let Data::File(index) = &body.data
+            && let Err(e) = redos.apply(self.core, index)
+        {
+            tracing::error!("inode {ino}: of its last writes not all bytes could be stored again: {e}");
+        }
+        if let Some(time) = stamp.filter(|&t| t > body.ctime) {
+            repairs.stamps.insert(ino, time);
+        }
+        Ok(())
+    }
+
+    fn replay_file(&self, ino: u32, repairs: &mut Repairs) -> Result<(Body, Redos)> {
         let owner = self.owner(ino);
         let header = self.headers[ino as usize].expect("a directory names it");
         let mut reader = Reader::new(self.core, owner)?;
@@ -567,13 +635,71 @@ impl<M: Media> Recovery<'_, M> {
             inode::apply(self.core, &owner, &mut body, &mut atime, &op, Some(&mut redos))?;
             std::mem::swap(&mut op, &mut next);
         }
+        self.newest.fetch_max(reader.newest(), Ordering::Relaxed);
         body.log = reader.into_log();
-        mark(self.core, ino, &body)?;
-        if let Data::File(index) = &body.data {
-            redos.apply(self.core, index)?;
+        Ok((body, redos))
+    }
+
+    /// Names what is damaged and keeps from others what damaged files have, as far as their logs say. Whether
+    /// that is too little for anything to be changed.
+    fn report_damage(&self, lost: &Damaged, files: &Damaged) -> bool {
+        let mut read_only = false;
+        for (ino, e) in lost {
+            read_only = true;
+            tracing::error!("inode {ino}, and what is below it, cannot be used: {e}");
         }
-        if let Some(time) = stamp.filter(|&t| t > body.ctime) {
-            repairs.stamps.insert(ino, time);
+        for (ino, e) in files {
+            tracing::error!("inode {ino} cannot be used: {e}");
+            read_only |= !self.salvage(*ino);
+        }
+        if read_only {
+            tracing::error!(
+                "which blocks belong to what is damaged cannot be known: so that nothing of it is overwritten \
+                 the pool is open for reading only; copy its files to another pool"
+            );
+        }
+        read_only
+    }
+
+    /// Marks what a damaged log still names, unless others have it. Whether the log could be followed to its end.
+    fn salvage(&self, ino: u32) -> bool {
+        let owner = self.owner(ino);
+        let header = self.headers[ino as usize].expect("a directory names it");
+        let Ok(mut reader) = Reader::salvage(self.core, owner) else { return false };
+        let mut body = Body::new(&header, Log::new(self.core.key_crc, &owner));
+        let (mut op, mut atime) = (Op::default(), 0);
+        let followed = loop {
+            match reader.next(&mut op) {
+                // A record that says nonsense is left out, too.
+                Ok(true) => drop(inode::apply(self.core, &owner, &mut body, &mut atime, &op, None)),
+                Ok(false) => break true,
+                Err(_) => break false,
+            }
+        };
+        body.log = reader.into_log();
+        let alloc = &self.core.alloc;
+        for_each_owned(&body, &mut |owned| {
+            match owned {
+                Owned::Blocks(run) => {
+                    for n in 0..run.count {
+                        let _ = alloc.mark_used(Run { start: Block(run.start.0 + n), count: 1 });
+                    }
+                }
+                Owned::Mini(mini) => drop(alloc.mark_mini_used(mini)),
+            }
+            Ok(())
+        })
+        .expect("what others have is left to them");
+        followed
+    }
+
+    /// Lets a log's head say that the log is damaged. Idempotent.
+    fn condemn(&self, ino: u32) -> Result<()> {
+        let at = self.slot(ino).add(LOG_HEAD_OFFSET);
+        let head = self.core.media.load64(at)?;
+        if !is_condemned(head) {
+            let dirty = self.core.media.store64(at, head ^ LOG_CONDEMNED)?;
+            self.core.fence(self.core.media.flush(dirty));
         }
         Ok(())
     }
@@ -609,8 +735,11 @@ impl<M: Media> Recovery<'_, M> {
 
     // -----------------------------------------------------------------------------------------------
 
-    /// Seals what was cut and writes down times that only directories knew.
+    /// Condemns what is damaged, seals what was cut, and writes down times that only directories knew.
     fn repair(&self, table: &table::Table, repairs: Repairs) -> Result<()> {
+        for (ino, _) in repairs.damaged {
+            self.condemn(ino)?;
+        }
         let epoch = self.core.epochs.current();
         for (owner, mut log) in repairs.seals {
             let flushed = log.seal_void(self.core, &owner, epoch)?;
@@ -668,23 +797,39 @@ fn note(stamps: &mut HashMap<u32, u64>, ino: u32, time: u64) {
     *known = time.max(*known);
 }
 
-/// Marks all blocks of an inode as used.
+/// Space that an inode has.
+enum Owned {
+    Blocks(Run),
+    Mini(Mini),
+}
+
+/// Marks all that an inode has as used.
 fn mark<M: Media>(core: &Core<M>, ino: u32, body: &Body) -> Result<()> {
+    let marked = for_each_owned(body, &mut |owned| match owned {
+        Owned::Blocks(run) => core.alloc.mark_used(run),
+        Owned::Mini(mini) => core.alloc.mark_mini_used(mini),
+    });
+    marked.map_err(conflict(ino))
+}
+
+fn for_each_owned(
+    body: &Body,
+    each: &mut dyn FnMut(Owned) -> std::result::Result<(), Conflict>,
+) -> std::result::Result<(), Conflict> {
     if let Data::File(index) = &body.data {
         for run in index.iter_runs(0) {
-            core.alloc.mark_used(Run { start: run.block, count: run.count }).map_err(conflict(ino))?;
+            each(Owned::Blocks(Run { start: run.block, count: run.count }))?;
         }
     }
     for run in body.xattrs.iter().filter_map(|x| x.blocks) {
-        core.alloc.mark_used(run).map_err(conflict(ino))?;
+        each(Owned::Blocks(run))?;
     }
     for s in body.log.segments() {
-        if s.lines as u32 == MINI_LINES {
-            core.alloc.mark_mini_used(log::addr_mini(s.addr)).map_err(conflict(ino))?;
+        each(if s.lines as u32 == MINI_LINES {
+            Owned::Mini(log::addr_mini(s.addr))
         } else {
-            let start = Block((s.addr.0 / BLOCK as u64) as u32);
-            core.alloc.mark_used(Run { start, count: 1 }).map_err(conflict(ino))?;
-        }
+            Owned::Blocks(Run { start: Block((s.addr.0 / BLOCK as u64) as u32), count: 1 })
+        })?;
     }
     Ok(())
 }
