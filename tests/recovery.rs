@@ -654,7 +654,7 @@ fn epochs_go_on_above_all_that_logs_carry() {
         for n in 0..3000 {
             fs.tick().unwrap();
             if n % 1000 == 999 {
-                chmod(&fs, f, 0o600 | n / 1000);
+                chmod(&fs, f, 0o600 | (n / 1000));
             }
         }
         let mut image = fs.media().image();
