@@ -19,7 +19,7 @@ pub fn is_available() -> bool {
 /// The frequent side: between its store and its load.
 #[inline(always)]
 pub fn light() {
-    compiler_fence(Ordering::SeqCst);
+    if cfg!(miri) { fence(Ordering::SeqCst) } else { compiler_fence(Ordering::SeqCst) }
 }
 
 /// The rare side: between its store and its load. Some microseconds.
@@ -49,14 +49,16 @@ mod kernel {
     }
 }
 
+/// Miri has no such call. There both sides use full barriers, which is a pair of barriers as well: so it
+/// follows what leans, and its model of weak memory tells where an ordering is too weak.
 #[cfg(miri)]
 mod kernel {
     pub fn register() -> bool {
-        false
+        true
     }
 
     pub fn expedite() -> bool {
-        false
+        true
     }
 }
 

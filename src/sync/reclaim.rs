@@ -7,7 +7,11 @@
 //! The rule: a pin notes the epoch that it began in; what is taken out is tagged with the epoch after it was
 //! taken out. To free, a thread begins a new epoch, passes the heavy barrier, and frees whatever has a tag
 //! below every noted epoch. A reader that found the pointer noted an epoch not above the tag, before it
-//! looked: either its note is seen, or it looks after the barrier and finds the pointer gone.
+//! looked: either its note is seen, or it looks after the barrier and finds the pointer gone. (It reads the
+//! epoch with Acquire: a look that overtook that could find what was gone when the epoch began.)
+//!
+//! A cell remembers that it was filled once ([`Cell::was_filled`]): what it stands for is not to be had from
+//! elsewhere any more.
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
@@ -19,11 +23,13 @@ use parking_lot::{RwLock, RwLockReadGuard};
 use super::thread::NotSend;
 use super::{PerThread, barrier, thread};
 
+/// More than the pins that a thread has at a time.
+const EPOCH_UNIT: u64 = 1 << 16;
 /// What a thread takes out before it tries to free.
-const WAITING_MAX: usize = 512;
+const WAITING_MAX: usize = if cfg!(miri) { 8 } else { 512 };
 
 static EPOCH: AtomicU64 = AtomicU64::new(1);
-/// By slot: the epoch of the pin, or 0.
+/// By slot: the epoch of the outermost pin times [`EPOCH_UNIT`], and how many pins there are; 0 without any.
 static PINNED: [CachePadded<AtomicU64>; thread::SLOTS_MAX] =
     [const { CachePadded::new(AtomicU64::new(0)) }; thread::SLOTS_MAX];
 /// For threads without a slot.
@@ -45,20 +51,21 @@ pub struct Pin {
 
 enum Note {
     Slot(&'static AtomicU64),
-    /// An outer pin of the thread does it.
-    Nested,
-    Slotless {
-        _lock: RwLockReadGuard<'static, ()>,
-    },
+    Slotless { _lock: RwLockReadGuard<'static, ()> },
 }
 
 #[inline]
 pub fn pin() -> Pin {
     let note = match PINNED.get(thread::slot() as usize) {
         None => Note::Slotless { _lock: SLOTLESS.read_recursive() },
-        Some(note) if note.load(Ordering::Relaxed) != 0 => Note::Nested,
         Some(note) => {
-            note.store(EPOCH.load(Ordering::Relaxed), Ordering::Relaxed);
+            let noted = note.load(Ordering::Relaxed);
+            if noted != 0 {
+                note.store(noted + 1, Ordering::Relaxed);
+                return Pin { note: Note::Slot(note), here: PhantomData };
+            }
+            // Release: who sees this note has seen the end of the pins before it.
+            note.store(EPOCH.load(Ordering::Acquire) * EPOCH_UNIT + 1, Ordering::Release);
             if barrier::is_available() {
                 barrier::light();
             } else {
@@ -74,14 +81,20 @@ impl Drop for Pin {
     #[inline]
     fn drop(&mut self) {
         if let Note::Slot(note) = self.note {
-            note.store(0, Ordering::Release);
+            let noted = note.load(Ordering::Relaxed);
+            // The last of them, which need not be the outermost.
+            let left = if noted % EPOCH_UNIT == 1 { 0 } else { noted - 1 };
+            note.store(left, Ordering::Release);
         }
     }
 }
 
+/// The address in a cell that is empty again: nothing stands in the first bytes of memory.
+const EMPTIED: usize = 1;
+
 /// Holds a shared thing, or nothing.
 pub struct Cell<T> {
-    /// Of an `Arc`, whose count includes this.
+    /// Of an `Arc`, whose count includes this; [`EMPTIED`], or null before it was first filled.
     pointer: AtomicPtr<T>,
     owns: PhantomData<Arc<T>>,
 }
@@ -92,19 +105,32 @@ impl<T: Send + Sync + 'static> Cell<T> {
     }
 
     #[inline]
-    pub fn get<'p>(&self, _: &'p Pin) -> Option<&'p T> {
+    pub fn get<'p>(&self, pin: &'p Pin) -> Option<&'p T> {
+        let thing = self.thing(pin)?;
+        // SAFETY: alive for as long as this thread is pinned, as `thing` says.
+        Some(unsafe { &*thing })
+    }
+
+    /// From `Arc::into_raw` in `fill`. That count is given back by `empty_out`, through WAITING, not before this
+    /// thread unpins (the file's head), or by `drop`, which has the cell alone.
+    #[inline]
+    fn thing(&self, _: &Pin) -> Option<*const T> {
         let pointer = self.pointer.load(Ordering::Acquire);
-        // SAFETY: null, or from `Arc::into_raw` in `fill`. That count is given back by `empty_out`, through
-        // WAITING, not before this thread unpins (the file's head), or by `drop`, which has the cell alone.
-        unsafe { pointer.as_ref() }
+        (pointer.addr() > EMPTIED).then_some(pointer.cast_const())
+    }
+
+    /// Whether anything ever was in it: true for good.
+    pub fn was_filled(&self) -> bool {
+        !self.pointer.load(Ordering::Acquire).is_null()
     }
 
     /// A count of its own.
     #[inline]
     pub fn share(&self) -> Option<Arc<T>> {
         let pin = pin();
-        let thing = std::ptr::from_ref(self.get(&pin)?);
-        // SAFETY: from `Arc::into_raw`, and alive as `get` says, so the count is not 0.
+        // The pointer itself: one made from a reference to the thing would not reach its count.
+        let thing = self.thing(&pin)?;
+        // SAFETY: from `Arc::into_raw`, and alive as `thing` says, so the count is not 0.
         unsafe {
             Arc::increment_strong_count(thing);
             Some(Arc::from_raw(thing))
@@ -114,19 +140,21 @@ impl<T: Send + Sync + 'static> Cell<T> {
     /// Fills an empty cell; hands the thing back if it is not.
     pub fn fill(&self, thing: Arc<T>) -> Result<(), Arc<T>> {
         let pointer = Arc::into_raw(thing).cast_mut();
-        let null = std::ptr::null_mut();
-        match self.pointer.compare_exchange(null, pointer, Ordering::Release, Ordering::Relaxed) {
-            Ok(_) => Ok(()),
-            // SAFETY: from `Arc::into_raw` just above, and stored nowhere.
-            Err(_) => Err(unsafe { Arc::from_raw(pointer) }),
+        let empty = self.pointer.load(Ordering::Relaxed);
+        if empty.addr() <= EMPTIED
+            && self.pointer.compare_exchange(empty, pointer, Ordering::Release, Ordering::Relaxed).is_ok()
+        {
+            return Ok(());
         }
+        // SAFETY: from `Arc::into_raw` just above, and stored nowhere.
+        Err(unsafe { Arc::from_raw(pointer) })
     }
 
     /// Empties the cell. Must not be called by a thread that waits for pinned ones: it frees what it can and
     /// waits for nobody.
     pub fn empty_out(&self) {
-        let pointer = self.pointer.swap(std::ptr::null_mut(), Ordering::SeqCst);
-        if pointer.is_null() {
+        let pointer = self.pointer.swap(std::ptr::without_provenance_mut(EMPTIED), Ordering::SeqCst);
+        if pointer.addr() <= EMPTIED {
             return;
         }
         let tag = EPOCH.load(Ordering::SeqCst);
@@ -145,7 +173,7 @@ impl<T: Send + Sync + 'static> Cell<T> {
 impl<T> Drop for Cell<T> {
     fn drop(&mut self) {
         let pointer = *self.pointer.get_mut();
-        if !pointer.is_null() {
+        if pointer.addr() > EMPTIED {
             // SAFETY: from `Arc::into_raw` in `fill`; who drops the cell has it alone.
             drop(unsafe { Arc::from_raw(pointer) });
         }
@@ -164,7 +192,8 @@ fn take_free(waiting: &mut Vec<Waiting>) -> Vec<Waiting> {
     }
     let notes = PINNED[..thread::slots_used().min(thread::SLOTS_MAX)].iter();
     // Acquire: what the readers did with it comes before it is freed.
-    let oldest = notes.map(|note| note.load(Ordering::Acquire)).filter(|&e| e != 0).min();
+    let noted = notes.map(|note| note.load(Ordering::Acquire)).filter(|&noted| noted != 0).min();
+    let oldest = noted.map(|noted| noted / EPOCH_UNIT);
     waiting.extract_if(.., |w| oldest.is_none_or(|oldest| w.tag < oldest)).collect()
 }
 
@@ -187,7 +216,7 @@ mod tests {
 
     #[test]
     fn nothing_is_freed_under_a_reader_and_all_in_the_end() {
-        let rounds = if cfg!(miri) { 20 } else { 4 * WAITING_MAX };
+        let rounds = if cfg!(miri) { 5 * WAITING_MAX } else { 4 * WAITING_MAX };
         let drops = Arc::new(AtomicUsize::new(0));
         let made = AtomicUsize::new(0);
         let cells: Vec<Cell<Thing>> = (0..3).map(|_| Cell::empty()).collect();
@@ -225,6 +254,30 @@ mod tests {
         // Other tests of the process may be pinned meanwhile, or hold back nothing: then all are gone.
         let gone = drops.load(Ordering::SeqCst);
         assert!(gone <= made.load(Ordering::SeqCst) && (gone > 0 || cfg!(miri)), "{gone}");
+    }
+
+    #[test]
+    fn pins_may_end_in_any_order() {
+        let note = &PINNED[thread::slot() as usize];
+        let (outer, inner) = (pin(), pin());
+        let epoch = note.load(Ordering::Relaxed) / EPOCH_UNIT;
+        drop(outer);
+        assert_eq!(note.load(Ordering::Relaxed) / EPOCH_UNIT, epoch, "still pinned by the inner one");
+        drop((pin(), inner));
+        assert_eq!(note.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_cell_remembers_that_it_was_filled() {
+        let cell = Cell::empty();
+        assert!(!cell.was_filled());
+        for i in 0..3 {
+            cell.fill(Arc::new(i)).expect("it is empty");
+            assert_eq!(cell.get(&pin()), Some(&i));
+            cell.empty_out();
+            assert!(cell.share().is_none() && cell.was_filled());
+            cell.empty_out();
+        }
     }
 
     #[test]
