@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use lodestone::fs::format::{BLOCK, STATE_BLOCK, SUPER_BLOCK, SUPER_BYTES, State, Super};
+use lodestone::fs::format::{BLOCK, SLOTS_PER_BLOCK, STATE_BLOCK, SUPER_BLOCK, SUPER_BYTES, State, Super};
 use lodestone::fs::{Cred, Fs, Ino, MkfsOptions, OpenOptions, SetAttr};
 use lodestone::media::{Domain, LINE};
 use lodestone::sim::media::SimMedia;
@@ -115,4 +115,36 @@ fn what_a_power_loss_leaves_is_before_or_after() {
             }
         }
     }
+}
+
+#[test]
+fn inode_numbers_that_wait_for_a_sync_are_no_lack_of_space() {
+    let cred = Cred::root();
+    let media = SimMedia::new(vec![0; 2 << 20], Domain::PageCache);
+    let fs = open(Fs::mkfs(media, &MkfsOptions::default()).unwrap().image());
+    let make = |name: &str| fs.create(&cred, Ino::ROOT, name.as_bytes(), 0o644, 0, 0);
+    let end = |ino, name: &str| {
+        fs.unlink(&cred, Ino::ROOT, name.as_bytes()).unwrap();
+        fs.forget(ino, 2);
+    };
+    let per_block = SLOTS_PER_BLOCK as u64;
+    // All numbers that the table has room for, then all blocks.
+    let mut made = Vec::new();
+    let data = make("data").unwrap().0.ino;
+    for n in 0.. {
+        let (free, inodes) = (fs.statfs().blocks_free, fs.statfs().inodes_free);
+        if inodes == free * per_block {
+            break;
+        }
+        made.push(make(&format!("f{n}")).unwrap().0.ino);
+    }
+    let mut at = 0;
+    while let Ok(end) = fs.write(&cred, data, at, &[9; 4096], false) {
+        at = end;
+    }
+    assert_eq!((fs.statfs().blocks_free, fs.statfs().inodes_free), (0, 0));
+    assert_eq!(make("more").unwrap_err().errno(), libc::ENOSPC);
+    end(made[0], "f0");
+    assert_eq!((fs.statfs().blocks_free, fs.statfs().inodes_free), (0, 1));
+    make("more").expect("a sync frees the number");
 }

@@ -66,6 +66,8 @@ const PROBE_GROUPS_MAX: u32 = 16;
 const PROBE_FREE_MIN: u32 = 64;
 /// Groups among which these are looked for: 8 GiB.
 const PROBE_SPAN_MAX: u32 = 4096;
+/// Times that a search waits for free blocks that another thread is moving.
+const TRANSIT_YIELDS_MAX: u32 = 10_000;
 const MINI_STRIPES: usize = 16;
 const RESERVE_BLOCKS_MAX: u32 = 256;
 const RESERVE_BLOCKS_MIN: u32 = 8;
@@ -626,9 +628,10 @@ impl Allocator {
         });
     }
 
-    /// Frees everything deferred to `epoch` or an earlier one.
-    pub fn release(&self, epoch: u64) {
+    /// Frees everything deferred to `epoch` or an earlier one; whether there was anything.
+    pub fn release(&self, epoch: u64) -> bool {
         let local = self.local();
+        let mut any = false;
         for shard in self.shards_in_use() {
             if shard.oldest.load(Relaxed) > epoch {
                 continue;
@@ -636,8 +639,10 @@ impl Allocator {
             for bin in shard.take_bins(epoch) {
                 bin.runs.into_iter().for_each(|run| self.free_run(run, local));
                 bin.minis.into_iter().for_each(|mini| self.free_mini(mini));
+                any = true;
             }
         }
+        any
     }
 
     /// What waits for a release.
@@ -784,17 +789,19 @@ impl Allocator {
         if let Some(run) = self.alloc_at_cursor(local, cursor, want, ahead) {
             return Some(run);
         }
-        let mut freed = self.counts().1;
+        let mut waits = 0;
         loop {
             let Some((group, bit, len)) = self.find_group(want) else {
                 if self.empty_pockets() {
                     continue;
                 }
-                // Exact: what was freed behind the search's back is looked for again.
-                match self.counts().1 {
-                    now if now == freed => return None,
-                    now => freed = now,
+                // Exact: what is not to be found and not used is in another thread's hands, between bitmap and
+                // pocket. Not for ever, for that thread may have panicked.
+                if self.available() == 0 || waits == TRANSIT_YIELDS_MAX {
+                    return None;
                 }
+                waits += 1;
+                std::thread::yield_now();
                 continue;
             };
             let got = self.claim(group * GROUP_BLOCKS + bit, len);
@@ -1958,7 +1965,7 @@ mod tests {
                     owners.give(run);
                     a.free_deferred(run, step as u64);
                 }
-                13 => a.release(step as u64 / 2),
+                13 => drop(a.release(step as u64 / 2)),
                 14 => minis.extend(a.alloc_mini(Class::Metadata)),
                 15 if !minis.is_empty() => a.free_mini(minis.swap_remove(value as usize % minis.len())),
                 _ => {}
@@ -1987,6 +1994,31 @@ mod tests {
             assert_eq!(free_runs(&a, false), [Run::new(Block(0), total)]);
             assert_eq!(a.stats().free, total as u64);
         }
+    }
+
+    #[test]
+    fn who_needs_one_of_the_blocks_that_are_free_gets_one() {
+        const THREADS: u32 = 3;
+        let a = started(3000);
+        while a.available() > THREADS as u64 {
+            a.alloc(a.available() as u32 - THREADS, Class::Data, None).unwrap();
+        }
+        let until = std::time::Instant::now() + std::time::Duration::from_millis(700);
+        std::thread::scope(|s| {
+            for thread in 0..THREADS {
+                let a = &a;
+                s.spawn(move || {
+                    while std::time::Instant::now() < until {
+                        let near = (thread == 0).then_some(Block(7));
+                        let run = a.alloc(1, Class::Data, near).expect("no more are held than there are");
+                        assert_eq!(run.count, 1);
+                        a.free(run);
+                    }
+                });
+            }
+        });
+        a.check_state();
+        assert_eq!(a.available(), THREADS as u64);
     }
 
     #[test]

@@ -36,8 +36,8 @@ impl<M: Media> Fs<M> {
 
     pub fn setattr_node(&self, cred: &Cred, node: &Node, set: &SetAttr) -> Result<Attr> {
         let inode = &node.0;
-        let guard = self.core.enter()?;
         let mut body = inode.body.write();
+        let guard = self.core.enter()?;
         let body = &mut *body;
         if body.dead {
             return Err(Error::new(libc::ESTALE, "attr::setattr"));

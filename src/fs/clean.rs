@@ -169,7 +169,7 @@ impl<M: Media> Fs<M> {
                 false
             }
         });
-        let mut flushed = match self.alive_after(appended)? {
+        let flushed = match self.alive_after(appended)? {
             Some((_, flushed)) => flushed,
             None => Flushed::issued(),
         };
@@ -181,10 +181,19 @@ impl<M: Media> Fs<M> {
                 write_records(&mut batch, extents, &fields);
             }
         }
-        if !batch.is_empty() {
-            flushed = flushed.and(self.append(inode, body, &mut batch, guard, Class::Release)?);
-        }
-        self.core.fence(flushed);
+        // Fenced also where the second append finds no space: the first one's record is in the log, and the
+        // next may be appended on another processor.
+        let appended = match batch.is_empty() {
+            true => Ok(Flushed::issued()),
+            false => self.append(inode, body, &mut batch, guard, Class::Release),
+        };
+        match appended {
+            Ok(more) => self.core.fence(flushed.and(more)),
+            Err(e) => {
+                self.core.fence(flushed);
+                return Err(e);
+            }
+        };
         match next {
             Some(page) => body.cleaning.sweep = Some(Sweep { from, page }),
             None => body.cleaning = Cleaning { swept: Some(from), sweep: None },

@@ -157,6 +157,8 @@ pub struct Core<M: Media> {
     poisoned: AtomicBool,
     /// A store failed: no epoch is named any more, for the operation left without its fence.
     failed: AtomicBool,
+    /// Syncs that let something freed be reused. Written by those who hold the lock of syncs.
+    releases: AtomicU64,
     read_only: bool,
     generations: Numbers,
     transactions: AtomicU64,
@@ -234,6 +236,10 @@ impl<M: Media> Core<M> {
 
     /// Enters an epoch to change something. Looks only then whether it may: who closes the pool waits for
     /// those inside.
+    ///
+    /// With the lock of each log it will append to: so the epochs of a log's records ascend. Where they did
+    /// not, blocks freed in the older epoch would be reused while an earlier record of the newer one is still
+    /// verified by what they held, and recovery would cut the log in front of what was synced.
     #[inline]
     fn enter(&self) -> Result<epoch::Guard<'_>> {
         let guard = self.epochs.enter();
@@ -369,12 +375,15 @@ impl<M: Media> Fs<M> {
     #[cold]
     fn load(&self, ino: Ino, entry: &table::Entry) -> Result<Arc<Inode>> {
         let _one = self.loading[ino.0 as usize % self.loading.len()].lock();
+        let gone = || Error::new(libc::ESTALE, "fs::inode");
         // In this order: an inode that is being made is there before it has links.
         if entry.links() == 0 {
-            return Err(Error::new(libc::ESTALE, "fs::inode"));
+            return Err(gone());
         }
-        if let Some(inode) = entry.node.share() {
-            return Ok(inode);
+        // What was here once is the inode or, if it is here no more, was reclaimed, whatever its links were a
+        // moment ago: what the slot holds is dead, or another's.
+        if entry.node.was_filled() {
+            return entry.node.share().ok_or_else(gone);
         }
         let loaded = Arc::new(inode::load(&self.core, ino.0, self.slot(ino.0)?)?);
         entry.node.fill(loaded.clone()).ok().expect("who loads an inode does so alone");
@@ -450,11 +459,30 @@ impl<M: Media> Fs<M> {
         })
     }
 
-    /// Makes room where the pool is full only because what was freed is not synced yet.
-    fn make_room(&self) -> bool {
-        self.core.deferring
-            && self.core.alloc.deferred() != alloc::Deferred::default()
-            && (0..SYNCS_TO_FREE).all(|_| self.sync().is_ok())
+    /// For [`make_room`](Fs::make_room), before an operation that may find the pool full.
+    #[inline]
+    fn releases(&self) -> u64 {
+        self.core.releases.load(Ordering::Acquire)
+    }
+
+    /// Makes room where the pool is full only because what was freed is not synced yet; true where it is worth
+    /// trying again. Room that others have made since `releases` counts.
+    #[cold]
+    fn make_room(&self, releases: &mut u64) -> bool {
+        if !self.core.deferring {
+            return false;
+        }
+        let (now, waits) = {
+            let _no_release = self.syncing.lock();
+            let waits = self.core.alloc.deferred() != alloc::Deferred::default() || self.slots.has_deferred();
+            (self.releases(), waits)
+        };
+        if now != std::mem::replace(releases, now) {
+            return true;
+        }
+        let made = waits && (0..SYNCS_TO_FREE).all(|_| self.sync().is_ok());
+        *releases = self.releases();
+        made
     }
 
     /// Gives back `count` references that lookups and creations took.
@@ -479,13 +507,14 @@ impl<M: Media> Fs<M> {
     }
 
     fn put(&self, inode: &Inode, count: u64) {
-        let before = inode.uses.fetch_sub(count, Ordering::AcqRel);
+        // Sequentially consistent, as where a name goes: of the two that end an inode one sees the other's end.
+        let before = inode.uses.fetch_sub(count, Ordering::SeqCst);
         if before < count {
             // It stays as it was: a count below zero would keep the inode for ever.
             inode.uses.fetch_add(count, Ordering::AcqRel);
             panic!("an inode was given back more often than taken");
         }
-        if before == count && self.links(inode) == 0 {
+        if before == count && self.table.entry(inode.ino.0).nlink.load(Ordering::SeqCst) == 0 {
             self.reclaim(inode, false);
         }
     }
@@ -495,9 +524,9 @@ impl<M: Media> Fs<M> {
         if inode.kind == Kind::Directory && self.settle_pairs().is_err() {
             return; // the file system is poisoned: nothing is used again
         }
+        let mut body = inode.body.write();
         let guard = self.core.epochs.enter();
         let reuse = self.core.reuse_after(&guard);
-        let mut body = inode.body.write();
         if body.dead || self.links(inode) > 0 || !at_close && inode.uses.load(Ordering::Acquire) > 0 {
             return;
         }

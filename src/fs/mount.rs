@@ -185,6 +185,7 @@ impl<M: Media> Fs<M> {
             deferring,
             poisoned: AtomicBool::new(false),
             failed: AtomicBool::new(false),
+            releases: AtomicU64::new(0),
             read_only,
             generations: Numbers::default(),
             transactions: AtomicU64::new(0),
@@ -276,8 +277,10 @@ impl<M: Media> Fs<M> {
         write_state(&self.core, &state).inspect_err(|e| self.core.poison(e))?;
         *self.state.lock() = state;
         if self.core.deferring {
-            self.core.alloc.release(synced.named);
-            self.slots.release(synced.named);
+            let blocks = self.core.alloc.release(synced.named);
+            if self.slots.release(synced.named) || blocks {
+                self.core.releases.fetch_add(1, Ordering::Release);
+            }
         }
         Ok(())
     }
@@ -373,8 +376,8 @@ impl<M: Media> Fs<M> {
     fn write_back(&self) -> Result<()> {
         let mut pending = Flushed::issued();
         for inode in self.loaded() {
-            let guard = self.core.epochs.enter();
             let mut body = inode.body.write();
+            let guard = self.core.epochs.enter();
             pending = pending.and(self.write_back_redone(&mut body, None));
             if inode.attrs_ahead.swap(false, Ordering::AcqRel) {
                 let mut batch = Batch::new();

@@ -179,10 +179,11 @@ impl<M: Media> Fs<M> {
             return Err(Error::new(libc::ENOTDIR, "namei::tmpfile"));
         }
         let new = New { mode: libc::S_IFREG | mode & 0o7777, umask, rdev: 0, target: None, open: true };
+        let mut releases = self.releases();
         let (inode, attr) = loop {
             let made = {
-                let guard = self.core.enter()?;
                 let body = dir.body.read();
+                let guard = self.core.enter()?;
                 body.dir()?;
                 permit(cred, &body, W | X)?;
                 self.new_inode(cred, &body, &new, &guard, now()).map(|made| {
@@ -191,7 +192,7 @@ impl<M: Media> Fs<M> {
                 })
             };
             match made {
-                Err(e) if e.errno() == libc::ENOSPC && self.make_room() => continue,
+                Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut releases) => continue,
                 made => break made?,
             }
         };
@@ -206,14 +207,15 @@ impl<M: Media> Fs<M> {
         check_name(name, libc::EEXIST)?;
         let pin = pin();
         let dir = self.inode_pinned(dir, &pin)?;
+        let mut releases = self.releases();
         loop {
             let done = {
-                let guard = self.core.enter().map_err(|e| existing(cred, dir, name, e))?;
                 let mut body = dir.body.write();
+                let guard = self.core.enter().map_err(|e| existing(cred, &body, name, e))?;
                 self.make_locked(cred, dir, &mut body, &guard, name, new)
             };
             match done {
-                Err(e) if e.errno() == libc::ENOSPC && self.make_room() => continue,
+                Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut releases) => continue,
                 done => return done,
             }
         }
@@ -371,27 +373,29 @@ impl<M: Media> Fs<M> {
     }
 
     fn take_slot(&self, guard: &epoch::Guard) -> Result<u32> {
-        if let Some(ino) = self.slots.take() {
-            return Ok(ino);
+        loop {
+            if let Some(ino) = self.slots.take() {
+                return Ok(ino);
+            }
+            // Others may take all that the table gained.
+            if self.grow_table(guard).is_err() {
+                return self.slots.steal().ok_or_else(|| Error::new(libc::ENOSPC, "namei::take_slot"));
+            }
         }
-        match self.grow_table(guard) {
-            Ok(()) => self.slots.take().or_else(|| self.slots.steal()),
-            Err(_) => self.slots.steal(),
-        }
-        .ok_or_else(|| Error::new(libc::ENOSPC, "namei::take_slot"))
     }
 
     pub fn link(&self, cred: &Cred, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         check_name(name, libc::EEXIST)?;
         let (inode, dir) = (self.inode(ino)?, self.inode(dir)?);
+        let mut releases = self.releases();
         loop {
             let done = {
-                let guard = self.core.enter().map_err(|e| existing(cred, &dir, name, e))?;
                 let mut body = dir.body.write();
+                let guard = self.core.enter().map_err(|e| existing(cred, &body, name, e))?;
                 self.link_locked(cred, &inode, &dir, &mut body, &guard, name)
             };
             match done {
-                Err(e) if e.errno() == libc::ENOSPC && self.make_room() => continue,
+                Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut releases) => continue,
                 done => return done,
             }
         }
@@ -470,8 +474,8 @@ impl<M: Media> Fs<M> {
         let pin = pin();
         let dir = self.inode_pinned(dir, &pin)?;
         let victim = {
-            let guard = self.core.enter()?;
             let mut body = dir.body.write();
+            let guard = self.core.enter()?;
             let victim = self.remove_locked(cred, dir, &mut body, (&guard, &pin), name, want_dir)?;
             self.tidy_log(dir, &mut body, &guard);
             victim
@@ -481,7 +485,7 @@ impl<M: Media> Fs<M> {
     }
 
     fn reclaim_if_unused(&self, inode: &Inode) {
-        if inode.uses.load(Ordering::Acquire) == 0 && self.links(inode) == 0 {
+        if inode.uses.load(Ordering::SeqCst) == 0 && self.links(inode) == 0 {
             self.reclaim(inode, false);
         }
     }
@@ -527,11 +531,11 @@ impl<M: Media> Fs<M> {
         victim.set_attrs_ahead();
         victim.linkable.store(false, Ordering::Relaxed);
         if victim.kind == Kind::Directory {
-            entry.nlink.store(0, Ordering::Release);
+            entry.nlink.store(0, Ordering::SeqCst);
             self.table.entry(dir.ino.0).nlink.fetch_sub(1, Ordering::AcqRel);
             self.namespace.fetch_add(1, Ordering::AcqRel);
         } else {
-            entry.nlink.fetch_sub(1, Ordering::AcqRel);
+            entry.nlink.fetch_sub(1, Ordering::SeqCst);
         }
     }
 
@@ -552,9 +556,9 @@ impl<M: Media> Fs<M> {
         check_old_name(newname, libc::EBUSY)?;
         let (from, to) = (self.inode(from)?, self.inode(to)?);
         let mut two_directories = false;
+        let mut releases = self.releases();
         loop {
             let done = {
-                let guard = self.core.enter()?;
                 let names = (name, newname);
                 if Arc::ptr_eq(&from, &to) {
                     let _tree = two_directories.then(|| self.rename_lock.lock());
@@ -563,10 +567,12 @@ impl<M: Media> Fs<M> {
                         two_directories = true;
                         continue;
                     }
+                    let guard = self.core.enter()?;
                     self.rename_in(cred, &from, &mut body, &guard, names, flags)
                 } else {
                     let _tree = self.rename_lock.lock();
                     let (mut a, mut b) = self.lock_two(&from, &to);
+                    let guard = self.core.enter()?;
                     self.rename_between(cred, (&from, &mut a), (&to, &mut b), &guard, names, flags)
                 }
             };
@@ -576,7 +582,7 @@ impl<M: Media> Fs<M> {
                     return Ok(());
                 }
                 Ok(None) => return Ok(()),
-                Err(e) if e.errno() == libc::ENOSPC && self.make_room() => continue,
+                Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut releases) => continue,
                 Err(e) => return Err(e),
             }
         }
@@ -878,7 +884,7 @@ impl<M: Media> Fs<M> {
         let inode = self.inode(ino)?;
         let body = inode.body.read();
         let index = body.dir()?;
-        if self.links(&inode) == 0 {
+        if body.dead || self.links(&inode) == 0 {
             return Err(Error::new(libc::ENOENT, "namei::readdir"));
         }
         self.touch(&inode, body.mtime.max(body.ctime));
@@ -925,9 +931,8 @@ impl<M: Media> Fs<M> {
 
 /// Why a name cannot be made where nothing can be changed: before all it may be there already.
 #[cold]
-fn existing(cred: &Cred, dir: &Inode, name: &[u8], refused: Error) -> Error {
-    let body = dir.body.read();
-    let searched = body.dir().and_then(|index| permit(cred, &body, X).map(|()| index.lookup(name)));
+fn existing(cred: &Cred, dir: &Body, name: &[u8], refused: Error) -> Error {
+    let searched = dir.dir().and_then(|index| permit(cred, dir, X).map(|()| index.lookup(name)));
     match searched {
         Ok(Some(_)) => Error::new(libc::EEXIST, "namei::existing"),
         Ok(None) => refused,

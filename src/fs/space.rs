@@ -32,10 +32,11 @@ impl<M: Media> Fs<M> {
         if len == 0 {
             return Err(Error::new(libc::EINVAL, "space::fallocate"));
         }
+        let mut releases = self.releases();
         loop {
             let done = {
-                let guard = self.core.enter()?;
                 let mut body = node.0.body.write();
+                let guard = self.core.enter()?;
                 check_allocatable(&body)?;
                 let mode = body.mode;
                 let mut batch = Batch::new();
@@ -53,7 +54,7 @@ impl<M: Media> Fs<M> {
                 done
             };
             match done {
-                Err(e) if e.errno() == libc::ENOSPC && self.make_room() => continue,
+                Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut releases) => continue,
                 done => return done,
             }
         }

@@ -115,8 +115,13 @@ impl FreeSlots {
         *global = all;
     }
 
-    /// Slots freed in `epoch` or before may be taken again.
-    pub fn release(&self, epoch: u64) {
+    /// Whether any wait for a release.
+    pub fn has_deferred(&self) -> bool {
+        !self.deferred.lock().is_empty()
+    }
+
+    /// Slots freed in `epoch` or before may be taken again; whether there were any.
+    pub fn release(&self, epoch: u64) -> bool {
         let mut ready = Vec::new();
         self.deferred.lock().retain(|&(e, ino)| {
             if e <= epoch {
@@ -124,7 +129,9 @@ impl FreeSlots {
             }
             e > epoch
         });
+        let any = !ready.is_empty();
         self.global.lock().extend(ready);
+        any
     }
 
     pub fn count(&self) -> u64 {

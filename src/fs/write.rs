@@ -87,14 +87,15 @@ impl<M: Media> Fs<M> {
     pub fn write_at(&self, cred: &Cred, node: &Node, offset: u64, src: &[u8], append: bool) -> Result<u64> {
         let inode = &*node.0;
         let src = &src[..src.len().min(WRITE_BYTES_MAX)];
+        let mut releases = self.releases();
         loop {
             let done = {
-                let guard = self.core.enter()?;
                 let mut body = inode.body.write();
+                let guard = self.core.enter()?;
                 self.write_locked(cred, inode, &mut body, &guard, offset, src, append)
             };
             match done {
-                Err(e) if e.errno() == libc::ENOSPC && self.make_room() => continue,
+                Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut releases) => continue,
                 done => return done,
             }
         }
@@ -287,14 +288,14 @@ impl<M: Media> Fs<M> {
         let mut plan = Plan::default();
         let (start, tail) = match self.zero_tail(body, offset, &mut sink, &mut batch, &mut plan) {
             Ok(done) => done,
-            Err(e) => return Err(self.undo(&plan, e)),
+            Err(e) => return Err(self.undo(&plan, sink.flushed, e)),
         };
         let copied = self
             .plan(body, offset, end, &mut plan)
             .and_then(|in_place| self.copy(body, &plan, in_place, offset, src, &mut sink));
         let (from, to) = match copied {
             Ok(range) => range,
-            Err(e) => return Err(self.undo(&plan, e)),
+            Err(e) => return Err(self.undo(&plan, sink.flushed, e)),
         };
         let pending = if sink.crc.is_none() {
             self.core.fence(sink.flushed);
@@ -319,7 +320,7 @@ impl<M: Media> Fs<M> {
             self.commit(inode, body, &mut batch, guard, Class::Data, pending).map(drop)
         };
         if let Err(e) = committed {
-            return Err(self.undo(&plan, e));
+            return Err(self.undo(&plan, Flushed::issued(), e));
         }
         let reuse = self.core.reuse_after(guard);
         self.tail_settled(body, tail, reuse);
@@ -339,9 +340,11 @@ impl<M: Media> Fs<M> {
         Ok(end)
     }
 
-    /// Gives back what a failed write allocated. Nothing of it was committed.
+    /// Gives back what a failed write allocated. Nothing of it was committed. It may have stored behind the end
+    /// of file, where the next writer, perhaps on another processor, stores again: in this order.
     #[cold]
-    fn undo(&self, plan: &Plan, e: Error) -> Error {
+    fn undo(&self, plan: &Plan, stored: Flushed, e: Error) -> Error {
+        self.core.fence(stored);
         for &run in &plan.fresh {
             self.core.alloc.free(run);
         }

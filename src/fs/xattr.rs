@@ -62,16 +62,17 @@ impl<M: Media> Fs<M> {
     pub fn setxattr(&self, cred: &Cred, ino: Ino, name: &[u8], value: &[u8], flags: i32) -> Result<()> {
         check_setting(name, value, flags)?;
         let inode = self.inode(ino)?;
+        let mut releases = self.releases();
         loop {
             let done = {
-                let guard = self.core.enter()?;
                 let mut body = inode.body.write();
+                let guard = self.core.enter()?;
                 let done = self.set_locked(cred, &inode, &mut body, &guard, name, value, flags);
                 self.tidy_log(&inode, &mut body, &guard);
                 done
             };
             match done {
-                Err(e) if e.errno() == libc::ENOSPC && self.make_room() => continue,
+                Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut releases) => continue,
                 done => return done,
             }
         }
@@ -226,8 +227,8 @@ impl<M: Media> Fs<M> {
         }
         check_length(name)?;
         let inode = self.inode(ino)?;
-        let guard = self.core.enter()?;
         let mut body = inode.body.write();
+        let guard = self.core.enter()?;
         check_alive(&body)?;
         permit_name(cred, &body, name, true)?;
         check_name(&body, name)?;
