@@ -266,10 +266,10 @@ impl PageIndex {
     /// Makes pages what a word says of each, as [`Part::Words`] has it.
     pub fn set_words(&mut self, page: u32, words: impl Iterator<Item = u32>) {
         let mut run: Option<(u32, u32, u32)> = None;
-        for (page, word) in (page..).zip(words) {
+        for (n, word) in words.enumerate() {
             match &mut run {
                 Some((_, count, first)) if word == forward(*first, *count) => *count += 1,
-                _ => self.set_same(run.replace((page, 1, word))),
+                _ => self.set_same(run.replace((page + n as u32, 1, word))),
             }
         }
         self.set_same(run);
@@ -325,17 +325,18 @@ impl PageIndex {
     }
 
     /// Hands out what the pages from `page` on are, holes left out or not, for as long as `each` answers true.
-    /// Returns where to go on, `None` behind the last mapped page.
+    /// Returns where to go on, `None` behind the last mapped page. Words end before the last page there could be,
+    /// which no file has: where a part ends can be said in 32 bits.
     pub fn parts_from(&self, page: u32, each: &mut dyn FnMut(Part) -> bool) -> Option<u32> {
         let mut at = page as u64;
         while at < PAGES_MAX {
             let page = at as u32;
             let words = self.words_from(page);
-            let words = &words[..words.len().min(PART_PAGES)];
+            let words = &words[..words.len().min(PART_PAGES).min((u32::MAX - page) as usize)];
             if !words.is_empty() {
                 at += words.len() as u64;
                 if words.iter().any(|&word| word != HOLE) && !each(Part::Words { page, words }) {
-                    return Some(at as u32);
+                    return u32::try_from(at).ok();
                 }
                 continue;
             }
@@ -343,7 +344,7 @@ impl PageIndex {
             at += count as u64;
             let (block, unwritten) = (Block(word & !UNWRITTEN), word & UNWRITTEN != 0);
             if word != HOLE && !each(Part::Run(MappedRun { page, count, block, unwritten })) {
-                return Some(at as u32);
+                return u32::try_from(at).ok();
             }
         }
         None
@@ -979,6 +980,32 @@ mod tests {
         index.clear(1, u32::MAX, &mut |_, _| {});
         assert_eq!((index.mapped(), index.heap_bytes()), (0, 0));
         index.check_state();
+    }
+
+    #[test]
+    fn parts_end_where_the_largest_file_ends() {
+        let mut index = PageIndex::new();
+        for page in (0..40).map(|i| u32::MAX - 1 - 3 * i) {
+            set(&mut index, page, 1, 10 + page % 1000);
+        }
+        let mut copy = PageIndex::new();
+        let (mut from, mut parts) = (Some(0), 0);
+        while let Some(page) = from {
+            parts += 1;
+            assert!(parts < 20, "it comes to an end");
+            from = index.parts_from(page, &mut |part| {
+                match part {
+                    Part::Run(run) => panic!("{run:?} is in a table"),
+                    Part::Words { page, words } => {
+                        assert!(page.checked_add(words.len() as u32).is_some(), "as replay wants it");
+                        copy.set_words(page, words.iter().copied());
+                    }
+                }
+                false
+            });
+        }
+        copy.check_state();
+        assert_eq!(copy.iter_runs(0).collect::<Vec<_>>(), index.iter_runs(0).collect::<Vec<_>>());
     }
 
     #[derive(Clone, Debug)]
