@@ -88,8 +88,8 @@ impl<M: Media> Files<M> {
     /// A second descriptor for the same open file.
     pub fn dup(&self, fd: Fd) -> Result<Fd> {
         let slot = self.table.reserve()?;
-        let file = self.table.get(fd as usize).ok_or(Error::new(libc::EBADF, "files::dup"))?;
-        Ok(slot.fill(Arc::clone(&file)) as Fd)
+        let file = self.table.get(fd as usize).map(|file| Arc::clone(&file));
+        Ok(slot.fill(file.ok_or(Error::new(libc::EBADF, "files::dup"))?) as Fd)
     }
 
     /// The flags the descriptor was opened with, O_APPEND as it is now (F_GETFL).
@@ -132,30 +132,27 @@ impl<M: Media> Files<M> {
     }
 
     /// Where `path` starts: at a descriptor or, for an absolute path or AT_FDCWD, at the root.
+    ///
+    /// A call holds one descriptor at a time: one that waits for a second while it holds a first could wait
+    /// for a call that holds the second and waits for the first, as a descriptor leans to one user and has to
+    /// be let go before another gets it.
     #[inline]
     fn base(&self, at: Fd, path: &[u8]) -> Result<Option<Held<'_, Arc<File>>>> {
         check_path(path)?;
         if at == AT_FDCWD || path[0] == b'/' {
             return Ok(None);
         }
-        self.directory(self.table.get(at as usize)).map(Some)
-    }
-
-    /// As [`base`](Files::base) for the second path of a call.
-    fn second_base(&self, at: Fd, path: &[u8]) -> Result<Option<Held<'_, Arc<File>>>> {
-        check_path(path)?;
-        if at == AT_FDCWD || path[0] == b'/' {
-            return Ok(None);
-        }
-        self.directory(self.table.get_again(at as usize)).map(Some)
-    }
-
-    fn directory<'t>(&self, file: Option<Held<'t, Arc<File>>>) -> Result<Held<'t, Arc<File>>> {
-        let file = file.ok_or(Error::new(libc::EBADF, "files::base"))?;
+        let file = self.table.get(at as usize).ok_or(Error::new(libc::EBADF, "files::base"))?;
         match file.node.kind() {
-            Kind::Directory => Ok(file),
+            Kind::Directory => Ok(Some(file)),
             _ => Err(Error::new(libc::ENOTDIR, "files::base")),
         }
+    }
+
+    /// As [`base`](Files::base) for calls with two paths: holds no descriptor. A close that comes in between
+    /// may end what is removed already, and then the walk finds nothing.
+    fn base_node(&self, at: Fd, path: &[u8]) -> Result<Option<Node>> {
+        Ok(self.base(at, path)?.map(|file| file.node.clone()))
     }
 
     /// Does `run` to the inode that a path names. `flags`: AT_EMPTY_PATH lets an empty path name the base
@@ -177,8 +174,20 @@ impl<M: Media> Files<M> {
         }
         let path = if path.is_empty() && flags & libc::AT_EMPTY_PATH != 0 { b"/" } else { path };
         let base = self.base(at, path)?;
+        self.at_walked(base.as_ref().map(|f| &f.node), path, follow, run)
+    }
+
+    /// [`at_path`](Files::at_path) from a base that is known.
+    #[inline]
+    fn at_walked<R>(
+        &self,
+        base: Option<&Node>,
+        path: &[u8],
+        follow: bool,
+        run: impl Fn(&Node) -> Result<R>,
+    ) -> Result<R> {
         for _ in 0..WALK_RETRIES_MAX {
-            let node = self.fs.walk(&self.cred, base.as_ref().map(|f| &f.node), path, follow)?;
+            let node = self.fs.walk(&self.cred, base, path, follow)?;
             match run(&node) {
                 Err(e) if e.errno() == libc::ESTALE => continue,
                 done => return done,

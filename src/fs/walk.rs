@@ -38,6 +38,12 @@ impl Remembered {
 
 thread_local!(static LAST: RefCell<Option<Remembered>> = const { RefCell::new(None) });
 
+/// What the thread remembers: nothing any more where it is being torn down, and a destructor of it asks.
+#[inline]
+fn remembered<R>(look: impl FnOnce(Option<&Remembered>) -> Option<R>) -> Option<R> {
+    LAST.try_with(|last| look(last.borrow().as_ref())).ok()?
+}
+
 impl<M: Media> Fs<M> {
     /// Walks `path` from `base` (the root where the path is absolute or `base` is None), checking search
     /// permission. `follow`: the last component too, if it is a symbolic link. A trailing slash follows
@@ -69,8 +75,8 @@ impl<M: Media> Fs<M> {
             let known = match base {
                 Some(dir) if dir_part.is_empty() => self.stat_in(cred, &dir.0, name, follow),
                 Some(_) if !path.starts_with(b"/") => None,
-                _ => LAST.with_borrow(|last| {
-                    let last = last.as_ref().filter(|l| l.holds(self, cred, dir_part))?;
+                _ => remembered(|last| {
+                    let last = last.filter(|l| l.holds(self, cred, dir_part))?;
                     self.stat_in(cred, &last.dir, name, follow)
                 }),
             };
@@ -143,8 +149,7 @@ impl<M: Media> Fs<M> {
             return self.resolve(cred, self.start_of(base, path)?, path, true, &mut 0);
         }
         let namespace = self.namespace.load(Ordering::Acquire);
-        let known = LAST
-            .with_borrow(|last| last.as_ref().filter(|l| l.holds(self, cred, path)).map(|l| l.dir.clone()));
+        let known = remembered(|last| last.filter(|l| l.holds(self, cred, path)).map(|l| l.dir.clone()));
         if let Some(dir) = known {
             return Ok(dir);
         }
@@ -161,7 +166,7 @@ impl<M: Media> Fs<M> {
                 path: path.to_vec(),
                 dir: dir.clone(),
             };
-            LAST.set(Some(last));
+            let _ = LAST.try_with(|place| place.replace(Some(last)));
         }
         Ok(dir)
     }

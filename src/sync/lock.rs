@@ -6,9 +6,6 @@
 //! upright it takes twice as long to lean again, so that a lock that threads share pays for few barriers.
 //! (The idea is that of biased locking in Java machines.)
 //!
-//! A lock made with [`Lock::new_leaning`] leans towards its maker from the start. A process in which others
-//! take over what one thread makes learns that from its first [`BORN_WRONG_MAX`] such locks.
-//!
 //! Who is in by leaning has noted the lock's address among the *notes* of its thread. Invariants:
 //!
 //! 1. `leaning` changes only under the exclusive `raw` lock: to upright by another thread, and from upright to the
@@ -21,8 +18,9 @@
 //! Why two threads are never in at once: the thread that it leans to makes its note, then loads `leaning`; the
 //! other stores UPRIGHT, passes the heavy barrier, then reads the notes. One of them sees the other's store.
 //!
-//! A thread that holds the lock and takes it again stops for ever, as with any lock, except by
-//! [`Lock::read_again`].
+//! A thread that holds the lock and takes it again stops for ever, as with any lock. And a reader waits for
+//! a reader that it leans to: who holds one lock and takes another keeps to an order of locks, also where
+//! both are only read.
 
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
@@ -32,7 +30,7 @@ use std::time::Duration;
 
 use crossbeam_utils::{Backoff, CachePadded};
 use parking_lot::RawRwLock;
-use parking_lot::lock_api::{RawRwLock as _, RawRwLockDowngrade as _, RawRwLockRecursive as _};
+use parking_lot::lock_api::{RawRwLock as _, RawRwLockDowngrade as _};
 
 use super::thread::NotSend;
 use super::{barrier, thread};
@@ -40,10 +38,9 @@ use super::{barrier, thread};
 /// Times in a row that a thread takes an upright lock before it leans towards it, at first.
 const PATIENCE_FIRST: u16 = 32;
 /// Doublings of that.
-const PATIENCE_STEPS_MAX: u8 = 12;
-/// Locks set upright at their first use by another thread before none leans from the start any more.
-const BORN_WRONG_MAX: u32 = 64;
-
+const PATIENCE_STEPS_MAX: u8 = 10;
+/// More is not counted.
+const _: () = assert!((PATIENCE_FIRST as u32) << PATIENCE_STEPS_MAX < u16::MAX as u32);
 /// In `leaning`: to nobody. Equals no slot.
 const UPRIGHT: u32 = thread::NONE - 1;
 /// Locks that a thread may be in by leaning at one time; the others it takes upright.
@@ -52,8 +49,6 @@ const NOTES_MAX: usize = 7;
 /// The notes of each slot: addresses of locks, or 0.
 static NOTES: [CachePadded<[AtomicUsize; NOTES_MAX]>; thread::SLOTS_MAX] =
     [const { CachePadded::new([const { AtomicUsize::new(0) }; NOTES_MAX]) }; thread::SLOTS_MAX];
-
-static BORN_WRONG: AtomicU32 = AtomicU32::new(0);
 
 /// See the file's head. In memory order: beside what is read first of the value.
 #[repr(C)]
@@ -65,7 +60,6 @@ pub struct Lock<T> {
     in_a_row: AtomicU16,
     /// Doublings of the patience.
     patience: AtomicU8,
-    born_leaning: bool,
     value: UnsafeCell<T>,
 }
 
@@ -96,16 +90,6 @@ impl<T> Lock<T> {
         Lock::with(value, UPRIGHT)
     }
 
-    /// Leans towards the calling thread, where that has proved right so far.
-    #[inline]
-    pub fn new_leaning(value: T) -> Lock<T> {
-        let me = thread::slot();
-        let leans = me != thread::NONE
-            && barrier::is_available()
-            && BORN_WRONG.load(Ordering::Relaxed) < BORN_WRONG_MAX;
-        Lock { born_leaning: leans, ..Lock::with(value, if leans { me } else { UPRIGHT }) }
-    }
-
     /// Leans towards the thread with this slot.
     pub fn leaning_to(slot: u32, value: T) -> Lock<T> {
         Lock::with(value, if barrier::is_available() { slot } else { UPRIGHT })
@@ -119,7 +103,6 @@ impl<T> Lock<T> {
             last: AtomicU32::new(thread::NONE),
             in_a_row: AtomicU16::new(0),
             patience: AtomicU8::new(0),
-            born_leaning: false,
             value: UnsafeCell::new(value),
         }
     }
@@ -133,15 +116,6 @@ impl<T> Lock<T> {
         let note = self.lean();
         if note.is_none() {
             self.read_upright();
-        }
-        ReadGuard { lock: self, note, here: PhantomData }
-    }
-
-    /// As [`read`](Lock::read) by a thread that holds it for reading already: overtakes a waiting writer.
-    pub fn read_again(&self) -> ReadGuard<'_, T> {
-        let note = self.note_again();
-        if note.is_none() {
-            self.raw.lock_shared_recursive();
         }
         ReadGuard { lock: self, note, here: PhantomData }
     }
@@ -175,17 +149,6 @@ impl<T> Lock<T> {
         }
         note.store(0, Ordering::Release);
         None
-    }
-
-    /// A second note behind one that this thread has made. Behind it, because notes are read in order: who
-    /// finds the first gone finds the second.
-    fn note_again(&self) -> Option<&'static AtomicUsize> {
-        let notes = NOTES.get(thread::slot() as usize)?;
-        let first = notes.iter().position(|note| note.load(Ordering::Relaxed) == self.address())?;
-        let free = notes[first..].iter().find(|note| note.load(Ordering::Relaxed) == 0);
-        let note = free.expect("a thread has few locks at a time");
-        note.store(self.address(), Ordering::Relaxed);
-        Some(note)
     }
 
     #[cold]
@@ -254,9 +217,6 @@ impl<T> Lock<T> {
             }
         }
         let patience = self.patience.load(Ordering::Relaxed);
-        if patience == 0 && self.born_leaning {
-            BORN_WRONG.fetch_add(1, Ordering::Relaxed);
-        }
         self.patience.store((patience + 1).min(PATIENCE_STEPS_MAX), Ordering::Relaxed);
     }
 }
@@ -317,6 +277,10 @@ mod tests {
     use std::sync::Barrier;
 
     impl<T> Lock<T> {
+        fn new_leaning(value: T) -> Lock<T> {
+            Lock::leaning_to(thread::slot(), value)
+        }
+
         fn leans(&self) -> bool {
             self.leaning.load(Ordering::Relaxed) != UPRIGHT
         }
@@ -345,16 +309,71 @@ mod tests {
     }
 
     #[test]
-    fn nested_reads_and_guards_in_any_order() {
-        let lock = Lock::new_leaning(7);
-        let (a, b) = (lock.read(), lock.read_again());
-        drop(a);
-        let c = lock.read_again();
+    #[cfg_attr(miri, ignore = "a million uses")]
+    fn a_lock_that_threads_share_hardly_ever_leans() {
+        let lock = Lock::new(0);
+        for _ in 0..2 * PATIENCE_STEPS_MAX {
+            while barrier::is_available() && !lock.leans() {
+                *lock.write() += 1;
+            }
+            std::thread::scope(|s| s.spawn(|| *lock.write() += 1).join().unwrap());
+        }
+        for _ in 0..PATIENCE_FIRST << (PATIENCE_STEPS_MAX - 1) {
+            *lock.write() += 1;
+            assert!(!lock.leans());
+        }
+    }
+
+    #[test]
+    fn guards_may_go_in_any_order() {
+        let locks: Vec<Lock<usize>> = (0..3).map(Lock::new_leaning).collect();
+        let (a, b, c) = (locks[0].read(), locks[1].write(), locks[2].read());
         drop(b);
-        assert_eq!(*c, 7);
-        drop(c);
-        *lock.write() = 8;
-        assert_eq!(*lock.read(), 8);
+        let b = locks[1].read();
+        drop(a);
+        assert_eq!((*b, *c, *locks[0].write()), (1, 2, 0));
+        drop((c, b));
+        assert!(std::thread::spawn(move || locks.iter().all(|lock| *lock.write() < 3)).join().unwrap());
+    }
+
+    #[test]
+    fn a_panic_lets_go_of_the_lock() {
+        for lock in [Lock::new(0), Lock::new_leaning(0)] {
+            let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                let mut held = lock.write();
+                *held = 1;
+                panic!("with the lock");
+            }));
+            assert!(panicked.is_err());
+            let seen = std::thread::scope(|s| s.spawn(|| *lock.read()).join().unwrap());
+            assert_eq!((seen, *lock.write()), (1, 1));
+        }
+    }
+
+    /// A slot passes from thread to thread, and with it what leans to it, while others take the lock.
+    #[test]
+    fn heirs_of_a_slot_are_never_in_with_others() {
+        let (lives, uses) = if cfg!(miri) { (3, 20) } else { (150, 200) };
+        let lock = Lock::new_leaning((0u64, 0u64));
+        let add = |times: u64| {
+            for _ in 0..times {
+                let mut both = lock.write();
+                both.0 += 1;
+                std::hint::black_box(&mut *both);
+                both.1 += 1;
+                assert_eq!(both.0, both.1);
+            }
+        };
+        std::thread::scope(|s| {
+            for _ in 0..2 {
+                s.spawn(|| {
+                    for _ in 0..lives {
+                        std::thread::scope(|s| s.spawn(|| add(uses)).join().unwrap());
+                    }
+                });
+            }
+        });
+        assert_eq!(*lock.read(), (2 * lives * uses, 2 * lives * uses));
     }
 
     #[test]
@@ -369,25 +388,6 @@ mod tests {
             drop(held);
             assert_eq!(other.join().unwrap(), (0..locks.len()).sum());
         });
-    }
-
-    #[test]
-    fn a_reader_that_reads_again_is_not_stopped_by_a_waiting_writer() {
-        let lock = Lock::new_leaning(0);
-        std::thread::scope(|s| {
-            let first = lock.read();
-            let writer = s.spawn(|| *lock.write() = 1);
-            while lock.leans() {
-                std::thread::yield_now();
-            }
-            std::thread::sleep(Duration::from_millis(5));
-            let second = lock.read_again();
-            assert_eq!((*first, *second), (0, 0));
-            drop(first);
-            assert!(!writer.is_finished());
-            drop(second);
-        });
-        assert_eq!(*lock.read(), 1);
     }
 
     /// Writers add to two numbers in turn; who ever sees them differ was in with another.

@@ -87,17 +87,26 @@ impl<M: Media> Files<M> {
     /// which gives an O_TMPFILE file its name.
     pub fn linkat(&self, from_at: Fd, from: &[u8], to_at: Fd, to: &[u8], flags: i32) -> Result<()> {
         super::check_flags(flags, AT_SYMLINK_FOLLOW | AT_EMPTY_PATH)?;
-        if from.is_empty() && flags & AT_EMPTY_PATH != 0 && from_at != AT_FDCWD {
-            let nameless_for_ever = O_TMPFILE | O_EXCL;
-            if self.file(from_at)?.flags() & nameless_for_ever == nameless_for_ever {
-                return Err(Error::new(libc::ENOENT, "files::link"));
-            }
-        }
-        self.pinned_at_path(from_at, from, flags & AT_SYMLINK_FOLLOW != 0, flags, |ino| {
+        let link = |node: &Node| {
+            let pinned = self.pin(node.clone())?;
             let place = self.place(to_at, to)?;
             self.check_new(&place)?;
-            self.forget_made(self.fs.link(&self.cred, ino, place.dir.node.ino(), place.name))
-        })
+            self.forget_made(self.fs.link(&self.cred, pinned.node.ino(), place.dir.node.ino(), place.name))
+        };
+        if from.is_empty() && flags & AT_EMPTY_PATH != 0 && from_at != AT_FDCWD {
+            let node = {
+                let file = self.file(from_at)?;
+                let nameless_for_ever = O_TMPFILE | O_EXCL;
+                if file.flags() & nameless_for_ever == nameless_for_ever {
+                    return Err(Error::new(libc::ENOENT, "files::link"));
+                }
+                file.node.clone()
+            };
+            return link(&node);
+        }
+        let from = if from.is_empty() && flags & AT_EMPTY_PATH != 0 { b"/" } else { from };
+        let base = self.base_node(from_at, from)?;
+        self.at_walked(base.as_ref(), from, flags & AT_SYMLINK_FOLLOW != 0, link)
     }
 
     pub fn unlink(&self, path: &[u8]) -> Result<()> {
@@ -137,10 +146,10 @@ impl<M: Media> Files<M> {
         if !matches!(flags, 0 | RENAME_NOREPLACE | RENAME_EXCHANGE) {
             return Err(Error::new(libc::EINVAL, "files::rename"));
         }
-        let from_base = self.base(from_at, from)?;
-        let from = self.place_from(from_base.as_ref().map(|f| &f.node), from)?;
-        let to_base = self.second_base(to_at, to)?;
-        let to = self.place_from(to_base.as_ref().map(|f| &f.node), to)?;
+        let from_base = self.base_node(from_at, from)?;
+        let from = self.place_from(from_base.as_ref(), from)?;
+        let to_base = self.base_node(to_at, to)?;
+        let to = self.place_from(to_base.as_ref(), to)?;
         if from.is_dot() {
             return Err(Error::new(libc::EBUSY, "files::rename"));
         }

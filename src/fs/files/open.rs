@@ -69,7 +69,7 @@ impl<M: Media> Files<M> {
         if flags & O_DIRECTORY != 0 {
             return Err(einval());
         }
-        let mut base = self.base(at, path)?.map(|file| file.node.clone());
+        let mut base = self.base_node(at, path)?;
         let mut path = Cow::Borrowed(path);
         for _ in 0..=SYMLINK_DEPTH_MAX {
             let place = self.place_from(base.as_ref(), &path)?;

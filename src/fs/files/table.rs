@@ -66,16 +66,10 @@ impl<T> Table<T> {
 
     /// The thing with this number, held until the guard is dropped.
     ///
-    /// A thread that holds the same number already uses [`get_again`](Table::get_again): a close that
-    /// waits between the two would stop it.
+    /// Not by a thread that holds one already: see [`Lock`].
     #[inline]
     pub fn get(&self, number: usize) -> Option<Held<'_, T>> {
         Held::new(self.slot(number)?.read())
-    }
-
-    /// As [`get`](Table::get), and overtakes a waiting close.
-    pub fn get_again(&self, number: usize) -> Option<Held<'_, T>> {
-        Held::new(self.slot(number)?.read_again())
     }
 
     /// Takes the lowest free number; EMFILE where all are in use. To be called before the thing is

@@ -732,3 +732,182 @@ fn what_is_given_back_too_often_stays_as_it_was() {
     fs.forget(ino, 1);
     fails(libc::ESTALE, fs.getattr(ino));
 }
+
+/// Whether `work` ends within some seconds; where not, its threads stay behind.
+fn ends(work: impl FnOnce() + Send + 'static) -> bool {
+    let (done, ended) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        work();
+        done.send(()).unwrap();
+    });
+    match ended.recv_timeout(std::time::Duration::from_secs(10)) {
+        Err(std::sync::mpsc::RecvTimeoutError::Timeout) => false,
+        _ => thread.join().is_ok(),
+    }
+}
+
+/// A directory with one file, opened and used so often by this thread that the descriptor leans to it.
+fn directory_in_use(files: &Files<Pool>, name: &str) -> Fd {
+    files.mkdir(name.as_bytes(), 0o777).unwrap();
+    make(files, &format!("{name}/f"), name);
+    let fd = files.open(name.as_bytes(), O_RDONLY | O_DIRECTORY, 0).unwrap();
+    for _ in 0..100 {
+        files.fstatat(fd, b"f", 0).unwrap();
+    }
+    fd
+}
+
+#[test]
+fn calls_with_two_descriptors_do_not_wait_for_each_other() {
+    assert!(ends(|| {
+        let files = files();
+        let fds = [AtomicI32::new(-1), AtomicI32::new(-1)];
+        let start = std::sync::Barrier::new(3);
+        std::thread::scope(|s| {
+            for me in 0..2 {
+                let (files, fds, start) = (&files, &fds, &start);
+                s.spawn(move || {
+                    let mine = directory_in_use(files, ["a", "b"][me]);
+                    fds[me].store(mine, Ordering::SeqCst);
+                    start.wait();
+                    start.wait();
+                    let other = fds[1 - me].load(Ordering::SeqCst);
+                    files.linkat(mine, b"f", other, b"l", 0).unwrap();
+                    files.renameat2(mine, b"f", other, b"g", 0).unwrap();
+                });
+            }
+            start.wait();
+            let nodes = [b"a", b"b"].map(|name| files.fs().walk(&Cred::root(), None, name, true).unwrap());
+            let held = [nodes[0].0.body.write(), nodes[1].0.body.write()];
+            start.wait();
+            // Both have their own descriptor, and go on to the other's.
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            drop(held);
+        });
+        assert_eq!((text(&files, "a/l"), text(&files, "b/g")), ("b".into(), "a".into()));
+    }));
+}
+
+#[test]
+fn a_rename_holds_both_its_directories_against_a_close() {
+    let files = files();
+    let from = directory_in_use(&files, "from");
+    files.mkdir(b"to", 0o777).unwrap();
+    let target = AtomicI32::new(-1);
+    let until = std::time::Instant::now() + std::time::Duration::from_millis(1500);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            while std::time::Instant::now() < until {
+                let to = target.load(Ordering::SeqCst);
+                match files.renameat2(from, b"f", to, b"f", 0) {
+                    Ok(()) => files.rename(b"to/f", b"from/f", 0).unwrap(),
+                    Err(e) => assert_eq!(e.errno(), libc::EBADF),
+                }
+            }
+        });
+        while std::time::Instant::now() < until {
+            let to = files.open(b"to", O_RDONLY | O_DIRECTORY, 0).unwrap();
+            for _ in 0..40 {
+                files.fstat(to).unwrap();
+            }
+            target.store(to, Ordering::SeqCst);
+            for _ in 0..20 {
+                files.fstat(to).unwrap();
+            }
+            files.close(to).unwrap();
+        }
+    });
+}
+
+#[test]
+fn who_waits_for_an_inode_is_in_no_epoch_yet() {
+    assert!(ends(|| {
+        let files = Arc::new(files());
+        make(&files, "f", "text");
+        let node = files.fs().walk(&Cred::root(), None, b"f", true).unwrap();
+        let held = node.0.body.write();
+        let waiting = {
+            let (files, node) = (files.clone(), node.clone());
+            std::thread::spawn(move || files.fs().write_at(&Cred::root(), &node, 0, b"next", false).unwrap())
+        };
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        // The epoch ends though a write waits, so that its record is of the next one: what is done with the
+        // lock meanwhile stands in front of it in the log, and must not be of a later epoch.
+        files.fs().tick().unwrap();
+        assert!(!waiting.is_finished());
+        drop(held);
+        waiting.join().unwrap();
+    }));
+}
+
+#[test]
+fn a_destructor_of_a_thread_uses_the_file_system() {
+    /// The file system, and where it says that all went well.
+    type Task = (Arc<Files<Pool>>, Arc<AtomicBool>);
+    struct Late(std::cell::RefCell<Option<Task>>);
+    impl Drop for Late {
+        fn drop(&mut self) {
+            let (files, fine) = self.0.take().unwrap();
+            let used = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                assert_eq!(files.stat(b"/d/f").unwrap().size, 4);
+                make(&files, "/d/late", "late");
+                assert_eq!(text(&files, "/d/late"), "late");
+                files.unlink(b"/d/late").unwrap();
+            }));
+            fine.store(used.is_ok(), Ordering::SeqCst);
+        }
+    }
+    // Torn down last, for it is the first that is used.
+    thread_local!(static LATE: Late = const { Late(std::cell::RefCell::new(None)) });
+    let files = Arc::new(files());
+    files.mkdir(b"d", 0o777).unwrap();
+    make(&files, "/d/f", "text");
+    let fine = Arc::new(AtomicBool::new(false));
+    let (f, said) = (files.clone(), fine.clone());
+    std::thread::spawn(move || {
+        LATE.with(|late| late.0.replace(Some((f.clone(), said))));
+        assert_eq!(text(&f, "/d/f"), "text");
+    })
+    .join()
+    .unwrap();
+    assert!(fine.load(Ordering::SeqCst));
+}
+
+/// Inodes that no one has loaded are asked for by number while their names go and their numbers are given to
+/// new files.
+#[test]
+fn a_number_never_names_an_inode_that_is_gone() {
+    let mut pool = Some(
+        Fs::mkfs(Pool::memfd(32 << 20, &PoolOptions::default()).unwrap(), &MkfsOptions::default()).unwrap(),
+    );
+    for _ in 0..20 {
+        let fs = Fs::open(pool.take().unwrap(), &OpenOptions::default()).unwrap();
+        let files = Files::new(fs.clone(), Cred::root(), 0);
+        let names: Vec<String> = (0..300).map(|n| format!("f{n}")).collect();
+        for name in &names {
+            make(&files, name, "text");
+        }
+        let inos: Vec<_> = names.iter().map(|n| files.stat(n.as_bytes()).unwrap().ino).collect();
+        fs.close().unwrap();
+        drop(files);
+        let fs = Fs::open(fs.abandon().unwrap(), &OpenOptions::default()).unwrap();
+        let files = Files::new(fs.clone(), Cred::root(), 0);
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                for ino in &inos {
+                    while let Ok(attr) = fs.getattr(*ino) {
+                        assert!(attr.size <= 4);
+                    }
+                }
+            });
+            for name in &names {
+                files.unlink(name.as_bytes()).unwrap();
+                make(&files, "new", "");
+                files.unlink(b"new").unwrap();
+            }
+        });
+        drop(files);
+        fs.close().unwrap();
+        pool = fs.abandon();
+    }
+}
