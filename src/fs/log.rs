@@ -792,6 +792,6 @@ pub fn damaged(owner: &Owner, what: &str) -> Error {
     Error::message(
         libc::EUCLEAN,
         "log::read",
-        format!("inode {} is damaged: {what}; run `lode fsck`", owner.ino),
+        format!("inode {} is damaged: {what}; restore it from a backup", owner.ino),
     )
 }

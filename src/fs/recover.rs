@@ -117,7 +117,7 @@ pub(super) fn recover<M: Media>(core: &mut Core<M>, previous: &State, power_lost
         return Err(Error::message(
             libc::EUCLEAN,
             "recover::recover",
-            "the root directory is damaged; run `lode fsck`",
+            "the root directory is damaged; restore the pool from a backup",
         ));
     }
     let table = table::Table::new();
@@ -839,12 +839,19 @@ fn conflict(ino: u32) -> impl Fn(Conflict) -> Error {
         Error::message(
             libc::EUCLEAN,
             "recover::mark",
-            format!("inode {ino} has block {}, which another one has too; run `lode fsck`", c.block.0),
+            format!(
+                "inode {ino} has block {}, which another one has too; restore the pool from a backup",
+                c.block.0
+            ),
         )
     }
 }
 
 #[cold]
 fn bad_entry(ino: u32, what: &str) -> Error {
-    Error::message(libc::EUCLEAN, "recover::reach", format!("directory {ino} {what}; run `lode fsck`"))
+    Error::message(
+        libc::EUCLEAN,
+        "recover::reach",
+        format!("directory {ino} {what}; restore the pool from a backup"),
+    )
 }
