@@ -2,18 +2,47 @@
 //!
 //! The default action would leave a pool that has to recover and half a file that nobody speaks of. The
 //! second signal of a kind kills, so that a step that hangs cannot hold a terminal.
+//!
+//! A step that waits for others (a read from a pipe) first waits for either them or a signal: one that came between
+//! the question and the read would otherwise go unnoticed for as long as the read takes.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 static REQUESTED: AtomicBool = AtomicBool::new(false);
+/// A pipe that has a byte once a signal came: the end to read, and the number of the other for the handler.
+static WAKE: OnceLock<(OwnedFd, OwnedFd)> = OnceLock::new();
+static WAKE_WRITE: AtomicI32 = AtomicI32::new(-1);
 
 extern "C" fn note(_signal: libc::c_int) {
     // Relaxed: the flag publishes nothing but itself.
     REQUESTED.store(true, Ordering::Relaxed);
+    // SAFETY: write(2) is async-signal-safe; the byte outlives the call. A full or missing pipe does not matter, and
+    // `errno` is what the interrupted code left there.
+    unsafe {
+        let errno = *libc::__errno_location();
+        libc::write(WAKE_WRITE.load(Ordering::Relaxed), [1u8].as_ptr().cast(), 1);
+        *libc::__errno_location() = errno;
+    }
+}
+
+/// Waits until `fd` can be read (or is at its end), or a signal came.
+pub fn wait_readable(fd: BorrowedFd<'_>) {
+    let Some((wake, _)) = WAKE.get() else { return };
+    let poll = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let mut fds = [poll(fd.as_raw_fd()), poll(wake.as_raw_fd())];
+    // SAFETY: both descriptors are open, and the kernel writes the two structures only.
+    unsafe { libc::poll(fds.as_mut_ptr(), 2, -1) };
 }
 
 /// Turns the signals into [`requested`] from here on.
 pub fn catch() {
+    let flags = rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK;
+    if let Ok(pipe) = rustix::pipe::pipe_with(flags) {
+        let (_, write) = WAKE.get_or_init(|| pipe);
+        WAKE_WRITE.store(write.as_raw_fd(), Ordering::Relaxed);
+    }
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         // SAFETY: both structures are zeroed, which is a valid sigaction, and the kernel only reads one and
         // fills the other; the handler only stores to an atomic, which is async-signal-safe.

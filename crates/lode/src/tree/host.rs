@@ -1,7 +1,7 @@
 //! The host's file tree, by plain system calls.
 
 use std::ffi::CStr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use lodestone::fs::{Kind, Time};
 use lodestone::{Error, Result};
@@ -9,6 +9,7 @@ use rustix::fs::{self as sys, AtFlags, CWD, FileType, Mode, OFlags, Timespec, Ti
 use rustix::io::Errno;
 
 use super::{Sink, Source, Stat, Tree};
+use crate::interrupt;
 
 pub struct HostTree;
 
@@ -146,6 +147,10 @@ impl Source for HostFile {
 
     fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<usize> {
         let read = if self.stream {
+            interrupt::wait_readable(self.fd.as_fd());
+            if interrupt::requested() {
+                return Err(failed(Errno::INTR));
+            }
             rustix::io::read(&self.fd, buffer)
         } else {
             rustix::io::pread(&self.fd, buffer, offset)
