@@ -113,8 +113,7 @@ enum End {
 /// One mount, timed: milliseconds, and bytes of DRAM it took.
 fn mounts_once(path: &Path, domain: Domain, end: End) -> Result<(f64, f64)> {
     let unknown = || Error::message(libc::ENOSYS, "bench::capacity", "/proc/self/status has no RssAnon");
-    // SAFETY: it gives free memory of the allocator back to the kernel and touches nothing in use.
-    unsafe { libc::malloc_trim(0) };
+    crate::allocator::give_back();
     let before = resident_anonymous_bytes().ok_or_else(unknown)?;
     let began = Instant::now();
     let pool = Pool::open(path, &PoolOptions { assume: Some(domain), ..PoolOptions::default() })?;
