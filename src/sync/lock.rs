@@ -13,13 +13,13 @@
 //! 2. A thread writes only its own notes: one that loaded `leaning` and was then stopped for a while may
 //!    still make a note, before it looks again, and disturbs nobody with it.
 //! 3. Who is in through `raw` has, since it had that, seen the lock upright and in no note of the thread that
-//!    it leaned to, or is that thread.
+//!    it leaned to. A lock that leans has nobody in through `raw`.
 //!
 //! Why two threads are never in at once: the thread that it leans to makes its note, then loads `leaning`; the
 //! other stores UPRIGHT, passes the heavy barrier, then reads the notes. One of them sees the other's store.
 //!
-//! A thread that holds the lock and takes it again stops for ever, as with any lock. And a reader waits for
-//! a reader that it leans to: who holds one lock and takes another keeps to an order of locks, also where
+//! A thread that holds the lock and takes it again panics where it is in by leaning, and else stops for ever, as with
+//! any lock. And a reader waits for a reader that it leans to: who holds one lock and takes another keeps to an order of locks, also where
 //! both are only read.
 
 use std::cell::UnsafeCell;
@@ -113,20 +113,22 @@ impl<T> Lock<T> {
 
     #[inline]
     pub fn read(&self) -> ReadGuard<'_, T> {
-        let note = self.lean();
-        if note.is_none() {
-            self.read_upright();
+        loop {
+            let note = self.lean();
+            if note.is_some() || self.read_upright() {
+                return ReadGuard { lock: self, note, here: PhantomData };
+            }
         }
-        ReadGuard { lock: self, note, here: PhantomData }
     }
 
     #[inline]
     pub fn write(&self) -> WriteGuard<'_, T> {
-        let note = self.lean();
-        if note.is_none() {
-            self.write_upright();
+        loop {
+            let note = self.lean();
+            if note.is_some() || self.write_upright() {
+                return WriteGuard { lock: self, note, here: PhantomData };
+            }
         }
-        WriteGuard { lock: self, note, here: PhantomData }
     }
 
     #[inline]
@@ -141,7 +143,7 @@ impl<T> Lock<T> {
         if self.leaning.load(Ordering::Relaxed) != me {
             return None;
         }
-        let note = NOTES[me as usize].iter().find(|note| note.load(Ordering::Relaxed) == 0)?;
+        let note = self.free_note(me)?;
         note.store(self.address(), Ordering::Relaxed);
         barrier::light();
         if self.leaning.load(Ordering::Acquire) == me {
@@ -151,43 +153,71 @@ impl<T> Lock<T> {
         None
     }
 
-    #[cold]
-    #[inline(never)]
-    fn write_upright(&self) {
-        self.raw.lock_exclusive();
-        self.entered_alone();
+    /// A note of this thread that is free. Panics where another is this lock's: the thread is in.
+    #[inline]
+    fn free_note(&self, me: u32) -> Option<&'static AtomicUsize> {
+        let mut free = None;
+        for note in NOTES[me as usize].iter().rev() {
+            let address = note.load(Ordering::Relaxed);
+            assert!(address != self.address(), "a thread takes a lock that it holds");
+            free = if address == 0 { Some(note) } else { free };
+        }
+        free
     }
 
+    /// Waits for the upright lock. False where it leans to the caller now, who is not in.
     #[cold]
     #[inline(never)]
-    fn read_upright(&self) {
+    fn write_upright(&self) -> bool {
+        self.raw.lock_exclusive();
+        let upright = self.stands();
+        if !upright {
+            // SAFETY: locked just above, by this thread.
+            unsafe { self.raw.unlock_exclusive() };
+        }
+        upright
+    }
+
+    /// As [`write_upright`](Lock::write_upright).
+    #[cold]
+    #[inline(never)]
+    fn read_upright(&self) -> bool {
         if self.leaning.load(Ordering::Relaxed) == UPRIGHT && !self.is_patience_over() {
             self.raw.lock_shared();
             // It may have begun to lean before the lock was had; not since.
             if self.leaning.load(Ordering::Relaxed) == UPRIGHT {
-                return;
+                return true;
             }
             // SAFETY: locked just above, by this thread.
             unsafe { self.raw.unlock_shared() };
         }
         self.raw.lock_exclusive();
-        self.entered_alone();
+        let upright = self.stands();
         // SAFETY: locked just above, by this thread.
-        unsafe { self.raw.downgrade() };
+        unsafe { if upright { self.raw.downgrade() } else { self.raw.unlock_exclusive() } };
+        upright
     }
 
-    /// The caller has the exclusive `raw` lock: sets a lock upright that leans elsewhere, or lets it lean
-    /// to a thread that has been alone with it.
-    fn entered_alone(&self) {
+    /// The caller has the exclusive `raw` lock: sets a lock upright that leans, or lets it lean to a thread that has
+    /// been alone with it, and answers whether it stands.
+    fn stands(&self) -> bool {
         let (leaning, me) = (self.leaning.load(Ordering::Relaxed), thread::slot());
         if leaning == UPRIGHT {
-            if self.is_patience_over() {
-                self.in_a_row.store(0, Ordering::Relaxed);
-                self.leaning.store(me, Ordering::Relaxed);
+            if !self.is_patience_over() {
+                return true;
             }
-        } else if leaning != me {
+            self.in_a_row.store(0, Ordering::Relaxed);
+            self.leaning.store(me, Ordering::Relaxed);
+            return false;
+        }
+        if leaning == me {
+            // No note was free; and none is this lock's.
+            let _ = self.free_note(me);
+            self.leaning.store(UPRIGHT, Ordering::Relaxed);
+        } else {
             self.set_upright(leaning);
         }
+        true
     }
 
     /// Counts that the calling thread takes an upright lock. True once it did so long enough.
@@ -321,6 +351,27 @@ mod tests {
         for _ in 0..PATIENCE_FIRST << (PATIENCE_STEPS_MAX - 1) {
             *lock.write() += 1;
             assert!(!lock.leans());
+        }
+    }
+
+    #[test]
+    fn nobody_is_in_twice() {
+        // From the first use that leans on, whatever was held in between and in whatever order it went.
+        for taken in [0, PATIENCE_FIRST + 1] {
+            let lock = if taken == 0 { Lock::new_leaning(0) } else { Lock::new(0) };
+            (0..taken).for_each(|_| drop(lock.write()));
+            if !lock.leans() {
+                continue; // no barrier here: it stops for ever
+            }
+            let others: Vec<Lock<usize>> = (0..NOTES_MAX - 1).map(Lock::new_leaning).collect();
+            let mut held: Vec<_> = others.iter().map(Lock::write).collect();
+            let first = lock.write();
+            let again =
+                || std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(lock.read()))).is_err();
+            assert!(again(), "all notes are taken");
+            held.remove(0);
+            assert!(again(), "a note in front is free");
+            drop(first);
         }
     }
 
