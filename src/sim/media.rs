@@ -49,12 +49,13 @@ struct Memory {
 }
 
 /// Called before each fence and each sync with the state of the media: where a crash is worth looking at.
-pub type Recorder = Box<dyn FnMut(&Crash) + Send>;
+pub type Recorder = Box<dyn FnMut(&CrashPoint) + Send>;
 
 /// The media at a moment at which power may fail.
-pub struct Crash<'a> {
-    durable: &'a [u8],
-    pending: &'a BTreeMap<usize, Vec<Atom>>,
+#[derive(Clone)]
+pub struct CrashPoint {
+    durable: Vec<u8>,
+    pending: BTreeMap<usize, Vec<Atom>>,
     domain: Domain,
     pub fences: u64,
 }
@@ -79,7 +80,7 @@ pub enum Keep {
     Random(u64),
 }
 
-impl Crash<'_> {
+impl CrashPoint {
     /// Lines with stores in doubt.
     pub fn lines(&self) -> usize {
         self.pending.len()
@@ -87,7 +88,7 @@ impl Crash<'_> {
 
     /// An image that the failure may leave.
     pub fn image(&self, keep: Keep) -> Vec<u8> {
-        let mut image = self.durable.to_vec();
+        let mut image = self.durable.clone();
         let mut rng = Rng::new(match keep {
             Keep::Random(seed) => seed,
             _ => 0,
@@ -103,6 +104,11 @@ impl Crash<'_> {
             }
         }
         image
+    }
+
+    /// As [`image`](CrashPoint::image), to be opened.
+    pub fn media(&self, keep: Keep) -> SimMedia {
+        SimMedia::new(self.image(keep), self.domain)
     }
 
     /// A prefix of the cached stores, any subset of the non-temporal ones; of a page, a prefix of all.
@@ -209,13 +215,24 @@ impl SimMedia {
         self.memory.lock().now.clone()
     }
 
+    /// What a failure now would leave to chance.
+    pub fn crash_point(&self) -> CrashPoint {
+        let memory = self.memory.lock();
+        CrashPoint {
+            durable: memory.durable.clone(),
+            pending: memory.pending.clone(),
+            domain: self.domain,
+            fences: memory.fences,
+        }
+    }
+
     /// Lets the recorder look.
     fn show(&self, memory: &mut Memory) {
         memory.fences += 1;
         if let Some(recorder) = &mut memory.recorder {
-            recorder(&Crash {
-                durable: &memory.durable,
-                pending: &memory.pending,
+            recorder(&CrashPoint {
+                durable: memory.durable.clone(),
+                pending: memory.pending.clone(),
                 domain: self.domain,
                 fences: memory.fences,
             });
