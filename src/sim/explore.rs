@@ -91,20 +91,14 @@ impl Search<'_> {
         let mut levels: Vec<Level> = Vec::new();
         let mut whole = true;
         for _ in 0..self.bounds.leaves_max.div_ceil(2) {
-            let choices = levels.iter().map(|l| l.options[l.next - 1].clone()).collect();
+            let choices = levels.iter().map(Level::choice).collect();
             let open = self.leaf(Script { choices, chance: None })?;
             let (new, all) = undecided::levels(open);
             whole &= all;
             levels.extend(new);
-            while levels.last().is_some_and(|l| l.next == l.options.len()) {
-                levels.pop();
-            }
-            match levels.last_mut() {
-                Some(level) => level.next += 1,
-                None => {
-                    self.coverage.exhausted += whole as u64;
-                    return Ok(());
-                }
+            if !undecided::advance(&mut levels) {
+                self.coverage.exhausted += whole as u64;
+                return Ok(());
             }
         }
         for n in 0..self.bounds.leaves_max / 2 {
@@ -198,7 +192,7 @@ mod tests {
         let (coverage, found) = explore(&point, &bounds, &mut |m| replay(&m, ENTRIES, &WHOLE));
         assert!(found.is_none(), "{found:?}");
         assert_eq!((coverage.exhausted, coverage.outcomes), (1, ENTRIES as u64 + 1));
-        assert!(coverage.states < 16 * ENTRIES as u64, "{coverage:?}");
+        assert!(coverage.states < 14 * ENTRIES as u64, "{coverage:?}");
         assert_eq!(coverage.total_log2_max, (ENTRIES * 8) as f64);
     }
 

@@ -28,7 +28,7 @@ use super::undecided::{Script, Undecided};
 use crate::media::{Addr, Dirty, Domain, Durable, Fault, Flushed, LINE, Media, crc32c};
 
 pub(super) const ATOM: usize = 8;
-const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
 /// Fenced lines that a failed ADR may take.
 const FENCED_LINES_MAX: usize = 64;
 
@@ -59,7 +59,7 @@ impl Atom {
 }
 
 /// Stores in doubt by line (`page-cache`: by page), in program order.
-pub(super) type Pending = BTreeMap<usize, Vec<Atom>>;
+pub(super) type Pending = Vec<(usize, Vec<Atom>)>;
 
 /// Bytes, in pages that clones share until they are written.
 #[derive(Clone)]
@@ -123,7 +123,7 @@ struct Memory {
     now: Pages,
     /// What surely survives.
     durable: Pages,
-    pending: Pending,
+    pending: BTreeMap<usize, Vec<Atom>>,
     stores: u64,
     fences: u64,
     /// Lines made durable last, and what they held before.
@@ -233,7 +233,7 @@ impl CrashPoint {
             }
             Keep::Few(_) | Keep::AllButFew(_) => self.keep_few(keep, &mut rng, &mut image),
             Keep::Everything | Keep::AllBut(_) | Keep::Only(_) => {
-                for (n, atoms) in self.pending.values().enumerate() {
+                for (n, (_, atoms)) in self.pending.iter().enumerate() {
                     let keeps = match keep {
                         Keep::AllBut(line) => line != n,
                         Keep::Only(line) => line == n,
@@ -248,14 +248,18 @@ impl CrashPoint {
         image
     }
 
+    /// All atoms in doubt, with their units.
+    fn atoms(&self) -> impl Iterator<Item = (usize, &Atom)> {
+        self.pending.iter().flat_map(|(unit, atoms)| atoms.iter().map(move |a| (*unit, a)))
+    }
+
     /// What each ordered atom keeps its order with: its line, its page, or everything.
     pub(super) fn order(&self, unit: usize) -> usize {
         if self.domain == Domain::CpuCache { 0 } else { unit }
     }
 
     fn keep_few(&self, keep: Keep, rng: &mut Rng, image: &mut Pages) {
-        let atoms: Vec<(usize, &Atom)> =
-            self.pending.iter().flat_map(|(&unit, atoms)| atoms.iter().map(move |a| (unit, a))).collect();
+        let atoms: Vec<(usize, &Atom)> = self.atoms().collect();
         if atoms.is_empty() {
             return;
         }
@@ -281,14 +285,14 @@ impl CrashPoint {
         // In one order everything has one moment.
         let moment = self.domain == Domain::CpuCache;
         let (first, last) = (
-            self.pending.values().flatten().map(|a| a.seq).min().unwrap_or(0),
-            self.pending.values().flatten().map(|a| a.seq).max().unwrap_or(0),
+            self.atoms().map(|(_, a)| a.seq).min().unwrap_or(0),
+            self.atoms().map(|(_, a)| a.seq).max().unwrap_or(0),
         );
         let until = match rng.below(3) {
             0 => last,
             _ => first + rng.below(last + 1 - first),
         };
-        for atoms in self.pending.values() {
+        for (_, atoms) in self.pending.iter() {
             let ordered = atoms.iter().filter(|a| !a.is_free()).count();
             let mut prefix = match rng.below(4) {
                 0 => 0,
@@ -342,7 +346,7 @@ impl Memory {
     fn crash_point(&self, len: u64, domain: Domain) -> CrashPoint {
         CrashPoint {
             durable: self.durable.clone(),
-            pending: Arc::new(self.pending.clone()),
+            pending: Arc::new(self.pending.iter().map(|(&unit, atoms)| (unit, atoms.clone())).collect()),
             fenced: self.fenced.clone(),
             len,
             domain,
@@ -398,7 +402,7 @@ impl SimMedia {
         let memory = Memory {
             durable: pages.clone(),
             now: pages,
-            pending: Pending::new(),
+            pending: BTreeMap::new(),
             stores: 0,
             fences: 0,
             fenced: VecDeque::new(),

@@ -8,14 +8,14 @@
 //!
 //! **The guard.** Bytes that the reader then holds against a checksum are one choice together, of few options:
 //! all there, nothing, and some torn forms. That a torn form is told from a whole one is the checksum's business,
-//! and the same for all of them.
+//! and does not depend on other choices: so a torn form is tried once, with everything else there.
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::media::{ATOM, Atom, CrashPoint, Pending, Rng};
-use crate::media::{Addr, Domain};
+use super::media::{ATOM, CrashPoint, PAGE, Pending, Rng};
+use crate::media::{Addr, Domain, LINE};
 
 /// Options of one choice without a checksum, beyond which patterns stand for all.
 const OPTIONS_MAX: u64 = 1 << 10;
@@ -30,6 +30,7 @@ type Moment = u64;
 /// How one read is decided.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Decision {
+    /// Its place among those in doubt.
     unit: usize,
     bytes: Range<usize>,
     /// The order's moment is one of these.
@@ -64,22 +65,32 @@ pub(super) struct Open {
     guard: Option<usize>,
 }
 
-#[derive(Default)]
+/// What is known of an atom.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// Free ones: not decided. Ordered ones: its moment tells.
+    Open,
+    There,
+    Lost,
+    /// Its word was stored to since.
+    Overwritten,
+}
+
 struct Unit {
-    /// Free atoms that are decided, by their place in the unit.
-    decided: HashMap<usize, bool>,
-    /// Stored to again since: these words are what they are.
-    overwritten: Vec<Range<usize>>,
+    /// By atom; empty as long as all are open.
+    fates: Vec<Fate>,
+    /// Moments still possible.
+    moments: (Moment, Moment),
 }
 
 /// See the file's head.
 pub(super) struct Undecided {
     pending: Arc<Pending>,
-    domain: Domain,
+    /// In the order of `pending`.
+    units: Vec<Unit>,
     unit_bytes: usize,
-    units: HashMap<usize, Unit>,
-    /// Moments still possible, by order.
-    moments: HashMap<usize, (Moment, Moment)>,
+    /// All units have one order.
+    one_order: bool,
     script: Script,
     taken: usize,
     open: Vec<Open>,
@@ -88,12 +99,12 @@ pub(super) struct Undecided {
 
 impl Undecided {
     pub fn new(point: &CrashPoint, script: Script) -> Undecided {
+        let unit = |_| Unit { fates: Vec::new(), moments: (0, Moment::MAX) };
         Undecided {
+            units: point.pending.iter().map(unit).collect(),
             pending: point.pending.clone(),
-            domain: point.domain,
-            unit_bytes: if point.domain == Domain::PageCache { 4096 } else { 64 },
-            units: HashMap::new(),
-            moments: HashMap::new(),
+            unit_bytes: if point.domain == Domain::PageCache { PAGE } else { LINE },
+            one_order: point.domain == Domain::CpuCache,
             script,
             taken: 0,
             open: Vec::new(),
@@ -101,12 +112,26 @@ impl Undecided {
         }
     }
 
-    fn order(&self, unit: usize) -> usize {
-        if self.domain == Domain::CpuCache { 0 } else { unit }
+    /// Places of the units that bytes touch.
+    fn touched(&self, bytes: &Range<usize>) -> Range<usize> {
+        let (first, last) = (bytes.start / self.unit_bytes, (bytes.end - 1) / self.unit_bytes);
+        let from = self.pending.partition_point(|p| p.0 < first);
+        from..from + self.pending[from..].partition_point(|p| p.0 <= last)
     }
 
-    fn moments(&self, unit: usize) -> (Moment, Moment) {
-        self.moments.get(&self.order(unit)).copied().unwrap_or((0, Moment::MAX))
+    fn moments(&mut self, unit: usize) -> &mut (Moment, Moment) {
+        &mut self.units[if self.one_order { 0 } else { unit }].moments
+    }
+
+    fn fate(&self, unit: usize, atom: usize) -> Fate {
+        self.units[unit].fates.get(atom).copied().unwrap_or(Fate::Open)
+    }
+
+    fn set_fate(&mut self, unit: usize, atom: usize, fate: Fate) {
+        let count = self.pending[unit].1.len();
+        let fates = &mut self.units[unit].fates;
+        fates.resize(count, Fate::Open);
+        fates[atom] = fate;
     }
 
     /// The bytes are looked at: `set` gets every word whose value that settles.
@@ -114,26 +139,16 @@ impl Undecided {
         if bytes.is_empty() || self.pending.is_empty() {
             return;
         }
-        let units = bytes.start / self.unit_bytes..=(bytes.end - 1) / self.unit_bytes;
-        let pending = self.pending.clone();
-        for (&unit, atoms) in pending.range(units) {
-            let start = (unit * self.unit_bytes).max(bytes.start) / ATOM * ATOM;
-            let end = ((unit + 1) * self.unit_bytes).min(bytes.end).next_multiple_of(ATOM);
-            self.decide_unit(unit, atoms, start..end, set);
+        for unit in self.touched(&bytes) {
+            let base = self.pending[unit].0 * self.unit_bytes;
+            let start = base.max(bytes.start) / ATOM * ATOM;
+            let end = (base + self.unit_bytes).min(bytes.end).next_multiple_of(ATOM);
+            self.decide_unit(unit, start..end, set);
         }
     }
 
-    fn decide_unit(
-        &mut self,
-        unit: usize,
-        atoms: &[Atom],
-        bytes: Range<usize>,
-        set: &mut dyn FnMut(usize, [u8; ATOM]),
-    ) {
-        if !atoms.iter().any(|a| self.shows(unit, a, &bytes)) {
-            return;
-        }
-        if let Some(open) = self.doubts(unit, atoms, bytes.clone()) {
+    fn decide_unit(&mut self, unit: usize, bytes: Range<usize>, set: &mut dyn FnMut(usize, [u8; ATOM])) {
+        if let Some(open) = self.doubts(unit, bytes.clone()) {
             let choice = match self.script.choices.get(self.taken) {
                 Some(choice) => choice.clone(),
                 None => {
@@ -149,35 +164,28 @@ impl Undecided {
             for decision in choice {
                 self.settle(&decision, set);
             }
+            // A script made for another past need not be about these bytes.
+            if let Some(open) = self.doubts(unit, bytes.clone()) {
+                self.settle(&open.everything(), set);
+                return;
+            }
         }
-        // What the script decided need not be these bytes: whatever is left is everything there.
-        if let Some(open) = self.doubts(unit, atoms, bytes.clone()) {
-            self.settle(&open.everything(), set);
-        } else {
-            self.show(unit, atoms, &bytes, set);
+        // Another unit's choice may have settled these, too.
+        if self.one_order {
+            self.show(unit, &bytes, set);
         }
-    }
-
-    fn shows(&self, unit: usize, atom: &Atom, bytes: &Range<usize>) -> bool {
-        bytes.contains(&atom.at)
-            && self
-                .units
-                .get(&unit)
-                .is_none_or(|u| u.overwritten.iter().all(|range| !range.contains(&atom.at)))
     }
 
     /// What is not decided of these bytes.
-    fn doubts(&self, unit: usize, atoms: &[Atom], bytes: Range<usize>) -> Option<Open> {
-        let (from, to) = self.moments(unit);
+    fn doubts(&mut self, unit: usize, bytes: Range<usize>) -> Option<Open> {
+        let (from, to) = *self.moments(unit);
         let mut open = Open { unit, bytes, from, to, steps: Vec::new(), free: Vec::new(), guard: None };
-        for (n, atom) in atoms.iter().enumerate() {
-            if !self.shows(unit, atom, &open.bytes) {
+        for (n, atom) in self.pending[unit].1.iter().enumerate() {
+            if !open.bytes.contains(&atom.at) || self.fate(unit, n) != Fate::Open {
                 continue;
             }
             if atom.is_free() {
-                if self.units.get(&unit).is_none_or(|u| !u.decided.contains_key(&n)) {
-                    open.free.push(atom.seq);
-                }
+                open.free.push(atom.seq);
             } else if from < atom.seq && atom.seq <= to {
                 open.steps.push((atom.seq, atom.ends));
             }
@@ -186,48 +194,37 @@ impl Undecided {
     }
 
     fn settle(&mut self, decision: &Decision, set: &mut dyn FnMut(usize, [u8; ATOM])) {
-        let pending = self.pending.clone();
-        let Some(atoms) = pending.get(&decision.unit) else { return };
-        let (mut from, mut to) = self.moments(decision.unit);
-        // A script made for another past may contradict it: then it yields.
+        let unit = decision.unit;
+        let (mut from, mut to) = *self.moments(unit);
+        // One made for another past may contradict what is decided: then it yields.
         if decision.to >= from && decision.from <= to {
             (from, to) = (from.max(decision.from), to.min(decision.to));
         }
+        let pending = self.pending.clone();
         let mut free = decision.free.iter();
-        for (n, atom) in atoms.iter().enumerate().filter(|(_, a)| a.is_free()) {
-            if !self.shows(decision.unit, atom, &decision.bytes) {
-                continue;
-            }
-            let unit = self.units.entry(decision.unit).or_default();
-            if unit.decided.contains_key(&n) {
+        for (n, atom) in pending[unit].1.iter().enumerate().filter(|(_, a)| a.is_free()) {
+            if !decision.bytes.contains(&atom.at) || self.fate(unit, n) != Fate::Open {
                 continue;
             }
             let mut there = free.next().copied().unwrap_or(true);
-            if self.domain == Domain::CpuCache {
+            if self.one_order {
                 // It was issued before the failure only if everything before it was.
                 there &= atom.seq <= to;
                 from = if there { from.max(atom.seq) } else { from };
             }
-            unit.decided.insert(n, there);
+            self.set_fate(unit, n, if there { Fate::There } else { Fate::Lost });
         }
-        self.moments.insert(self.order(decision.unit), (from, to));
-        self.show(decision.unit, atoms, &decision.bytes, set);
+        *self.moments(unit) = (from, to);
+        self.show(unit, &decision.bytes, set);
     }
 
     /// Puts decided words where they are seen.
-    fn show(
-        &self,
-        unit: usize,
-        atoms: &[Atom],
-        bytes: &Range<usize>,
-        set: &mut dyn FnMut(usize, [u8; ATOM]),
-    ) {
-        let (from, _) = self.moments(unit);
-        for (n, atom) in atoms.iter().enumerate().filter(|(_, a)| self.shows(unit, a, bytes)) {
-            let there = if atom.is_free() {
-                self.units.get(&unit).and_then(|u| u.decided.get(&n)).copied().unwrap_or(false)
-            } else {
-                atom.seq <= from
+    fn show(&mut self, unit: usize, bytes: &Range<usize>, set: &mut dyn FnMut(usize, [u8; ATOM])) {
+        let (from, _) = *self.moments(unit);
+        for (n, atom) in self.pending[unit].1.iter().enumerate().filter(|(_, a)| bytes.contains(&a.at)) {
+            let there = match self.fate(unit, n) {
+                Fate::Open => !atom.is_free() && atom.seq <= from,
+                fate => fate == Fate::There,
             };
             if there {
                 set(atom.at, atom.value);
@@ -237,10 +234,11 @@ impl Undecided {
 
     /// Words that are stored to are not in doubt any more.
     pub fn overwrite(&mut self, bytes: Range<usize>) {
-        let units = bytes.start / self.unit_bytes..=(bytes.end - 1) / self.unit_bytes;
         let pending = self.pending.clone();
-        for (&unit, _) in pending.range(units) {
-            self.units.entry(unit).or_default().overwritten.push(bytes.clone());
+        for unit in self.touched(&bytes) {
+            for (n, _) in pending[unit].1.iter().enumerate().filter(|(_, a)| bytes.contains(&a.at)) {
+                self.set_fate(unit, n, Fate::Overwritten);
+            }
         }
     }
 
@@ -356,43 +354,39 @@ impl Open {
     }
 }
 
-/// The options of bytes under one checksum.
-fn guarded(members: &[Open]) -> Vec<Choice> {
+/// The options of bytes under one checksum: versions that were whole, and torn forms.
+fn guarded(members: &[Open]) -> (Vec<Choice>, Vec<Choice>) {
     let all = || members.iter().map(Open::everything);
     let but = |n: usize, decision: Decision| -> Choice {
         all().enumerate().map(|(i, d)| if i == n { decision.clone() } else { d }).collect()
     };
     let nothing: Choice = members.iter().map(Open::nothing).collect();
-    let place = |key: fn(&Open) -> Moment, most: bool| {
-        let places = members.iter().map(key).enumerate();
-        let found = if most { places.max_by_key(|p| p.1) } else { places.min_by_key(|p| p.1) };
-        found.expect("a guard has members").0
-    };
-    let (first, last) = (place(Open::first, false), place(Open::last, true));
+    let first = (0..members.len()).min_by_key(|&n| members[n].first()).expect("a guard has members");
+    let last = (0..members.len()).max_by_key(|&n| members[n].last()).expect("a guard has members");
     let mut only_first = nothing.clone();
     only_first[first] = members[first].only_first();
-    let mut options = vec![all().collect(), nothing, but(last, members[last].all_but_last()), only_first];
+    let mut whole = vec![all().collect(), nothing];
+    let mut torn = vec![but(last, members[last].all_but_last()), only_first];
     let salt = members.iter().fold(0, |salt, m| salt * 31 + m.first());
     let mut rng = Rng::new(salt);
-    options.push(members.iter().map(|m| m.by_chance(&mut rng)).collect());
+    torn.push(members.iter().map(|m| m.by_chance(&mut rng)).collect());
     let words: usize = members.iter().map(|m| m.free.len()).sum();
     for (n, member) in members.iter().enumerate() {
         // A checksum that leaves a word out is found by that word.
         let missing = (0..member.free.len()).filter(|_| words <= WORDS_MAX);
-        options.extend(missing.map(|w| but(n, member.with(member.steps.len(), |i| i != w))));
+        torn.extend(missing.map(|w| but(n, member.with(member.steps.len(), |i| i != w))));
         if members.len() > 1 {
-            options.push(but(n, member.nothing()));
+            torn.push(but(n, member.nothing()));
         }
-        // Older versions that were whole, and each torn once.
         let ends: Vec<usize> =
             (0..member.steps.len()).filter(|&s| member.steps[s].1).map(|s| s + 1).collect();
         let every = ends.len() / VERSIONS_MAX + 1;
         for &end in ends.iter().step_by(every).filter(|&&end| end < member.steps.len()) {
-            options.push(but(n, member.with(end, |_| true)));
-            options.push(but(n, member.with(end + 1, |_| true)));
+            whole.push(but(n, member.with(end, |_| true)));
+            torn.push(but(n, member.with(end + 1, |_| true)));
         }
     }
-    unique(options)
+    (unique(whole), unique(torn))
 }
 
 /// Without repetitions; the first stays first.
@@ -403,8 +397,37 @@ fn unique(options: Vec<Choice>) -> Vec<Choice> {
 
 /// A choice of the search and what is left of it.
 pub(super) struct Level {
-    pub options: Vec<Choice>,
-    pub next: usize,
+    options: Vec<Choice>,
+    /// Options from here on are torn forms.
+    torn_from: usize,
+    taken: usize,
+}
+
+impl Level {
+    pub fn choice(&self) -> Choice {
+        self.options[self.taken].clone()
+    }
+
+    fn is_torn(&self) -> bool {
+        self.taken >= self.torn_from
+    }
+}
+
+/// Takes the next option of the last level that has one; false when there is none.
+pub(super) fn advance(levels: &mut Vec<Level>) -> bool {
+    if let Some(torn) = levels.iter().position(Level::is_torn) {
+        levels.truncate(torn + 1);
+    }
+    while let Some(mut level) = levels.pop() {
+        let tears = levels.iter().all(|l| l.taken == 0);
+        let end = if tears { level.options.len() } else { level.torn_from };
+        level.taken += 1;
+        if level.taken < end {
+            levels.push(level);
+            return true;
+        }
+    }
+    false
 }
 
 /// Makes levels of the choices that a run met; whether their options are all there are.
@@ -422,14 +445,15 @@ pub(super) fn levels(open: Vec<Open>) -> (Vec<Level>, bool) {
     }
     let mut whole = true;
     let level = |group: Vec<Open>| {
-        let options = if group[0].guard.is_some() {
-            guarded(&group)
-        } else {
-            let (options, all) = group[0].options();
-            whole &= all;
-            options
-        };
-        Level { options, next: 1 }
+        if group[0].guard.is_some() {
+            let (mut options, torn) = guarded(&group);
+            let torn_from = options.len();
+            options.extend(torn);
+            return Level { options, torn_from, taken: 0 };
+        }
+        let (options, all) = group[0].options();
+        whole &= all;
+        Level { torn_from: options.len(), options, taken: 0 }
     };
     (groups.into_iter().map(level).collect(), whole)
 }
