@@ -103,7 +103,9 @@ impl<M: Media> Fs<M> {
         let reuse = self.core.reuse_after(guard);
         self.tail_settled(body, tail, reuse);
         if size < old {
-            body.tail_shared = self.core.deferring && !size.is_multiple_of(PAGE);
+            body.tail_shared = self.core.deferring
+                && !size.is_multiple_of(PAGE)
+                && !self.core.media.omits("what a truncate cut off is not written in place");
         }
         let page = size.div_ceil(PAGE) as u32;
         body.file_mut().clear(page, u32::MAX - page, &mut |run, _| self.core.free(run, reuse));

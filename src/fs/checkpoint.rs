@@ -158,8 +158,9 @@ fn read<M: Media>(core: &Core<M>, head: u32) -> Result<Vec<u8>> {
         parts.push((log::block_addr(run.start), part.len()));
         rest = later;
     }
-    core.media.verified(&parts);
-    if !rest.is_empty() || crc32c(&body, crc32c(&block[8..], core.key_crc)) != get32(&block, 4) {
+    let is_short = !rest.is_empty();
+    let matches = crc32c(&body, crc32c(&block[8..], core.key_crc)) == get32(&block, 4);
+    if !core.media.verified(&parts, matches) || is_short {
         return Err(damaged("its CRC does not match"));
     }
     Ok(body)

@@ -315,6 +315,9 @@ impl Redos {
     pub fn apply<M: Media>(&self, core: &Core<M>, index: &PageIndex) -> Result<u64> {
         let (mut applied, mut failed) = (0, None);
         for (&page, pieces) in &self.pages {
+            if core.media.omits("redo records are stored again") {
+                continue;
+            }
             let super::index::Mapping::Written(block) = index.get(page) else { continue };
             for piece in pieces {
                 let at = log::block_addr(block).add(piece.at as u64);
@@ -733,9 +736,11 @@ pub fn assemble(header: &SlotHeader, owner: &Owner, body: Body, atime: u64) -> I
 pub fn read_header<M: Media>(core: &Core<M>, ino: u32, slot: Addr) -> Result<Option<SlotHeader>> {
     let mut line = [0; LINE];
     core.media.read(slot, &mut line[..LOG_HEAD_OFFSET as usize])?;
-    core.media.verified(&[(slot, LOG_HEAD_OFFSET as usize)]);
-    let header = SlotHeader::decode(&line, core.key_crc, ino);
-    Ok(header.filter(|h| Kind::from_mode(h.mode).is_some()))
+    let parts = [(slot, LOG_HEAD_OFFSET as usize)];
+    if !core.media.verified(&parts, SlotHeader::is_intact(&line, core.key_crc)) {
+        return Ok(None);
+    }
+    Ok(SlotHeader::fields(&line, ino).filter(|h| Kind::from_mode(h.mode).is_some()))
 }
 
 /// Whether the data that the operation names is what the operation wrote: its CRC over the file's
@@ -771,8 +776,7 @@ pub fn verify_data<M: Media>(core: &Core<M>, index: &PageIndex, op: &Op) -> Resu
             }
             offset += n;
         }
-        core.media.verified(&parts);
-        if crc != get32(record.bytes, field::write::CRC) {
+        if !core.media.verified(&parts, crc == get32(record.bytes, field::write::CRC)) {
             return Ok(false);
         }
     }

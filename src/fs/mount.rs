@@ -491,8 +491,9 @@ impl Copies {
             if at + SUPER_BYTES as u64 > media.len() || media.read(Addr(at), &mut b).is_err() {
                 return Err(SuperFault::Damaged);
             }
-            media.verified(&[(Addr(at), SUPER_BYTES)]);
-            Super::decode(&b)
+            let decoded = Super::decode(&b);
+            media.verified(&[(Addr(at), SUPER_BYTES)], decoded.is_ok());
+            decoded
         };
         let first = read(SUPER_BLOCK * BLOCK as u64);
         let end = match &first {
@@ -577,8 +578,8 @@ fn read_state<M: Media>(media: &M, sb: &Super) -> Result<State> {
                     return None;
                 }
                 media.read(at, &mut line).ok()?;
-                media.verified(&[(at, LINE)]);
-                State::decode(&line, &sb.key)
+                let intact = media.verified(&[(at, LINE)], State::is_intact(&line, &sb.key));
+                intact.then(|| State::fields(&line)).flatten()
             })
             .max_by_key(|s| s.serial)
     };

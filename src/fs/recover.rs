@@ -221,7 +221,9 @@ impl<M: Media> Recovery<'_, M> {
 
     /// Whether an operation needs proof that what it depends on is on media.
     fn in_doubt(&self, op: &Op, last: bool) -> bool {
-        op.epoch() > self.settled && (last || self.power_loss)
+        let all = self.power_loss
+            && !self.core.media.omits("after a power loss all that was not synced is in doubt");
+        op.epoch() > self.settled && (last || all)
     }
 
     // -----------------------------------------------------------------------------------------------
@@ -304,6 +306,9 @@ impl<M: Media> Recovery<'_, M> {
     }
 
     fn names_inode(&self, add: &AddRecord) -> Result<bool> {
+        if self.core.media.omits("an entry counts only with its inode") {
+            return Ok(true);
+        }
         let header = self.headers.get(add.ino as usize).copied().flatten();
         if header.is_none_or(|h| h.generation != add.generation) {
             return Ok(false);
@@ -348,8 +353,8 @@ impl<M: Media> Recovery<'_, M> {
             return Ok(false);
         }
         let crc = self.core.media.crc32c(log::block_addr(run.start), len, 0);
-        self.core.media.verified(&[(log::block_addr(run.start), len)]);
-        Ok(crc.is_ok_and(|crc| crc == get32(b, field::xattr::CRC)))
+        let matches = crc.is_ok_and(|crc| crc == get32(b, field::xattr::CRC));
+        Ok(self.core.media.verified(&[(log::block_addr(run.start), len)], matches))
     }
 
     /// Cuts every log before a paired record in doubt whose other half is not there, until no cut
@@ -365,6 +370,7 @@ impl<M: Media> Recovery<'_, M> {
             for scan in scans.values_mut() {
                 let void = scan.counted().find(|p| {
                     p.in_doubt
+                        && !self.core.media.omits("half a rename is void")
                         && halves[&p.partner.transaction] < 2
                         && !self.partner_moved_on(&p.partner, &heads)
                 });
@@ -743,6 +749,9 @@ impl<M: Media> Recovery<'_, M> {
         }
         let epoch = self.core.epochs.current();
         for (owner, mut log) in repairs.seals {
+            if self.core.media.omits("a log that was cut is sealed") {
+                continue;
+            }
             let flushed = log.seal_void(self.core, &owner, epoch)?;
             self.core.fence(flushed);
             if let Some(dir) = table.entry(owner.ino).node.share() {
@@ -750,6 +759,9 @@ impl<M: Media> Recovery<'_, M> {
             }
         }
         for (ino, time) in repairs.stamps {
+            if self.core.media.omits("change times that only directories know are written down") {
+                continue;
+            }
             if table.entry(ino).links() == 0 {
                 continue;
             }

@@ -366,6 +366,9 @@ impl<M: Media> Fs<M> {
         if offset <= size || size.is_multiple_of(PAGE) {
             return Ok((None, None));
         }
+        if self.core.media.omits("bytes behind the end of file become zeros") {
+            return Ok((None, None));
+        }
         if offset / PAGE != size / PAGE {
             return Ok((None, self.settle_tail(body, offset, batch, &mut plan.fresh)?));
         }

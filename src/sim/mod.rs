@@ -5,4 +5,5 @@
 
 pub mod explore;
 pub mod media;
+pub mod mutation;
 mod undecided;
