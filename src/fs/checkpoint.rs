@@ -145,6 +145,7 @@ fn read<M: Media>(core: &Core<M>, head: u32) -> Result<Vec<u8>> {
     }
     let mut body = vec![0; bytes as usize];
     let mut rest = &mut body[..];
+    let mut parts = vec![(log::block_addr(Block(head)), BLOCK)];
     for i in 0..runs {
         let at = HEAD_BYTES + 8 * i;
         let run = Run { start: Block(get32(&block, at)), count: get32(&block, at + 4) };
@@ -154,8 +155,10 @@ fn read<M: Media>(core: &Core<M>, head: u32) -> Result<Vec<u8>> {
         let n = rest.len().min(run.count as usize * BLOCK);
         let (part, later) = rest.split_at_mut(n);
         core.media.read(log::block_addr(run.start), part)?;
+        parts.push((log::block_addr(run.start), part.len()));
         rest = later;
     }
+    core.media.verified(&parts);
     if !rest.is_empty() || crc32c(&body, crc32c(&block[8..], core.key_crc)) != get32(&block, 4) {
         return Err(damaged("its CRC does not match"));
     }

@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use std::collections::{HashMap, VecDeque};
 
+use smallvec::SmallVec;
+
 use super::Core;
 use super::acl;
 use super::alloc::{Block, Run};
@@ -730,7 +732,8 @@ pub fn assemble(header: &SlotHeader, owner: &Owner, body: Body, atime: u64) -> I
 /// The header of a slot, if it is valid.
 pub fn read_header<M: Media>(core: &Core<M>, ino: u32, slot: Addr) -> Result<Option<SlotHeader>> {
     let mut line = [0; LINE];
-    core.media.read(slot, &mut line)?;
+    core.media.read(slot, &mut line[..LOG_HEAD_OFFSET as usize])?;
+    core.media.verified(&[(slot, LOG_HEAD_OFFSET as usize)]);
     let header = SlotHeader::decode(&line, core.key_crc, ino);
     Ok(header.filter(|h| Kind::from_mode(h.mode).is_some()))
 }
@@ -752,6 +755,7 @@ pub fn verify_data<M: Media>(core: &Core<M>, index: &PageIndex, op: &Op) -> Resu
         }
         let end = offset + get32(record.bytes, field::write::LEN) as u64;
         let mut crc = 0;
+        let mut parts: SmallVec<[(Addr, usize); 4]> = SmallVec::new();
         while offset < end {
             let n = (end - offset).min(BLOCK as u64 - offset % BLOCK as u64);
             let super::index::Mapping::Written(block) = index.get((offset / BLOCK as u64) as u32) else {
@@ -762,8 +766,12 @@ pub fn verify_data<M: Media>(core: &Core<M>, index: &PageIndex, op: &Op) -> Resu
                 Ok(crc) => crc,
                 Err(_) => return Ok(false),
             };
+            if M::OBSERVED {
+                parts.push((at, n as usize));
+            }
             offset += n;
         }
+        core.media.verified(&parts);
         if crc != get32(record.bytes, field::write::CRC) {
             return Ok(false);
         }

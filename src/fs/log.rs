@@ -597,6 +597,7 @@ impl<'a, M: Media> Reader<'a, M> {
     fn segment_at(&mut self, addr: Addr, seq: Option<u32>) -> Result<Option<(Segment, u32)>> {
         let mut line = [0; LINE];
         self.core.media.read(addr, &mut line)?;
+        self.core.media.verified(&[(addr, LINE)]);
         let lines = get32(&line, field::segment::LINES);
         let incarnation = get32(&line, field::segment::INCARNATION);
         let seed = log_seed(self.core.key_crc, self.owner.ino, self.owner.generation, incarnation);
@@ -618,7 +619,7 @@ impl<'a, M: Media> Reader<'a, M> {
         loop {
             let mark = self.mark();
             let Some(head) = self.peek()? else {
-                if let Some(lines) = self.gap() {
+                if let Some(lines) = self.gap()? {
                     if !self.salvaging {
                         return Err(damaged(&self.owner, "a record in the middle of its log is damaged"));
                     }
@@ -748,42 +749,66 @@ impl<'a, M: Media> Reader<'a, M> {
 
     /// Lines from the tail to the next record that is certain (in a damaged log: that is whole): what stood there
     /// was a record once.
-    fn gap(&self) -> Option<u32> {
-        let end = self.at() + (self.log.room as usize + 1) * LINE;
-        for ahead in 1..=self.log.room as usize {
-            let at = self.at() + ahead * LINE;
-            let Some(head) = Head::decode(&self.buffer[at..at + LINE]) else { continue };
-            let next = at + head.lines as usize * LINE;
-            if head.seq == self.log.seq.wrapping_add(ahead as u32)
-                && next <= end
-                && (self.salvaging || self.is_certain(&head))
-                && crate::media::crc32c(&self.buffer[at + 4..next], self.log.seed) == head.crc
-            {
-                return Some(ahead as u32);
+    fn gap(&mut self) -> Result<Option<u32>> {
+        let room = self.log.room as usize;
+        for ahead in 1..=room {
+            let seq = self.log.seq.wrapping_add(ahead as u32);
+            let found = self.record_at(ahead, room + 1 - ahead, seq)?;
+            if found.is_some_and(|head| self.salvaging || self.is_certain(&head)) {
+                return Ok(Some(ahead as u32));
             }
         }
-        None
+        Ok(None)
     }
 
     /// The valid record at the tail, if there is one; its bytes are in the buffer.
     fn peek(&mut self) -> Result<Option<Head>> {
         let left = self.log.room as usize + 1; // the link's line belongs to the segment too
+        let head = self.record_at(0, left, self.log.seq)?;
+        let fits = |head: &Head| match head.kind {
+            Type::Link => head.lines == 1,
+            _ => (head.lines as usize) < left,
+        };
+        Ok(head.filter(fits))
+    }
+
+    /// The valid record with number `seq` that begins `ahead` lines behind the tail and ends within `lines` more.
+    fn record_at(&mut self, ahead: usize, lines: usize, seq: u32) -> Result<Option<Head>> {
+        self.fill(ahead + 1)?;
+        let at = self.at() + ahead * LINE;
+        let found = match Head::decode(&self.buffer[at..at + LINE]) {
+            Some(head) if head.seq == seq && head.lines as usize <= lines => Some(head),
+            _ => None,
+        };
+        let count = found.as_ref().map_or(1, |head| head.lines as usize);
+        self.fill(ahead + count)?;
+        let bytes = &self.buffer[at..at + count * LINE];
+        let valid = found.filter(|head| crate::media::crc32c(&bytes[4..], self.log.seed) == head.crc);
+        if M::OBSERVED {
+            let from = self.log.tail.add((ahead * LINE) as u64);
+            self.core.media.verified(&[(from, count * LINE)]);
+        }
+        Ok(valid)
+    }
+
+    /// Brings this many lines from the tail on into the buffer, with all behind them in the segment.
+    fn fill(&mut self, lines: usize) -> Result<()> {
         let tail = self.log.tail;
         let (from, len) = self.buffered;
-        if tail.0 < from.0 || tail.0 + left as u64 * LINE as u64 > from.0 + len as u64 {
-            let bytes = left * LINE;
-            self.core.media.read(tail, &mut self.buffer[..bytes])?;
-            self.buffered = (tail, bytes);
+        if from.0 <= tail.0 && tail.0 + (lines * LINE) as u64 <= from.0 + len as u64 {
+            return Ok(());
         }
-        let at = self.at();
-        let Some(head) = Head::decode(&self.buffer[at..at + LINE]) else { return Ok(None) };
-        let fits = if head.kind == Type::Link { head.lines == 1 } else { (head.lines as usize) < left };
-        if head.seq != self.log.seq || !fits {
-            return Ok(None);
+        if M::OBSERVED && from.0 <= tail.0 && tail.0 <= from.0 + len as u64 && len + lines * LINE <= BLOCK {
+            // What is there already was looked at already.
+            let more = (tail.0 + (lines * LINE) as u64 - from.0) as usize - len;
+            self.core.media.read(from.add(len as u64), &mut self.buffer[len..len + more])?;
+            self.buffered = (from, len + more);
+            return Ok(());
         }
-        let bytes = &self.buffer[at..at + head.lines as usize * LINE];
-        let valid = crate::media::crc32c(&bytes[4..], self.log.seed) == head.crc;
-        Ok(valid.then_some(head))
+        let bytes = if M::OBSERVED { lines } else { self.log.room as usize + 1 } * LINE;
+        self.core.media.read(tail, &mut self.buffer[..bytes])?;
+        self.buffered = (tail, bytes);
+        Ok(())
     }
 }
 

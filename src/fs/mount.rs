@@ -491,6 +491,7 @@ impl Copies {
             if at + SUPER_BYTES as u64 > media.len() || media.read(Addr(at), &mut b).is_err() {
                 return Err(SuperFault::Damaged);
             }
+            media.verified(&[(Addr(at), SUPER_BYTES)]);
             Super::decode(&b)
         };
         let first = read(SUPER_BLOCK * BLOCK as u64);
@@ -576,6 +577,7 @@ fn read_state<M: Media>(media: &M, sb: &Super) -> Result<State> {
                     return None;
                 }
                 media.read(at, &mut line).ok()?;
+                media.verified(&[(at, LINE)]);
                 State::decode(&line, &sb.key)
             })
             .max_by_key(|s| s.serial)

@@ -348,6 +348,7 @@ impl<M: Media> Recovery<'_, M> {
             return Ok(false);
         }
         let crc = self.core.media.crc32c(log::block_addr(run.start), len, 0);
+        self.core.media.verified(&[(log::block_addr(run.start), len)]);
         Ok(crc.is_ok_and(|crc| crc == get32(b, field::xattr::CRC)))
     }
 

@@ -38,6 +38,7 @@ impl<M: Media> Fs<M> {
     fn value_of(&self, inode: &Inode, x: &Xattr) -> Result<Vec<u8>> {
         let mut value = vec![0; x.len as usize];
         self.core.media.read(x.at, &mut value)?;
+        self.core.media.verified(&[(x.at, value.len())]);
         if value_crc(&value) != x.crc {
             let name = String::from_utf8_lossy(&x.name);
             let what = format!("attribute {name} of inode {} is damaged on media", inode.ino.0);

@@ -59,6 +59,10 @@ pub struct Fault {
 /// lie inside [`len`](Media::len); an implementation panics otherwise, because the caller validates
 /// every address it read from media before it uses it.
 pub trait Media: Send + Sync + 'static {
+    /// Somebody watches which bytes are read and which are verified: nothing is read ahead, and
+    /// [`verified`](Media::verified) is told.
+    const OBSERVED: bool = false;
+
     /// Bytes in the pool.
     fn len(&self) -> u64;
 
@@ -77,6 +81,10 @@ pub trait Media: Send + Sync + 'static {
     /// CRC-32C (Castagnoli) of a range, continuing from `crc` (0 to begin; the usual conditioning, so
     /// that `crc32c(b, crc32c(a, 0)) == crc32c(ab, 0)`).
     fn crc32c(&self, at: Addr, len: usize, crc: u32) -> Result<u32, Fault>;
+
+    /// These bytes, read just now, were held against a checksum that covers them all. For who watches.
+    #[inline]
+    fn verified(&self, _parts: &[(Addr, usize)]) {}
 
     /// One aligned 8-byte store: atomic, cached.
     fn store64(&self, at: Addr, value: u64) -> Result<Dirty, Fault>;

@@ -1,49 +1,135 @@
 //! Media in DRAM that remembers which stores are durable.
 //!
-//! **Fault model**, domain `memory`: a store is a sequence of aligned 8-byte atoms. Cached stores of one
-//! 64-byte line become durable in program order, at any time, flushed or not; so a crash leaves a prefix
-//! of them. Non-temporal atoms are independent until the fence. A fence makes durable what was stored
-//! non-temporally or flushed before it. Domain `cpu-cache`: a store is durable once it is globally visible,
-//! in program order; non-temporal ones still wait for the fence. Domain `page-cache`: a fence is nothing;
-//! pages are written back at any time, in any order, so that a power failure leaves each as it was at some
-//! moment since the last sync. Poison: loads and stores that meet it fail. Not modelled yet: engine copies.
+//! **Fault model.** A store is a sequence of aligned 8-byte atoms.
+//!
+//! | domain | what a power failure leaves |
+//! |---|---|
+//! | `memory` | of each line a prefix of its cached stores, flushed or not; of non-temporal atoms any subset; all that was flushed or non-temporal before a fence |
+//! | `cpu-cache` | of all cached stores together a prefix; of the non-temporal ones issued until then any subset; all before a fence |
+//! | `page-cache` | of each page what it was at some moment since the last sync; a fence is nothing |
+//!
+//! Poison: loads and stores that meet it fail. A *failed ADR* is a failure that takes fenced lines with it
+//! ([`Keep::FailedAdr`]): nothing is promised then but that it is noticed or does no harm. Not modelled: engine
+//! copies (there is no engine yet).
+//!
+//! A [`CrashPoint`] is what one moment leaves to chance; `explore` makes states of it. Pages are shared and copied
+//! on write, so that both are cheap.
 //!
 //! Threads: the model is one CPU. Several threads may use it, but a fence of one completes the stores of
 //! all, so it must not be used to judge code that relies on fences of other threads.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::undecided::{Script, Undecided};
 use crate::media::{Addr, Dirty, Domain, Durable, Fault, Flushed, LINE, Media, crc32c};
 
-const ATOM: usize = 8;
-const PAGE: usize = 4096;
+pub(super) const ATOM: usize = 8;
+pub(super) const PAGE: usize = 4096;
+/// Fenced lines that a failed ADR may take.
+const FENCED_LINES_MAX: usize = 64;
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Way {
     Cached,
     Flushed,
     NonTemporal,
 }
 
 /// One 8-byte store.
-#[derive(Clone, Copy)]
-struct Atom {
-    at: usize,
-    value: [u8; ATOM],
-    way: Way,
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Atom {
+    pub at: usize,
+    pub value: [u8; ATOM],
+    pub way: Way,
+    /// Its place in the program's order, over all media.
+    pub seq: u64,
+    /// The last one of its store.
+    pub ends: bool,
+}
+
+impl Atom {
+    /// Survives or not whatever becomes of the others.
+    pub fn is_free(&self) -> bool {
+        self.way == Way::NonTemporal
+    }
+}
+
+/// Stores in doubt by line (`page-cache`: by page), in program order.
+pub(super) type Pending = Vec<(usize, Vec<Atom>)>;
+
+/// Bytes, in pages that clones share until they are written.
+#[derive(Clone)]
+pub(super) struct Pages(Vec<Arc<[u8; PAGE]>>);
+
+impl Pages {
+    fn new(image: &[u8]) -> Pages {
+        let zeros = Arc::new([0; PAGE]);
+        let page = |bytes: &[u8]| {
+            let mut page = [0; PAGE];
+            page[..bytes.len()].copy_from_slice(bytes);
+            if page == *zeros { zeros.clone() } else { Arc::new(page) }
+        };
+        Pages(image.chunks(PAGE).map(page).collect())
+    }
+
+    /// The parts of a range by page: (page, where in it, where in the range).
+    fn parts(range: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>, Range<usize>)> {
+        let start = range.start;
+        let mut at = start;
+        std::iter::from_fn(move || {
+            (at < range.end).then(|| {
+                let (page, from) = (at / PAGE, at % PAGE);
+                let len = (PAGE - from).min(range.end - at);
+                let part = (page, from..from + len, at - start..at - start + len);
+                at += len;
+                part
+            })
+        })
+    }
+
+    fn read(&self, at: usize, dst: &mut [u8]) {
+        for (page, from, to) in Pages::parts(at..at + dst.len()) {
+            dst[to].copy_from_slice(&self.0[page][from]);
+        }
+    }
+
+    pub(super) fn write(&mut self, at: usize, src: &[u8]) {
+        for (page, to, from) in Pages::parts(at..at + src.len()) {
+            Arc::make_mut(&mut self.0[page])[to].copy_from_slice(&src[from]);
+        }
+    }
+
+    fn word(&self, at: usize) -> [u8; ATOM] {
+        self.0[at / PAGE][at % PAGE..][..ATOM].try_into().expect("an atom has 8 bytes")
+    }
+
+    fn crc32c(&self, range: Range<usize>, crc: u32) -> u32 {
+        Pages::parts(range).fold(crc, |crc, (page, from, _)| crc32c(&self.0[page][from], crc))
+    }
+
+    fn bytes(&self, len: usize) -> Vec<u8> {
+        let mut image = vec![0; len];
+        self.read(0, &mut image);
+        image
+    }
 }
 
 struct Memory {
-    /// What loads see.
-    now: Vec<u8>,
+    /// What loads see, where it is decided.
+    now: Pages,
     /// What surely survives.
-    durable: Vec<u8>,
-    /// Stores that may or may not survive, by line (`page-cache`: by page), in program order.
+    durable: Pages,
     pending: BTreeMap<usize, Vec<Atom>>,
+    stores: u64,
     fences: u64,
+    /// Lines made durable last, and what they held before.
+    fenced: VecDeque<(usize, [u8; LINE])>,
+    /// Of a crashed media: what the failure left to chance and nobody has looked at yet.
+    undecided: Option<Arc<Mutex<Undecided>>>,
     recorder: Option<Recorder>,
     poison: Vec<Range<usize>>,
 }
@@ -54,9 +140,12 @@ pub type Recorder = Box<dyn FnMut(&CrashPoint) + Send>;
 /// The media at a moment at which power may fail.
 #[derive(Clone)]
 pub struct CrashPoint {
-    durable: Vec<u8>,
-    pending: BTreeMap<usize, Vec<Atom>>,
-    domain: Domain,
+    pub(super) durable: Pages,
+    pub(super) pending: Arc<Pending>,
+    fenced: VecDeque<(usize, [u8; LINE])>,
+    len: u64,
+    pub(super) domain: Domain,
+    /// Fences and syncs before it.
     pub fences: u64,
 }
 
@@ -76,73 +165,162 @@ pub enum Keep {
     AllBut(usize),
     /// Only what the `n`th pending line got.
     Only(usize),
+    /// One or two atoms, by chance, and what must be there if they are.
+    Few(u64),
+    /// All but one or two atoms, and what cannot be there without them.
+    AllButFew(u64),
     /// By chance, from this seed.
     Random(u64),
+    /// By chance, and of what was fenced last some lines are lost.
+    FailedAdr(u64),
 }
 
 impl CrashPoint {
-    /// Lines with stores in doubt.
+    /// Lines (`page-cache`: pages) with stores in doubt.
     pub fn lines(&self) -> usize {
         self.pending.len()
     }
 
     /// An image that the failure may leave.
     pub fn image(&self, keep: Keep) -> Vec<u8> {
+        self.kept(keep).bytes(self.len as usize)
+    }
+
+    /// As [`image`](CrashPoint::image), to be opened.
+    pub fn media(&self, keep: Keep) -> SimMedia {
+        SimMedia::from_pages(self.kept(keep), self.len, self.domain)
+    }
+
+    /// The media after the failure, what is in doubt decided by `script` when it is looked at first.
+    pub(super) fn undecided(&self, script: Script) -> (SimMedia, Arc<Mutex<Undecided>>) {
+        let media = SimMedia::from_pages(self.durable.clone(), self.len, self.domain);
+        let undecided = Arc::new(Mutex::new(Undecided::new(self, script)));
+        media.memory.lock().undecided = Some(undecided.clone());
+        (media, undecided)
+    }
+
+    /// How many states there are, as a power of two.
+    pub(super) fn states_log2(&self) -> f64 {
+        let mut ordered: BTreeMap<usize, u64> = BTreeMap::new();
+        let mut free = 0;
+        for (&unit, atom) in
+            self.pending.iter().flat_map(|(unit, atoms)| atoms.iter().map(move |a| (unit, a)))
+        {
+            match atom.is_free() {
+                true => free += 1,
+                false => *ordered.entry(self.order(unit)).or_default() += 1,
+            }
+        }
+        ordered.values().map(|&n| ((n + 1) as f64).log2()).sum::<f64>() + free as f64
+    }
+
+    fn kept(&self, keep: Keep) -> Pages {
         let mut image = self.durable.clone();
         let mut rng = Rng::new(match keep {
-            Keep::Random(seed) => seed,
+            Keep::Random(seed) | Keep::Few(seed) | Keep::AllButFew(seed) | Keep::FailedAdr(seed) => seed,
             _ => 0,
         });
-        for (n, atoms) in self.pending.values().enumerate() {
-            match keep {
-                Keep::Nothing => {}
-                Keep::Everything => atoms.iter().for_each(|a| a.store(&mut image)),
-                Keep::AllBut(line) if line != n => atoms.iter().for_each(|a| a.store(&mut image)),
-                Keep::Only(line) if line == n => atoms.iter().for_each(|a| a.store(&mut image)),
-                Keep::AllBut(_) | Keep::Only(_) => {}
-                Keep::Random(_) => self.keep_some(atoms, &mut rng, &mut image),
+        match keep {
+            Keep::Nothing => {}
+            Keep::Random(_) => self.keep_some(&mut rng, &mut image),
+            Keep::FailedAdr(_) => {
+                self.keep_some(&mut rng, &mut image);
+                for (line, held) in self.fenced.iter().rev() {
+                    if rng.below(4) == 0 {
+                        image.write(line * LINE, held);
+                    }
+                }
+            }
+            Keep::Few(_) | Keep::AllButFew(_) => self.keep_few(keep, &mut rng, &mut image),
+            Keep::Everything | Keep::AllBut(_) | Keep::Only(_) => {
+                for (n, (_, atoms)) in self.pending.iter().enumerate() {
+                    let keeps = match keep {
+                        Keep::AllBut(line) => line != n,
+                        Keep::Only(line) => line == n,
+                        _ => true,
+                    };
+                    if keeps {
+                        atoms.iter().for_each(|a| image.write(a.at, &a.value));
+                    }
+                }
             }
         }
         image
     }
 
-    /// As [`image`](CrashPoint::image), to be opened.
-    pub fn media(&self, keep: Keep) -> SimMedia {
-        SimMedia::new(self.image(keep), self.domain)
+    /// All atoms in doubt, with their units.
+    fn atoms(&self) -> impl Iterator<Item = (usize, &Atom)> {
+        self.pending.iter().flat_map(|(unit, atoms)| atoms.iter().map(move |a| (*unit, a)))
     }
 
-    /// A prefix of the cached stores, any subset of the non-temporal ones; of a page, a prefix of all.
-    fn keep_some(&self, atoms: &[Atom], rng: &mut Rng, image: &mut [u8]) {
-        if self.domain == Domain::PageCache {
-            let kept = match rng.below(4) {
-                0 => 0,
-                1 => atoms.len(),
-                _ => rng.below(atoms.len() as u64 + 1) as usize,
-            };
-            return atoms[..kept].iter().for_each(|a| a.store(image));
+    /// What each ordered atom keeps its order with: its line, its page, or everything.
+    pub(super) fn order(&self, unit: usize) -> usize {
+        if self.domain == Domain::CpuCache { 0 } else { unit }
+    }
+
+    fn keep_few(&self, keep: Keep, rng: &mut Rng, image: &mut Pages) {
+        let atoms: Vec<(usize, &Atom)> = self.atoms().collect();
+        if atoms.is_empty() {
+            return;
         }
-        let cached = atoms.iter().filter(|a| a.way != Way::NonTemporal).count();
-        let mut prefix = match self.domain {
-            Domain::CpuCache => cached,
-            _ => rng.below(cached as u64 + 1) as usize,
-        };
-        // Whole lines are the most likely survivors: half of the time all atoms share one fate.
-        let fate = rng.below(4);
-        for atom in atoms {
-            let keeps = if atom.way == Way::NonTemporal {
-                match fate {
-                    0 => true,
-                    1 => false,
-                    _ => rng.below(2) == 0,
-                }
-            } else if prefix > 0 {
-                prefix -= 1;
-                true
-            } else {
-                false
+        let chosen: Vec<(usize, &Atom)> =
+            (0..2).map(|_| atoms[rng.below(atoms.len() as u64) as usize]).collect();
+        let all_but = matches!(keep, Keep::AllButFew(_));
+        let mut kept: Vec<&Atom> = Vec::new();
+        for &(unit, atom) in &atoms {
+            let touched = |&&(u, c): &&(usize, &Atom)| {
+                let tied = !c.is_free() && !atom.is_free() && self.order(u) == self.order(unit);
+                c.seq == atom.seq || tied && if all_but { c.seq < atom.seq } else { c.seq > atom.seq }
             };
-            if keeps {
-                atom.store(image);
+            if chosen.iter().any(|c| touched(&c)) != all_but {
+                kept.push(atom);
+            }
+        }
+        kept.sort_by_key(|a| a.seq);
+        kept.iter().for_each(|a| image.write(a.at, &a.value));
+    }
+
+    /// A prefix of the ordered stores, any subset of the non-temporal ones.
+    fn keep_some(&self, rng: &mut Rng, image: &mut Pages) {
+        // In one order everything has one moment.
+        let moment = self.domain == Domain::CpuCache;
+        let (first, last) = (
+            self.atoms().map(|(_, a)| a.seq).min().unwrap_or(0),
+            self.atoms().map(|(_, a)| a.seq).max().unwrap_or(0),
+        );
+        let until = match rng.below(3) {
+            0 => last,
+            _ => first + rng.below(last + 1 - first),
+        };
+        for (_, atoms) in self.pending.iter() {
+            let ordered = atoms.iter().filter(|a| !a.is_free()).count();
+            let mut prefix = match rng.below(4) {
+                0 => 0,
+                1 => ordered,
+                _ => rng.below(ordered as u64 + 1) as usize,
+            };
+            // Whole lines are the most likely survivors: half of the time all atoms share one fate.
+            let fate = rng.below(4);
+            for atom in atoms {
+                let keeps = if moment && atom.seq > until {
+                    false
+                } else if atom.is_free() {
+                    match fate {
+                        0 => true,
+                        1 => false,
+                        _ => rng.below(2) == 0,
+                    }
+                } else if moment {
+                    true
+                } else if prefix > 0 {
+                    prefix -= 1;
+                    true
+                } else {
+                    false
+                };
+                if keeps {
+                    image.write(atom.at, &atom.value);
+                }
             }
         }
     }
@@ -155,15 +333,44 @@ impl Memory {
             None => Ok(()),
         }
     }
-}
 
-impl Atom {
-    fn store(&self, image: &mut [u8]) {
-        image[self.at..self.at + ATOM].copy_from_slice(&self.value);
+    /// Decides what these bytes are: before they are looked at.
+    fn decide(&mut self, bytes: Range<usize>) {
+        let Some(undecided) = &mut self.undecided else { return };
+        undecided.lock().decide(bytes, &mut |at, value| {
+            self.now.write(at, &value);
+            self.durable.write(at, &value);
+        });
+    }
+
+    fn crash_point(&self, len: u64, domain: Domain) -> CrashPoint {
+        CrashPoint {
+            durable: self.durable.clone(),
+            pending: Arc::new(self.pending.iter().map(|(&unit, atoms)| (unit, atoms.clone())).collect()),
+            fenced: self.fenced.clone(),
+            len,
+            domain,
+            fences: self.fences,
+        }
+    }
+
+    /// An atom survives from now on.
+    fn settle(&mut self, atom: &Atom) {
+        let line = atom.at / LINE;
+        if self.fenced.back().is_none_or(|(last, _)| *last != line) {
+            let mut held = [0; LINE];
+            self.durable.read(line * LINE, &mut held);
+            self.fenced.push_back((line, held));
+            if self.fenced.len() > FENCED_LINES_MAX {
+                self.fenced.pop_front();
+            }
+        }
+        self.durable.write(atom.at, &atom.value);
     }
 }
 
 /// xorshift: the same sequence for the same seed, everywhere.
+#[derive(Clone)]
 pub struct Rng(u64);
 
 impl Rng {
@@ -188,12 +395,18 @@ impl SimMedia {
     /// `image` is durable.
     pub fn new(image: Vec<u8>, domain: Domain) -> SimMedia {
         assert!(image.len().is_multiple_of(LINE));
-        let len = image.len() as u64;
+        SimMedia::from_pages(Pages::new(&image), image.len() as u64, domain)
+    }
+
+    fn from_pages(pages: Pages, len: u64, domain: Domain) -> SimMedia {
         let memory = Memory {
-            durable: image.clone(),
-            now: image,
+            durable: pages.clone(),
+            now: pages,
             pending: BTreeMap::new(),
+            stores: 0,
             fences: 0,
+            fenced: VecDeque::new(),
+            undecided: None,
             recorder: None,
             poison: Vec::new(),
         };
@@ -212,30 +425,29 @@ impl SimMedia {
 
     /// What loads see, as if everything had been written back.
     pub fn image(&self) -> Vec<u8> {
-        self.memory.lock().now.clone()
+        let mut memory = self.memory.lock();
+        memory.decide(0..self.len as usize);
+        memory.now.bytes(self.len as usize)
+    }
+
+    /// Media with what loads see, all of it durable. Shares pages with this one.
+    pub fn copy(&self) -> SimMedia {
+        let mut memory = self.memory.lock();
+        memory.decide(0..self.len as usize);
+        SimMedia::from_pages(memory.now.clone(), self.len, self.domain)
     }
 
     /// What a failure now would leave to chance.
     pub fn crash_point(&self) -> CrashPoint {
-        let memory = self.memory.lock();
-        CrashPoint {
-            durable: memory.durable.clone(),
-            pending: memory.pending.clone(),
-            domain: self.domain,
-            fences: memory.fences,
-        }
+        self.memory.lock().crash_point(self.len, self.domain)
     }
 
     /// Lets the recorder look.
     fn show(&self, memory: &mut Memory) {
         memory.fences += 1;
-        if let Some(recorder) = &mut memory.recorder {
-            recorder(&CrashPoint {
-                durable: memory.durable.clone(),
-                pending: memory.pending.clone(),
-                domain: self.domain,
-                fences: memory.fences,
-            });
+        if let Some(mut recorder) = memory.recorder.take() {
+            recorder(&memory.crash_point(self.len, self.domain));
+            memory.recorder = Some(recorder);
         }
     }
 
@@ -243,22 +455,40 @@ impl SimMedia {
         let mut memory = self.memory.lock();
         let (from, to) = (at.0 as usize, at.0 as usize + bytes.len());
         memory.check(from..to)?;
-        memory.now[from..to].copy_from_slice(bytes);
-        let mut atom = from / ATOM * ATOM;
-        while atom < to {
-            let value = memory.now[atom..atom + ATOM].try_into().expect("an atom has 8 bytes");
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let (first, last) = (from / ATOM * ATOM, to.next_multiple_of(ATOM));
+        // Of words that are stored in part the rest is looked at.
+        for edge in [from, to].into_iter().filter(|edge| !edge.is_multiple_of(ATOM)) {
+            let word = edge / ATOM * ATOM;
+            memory.decide(word..word + ATOM);
+        }
+        if let Some(undecided) = &memory.undecided {
+            undecided.lock().overwrite(first..last);
+        }
+        memory.now.write(from, bytes);
+        let unit = if self.domain == Domain::PageCache { PAGE } else { LINE };
+        for at in (first..last).step_by(ATOM) {
+            let value = memory.now.word(at);
             // The edges of a non-temporal copy that are not whole atoms are cached stores with a flush.
-            let whole = atom >= from && atom + ATOM <= to;
-            let way = if way == Way::NonTemporal && !whole { Way::Flushed } else { way };
-            let unit = if self.domain == Domain::PageCache { PAGE } else { LINE };
-            memory.pending.entry(atom / unit).or_default().push(Atom { at: atom, value, way });
-            atom += ATOM;
+            let whole = at >= from && at + ATOM <= to;
+            let way = match way {
+                _ if self.domain == Domain::PageCache => Way::Cached,
+                Way::NonTemporal if !whole => Way::Flushed,
+                way => way,
+            };
+            memory.stores += 1;
+            let atom = Atom { at, value, way, seq: memory.stores, ends: at + ATOM == last };
+            memory.pending.entry(at / unit).or_default().push(atom);
         }
         Ok(())
     }
 }
 
 impl Media for SimMedia {
+    const OBSERVED: bool = true;
+
     fn len(&self) -> u64 {
         self.len
     }
@@ -269,9 +499,10 @@ impl Media for SimMedia {
 
     fn read(&self, at: Addr, dst: &mut [u8]) -> Result<(), Fault> {
         let range = at.0 as usize..at.0 as usize + dst.len();
-        let memory = self.memory.lock();
+        let mut memory = self.memory.lock();
         memory.check(range.clone())?;
-        dst.copy_from_slice(&memory.now[range]);
+        memory.decide(range);
+        memory.now.read(at.0 as usize, dst);
         Ok(())
     }
 
@@ -284,9 +515,16 @@ impl Media for SimMedia {
 
     fn crc32c(&self, at: Addr, len: usize, crc: u32) -> Result<u32, Fault> {
         let range = at.0 as usize..at.0 as usize + len;
-        let memory = self.memory.lock();
+        let mut memory = self.memory.lock();
         memory.check(range.clone())?;
-        Ok(crc32c(&memory.now[range], crc))
+        memory.decide(range.clone());
+        Ok(memory.now.crc32c(range, crc))
+    }
+
+    fn verified(&self, parts: &[(Addr, usize)]) {
+        if let Some(undecided) = &self.memory.lock().undecided {
+            undecided.lock().verified(parts);
+        }
     }
 
     fn store64(&self, at: Addr, value: u64) -> Result<Dirty, Fault> {
@@ -336,23 +574,24 @@ impl Media for SimMedia {
             return Durable::fenced();
         }
         let all = self.domain == Domain::CpuCache;
-        for atoms in memory.pending.values_mut() {
+        for (line, atoms) in std::mem::take(&mut memory.pending) {
             // What was written back takes the line's earlier cached stores with it.
             let through = atoms.iter().rposition(|a| a.way == Way::Flushed);
-            let mut kept = Vec::new();
-            for (i, atom) in atoms.drain(..).enumerate() {
+            let mut kept: Vec<Atom> = Vec::new();
+            for (i, atom) in atoms.into_iter().enumerate() {
                 let lasts = all || atom.way != Way::Cached || through.is_some_and(|t| i < t);
                 if lasts {
-                    atom.store(&mut memory.durable);
+                    memory.settle(&atom);
                     // Memory is coherent: an older store never comes back over a newer one.
-                    kept.retain(|k: &Atom| k.at != atom.at);
+                    kept.retain(|k| k.at != atom.at);
                 } else {
                     kept.push(atom);
                 }
             }
-            *atoms = kept;
+            if !kept.is_empty() {
+                memory.pending.insert(line, kept);
+            }
         }
-        memory.pending.retain(|_, atoms| !atoms.is_empty());
         Durable::fenced()
     }
 
@@ -361,7 +600,7 @@ impl Media for SimMedia {
         let memory = &mut *guard;
         if self.domain == Domain::PageCache {
             self.show(memory);
-            memory.durable.copy_from_slice(&memory.now);
+            memory.durable = memory.now.clone();
             memory.pending.clear();
         }
         Ok(())

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `media` | media that knows for each store whether it is durable |
 //! | `explore` | which of the states that a failure could leave are opened |
+//! | `undecided` | what a failure left to chance, decided as it is read |
 //! | `model` | the oracle: what a file system should say |
 //! | `tree` | what a file system does say |
 //! | `workload` | operations, the sequences of them, and the pools they begin on |
@@ -18,4 +19,5 @@ pub mod media;
 pub mod model;
 pub mod run;
 pub mod tree;
+mod undecided;
 pub mod workload;

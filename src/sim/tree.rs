@@ -224,7 +224,9 @@ pub fn compare(tree: &Tree, model: &Model, open: &[(u8, Ino)]) -> Result<(), Str
             (None, None) => {}
             (Some(i), Some(n)) if i == id && n == ino => continue,
             _ => {
-                return Err(format!("{path}: names that should lead to one inode lead to two, or two to one"));
+                return Err(format!(
+                    "{path}: names that should lead to one inode lead to two, or two to one"
+                ));
             }
         }
         let seen = tree.named.get(&ino).or_else(|| tree.nameless.get(&ino));
