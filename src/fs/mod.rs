@@ -15,6 +15,7 @@
 //! | `write`, `read`, `space`, `attr`, `xattr`, `acl` | operations on one inode |
 //! | `namei`, `walk` | operations on names, path walks |
 //! | `clean` | log cleaning |
+//! | `clock` | what time it is |
 //! | `mount` | mkfs, open, close, sync |
 //! | `checkpoint`, `recover` | the two ways to open |
 //! | `files` | paths and descriptors, above all of these |
@@ -28,6 +29,7 @@ pub mod alloc;
 mod attr;
 mod checkpoint;
 mod clean;
+pub mod clock;
 pub mod dirindex;
 pub mod dump;
 mod epoch;
@@ -58,6 +60,7 @@ use crate::media::{Addr, Domain, Durable, Flushed, Media, Words};
 use crate::sync::PerThread;
 use crate::sync::reclaim::{Pin, pin};
 use alloc::{Allocator, Class, Run};
+pub(crate) use clock::now;
 use format::{BLOCK, Super, TABLE_BLOCK};
 use inode::{Body, Inode};
 pub use types::*;
@@ -322,13 +325,6 @@ pub struct Fs<M: Media> {
 /// Syncs until everything that was freed may be reused: one covers the operation that freed it, one the state
 /// line that names its epoch, and where that was log cleaning one the log's new head.
 const SYNCS_TO_FREE: usize = 3;
-
-/// The clock of times on media: the kernel's own for files, a tick coarse.
-#[inline]
-pub(crate) fn now() -> u64 {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
-    format::pack_time(Time { sec: t.tv_sec.clamp(Time::SEC_MIN, Time::SEC_MAX), nsec: t.tv_nsec as u32 })
-}
 
 impl<M: Media> Fs<M> {
     pub fn media(&self) -> &M {

@@ -12,7 +12,7 @@ impl Ino {
 
 /// Seconds and nanoseconds since 1970; seconds from -2^31 to 2^34 - 2^31 - 1 (year 2446), clamped
 /// outside, as ext4 does.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Time {
     pub sec: i64,
     pub nsec: u32,

@@ -1,9 +1,25 @@
 //! Simulation: the production code on simulated media.
 //!
-//! `media` keeps, for each store, whether it is durable, and makes the images that a power failure could
-//! leave behind. `tests/crash.rs` opens each of them with the production code.
+//! | file | owns |
+//! |---|---|
+//! | `media` | media that knows for each store whether it is durable |
+//! | `explore` | which of the states that a failure could leave are opened |
+//! | `undecided` | what a failure left to chance, decided as it is read |
+//! | `model` | the oracle: what a file system should say |
+//! | `tree` | what a file system does say |
+//! | `workload` | operations, the sequences of them, and the pools they begin on |
+//! | `machine` | one operation on the production code and on the oracle, in step |
+//! | `judge` | whether a state that a failure left is one that is allowed |
+//! | `run` | sequences of operations, cut short by failures |
+//! | `mutation` | steps left out on purpose, and whether that is noticed |
 
 pub mod explore;
+pub mod judge;
+pub mod machine;
 pub mod media;
+pub mod model;
 pub mod mutation;
+pub mod run;
+pub mod tree;
 mod undecided;
+pub mod workload;

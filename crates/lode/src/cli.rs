@@ -40,6 +40,7 @@ pub enum Sub {
     Rm(Rm),
     Dump(Dump),
     Bench(Bench),
+    Crash(Crash),
     Completions(Completions),
     Man(Man),
 }
@@ -242,6 +243,67 @@ pub struct Bench {
     pub json: bool,
 }
 
+/// Let simulated power fail at every point of many workloads, and judge what is left
+///
+/// Sequences of file system operations run on simulated media. At each fence and sync the states that a power
+/// failure could leave are opened with the production code and held against an independent model: what was
+/// acknowledged must be there, what was interrupted wholly or not at all, and the pool must be usable. Exit 1
+/// where a promise is broken; each violation is shown with the shortest sequence that shows it, what was lost,
+/// and the command that repeats it. No file of this machine is touched.
+#[derive(Args, Debug)]
+pub struct Crash {
+    /// seq1, seq2 or seq3 (all sequences of so many operations, of seq3 a sample), or a file of sequences
+    #[arg(long, value_name = "SET|FILE", default_value = "seq1")]
+    pub workload: PathBuf,
+    /// Chooses the sample, and the states where there are too many
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// So many sequences by chance instead of all [default: all of seq1 and seq2, 1000 of seq3]
+    #[arg(long, value_name = "N")]
+    pub samples: Option<u64>,
+    /// Persistence domains
+    #[arg(long, value_name = "DOMAIN", value_delimiter = ',', default_value = "all")]
+    pub domain: Vec<CrashDomain>,
+    /// Data modes
+    #[arg(long, value_name = "MODE", value_delimiter = ',', default_values = ["cow", "inplace"])]
+    pub data: Vec<Data>,
+    /// Pools to begin on: new ones, full ones, with logs about to be cleaned, used before, not closed
+    #[arg(long, value_name = "IMAGE", value_delimiter = ',', default_value = "all")]
+    pub image: Vec<CrashImage>,
+    /// 2: power fails again while the pool is recovered
+    #[arg(long, value_name = "1|2", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
+    pub depth: u8,
+    /// Threads [default: all CPUs]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Test the tester: leave out each flush, fence, sync and checksum check of the file system, one at a time,
+    /// and say which of them no sequence misses
+    #[arg(long)]
+    pub mutants: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CrashDomain {
+    All,
+    Memory,
+    CpuCache,
+    PageCache,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CrashImage {
+    All,
+    Aged,
+    Fresh,
+    Full,
+    Cleaning,
+    Reused,
+    Crashed,
+}
+
 /// Print the completions of a shell
 #[derive(Args, Debug)]
 pub struct Completions {
@@ -322,6 +384,11 @@ pub fn examples(subcommand: &str) -> &'static [(&'static str, &'static str)] {
         "bench" => &[
             ("All rows beside tmpfs", "lode bench --peers tmpfs"),
             ("Does it work at all", "lode bench --quick --only write-rand-4k"),
+        ],
+        "crash" => &[
+            ("Every operation, alone", "lode crash --workload seq1"),
+            ("Every pair, on persistent memory", "lode crash --workload seq2 --domain memory"),
+            ("A hundred thousand triples", "lode crash --workload seq3 --samples 100000 --seed 7"),
         ],
         "completions" => &[(
             "For bash, for this user",

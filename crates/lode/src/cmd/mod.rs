@@ -4,6 +4,7 @@ mod bench;
 mod cat;
 mod completions;
 mod cp;
+mod crash;
 mod dump;
 mod info;
 mod ls;
@@ -28,6 +29,7 @@ pub fn run(command: Sub) -> Result<()> {
         Sub::Rm(args) => rm::run(&args),
         Sub::Dump(args) => dump::run(&args),
         Sub::Bench(args) => bench::run(args),
+        Sub::Crash(args) => crash::run(&args),
         Sub::Completions(args) => completions::run(&args),
         Sub::Man(args) => man::run(&args),
     }

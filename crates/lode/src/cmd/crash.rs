@@ -1,0 +1,288 @@
+//! `lode crash`: lets power fail at every point of sequences of operations, and judges what is left.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use lodestone::fs::DataMode;
+use lodestone::sim::explore::Bounds;
+use lodestone::sim::media::Rng;
+use lodestone::sim::mutation::{self, Mutant};
+use lodestone::sim::run::{Broken, Effort, Image, Place, Plan, Report, run as explore};
+use lodestone::sim::workload::{self, Sequence};
+use serde::Serialize;
+
+use crate::cli::{self, Data};
+use crate::failure::{Failure, Output, Result};
+
+/// Leaves of each crash point's search, and states of each lane without the checksum guard.
+const LEAVES_MAX: u64 = 1 << 12;
+const LANE_STATES: u32 = 2;
+/// Sequences of three that are tried where none says how many.
+const SAMPLES: u64 = 1000;
+const REDRAWS_PER_SECOND: u8 = 4;
+
+#[derive(Serialize)]
+struct Document<'a> {
+    workload: &'a str,
+    workloads: u64,
+    crash_points: u64,
+    covered_points: u64,
+    states: u64,
+    distinct_states: u64,
+    recovery_points: u64,
+    recovery_states: u64,
+    refused: u64,
+    violations: u64,
+    seed: u64,
+    seconds: f64,
+    states_per_s: f64,
+    broken: Vec<Violation>,
+}
+
+#[derive(Serialize)]
+struct Violation {
+    what: String,
+    at: String,
+    lost: String,
+    sequence: String,
+    replay: String,
+}
+
+pub fn run(args: &cli::Crash) -> Result<()> {
+    let (name, count, sequence) = sequences(args)?;
+    let plan = Plan {
+        places: places(args),
+        count,
+        sequence,
+        effort: Effort {
+            bounds: Bounds { leaves_max: LEAVES_MAX, lane_states: LANE_STATES, seed: args.seed },
+            twice: args.depth > 1,
+            mutation: None,
+        },
+        threads: args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get())),
+    };
+    let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr_with_hz(REDRAWS_PER_SECOND));
+    let style = "{bar:24} {pos}/{len} sequences {eta} {wide_msg}";
+    bar.set_style(ProgressStyle::with_template(style).expect("a constant template"));
+    crate::interrupt::catch();
+    let begun = Instant::now();
+    if args.mutants {
+        return mutants(args, &plan, &bar, begun);
+    }
+    let told = AtomicU64::new(0);
+    let report = explore(&plan, &|done, total, tally| {
+        bar.set_length(total);
+        bar.set_position(done);
+        let rate = tally.states as f64 / begun.elapsed().as_secs_f64();
+        bar.set_message(format!("{} states, {rate:.0}/s, {} violations", tally.states, tally.violations));
+        told.store(tally.violations, Ordering::Relaxed);
+        !crate::interrupt::requested()
+    });
+    bar.finish_and_clear();
+    let report = report.map_err(Failure::failed)?;
+    let seconds = begun.elapsed().as_secs_f64();
+    let mut out = Output::new();
+    match args.json {
+        true => out.json(&document(&name, args.seed, &report, seconds))?,
+        false => table(&mut out, &name, args.seed, &report, seconds)?,
+    }
+    out.finish()?;
+    if report.stopped {
+        return Err(Failure::failed("interrupted; what was not reached is not counted"));
+    }
+    if report.tally.violations == 0 { Ok(()) } else { Err(Failure::Reported) }
+}
+
+#[derive(Serialize)]
+struct Mutants {
+    mutants: usize,
+    killed: usize,
+    seed: u64,
+    seconds: f64,
+    tried: Vec<Tried>,
+}
+
+#[derive(Serialize)]
+struct Tried {
+    without: String,
+    sequences: u64,
+    /// What noticed it; null where nothing did.
+    killed_by: Option<String>,
+    what: Option<String>,
+}
+
+/// Fails only where it is interrupted: which survivors are right is for who reads it.
+fn mutants(args: &cli::Crash, plan: &Plan, bar: &ProgressBar, begun: Instant) -> Result<()> {
+    // A mutant may die by a panic; that is not news.
+    std::panic::set_hook(Box::new(|_| ()));
+    let tried = mutation::run(plan, &|done, total, mutant| {
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
+        bar.set_message(mutant.site.to_string());
+        !crate::interrupt::requested()
+    });
+    drop(std::panic::take_hook());
+    bar.finish_and_clear();
+    let tried: Vec<Tried> = tried.map_err(Failure::failed)?.into_iter().map(Tried::from).collect();
+    let killed = tried.iter().filter(|t| t.killed_by.is_some()).count();
+    let mut out = Output::new();
+    if args.json {
+        let seconds = begun.elapsed().as_secs_f64();
+        out.json(&Mutants { mutants: tried.len(), killed, seed: args.seed, seconds, tried })?;
+    } else {
+        for t in &tried {
+            let by = match (&t.killed_by, &t.what) {
+                (Some(by), Some(what)) => {
+                    format!("killed by {by}: {}", what.lines().next().unwrap_or_default())
+                }
+                _ => format!("SURVIVES {} sequences", t.sequences),
+            };
+            out.line(format_args!("without {}: {by}", t.without))?;
+        }
+        out.line(format_args!("{killed} of {} mutants are killed", tried.len()))?;
+    }
+    out.finish()?;
+    if crate::interrupt::requested() {
+        return Err(Failure::failed("interrupted; not every mutant was tried"));
+    }
+    Ok(())
+}
+
+impl From<Mutant> for Tried {
+    fn from(mutant: Mutant) -> Tried {
+        let by = mutant.killed.as_ref().map(|b| format!("{} ({})", b.at, b.place));
+        Tried {
+            without: mutant.site.to_string(),
+            sequences: mutant.sequences,
+            killed_by: by,
+            what: mutant.killed.map(|b| b.what),
+        }
+    }
+}
+
+type Sequences = (String, u64, Box<dyn Fn(u64) -> Sequence + Sync>);
+
+fn sequences(args: &cli::Crash) -> Result<Sequences> {
+    let length = match args.workload.to_str() {
+        Some("seq1") => 1,
+        Some("seq2") => 2,
+        Some("seq3") => 3,
+        _ => 0,
+    };
+    let name = args.workload.to_string_lossy().into_owned();
+    if length > 0 {
+        let all = workload::count(length);
+        let samples = args.samples.or((length > 2).then_some(SAMPLES)).filter(|n| *n < all);
+        let Some(samples) = samples else {
+            return Ok((name, all, Box::new(move |n| workload::sequence(length, n))));
+        };
+        let seed = args.seed;
+        // The same number always gives the same one, whichever others are tried.
+        let pick = move |n: u64| workload::sequence(length, Rng::new(seed << 32 ^ n).below(all));
+        return Ok((name, samples, Box::new(pick)));
+    }
+    let text = std::fs::read_to_string(&args.workload).map_err(|e| {
+        Failure::failed(format_args!("cannot read {name}: {e}; seq1, seq2 and seq3 are built in"))
+    })?;
+    let all = workload::parse(&text).map_err(|e| Failure::failed(format_args!("{name}: {e}")))?;
+    Ok((name, all.len() as u64, Box::new(move |n| all[n as usize].clone())))
+}
+
+fn places(args: &cli::Crash) -> Vec<Place> {
+    let mut places = Vec::new();
+    for domain in args.domain.iter().flat_map(|d| d.domains()) {
+        for data in &args.data {
+            let data = match data {
+                Data::Cow => DataMode::Cow,
+                Data::Inplace => DataMode::InPlace,
+            };
+            for image in args.image.iter().flat_map(|i| i.images()) {
+                let place = Place { domain, data, image: *image };
+                if !places.contains(&place) {
+                    places.push(place);
+                }
+            }
+        }
+    }
+    places
+}
+
+impl cli::CrashDomain {
+    fn domains(self) -> impl Iterator<Item = lodestone::media::Domain> {
+        use lodestone::media::Domain;
+        let all = [
+            (cli::CrashDomain::Memory, Domain::Memory),
+            (cli::CrashDomain::CpuCache, Domain::CpuCache),
+            (cli::CrashDomain::PageCache, Domain::PageCache),
+        ];
+        all.into_iter().filter(move |(d, _)| self == cli::CrashDomain::All || self == *d).map(|(_, d)| d)
+    }
+}
+
+impl cli::CrashImage {
+    fn images(self) -> &'static [Image] {
+        match self {
+            cli::CrashImage::All => Image::ALL,
+            cli::CrashImage::Aged => &Image::ALL[1..],
+            cli::CrashImage::Fresh => &[Image::Fresh],
+            cli::CrashImage::Full => &[Image::Full],
+            cli::CrashImage::Cleaning => &[Image::Cleaning],
+            cli::CrashImage::Reused => &[Image::Reused],
+            cli::CrashImage::Crashed => &[Image::Crashed],
+        }
+    }
+}
+
+fn replay(broken: &Broken, seed: u64) -> String {
+    format!("lode crash --workload FILE {} --seed {seed}", broken.place)
+}
+
+fn document<'a>(name: &'a str, seed: u64, report: &Report, seconds: f64) -> Document<'a> {
+    let t = &report.tally;
+    Document {
+        workload: name,
+        workloads: t.sequences,
+        crash_points: t.crash_points,
+        covered_points: t.covered_points,
+        states: t.states,
+        distinct_states: t.distinct,
+        recovery_points: t.recovery_points,
+        recovery_states: t.recovery_states,
+        refused: t.refused,
+        violations: t.violations,
+        seed,
+        seconds,
+        states_per_s: (t.states + t.recovery_states) as f64 / seconds,
+        broken: report
+            .broken
+            .iter()
+            .map(|b| Violation {
+                what: b.what.clone(),
+                at: b.at.clone(),
+                lost: b.lost.clone(),
+                sequence: b.sequence.to_string(),
+                replay: replay(b, seed),
+            })
+            .collect(),
+    }
+}
+
+fn table(out: &mut Output, name: &str, seed: u64, report: &Report, seconds: f64) -> Result<()> {
+    let t = &report.tally;
+    let rate = (t.states + t.recovery_states) as f64 / seconds;
+    out.line(format_args!("workload          {name}, seed {seed}"))?;
+    out.line(format_args!("sequences         {}", t.sequences))?;
+    out.line(format_args!("crash points      {}, {} of them covered", t.crash_points, t.covered_points))?;
+    out.line(format_args!("states            {}, {} of them distinct", t.states, t.distinct))?;
+    if t.recovery_points > 0 {
+        let (points, states) = (t.recovery_points, t.recovery_states);
+        out.line(format_args!("within recovery   {points} crash points, {states} states"))?;
+    }
+    out.line(format_args!("speed             {rate:.0} states/s, {seconds:.1} s in all"))?;
+    out.line(format_args!("violations        {}", t.violations))?;
+    for broken in &report.broken {
+        out.line(format_args!("\n{broken}replay with these lines as FILE: {}", replay(broken, seed)))?;
+    }
+    Ok(())
+}

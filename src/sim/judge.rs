@@ -1,0 +1,304 @@
+//! Whether a state that a failure left is one that `docs/semantics.md` allows.
+//!
+//! What is held against it are trees that the live file system showed, and that the oracle agreed to.
+//!
+//! **Persistent memory**: the tree is the one before the interrupted operation or the one after it, in all that a
+//! program can see, times included; after an acknowledged one the one after it. With `data=inplace` the bytes of
+//! an interrupted overwrite may be old or new, word by word.
+//!
+//! **An ordinary file**: every inode is as it was at some moment since the last sync. A rename between two
+//! directories is in both or in neither. Link counts are what the names say.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::machine;
+use super::media::{CrashPoint, Keep, SimMedia};
+use super::tree::{Inodes, Seen, Tree};
+use crate::fs::{Cred, Fs, Ino, Kind};
+
+/// What a failure may leave.
+#[derive(Clone)]
+pub enum Allowed {
+    OneOf {
+        trees: Vec<Arc<Tree>>,
+        /// The bytes of an inode that an interrupted overwrite may have torn, from the first tree's to the last's.
+        torn: Option<(u32, Range<u64>)>,
+    },
+    /// Trees since the last sync, oldest first.
+    SinceSync(Vec<Arc<Tree>>),
+}
+
+impl Allowed {
+    pub fn judge(&self, found: &Tree) -> Result<(), String> {
+        match self {
+            Allowed::OneOf { trees, torn } => one_of(found, trees, torn.as_ref()),
+            Allowed::SinceSync(trees) => since_sync(found, trees),
+        }
+    }
+}
+
+fn one_of(found: &Tree, trees: &[Arc<Tree>], torn: Option<&(u32, Range<u64>)>) -> Result<(), String> {
+    if trees.iter().any(|t| t.named == found.named) {
+        return Ok(());
+    }
+    let (first, last) = (&trees[0], &trees[trees.len() - 1]);
+    if let Some((ino, range)) = torn
+        && let Some(whole) = untorn(found, (first, last), *ino, range)
+        && whole.named == last.named
+    {
+        return Ok(());
+    }
+    let after = found.differs(last);
+    Err(match trees.len() {
+        1 => format!("not what was acknowledged: {after}"),
+        _ => format!("neither before the operation: {}nor after it: {after}", found.differs(first)),
+    })
+}
+
+/// The tree with the overwrite complete, if each word of it is old or new.
+fn untorn(found: &Tree, (old, new): (&Tree, &Tree), ino: u32, range: &Range<u64>) -> Option<Tree> {
+    const WORD: usize = 8;
+    let (seen, old, new) = (found.named.get(&ino)?, old.named.get(&ino)?, new.named.get(&ino)?);
+    if seen.content.len() != new.content.len() {
+        return None;
+    }
+    let mut whole = Seen::clone(seen);
+    let (from, to) = (range.start as usize / WORD * WORD, (range.end as usize).min(new.content.len()));
+    for at in (from..to).step_by(WORD) {
+        let word = at..(at + WORD).min(new.content.len());
+        let is = |other: &Seen| other.content.get(word.clone()) == Some(&seen.content[word.clone()]);
+        if !is(old) && !is(new) {
+            return None;
+        }
+        whole.content[word.clone()].copy_from_slice(&new.content[word.clone()]);
+    }
+    let mut tree = found.clone();
+    tree.named.insert(ino, Arc::new(whole));
+    Some(tree)
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Since the last sync
+
+fn since_sync(found: &Tree, trees: &[Arc<Tree>]) -> Result<(), String> {
+    counts(&found.named)?;
+    let mut moments: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+    for (ino, seen) in &found.named {
+        let was = |t: &Tree| t.named.get(ino).or_else(|| t.nameless.get(ino)).cloned();
+        let versions: Vec<Option<Arc<Seen>>> = trees.iter().map(|t| was(t)).collect();
+        let fits: Vec<usize> =
+            (0..trees.len()).filter(|n| versions[*n].as_ref().is_some_and(|v| same_log(seen, v))).collect();
+        let stamped = versions.iter().flatten().any(|v| v.ctime == seen.ctime);
+        if fits.is_empty() || !stamped {
+            let newest = versions.iter().flatten().next_back();
+            let how = newest.map_or("never there".to_owned(), |v| seen.differs(v));
+            return Err(format!(
+                "inode {ino} is as it never was since the last sync; at the end of it: {how}"
+            ));
+        }
+        moments.insert(*ino, fits);
+    }
+    let pairs = pairs(trees);
+    let mut dirs: Vec<u32> = pairs.iter().flat_map(|p| [p.from, p.to]).collect();
+    dirs.sort_unstable();
+    dirs.dedup();
+    dirs.retain(|dir| moments.contains_key(dir));
+    let last = trees.last().expect("there is one moment");
+    if choose(&dirs, &moments, &mut BTreeMap::new(), &|chosen| {
+        pairs.iter().all(|p| p.holds(chosen, last.named.contains_key(&p.to)))
+    }) {
+        Ok(())
+    } else {
+        Err(format!("a rename is in one directory and not in the other: {}", found.differs(last)))
+    }
+}
+
+/// The same, but for what other logs decide: link counts, parents, and the time of the last change of names.
+fn same_log(a: &Seen, b: &Seen) -> bool {
+    a.generation == b.generation
+        && a.mode == b.mode
+        && (a.uid, a.gid, a.rdev) == (b.uid, b.gid, b.rdev)
+        && (a.size, a.blocks) == (b.size, b.blocks)
+        && (a.mtime, a.btime) == (b.mtime, b.btime)
+        && a.content == b.content
+        && a.data == b.data
+        && a.xattrs == b.xattrs
+        && a.names == b.names
+}
+
+/// Link counts and parents are what the names say.
+fn counts(named: &Inodes) -> Result<(), String> {
+    let is_dir = |ino: &u32| named.get(ino).is_some_and(|s| s.mode & libc::S_IFMT == libc::S_IFDIR);
+    let mut links: BTreeMap<u32, u32> = BTreeMap::from([(Ino::ROOT.0, 1)]);
+    for (dir, seen) in named {
+        for child in seen.names.values() {
+            *links.entry(*child).or_default() += 1;
+            if is_dir(child) {
+                *links.entry(*dir).or_default() += 1;
+                if named[child].parent != *dir {
+                    return Err(format!("inode {child}: \"..\" leads to {}, not {dir}", named[child].parent));
+                }
+            }
+        }
+        if is_dir(dir) {
+            *links.entry(*dir).or_default() += 1;
+        }
+    }
+    match named.iter().find(|(ino, seen)| links.get(ino) != Some(&seen.nlink)) {
+        Some((ino, seen)) => {
+            Err(format!("inode {ino} has {} links, its names say {:?}", seen.nlink, links[ino]))
+        }
+        None => Ok(()),
+    }
+}
+
+/// An operation that changed the names of two directories, at a moment.
+struct Pair {
+    at: usize,
+    /// Which lost the name, and which got it.
+    from: u32,
+    to: u32,
+}
+
+impl Pair {
+    fn holds(&self, chosen: &BTreeMap<u32, usize>, to_stays: bool) -> bool {
+        let has = |dir: u32| chosen.get(&dir).map(|moment| *moment >= self.at);
+        match (has(self.from), has(self.to)) {
+            (Some(a), Some(b)) => a == b,
+            // What left for a directory that is not there has stayed; unless that one was removed afterwards.
+            (Some(left), None) => !left || !to_stays,
+            (None, _) => true,
+        }
+    }
+}
+
+fn pairs(trees: &[Arc<Tree>]) -> Vec<Pair> {
+    let mut found = Vec::new();
+    for (n, two) in trees.windows(2).enumerate() {
+        let changed: Vec<(&u32, &Arc<Seen>)> = two[1]
+            .named
+            .iter()
+            .filter(|(ino, seen)| two[0].named.get(ino).is_some_and(|was| was.names != seen.names))
+            .collect();
+        if let [(a, seen_a), (b, _)] = changed[..] {
+            // In an exchange both get one.
+            let grew = seen_a.names.values().any(|child| !two[0].named[a].names.values().any(|c| c == child));
+            let (from, to) = if grew { (*b, *a) } else { (*a, *b) };
+            found.push(Pair { at: n + 1, from, to });
+        }
+    }
+    found
+}
+
+/// Whether moments can be chosen for all directories so that `holds`.
+fn choose(
+    dirs: &[u32],
+    moments: &BTreeMap<u32, Vec<usize>>,
+    chosen: &mut BTreeMap<u32, usize>,
+    holds: &dyn Fn(&BTreeMap<u32, usize>) -> bool,
+) -> bool {
+    let Some((dir, rest)) = dirs.split_first() else { return holds(chosen) };
+    moments[dir].iter().any(|moment| {
+        chosen.insert(*dir, *moment);
+        choose(rest, moments, chosen, holds)
+    })
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Beyond the tree
+
+/// What the media of a file system holds now, as if everything had been written back.
+pub fn settled(fs: Arc<Fs<SimMedia>>) -> CrashPoint {
+    fs.media().crash_point()
+}
+
+/// What else must hold of a recovered file system, checked by other means than its own operations.
+pub fn independent(fs: &Fs<SimMedia>) -> Result<(), String> {
+    let (report, stat) = (fs.open_report(), fs.statfs());
+    if report.damaged > 0 {
+        return Err(format!("{} inodes are called damaged, and only power failed", report.damaged));
+    }
+    if stat.blocks_free > stat.blocks || stat.inodes_free > stat.inodes {
+        return Err(format!("it counts more free than there is: {stat:?}"));
+    }
+    Ok(())
+}
+
+/// Opens it again, uses it, removes everything: nothing may have been lost on the way. `free_when_empty` blocks
+/// are free then, or nearly.
+pub fn use_up(point: &CrashPoint, found: &Tree, free_when_empty: u64) -> Result<(), String> {
+    let fs = machine::open(point.media(Keep::Everything))?;
+    let again = Tree::read(&fs, [])?;
+    if again.named != found.named {
+        return Err(format!("a second recovery changes it: {}", again.differs(found)));
+    }
+    work(&fs)?;
+    let after = Tree::read(&fs, [])?;
+    remove_all(&fs, &after)?;
+    (0..3).try_for_each(|_| fs.sync()).map_err(|e| format!("it cannot be synced: {e:?}"))?;
+    let free = fs.statfs().blocks_free;
+    // The root's log and the inode table may have grown.
+    let slack = 4 + (fs.statfs().inodes - fs.statfs().inodes_free) / 8;
+    if free + slack < free_when_empty {
+        return Err(format!("{free} blocks are free when everything is removed, not {free_when_empty}"));
+    }
+    fs.close().map_err(|e| format!("it cannot be closed: {e:?}"))?;
+    let closed = machine::open(settled(fs).media(Keep::Everything))?;
+    if !closed.open_report().was_clean {
+        return Err("a clean close is not seen by the next open".to_owned());
+    }
+    let left = Tree::read(&closed, [])?;
+    if left.named.len() > 1 { Err("what was removed is back after a clean close".to_owned()) } else { Ok(()) }
+}
+
+/// A little of everything; a full pool may refuse it.
+fn work(fs: &Fs<SimMedia>) -> Result<(), String> {
+    let cred = Cred::root();
+    let works = || -> crate::Result<bool> {
+        let (attr, _) = fs.create(&cred, Ino::ROOT, b"judge", 0o600, 0, libc::O_EXCL)?;
+        let src = super::workload::bytes(1 << 20, 0, 5000);
+        let written = fs.write(&cred, attr.ino, 100, &src, false).and_then(|_| {
+            let mut back = vec![0; src.len()];
+            fs.read(attr.ino, 100, &mut back)?;
+            Ok(back == src)
+        });
+        fs.release(attr.ino);
+        fs.forget(attr.ino, 1);
+        let moved = fs.rename(&cred, Ino::ROOT, b"judge", Ino::ROOT, b"judged", 0);
+        Ok(written? && moved.map(|()| true)?)
+    };
+    match works() {
+        Ok(true) => Ok(()),
+        Ok(false) => Err("what is written is not read back".to_owned()),
+        Err(e) if e.errno() == libc::ENOSPC => Ok(()),
+        Err(e) => Err(format!("it cannot be used: {e:?}")),
+    }
+}
+
+/// Removes every name.
+pub fn remove_all(fs: &Fs<SimMedia>, tree: &Tree) -> Result<(), String> {
+    let mut dirs = vec![(String::from("/"), Ino::ROOT)];
+    let mut at = 0;
+    while at < dirs.len() {
+        let (path, dir) = dirs[at].clone();
+        at += 1;
+        for (name, child) in &tree.named[&dir.0].names {
+            let path = format!("{path}{}", String::from_utf8_lossy(name));
+            if Kind::from_mode(tree.named[child].mode) == Some(Kind::Directory) {
+                dirs.push((format!("{path}/"), Ino(*child)));
+            } else {
+                fs.unlink(&Cred::root(), dir, name)
+                    .map_err(|e| format!("{path} cannot be removed: {e:?}"))?;
+            }
+        }
+    }
+    for (path, dir) in dirs.iter().skip(1).rev() {
+        let parent = Ino(tree.named[&dir.0].parent);
+        let name = path.trim_end_matches('/').rsplit('/').next().expect("a name");
+        fs.rmdir(&Cred::root(), parent, name.as_bytes())
+            .map_err(|e| format!("{path} cannot be removed: {e:?}"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,249 @@
+//! The production code and the oracle, in step: what one answers the other must answer.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::fs::files::{AT_FDCWD, Fd, Files};
+use crate::fs::{Cred, Fs, OpenOptions, RENAME_EXCHANGE, RENAME_NOREPLACE, SetTime, Time, clock};
+
+use super::media::SimMedia;
+use super::model::{Falloc, Model, Outcome, Rename, Setting, Target};
+use super::tree::{self, Tree};
+use super::workload::{Op, bytes};
+
+/// The time of the first step, in seconds.
+const BEGIN: i64 = 1_700_000_000;
+
+/// A file system that is used.
+pub struct Machine {
+    files: Files<SimMedia>,
+    pub model: Model,
+    slots: BTreeMap<u8, Fd>,
+    /// Steps so far: the time, and the tag of the bytes that are written.
+    step: i64,
+}
+
+/// Opens media as after a failure. Background work is done when the simulation says so.
+pub fn open(media: SimMedia) -> Result<Arc<Fs<SimMedia>>, String> {
+    let options = OpenOptions { no_ticker: true, power_lost: true, ..OpenOptions::default() };
+    Fs::open(media, &options).map_err(|e| format!("it cannot be opened: {e:?}"))
+}
+
+impl Machine {
+    /// `model` is what the media holds after `step` steps.
+    pub fn new(media: SimMedia, model: Model, step: i64) -> Result<Machine, String> {
+        let mut machine =
+            Machine { files: Files::new(open(media)?, Cred::root(), 0), model, slots: BTreeMap::new(), step };
+        machine.tell_time();
+        Ok(machine)
+    }
+
+    pub fn fs(&self) -> &Arc<Fs<SimMedia>> {
+        self.files.fs()
+    }
+
+    pub fn step(&self) -> i64 {
+        self.step
+    }
+
+    /// When everything began.
+    pub fn begin() -> i64 {
+        clock::set(Some(Time::new(BEGIN, 0)));
+        BEGIN
+    }
+
+    fn tell_time(&mut self) {
+        self.model.now = BEGIN + self.step;
+        clock::set(Some(Time::new(self.model.now, 0)));
+    }
+
+    /// One operation on both; what it answered. Fails where they disagree, and leaves the model as it was
+    /// where the pool is full.
+    pub fn apply(&mut self, op: &Op) -> Result<Outcome, String> {
+        self.step += 1;
+        self.tell_time();
+        let done = match op {
+            Op::Reopen => self.reopen().map(Ok)?,
+            _ => self.call(op).map_err(|e| e.errno()),
+        };
+        if done == Err(libc::ENOSPC) {
+            return Ok(done);
+        }
+        let wanted = op.on_model(&mut self.model, self.step as u64);
+        if done == wanted {
+            Ok(done)
+        } else {
+            Err(format!("{op} answers {}, should answer {}", said(done), said(wanted)))
+        }
+    }
+
+    /// What there is now; the model must say the same.
+    pub fn tree(&self) -> Result<Tree, String> {
+        let mut open = Vec::new();
+        for (slot, fd) in &self.slots {
+            open.push((*slot, self.files.fstat(*fd).map_err(|e| format!("slot {slot}: {e:?}"))?.ino));
+        }
+        let tree = Tree::read(self.fs(), open.iter().map(|(_, ino)| *ino))?;
+        tree::compare(&tree, &self.model, &open).map_err(|what| format!("without any failure, {what}"))?;
+        Ok(tree)
+    }
+
+    /// Closes the pool and opens it again. Descriptors are lost.
+    fn reopen(&mut self) -> Result<(), String> {
+        let fs = self.files.fs().clone();
+        fs.close().map_err(|e| format!("it cannot be closed: {e:?}"))?;
+        let image = fs.media().crash_point();
+        let reopened = open(image.media(super::media::Keep::Everything))?;
+        if !reopened.open_report().was_clean {
+            return Err("after a clean close its logs had to be scanned".to_owned());
+        }
+        self.slots.clear();
+        self.files = Files::new(reopened, Cred::root(), 0);
+        Ok(())
+    }
+
+    /// Ends the use of the pool with a clean close.
+    pub fn close(self) -> Result<Arc<Fs<SimMedia>>, String> {
+        let fs = self.files.fs().clone();
+        fs.close().map_err(|e| format!("it cannot be closed: {e:?}"))?;
+        Ok(fs)
+    }
+
+    fn call(&mut self, op: &Op) -> crate::Result<()> {
+        let f = &self.files;
+        let tag = self.step as u64;
+        match op {
+            Op::Create(path) => {
+                let flags = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR;
+                f.open(path.as_bytes(), flags, 0o644).and_then(|fd| f.close(fd))
+            }
+            Op::Mkdir(path) => f.mkdir(path.as_bytes(), 0o755),
+            Op::Mknod(path, special) => f.mknod(path.as_bytes(), special.mode(), special.rdev()),
+            Op::Symlink(target, path) => f.symlink(target.as_bytes(), path.as_bytes()),
+            Op::Link(Target::Path(from), path) => f.link(from.as_bytes(), path.as_bytes()),
+            Op::Link(Target::Slot(slot), path) => {
+                f.linkat(self.fd(*slot)?, b"", AT_FDCWD, path.as_bytes(), libc::AT_EMPTY_PATH)
+            }
+            Op::Unlink(path) => f.unlink(path.as_bytes()),
+            Op::Rmdir(path) => f.rmdir(path.as_bytes()),
+            Op::Rename(from, to, how) => {
+                let flags = match how {
+                    Rename::Plain => 0,
+                    Rename::NoReplace => RENAME_NOREPLACE,
+                    Rename::Exchange => RENAME_EXCHANGE,
+                };
+                f.rename(from.as_bytes(), to.as_bytes(), flags)
+            }
+            Op::Open(slot, path, truncates) => {
+                let flags = libc::O_RDWR | if *truncates { libc::O_TRUNC } else { 0 };
+                let fd = f.open(path.as_bytes(), flags, 0)?;
+                self.slots.insert(*slot, fd);
+                Ok(())
+            }
+            Op::Tmpfile(slot, dir) => {
+                let dir = if dir.is_empty() { "/" } else { dir };
+                let fd = f.open(dir.as_bytes(), libc::O_TMPFILE | libc::O_RDWR, 0o644)?;
+                self.slots.insert(*slot, fd);
+                Ok(())
+            }
+            Op::Close(slot) => {
+                let fd = self.fd(*slot)?;
+                self.slots.remove(slot);
+                self.files.close(fd)
+            }
+            Op::Write(target, at, len) => {
+                let src = bytes(tag, *at, *len);
+                self.on_open(target, libc::O_WRONLY, |f, fd| f.pwrite(fd, &src, *at as i64).map(drop))
+            }
+            Op::Append(target, len) => {
+                let src = bytes(tag, 0, *len);
+                self.on_open(target, libc::O_WRONLY, |f, fd| {
+                    f.set_append(fd, true)?;
+                    let done = f.write(fd, &src).map(drop);
+                    f.set_append(fd, false)?;
+                    done
+                })
+            }
+            Op::Truncate(Target::Path(path), size) => f.truncate(path.as_bytes(), *size as i64),
+            Op::Truncate(Target::Slot(slot), size) => f.ftruncate(self.fd(*slot)?, *size as i64),
+            Op::Fallocate(target, how, at, len) => {
+                let mode = match how {
+                    Falloc::Reserve => 0,
+                    Falloc::ReserveKeepSize => libc::FALLOC_FL_KEEP_SIZE,
+                    Falloc::Punch => libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+                    Falloc::Zero => libc::FALLOC_FL_ZERO_RANGE,
+                    Falloc::ZeroKeepSize => libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
+                };
+                self.on_open(target, libc::O_WRONLY, |f, fd| f.fallocate(fd, mode, *at as i64, *len as i64))
+            }
+            Op::Setxattr(target, name, len, how) => {
+                let value = bytes(tag, 0, *len);
+                let flags = match how {
+                    Setting::Any => 0,
+                    Setting::Create => libc::XATTR_CREATE,
+                    Setting::Replace => libc::XATTR_REPLACE,
+                };
+                match target {
+                    Target::Path(path) => f.setxattr(path.as_bytes(), true, name.as_bytes(), &value, flags),
+                    Target::Slot(slot) => f.fsetxattr(self.fd(*slot)?, name.as_bytes(), &value, flags),
+                }
+            }
+            Op::Removexattr(Target::Path(path), name) => {
+                f.removexattr(path.as_bytes(), true, name.as_bytes())
+            }
+            Op::Removexattr(Target::Slot(slot), name) => f.fremovexattr(self.fd(*slot)?, name.as_bytes()),
+            Op::Chmod(Target::Path(path), mode) => f.chmod(path.as_bytes(), *mode),
+            Op::Chmod(Target::Slot(slot), mode) => f.fchmod(self.fd(*slot)?, *mode),
+            Op::Chown(Target::Path(path), uid, gid) => f.chown(path.as_bytes(), *uid, *gid),
+            Op::Chown(Target::Slot(slot), uid, gid) => f.fchown(self.fd(*slot)?, *uid, *gid),
+            Op::Utimens(target, mtime) => {
+                let mtime = Some(SetTime::To(Time::new(*mtime, 0)));
+                match target {
+                    Target::Path(path) => f.utimensat(AT_FDCWD, path.as_bytes(), None, mtime, 0),
+                    Target::Slot(slot) => f.futimens(self.fd(*slot)?, None, mtime),
+                }
+            }
+            Op::Fsync(target) => self.on_open(target, libc::O_RDONLY, |f, fd| f.fsync(fd)),
+            Op::Sync => self.fs().sync(),
+            Op::Tick => self.fs().tick(),
+            Op::Reopen | Op::Churn(..) => unreachable!("not a call"),
+        }
+    }
+
+    fn fd(&self, slot: u8) -> crate::Result<Fd> {
+        self.slots.get(&slot).copied().ok_or(crate::Error::new(libc::EBADF, "machine::fd"))
+    }
+
+    fn on_open(
+        &self,
+        target: &Target,
+        flags: i32,
+        call: impl FnOnce(&Files<SimMedia>, Fd) -> crate::Result<()>,
+    ) -> crate::Result<()> {
+        match target {
+            Target::Slot(slot) => call(&self.files, self.fd(*slot)?),
+            Target::Path(path) => {
+                let fd = self.files.open(path.as_bytes(), flags, 0)?;
+                let done = call(&self.files, fd);
+                self.files.close(fd)?;
+                done
+            }
+        }
+    }
+
+    /// The number and the size of a regular file.
+    pub fn file(&self, target: &Target) -> Option<(u32, u64)> {
+        let attr = match target {
+            Target::Path(path) => self.files.stat(path.as_bytes()),
+            Target::Slot(slot) => self.fd(*slot).and_then(|fd| self.files.fstat(fd)),
+        };
+        attr.ok().map(|attr| (attr.ino.0, attr.size))
+    }
+}
+
+fn said(outcome: Outcome) -> String {
+    match outcome {
+        Ok(()) => "success".to_owned(),
+        Err(errno) => std::io::Error::from_raw_os_error(errno).to_string(),
+    }
+}

@@ -1,0 +1,686 @@
+//! Runs sequences of operations on the production code and on the oracle, lets power fail at every point of the
+//! last line of each, and judges what is left.
+//!
+//! Earlier lines need no failures of their own: they are the last line of a shorter sequence.
+//!
+//! The result does not depend on the number of threads: each sequence is a run of its own on a copy of a pool
+//! that was made once, with a clock that counts steps.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::fs::{DataMode, Fs, MkfsOptions};
+use crate::media::Domain;
+
+use super::explore::{Bounds, Coverage, Violation, explore};
+use super::judge::{self, Allowed};
+use super::machine::{self, Machine};
+use super::media::{CrashPoint, Keep, SimMedia};
+use super::model::{Falloc, Model, Target};
+use super::mutation::Mutation;
+use super::tree::Tree;
+use super::workload::{Line, Op, Sequence};
+
+/// The smallest pool there may be.
+const POOL_BYTES: usize = crate::limits::POOL_BYTES_MIN as usize;
+/// Sequences that failed and are made shorter and told of; of others only the number is.
+const TOLD_MAX: usize = 20;
+
+/// What a pool went through before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Image {
+    /// Just made.
+    Fresh,
+    /// A few blocks are free.
+    Full,
+    /// Every file and directory has a log whose next growth cleans it.
+    Cleaning,
+    /// Every block and every inode was used before; opened several times.
+    Reused,
+    /// Not closed: it is recovered at the start.
+    Crashed,
+}
+
+impl Image {
+    pub const ALL: &[Image] = &[Image::Fresh, Image::Full, Image::Cleaning, Image::Reused, Image::Crashed];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Image::Fresh => "fresh",
+            Image::Full => "full",
+            Image::Cleaning => "cleaning",
+            Image::Reused => "reused",
+            Image::Crashed => "crashed",
+        }
+    }
+}
+
+/// Where a sequence runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub domain: Domain,
+    pub data: DataMode,
+    pub image: Image,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let data = match self.data {
+            DataMode::Cow => "cow",
+            DataMode::InPlace => "inplace",
+        };
+        write!(f, "--domain {} --data {data} --image {}", self.domain, self.image.name())
+    }
+}
+
+/// A pool to begin on.
+pub struct Start {
+    place: Place,
+    media: CrashPoint,
+    model: Model,
+    step: i64,
+    /// Free blocks when everything is removed.
+    free_when_empty: u64,
+}
+
+/// How thoroughly.
+#[derive(Clone, Debug, Default)]
+pub struct Effort {
+    pub bounds: Bounds,
+    /// Power fails again during recovery.
+    pub twice: bool,
+    /// What is left out on purpose.
+    pub mutation: Option<Arc<Mutation>>,
+}
+
+/// What was done.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally {
+    pub sequences: u64,
+    pub crash_points: u64,
+    /// Crash points all of whose states were covered.
+    pub covered_points: u64,
+    pub states: u64,
+    /// States that differ in what a program sees or in what is free: each was used until it was empty.
+    pub distinct: u64,
+    /// Crash points in recoveries, and states that they left.
+    pub recovery_points: u64,
+    pub recovery_states: u64,
+    /// Operations that a full pool refused.
+    pub refused: u64,
+    pub violations: u64,
+}
+
+impl Tally {
+    fn add(&mut self, other: &Tally) {
+        self.sequences += other.sequences;
+        self.crash_points += other.crash_points;
+        self.covered_points += other.covered_points;
+        self.states += other.states;
+        self.distinct += other.distinct;
+        self.recovery_points += other.recovery_points;
+        self.recovery_states += other.recovery_states;
+        self.refused += other.refused;
+        self.violations += other.violations;
+    }
+
+    fn cover(&mut self, coverage: &Coverage) {
+        self.crash_points += coverage.points;
+        self.covered_points += coverage.exhausted;
+        self.states += coverage.states;
+    }
+}
+
+/// A promise that was broken.
+#[derive(Clone, Debug)]
+pub struct Broken {
+    pub what: String,
+    /// What the failure lost; empty where it was broken without one.
+    pub lost: String,
+    /// The operation, and which of its fences.
+    pub at: String,
+    pub sequence: Sequence,
+    pub place: Place,
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        writeln!(f, "{} ({}), {}", self.at, self.place, self.what)?;
+        if !self.lost.is_empty() {
+            writeln!(f, "lost: {}", self.lost)?;
+        }
+        write!(f, "{}", self.sequence)
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Pools to begin on
+
+impl Start {
+    /// Makes one. Fails where the production code and the oracle disagree already.
+    pub fn new(place: Place) -> Result<Start, String> {
+        let began = Machine::begin();
+        let options = MkfsOptions { data: place.data, ..MkfsOptions::default() };
+        let empty = Fs::mkfs(SimMedia::new(vec![0; POOL_BYTES], place.domain), &options)
+            .map_err(|e| format!("it cannot be made: {e:?}"))?;
+        let empty = empty.crash_point().media(Keep::Everything);
+        let mut machine = Machine::new(empty, Model::new(began), 0)?;
+        age(&mut machine, place.image)?;
+        let tree = machine.tree()?;
+        let (model, step) = (machine.model.clone(), machine.step());
+        let media = match place.image {
+            Image::Crashed => {
+                machine.fs().sync().map_err(|e| format!("{e:?}"))?;
+                machine.fs().media().crash_point()
+            }
+            _ => judge::settled(machine.close()?),
+        };
+        let media = settle(&media);
+        let used = machine::open(media.media(Keep::Everything))?;
+        judge::remove_all(&used, &tree)?;
+        let free_when_empty = used.statfs().blocks_free;
+        Ok(Start { place, media, model, step, free_when_empty })
+    }
+}
+
+/// The same with nothing in doubt.
+fn settle(point: &CrashPoint) -> CrashPoint {
+    point.media(Keep::Everything).crash_point()
+}
+
+fn path(text: &str) -> Target {
+    Target::Path(text.to_owned())
+}
+
+/// Does what has to work.
+fn must(machine: &mut Machine, op: Op) -> Result<(), String> {
+    let done = machine.apply(&op)?;
+    done.map_err(|errno| format!("{op}: errno {errno}"))
+}
+
+fn age(machine: &mut Machine, image: Image) -> Result<(), String> {
+    match image {
+        Image::Fresh => Ok(()),
+        Image::Full => fill(machine),
+        Image::Cleaning => grow_logs(machine),
+        Image::Reused => (0..3).try_for_each(|_| {
+            reuse(machine)?;
+            must(machine, Op::Reopen)
+        }),
+        Image::Crashed => {
+            must(machine, Op::Mkdir("A".into()))?;
+            must(machine, Op::Create("A/foo".into()))?;
+            must(machine, Op::Write(path("A/foo"), 0, 9000))?;
+            must(machine, Op::Rename("A/foo".into(), "bar".into(), super::model::Rename::Plain))?;
+            must(machine, Op::Create("A/foo".into()))
+        }
+    }
+}
+
+/// Takes all blocks, then gives a few back.
+fn fill(machine: &mut Machine) -> Result<(), String> {
+    const LEFT: [u64; 3] = [8, 4, 2];
+    let mut n = 0;
+    let mut reserve = |machine: &mut Machine, blocks: u64| -> Result<bool, String> {
+        let name = format!("fill{n}-{blocks}");
+        n += 1;
+        if machine.apply(&Op::Create(name.clone()))?.is_err() {
+            return Ok(false);
+        }
+        let taken = machine.apply(&Op::Fallocate(path(&name), Falloc::ReserveKeepSize, 0, blocks * 4096))?;
+        if taken.is_err() {
+            must(machine, Op::Unlink(name))?;
+        }
+        Ok(taken.is_ok())
+    };
+    for blocks in LEFT {
+        reserve(machine, blocks)?;
+    }
+    for blocks in (0..8).rev().map(|power| 1 << power) {
+        while reserve(machine, blocks)? {}
+    }
+    for (n, blocks) in LEFT.into_iter().enumerate() {
+        must(machine, Op::Unlink(format!("fill{n}-{blocks}")))?;
+    }
+    (0..3).try_for_each(|_| must(machine, Op::Sync))
+}
+
+/// Brings the log of each file and directory that sequences use to where the next record makes it grow and be
+/// cleaned.
+fn grow_logs(machine: &mut Machine) -> Result<(), String> {
+    const STEPS_MAX: usize = 600;
+    for dir in ["A", "A/C", "B"] {
+        must(machine, Op::Mkdir(dir.into()))?;
+    }
+    for file in ["foo", "bar", "A/foo", "B/bar"] {
+        must(machine, Op::Create(file.into()))?;
+        must(machine, Op::Write(path(file), 0, 9000))?;
+    }
+    for name in ["foo", "bar", "A/foo", "B/bar", ".", "A", "B"] {
+        let mut due = false;
+        for n in 0..STEPS_MAX {
+            // What the next record does is tried on a copy.
+            let mut copy = Machine::new(
+                machine.fs().media().crash_point().media(Keep::Everything),
+                machine.model.clone(),
+                machine.step(),
+            )?;
+            let points = record(&copy);
+            let op = Op::Chmod(path(name), 0o700 | n as u32 % 64);
+            must(&mut copy, op.clone())?;
+            copy.fs().media().record(None);
+            due = points.lock().len() > 1;
+            if due {
+                break;
+            }
+            must(machine, op)?;
+        }
+        if !due {
+            return Err(format!("{STEPS_MAX} records and the log of {name} was not cleaned"));
+        }
+    }
+    Ok(())
+}
+
+/// Files and directories everywhere, then none.
+fn reuse(machine: &mut Machine) -> Result<(), String> {
+    let mut made = Vec::new();
+    for n in 0.. {
+        let dir = format!("old{n}");
+        if machine.apply(&Op::Mkdir(dir.clone()))?.is_err() {
+            break;
+        }
+        let file = format!("{dir}/file");
+        made.push(dir);
+        if machine.apply(&Op::Create(file.clone()))?.is_err() {
+            break;
+        }
+        made.push(file.clone());
+        if machine.apply(&Op::Write(path(&file), 0, 9000))?.is_err() {
+            break;
+        }
+    }
+    for name in made.into_iter().rev() {
+        let op = if name.contains('/') { Op::Unlink(name) } else { Op::Rmdir(name) };
+        must(machine, op)?;
+    }
+    (0..3).try_for_each(|_| must(machine, Op::Sync))
+}
+
+/// From now on crash points are kept.
+fn record(machine: &Machine) -> Arc<Mutex<Vec<CrashPoint>>> {
+    let points: Arc<Mutex<Vec<CrashPoint>>> = Arc::default();
+    let kept = points.clone();
+    machine.fs().media().record(Some(Box::new(move |point| kept.lock().push(point.clone()))));
+    points
+}
+
+// ---------------------------------------------------------------------------------------------------
+// One sequence
+
+/// Runs a sequence and explores the failures of its last line.
+pub fn sequence(start: &Start, sequence: &Sequence, effort: &Effort) -> (Tally, Option<Broken>) {
+    let mut run =
+        Run { start, effort, tally: Tally { sequences: 1, ..Tally::default() }, seen: HashSet::new() };
+    let at = Mutex::new(String::from("the start"));
+    let done = catch_unwind(AssertUnwindSafe(|| run.sequence(sequence, &at)));
+    let broken = match done {
+        Ok(Ok(())) => None,
+        Ok(Err(violation)) => Some(violation),
+        Err(panic) => {
+            Some(Violation { what: format!("panic: {}", panic_text(&*panic)), lost: String::new() })
+        }
+    };
+    let broken = broken.map(|v| {
+        run.tally.violations = 1;
+        let (at, sequence) = (at.lock().clone(), sequence.clone());
+        Broken { what: v.what, lost: v.lost, at, sequence, place: start.place }
+    });
+    (run.tally, broken)
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string())).unwrap_or_default()
+}
+
+struct Run<'a> {
+    start: &'a Start,
+    effort: &'a Effort,
+    tally: Tally,
+    /// States that were used until empty.
+    seen: HashSet<u64>,
+}
+
+/// Without a failure.
+fn plain(what: String) -> Violation {
+    Violation { what, lost: String::new() }
+}
+
+impl Run<'_> {
+    fn sequence(&mut self, sequence: &Sequence, at: &Mutex<String>) -> Result<(), Violation> {
+        let start = self.start;
+        let media = start.media.media(Keep::Everything);
+        media.mutate(self.effort.mutation.clone());
+        let mut machine = Machine::new(media, start.model.clone(), start.step).map_err(plain)?;
+        let Some((last, earlier)) = sequence.lines.split_last() else { return Ok(()) };
+        let mut history = History { trees: Vec::new() };
+        for (n, line) in earlier.iter().enumerate() {
+            self.needs(&mut machine, line, &mut history, n == 0, at)?;
+            for op in line.ops.iter().flat_map(Op::steps) {
+                self.quietly(&mut machine, &op, &mut history, at)?;
+            }
+        }
+        self.needs(&mut machine, last, &mut history, earlier.is_empty(), at)?;
+        for op in &last.ops {
+            let steps = op.steps();
+            for (n, step) in steps.iter().enumerate() {
+                // Of many that are alike those count that clean a log, and the last.
+                let always = n + 1 == steps.len();
+                self.recorded(&mut machine, step, &mut history, always, at)?;
+            }
+        }
+        *at.lock() = "the end, closed and opened again".to_owned();
+        let before = machine.tree().map_err(plain)?;
+        machine.apply(&Op::Reopen).map_err(plain)?.expect("it has no errno");
+        let after = machine.tree().map_err(plain)?;
+        if before.named != after.named {
+            return Err(plain(after.differs(&before)));
+        }
+        Ok(())
+    }
+
+    /// Brings about what a line needs; what the first line needs is durable.
+    fn needs(
+        &mut self,
+        machine: &mut Machine,
+        line: &Line,
+        history: &mut History,
+        first: bool,
+        at: &Mutex<String>,
+    ) -> Result<(), Violation> {
+        for need in &line.needs {
+            for op in need.bring_about(&machine.model) {
+                self.quietly(machine, &op, history, at)?;
+            }
+        }
+        if first {
+            self.quietly(machine, &Op::Sync, history, at)?;
+        }
+        Ok(())
+    }
+
+    fn quietly(
+        &mut self,
+        machine: &mut Machine,
+        op: &Op,
+        history: &mut History,
+        at: &Mutex<String>,
+    ) -> Result<(), Violation> {
+        *at.lock() = op.to_string();
+        let done = machine.apply(op).map_err(plain)?;
+        self.refused(&done, machine)?;
+        let tree = machine.tree().map_err(plain)?;
+        history.passed(op, done.is_ok(), tree);
+        Ok(())
+    }
+
+    /// Only a full pool may refuse for want of space.
+    fn refused(&mut self, done: &Result<(), i32>, machine: &Machine) -> Result<(), Violation> {
+        if *done != Err(libc::ENOSPC) {
+            return Ok(());
+        }
+        self.tally.refused += 1;
+        let stat = machine.fs().statfs();
+        if self.start.place.image == Image::Full || stat.blocks_free < stat.blocks / 4 {
+            return Ok(());
+        }
+        Err(plain(format!("no space, with {} of {} blocks free", stat.blocks_free, stat.blocks)))
+    }
+
+    fn recorded(
+        &mut self,
+        machine: &mut Machine,
+        op: &Op,
+        history: &mut History,
+        always: bool,
+        at: &Mutex<String>,
+    ) -> Result<(), Violation> {
+        *at.lock() = op.to_string();
+        let before = machine.tree().map_err(plain)?;
+        let target = overwritten(machine, op);
+        let points = record(machine);
+        let done = machine.apply(op).map_err(plain);
+        let last = machine.fs().media().crash_point();
+        machine.fs().media().record(None);
+        let done = done?;
+        self.refused(&done, machine)?;
+        let after = Arc::new(machine.tree().map_err(plain)?);
+        let points = std::mem::take(&mut *points.lock());
+        history.trees.push(after.clone());
+        let deferring = self.start.place.domain == Domain::PageCache;
+        if always || points.len() > 1 || deferring && points.len() > 0 {
+            let during = match deferring {
+                true => Allowed::SinceSync(history.trees.clone()),
+                false => Allowed::OneOf { trees: vec![Arc::new(before), after], torn: self.torn(target) },
+            };
+            for (n, point) in points.iter().enumerate() {
+                *at.lock() = format!("{op}, fence {} of {}", n + 1, points.len());
+                self.explore(point, &during)?;
+            }
+        }
+        history.settled(op, done.is_ok());
+        if always {
+            *at.lock() = format!("{op}, done");
+            let acknowledged = match deferring {
+                true => Allowed::SinceSync(history.trees.clone()),
+                false => {
+                    Allowed::OneOf { trees: history.trees.last().cloned().into_iter().collect(), torn: None }
+                }
+            };
+            self.explore(&last, &acknowledged)?;
+        }
+        Ok(())
+    }
+
+    fn torn(&self, target: Option<(u32, std::ops::Range<u64>)>) -> Option<(u32, std::ops::Range<u64>)> {
+        target.filter(|_| self.start.place.data == DataMode::InPlace)
+    }
+
+    fn explore(&mut self, point: &CrashPoint, allowed: &Allowed) -> Result<(), Violation> {
+        let Run { start, effort, tally, seen } = self;
+        let (mut distinct, mut twice) = (0, Coverage::default());
+        let (coverage, violation) = explore(point, &effort.bounds, &mut |media| {
+            let caught = catch_unwind(AssertUnwindSafe(|| {
+                visit(media, allowed, start, effort, seen, &mut distinct, &mut twice)
+            }));
+            caught.unwrap_or_else(|panic| Err(format!("panic: {}", panic_text(&*panic))))
+        });
+        tally.cover(&coverage);
+        tally.distinct += distinct;
+        tally.recovery_points += twice.points;
+        tally.recovery_states += twice.states;
+        violation.map_or(Ok(()), Err)
+    }
+}
+
+/// Opens what a failure left, and judges it. The hash says what was seen.
+fn visit(
+    media: SimMedia,
+    allowed: &Allowed,
+    start: &Start,
+    effort: &Effort,
+    seen: &mut HashSet<u64>,
+    distinct: &mut u64,
+    twice: &mut Coverage,
+) -> Result<u64, String> {
+    let points: Arc<Mutex<Vec<CrashPoint>>> = Arc::default();
+    if effort.twice {
+        let kept = points.clone();
+        media.record(Some(Box::new(move |point| kept.lock().push(point.clone()))));
+    }
+    let fs = machine::open(media)?;
+    fs.media().record(None);
+    let found = Tree::read(&fs, [])?;
+    allowed.judge(&found)?;
+    judge::independent(&fs)?;
+    let (report, stat) = (fs.open_report(), fs.statfs());
+    let state = (&found.named, report.voided, report.orphans, stat.blocks_free, stat.inodes_free);
+    let mut hasher = rapidhash::fast::RapidHasher::default();
+    state.hash(&mut hasher);
+    let hash = hasher.finish();
+    if !seen.insert(hash) {
+        return Ok(hash);
+    }
+    *distinct += 1;
+    judge::use_up(&judge::settled(fs), &found, start.free_when_empty)?;
+    for (n, point) in points.lock().iter().enumerate() {
+        let bounds = Bounds { leaves_max: 8, lane_states: 1, ..effort.bounds.clone() };
+        let (coverage, violation) = explore(point, &bounds, &mut |media| {
+            let again = Tree::read(&*machine::open(media)?, [])?;
+            match again.named == found.named {
+                true => Ok(0),
+                false => Err(again.differs(&found)),
+            }
+        });
+        twice.points += coverage.points;
+        twice.states += coverage.states;
+        if let Some(v) = violation {
+            return Err(format!(
+                "recovery was cut short at its fence {} ({}), and the next one changes the tree: {}",
+                n + 1,
+                v.lost,
+                v.what
+            ));
+        }
+    }
+    Ok(hash)
+}
+
+/// Trees since the last sync; on persistent memory the last of them.
+struct History {
+    trees: Vec<Arc<Tree>>,
+}
+
+impl History {
+    fn passed(&mut self, op: &Op, done: bool, tree: Tree) {
+        self.trees.push(Arc::new(tree));
+        self.settled(op, done);
+    }
+
+    fn settled(&mut self, op: &Op, done: bool) {
+        if done && matches!(op, Op::Sync | Op::Fsync(_) | Op::Tick | Op::Reopen) {
+            self.trees.drain(..self.trees.len() - 1);
+        }
+    }
+}
+
+/// What an overwrite in place may tear: the inode and the bytes that were there before.
+fn overwritten(machine: &Machine, op: &Op) -> Option<(u32, std::ops::Range<u64>)> {
+    let Op::Write(target, at, len) = op else { return None };
+    let (ino, size) = machine.file(target)?;
+    (at + *len as u64 <= size).then(|| (ino, *at..at + *len as u64))
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Many sequences
+
+/// What is done.
+pub struct Plan {
+    pub places: Vec<Place>,
+    /// How many sequences there are, and the `n`th of them.
+    pub count: u64,
+    pub sequence: Box<dyn Fn(u64) -> Sequence + Sync>,
+    pub effort: Effort,
+    pub threads: usize,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    pub tally: Tally,
+    /// The first ones, each with as few lines as show it.
+    pub broken: Vec<Broken>,
+    /// It was told to stop.
+    pub stopped: bool,
+}
+
+/// Runs all of it. `progress` is called now and then with how many sequences are done, of how many, and answers
+/// whether to go on.
+pub fn run(plan: &Plan, progress: &(dyn Fn(u64, u64, &Tally) -> bool + Sync)) -> Result<Report, String> {
+    let starts: Vec<Start> = plan.places.iter().map(|p| Start::new(*p)).collect::<Result<_, _>>()?;
+    let total = plan.count as usize * starts.len();
+    let next = AtomicUsize::new(0);
+    let stopped = AtomicBool::new(false);
+    let result = Mutex::new((Tally::default(), BTreeMap::<usize, Broken>::new()));
+    let work = || {
+        loop {
+            let job = next.fetch_add(1, Ordering::Relaxed);
+            if job >= total || stopped.load(Ordering::Relaxed) {
+                return;
+            }
+            let (n, start) = ((job / starts.len()) as u64, &starts[job % starts.len()]);
+            let (tally, broken) = sequence(start, &(plan.sequence)(n), &plan.effort);
+            let mut result = result.lock();
+            result.0.add(&tally);
+            result.1.extend(broken.map(|b| (job, b)));
+            while result.1.len() > TOLD_MAX {
+                result.1.pop_last();
+            }
+            if !progress(result.0.sequences, total as u64, &result.0) {
+                stopped.store(true, Ordering::Relaxed);
+            }
+        }
+    };
+    std::thread::scope(|s| {
+        for _ in 1..plan.threads.max(1) {
+            s.spawn(work);
+        }
+        work();
+    });
+    let (tally, broken) = result.into_inner();
+    let shorter = |b: Broken| {
+        let start = starts.iter().find(|s| s.place == b.place).expect("it ran on one of them");
+        shorten(start, b, &plan.effort)
+    };
+    let broken = broken.into_values().map(shorter).collect();
+    Ok(Report { tally, broken, stopped: stopped.into_inner() })
+}
+
+/// Takes lines and operations away as long as a promise is still broken.
+fn shorten(start: &Start, mut broken: Broken, effort: &Effort) -> Broken {
+    loop {
+        let shorter = fewer(&broken.sequence);
+        let found = shorter.into_iter().find_map(|s| sequence(start, &s, effort).1);
+        match found {
+            Some(b) => broken = b,
+            None => return broken,
+        }
+    }
+}
+
+/// A sequence with one thing less, in every way.
+fn fewer(sequence: &Sequence) -> Vec<Sequence> {
+    let mut all = Vec::new();
+    for (n, line) in sequence.lines.iter().enumerate() {
+        if sequence.lines.len() > 1 {
+            let mut less = sequence.clone();
+            less.lines.remove(n);
+            all.push(less);
+        }
+        for op in 0..line.ops.len() {
+            let mut less = sequence.clone();
+            less.lines[n].ops.remove(op);
+            if !less.lines[n].ops.is_empty() {
+                all.push(less);
+            }
+        }
+    }
+    all
+}

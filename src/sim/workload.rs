@@ -1,0 +1,660 @@
+//! What is done to a file system before power fails: operations, sequences of them, and the pools they begin on.
+//!
+//! After ACE (CrashMonkey): a small set of operations on few names, *complete* in all sequences of one and of
+//! two, and numbered so that longer ones can be sampled. Everything is one line of text, so that a sequence can
+//! be replayed from a file:
+//!
+//! ```text
+//! foo:9000 !bar | link foo bar ; write bar 100 4097
+//! needs         | operations, one system call each
+//! ```
+//!
+//! A *need* is brought about before the operations, as ACE does: `A/` a directory, `A/!` an empty one, `!foo` a
+//! name that is free, `foo` a file, `foo:9000` one of at least so many bytes, `bar=foo` a second name of it,
+//! `ln@foo` a symbolic link, `foo%user.a:10` an attribute of so many bytes. Parents of names are needed, too.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::model::{Body, Falloc, Model, Rename, Setting, Target};
+
+/// One system call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Op {
+    Create(String),
+    Mkdir(String),
+    Mknod(String, Special),
+    Symlink(String, String),
+    Link(Target, String),
+    Unlink(String),
+    Rmdir(String),
+    Rename(String, String, Rename),
+    /// The slot, the path, and whether the file is emptied.
+    Open(u8, String, bool),
+    Tmpfile(u8, String),
+    Close(u8),
+    /// Where and how many bytes.
+    Write(Target, u64, usize),
+    Append(Target, usize),
+    Truncate(Target, u64),
+    Fallocate(Target, Falloc, u64, u64),
+    Setxattr(Target, String, usize, Setting),
+    Removexattr(Target, String),
+    Chmod(Target, u32),
+    Chown(Target, u32, u32),
+    Utimens(Target, i64),
+    Fsync(Target),
+    Sync,
+    /// The background's part: epochs are named.
+    Tick,
+    /// A clean close, and the next open.
+    Reopen,
+    /// So many changes of attributes and small overwrites: the log grows until it is cleaned.
+    Churn(String, usize),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Special {
+    Fifo,
+    CharDevice,
+    Socket,
+}
+
+impl Special {
+    pub fn mode(self) -> u32 {
+        0o600
+            | match self {
+                Special::Fifo => libc::S_IFIFO,
+                Special::CharDevice => libc::S_IFCHR,
+                Special::Socket => libc::S_IFSOCK,
+            }
+    }
+
+    pub fn rdev(self) -> u64 {
+        match self {
+            Special::CharDevice => libc::makedev(1, 3),
+            _ => 0,
+        }
+    }
+}
+
+/// What must be so before an operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Need {
+    Directory(String),
+    EmptyDirectory(String),
+    Free(String),
+    File(String, u64),
+    SecondName(String, String),
+    Symlink(String, String),
+    Xattr(String, String, usize),
+}
+
+/// Needs and operations: one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    pub needs: Vec<Need>,
+    pub ops: Vec<Op>,
+}
+
+/// Lines, one after the other. What a failure interrupts is the last one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sequence {
+    pub lines: Vec<Line>,
+}
+
+/// The operations whose sequences are tried.
+pub const ACE: &[&str] = &[
+    // Names that come.
+    "!foo | create foo",
+    "A/ !A/foo | create A/foo",
+    "A/C/ !A/C/bar | create A/C/bar",
+    "!A | mkdir A",
+    "A/ !A/C | mkdir A/C",
+    "!pipe | mknod pipe fifo",
+    "A/ !A/null | mknod A/null chr",
+    "!ln | symlink A/foo ln",
+    "A/ !A/ln | symlink ~300 A/ln",
+    "foo !bar | link foo bar",
+    "foo A/ !A/bar | link foo A/bar",
+    "A/foo B/ !B/bar | link A/foo B/bar",
+    // Names that go.
+    "foo | unlink foo",
+    "A/foo:5000 | unlink A/foo",
+    "foo bar=foo | unlink bar",
+    "foo A/ A/bar=foo | unlink foo",
+    "A/! | rmdir A",
+    "A/C/! | rmdir A/C",
+    "foo !bar | link foo bar ; unlink bar",
+    "foo | unlink foo ; create foo",
+    // Names that move.
+    "foo !bar | rename foo bar",
+    "foo:100 bar:5000 | rename foo bar",
+    "foo A/ !A/bar | rename foo A/bar",
+    "foo:100 A/bar:5000 | rename foo A/bar",
+    "A/foo !bar | rename A/foo bar",
+    "A/foo A/bar | rename A/foo A/bar",
+    "A/foo B/ !B/bar | rename A/foo B/bar",
+    "A/foo:100 B/bar:5000 | rename A/foo B/bar",
+    "A/ !B | rename A B",
+    "A/foo B/! | rename A B",
+    "A/C/ B/ !B/C | rename A/C B/C",
+    "A/C/foo B/C/! | rename A/C B/C",
+    "foo bar=foo | rename foo bar",
+    "foo A/ A/bar=foo | rename foo A/bar",
+    "ln@foo bar:100 | rename ln bar",
+    "foo bar:100 | rename foo bar exchange",
+    "A/foo B/bar | rename A/foo B/bar exchange",
+    "A/C/foo B/bar | rename A/C B/bar exchange",
+    "A/C/ B/C/foo | rename A/C B/C exchange",
+    "foo !bar | rename foo bar noreplace",
+    "foo A/bar | rename foo A/bar noreplace",
+    "foo !bar | rename foo bar ; create foo",
+    "A/foo B/ !B/foo | rename A/foo B/foo ; create A/foo",
+    // Data.
+    "foo | write foo 0 1",
+    "foo:9000 | write foo 13 7",
+    "foo:9000 | write foo 4093 9",
+    "foo:9000 | write foo 1001 63",
+    "foo:9000 | write foo 63 65",
+    "foo:9000 | write foo 0 4096",
+    "foo:9000 | write foo 1 4095",
+    "A/foo:9000 | write A/foo 3 4097",
+    "foo:20000 | write foo 7 16500",
+    "foo:5000 | write foo 5003 9",
+    "foo:5000 | write foo 9001 63",
+    "foo:5000 | append foo 1",
+    "foo:5000 | append foo 65",
+    "A/foo | append A/foo 4097",
+    "foo:100 | append foo 20001",
+    "foo:9000 | truncate foo 0",
+    "foo:9000 | truncate foo 4097",
+    "foo:5000 | truncate foo 12289",
+    "foo:9000 | truncate foo 100 ; truncate foo 9000",
+    "foo:9000 | truncate foo 5000 ; append foo 7",
+    "foo:5000 | fallocate foo reserve 0 20000",
+    "foo:5000 | fallocate foo keep 4096 16384",
+    "foo:9000 | fallocate foo punch 100 6000",
+    "foo:9000 | fallocate foo punch 0 4096",
+    "foo:9000 | fallocate foo zero 1000 9000",
+    "foo:9000 | fallocate foo zerokeep 4096 9001",
+    "foo | fallocate foo reserve 0 8192 ; write foo 100 4097",
+    "foo:9000 | write foo 4096 4096 ; fsync foo",
+    // Attributes.
+    "foo | setxattr foo user.a 10",
+    "A/ | setxattr A user.a 64 create",
+    "foo%user.a:10 | setxattr foo user.a 100 replace",
+    "foo | setxattr foo user.big 5000",
+    "foo%user.big:5000 | setxattr foo user.big 4000",
+    "foo%user.a:10 | removexattr foo user.a",
+    "foo%user.big:5000 | removexattr foo user.big",
+    "foo | chmod foo 4755",
+    "A/ | chmod A 700",
+    "foo | chown foo 7 8",
+    "foo | utimens foo 12345",
+    // Descriptors.
+    "foo:5000 | open 0 foo trunc ; close 0",
+    "foo:9000 | open 0 foo ; unlink foo ; write @0 0 4096 ; append @0 9 ; close 0",
+    "foo:5000 | open 0 foo ; open 1 foo ; write @0 60 9 ; truncate @1 61 ; append @0 65 ; close 1 ; close 0",
+    "A/ !A/foo | tmpfile 0 A ; write @0 0 4097 ; link @0 A/foo ; close 0",
+    "A/ | tmpfile 0 A ; append @0 100 ; close 0",
+    "foo:9000 bar | open 0 bar ; rename foo bar ; append @0 4097 ; close 0",
+    // Durability, and what happens behind the program's back.
+    "foo | fsync foo",
+    "| sync",
+    "| tick",
+    "| reopen",
+    "foo:9000 | churn foo 230",
+    "A/foo | churn A 230",
+];
+
+/// All sequences of `length` operations, by number.
+pub fn count(length: u32) -> u64 {
+    (ACE.len() as u64).pow(length)
+}
+
+/// The `n`th sequence of `length` operations: the last one changes fastest.
+pub fn sequence(length: u32, n: u64) -> Sequence {
+    let size = ACE.len() as u64;
+    let line = |place: u32| {
+        let text = ACE[(n / size.pow(length - 1 - place) % size) as usize];
+        text.parse().expect("a test parses them all")
+    };
+    Sequence { lines: (0..length).map(line).collect() }
+}
+
+/// Sequences from a text: lines, with an empty line between sequences; `#` begins a comment.
+pub fn parse(text: &str) -> Result<Vec<Sequence>, String> {
+    let mut sequences = vec![Sequence { lines: Vec::new() }];
+    for (n, line) in text.lines().enumerate() {
+        let line = line.split('#').next().unwrap_or("").trim();
+        let last = sequences.last_mut().expect("one is always there");
+        if !line.is_empty() {
+            last.lines.push(line.parse().map_err(|e| format!("line {}: {e}", n + 1))?);
+        } else if !last.lines.is_empty() {
+            sequences.push(Sequence { lines: Vec::new() });
+        }
+    }
+    sequences.retain(|s| !s.lines.is_empty());
+    Ok(sequences)
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Needs
+
+impl Need {
+    /// What is to be done so that it is so, on this state of things. Empty if it is so.
+    pub fn bring_about(&self, model: &Model) -> Vec<Op> {
+        let mut plan = Plan { model: model.clone(), ops: Vec::new() };
+        match self {
+            Need::Directory(path) => plan.directory(path),
+            Need::EmptyDirectory(path) => {
+                plan.directory(path);
+                plan.empty(path);
+            }
+            Need::Free(path) => plan.remove(path),
+            Need::File(path, size) => plan.file(path, *size),
+            Need::SecondName(path, of) => {
+                plan.file(of, 0);
+                if plan.model.resolve(path, false) != plan.model.resolve(of, false) {
+                    plan.remove(path);
+                    plan.parent(path);
+                    plan.push(Op::Link(Target::Path(of.clone()), path.clone()));
+                }
+            }
+            Need::Symlink(path, target) => {
+                plan.remove(path);
+                plan.parent(path);
+                plan.push(Op::Symlink(target.clone(), path.clone()));
+            }
+            Need::Xattr(path, name, len) => {
+                plan.file(path, 0);
+                let id = plan.model.resolve(path, false).expect("just made");
+                let value = plan.model.node(id).xattrs.get(name.as_bytes());
+                if value.is_none_or(|v| v.len() != *len) {
+                    let set = Op::Setxattr(Target::Path(path.clone()), name.clone(), *len, Setting::Any);
+                    plan.push(set);
+                }
+            }
+        }
+        plan.ops
+    }
+}
+
+struct Plan {
+    model: Model,
+    ops: Vec<Op>,
+}
+
+impl Plan {
+    fn push(&mut self, op: Op) {
+        op.on_model(&mut self.model, 0).expect("a plan is made of what works");
+        self.ops.push(op);
+    }
+
+    fn body(&self, path: &str) -> Option<&Body> {
+        self.model.resolve(path, false).ok().map(|id| &self.model.node(id).body)
+    }
+
+    fn parent(&mut self, path: &str) {
+        if let Some((parent, _)) = path.rsplit_once('/') {
+            self.directory(parent);
+        }
+    }
+
+    fn directory(&mut self, path: &str) {
+        self.parent(path);
+        if !matches!(self.body(path), Some(Body::Directory { .. })) {
+            self.remove(path);
+            self.push(Op::Mkdir(path.to_owned()));
+        }
+    }
+
+    fn file(&mut self, path: &str, size: u64) {
+        self.parent(path);
+        if !matches!(self.body(path), Some(Body::File(_))) {
+            self.remove(path);
+            self.push(Op::Create(path.to_owned()));
+        }
+        let Some(Body::File(file)) = self.body(path) else { unreachable!("it was just made") };
+        if (file.bytes.len() as u64) < size {
+            self.push(Op::Write(Target::Path(path.to_owned()), 0, size as usize));
+        }
+    }
+
+    fn empty(&mut self, path: &str) {
+        if let Some(Body::Directory { names, .. }) = self.body(path) {
+            for name in names.keys().cloned().collect::<Vec<_>>() {
+                self.remove(&format!("{path}/{}", String::from_utf8_lossy(&name)));
+            }
+        }
+    }
+
+    fn remove(&mut self, path: &str) {
+        match self.body(path) {
+            None => {}
+            Some(Body::Directory { .. }) => {
+                self.empty(path);
+                self.push(Op::Rmdir(path.to_owned()));
+            }
+            Some(_) => self.push(Op::Unlink(path.to_owned())),
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------
+// On the model
+
+/// Bytes that are different in every word, by their place and by who wrote them.
+pub fn bytes(tag: u64, at: u64, len: usize) -> Vec<u8> {
+    let word = |n: u64| {
+        let mut x = (tag << 32 ^ n).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        // No byte is zero: zeros are what holes have.
+        (x ^ x >> 31) | 0x0101_0101_0101_0101
+    };
+    (at..at + len as u64).map(|n| word(n / 8).to_le_bytes()[(n % 8) as usize]).collect()
+}
+
+impl Op {
+    /// What the oracle answers. `tag` makes the bytes that are written.
+    pub fn on_model(&self, m: &mut Model, tag: u64) -> Result<(), i32> {
+        match self {
+            Op::Create(path) => m.create(path),
+            Op::Mkdir(path) => m.mkdir(path),
+            Op::Mknod(path, special) => m.mknod(path, special.mode(), special.rdev()),
+            Op::Symlink(target, path) => m.symlink(target, path),
+            Op::Link(from, path) => m.link(from, path),
+            Op::Unlink(path) => m.unlink(path),
+            Op::Rmdir(path) => m.rmdir(path),
+            Op::Rename(from, to, how) => m.rename(from, to, *how),
+            Op::Open(slot, path, truncates) => m.open(*slot, path, *truncates),
+            Op::Tmpfile(slot, dir) => m.tmpfile(*slot, dir),
+            Op::Close(slot) => m.close(*slot),
+            Op::Write(target, at, len) => m.write(target, *at, &bytes(tag, *at, *len)),
+            Op::Append(target, len) => m.append(target, &bytes(tag, 0, *len)),
+            Op::Truncate(target, size) => m.truncate(target, *size),
+            Op::Fallocate(target, how, at, len) => m.fallocate(target, *how, *at, *len),
+            Op::Setxattr(target, name, len, how) => m.setxattr(target, name, &bytes(tag, 0, *len), *how),
+            Op::Removexattr(target, name) => m.removexattr(target, name),
+            Op::Chmod(target, mode) => m.chmod(target, *mode),
+            Op::Chown(target, uid, gid) => m.chown(target, *uid, *gid),
+            Op::Utimens(target, mtime) => m.utimens(target, *mtime),
+            Op::Fsync(target) => m.fsync(target),
+            Op::Sync | Op::Tick => Ok(()),
+            Op::Reopen => {
+                m.close_all();
+                Ok(())
+            }
+            Op::Churn(..) => panic!("churn is done step by step"),
+        }
+    }
+
+    /// Itself, or the many that it stands for.
+    pub fn steps(&self) -> Vec<Op> {
+        let Op::Churn(path, count) = self else { return vec![self.clone()] };
+        let target = || Target::Path(path.clone());
+        let step = |n: usize| match n % 3 {
+            0 => Op::Setxattr(target(), "user.churn".to_owned(), n % 40, Setting::Any),
+            _ => Op::Chmod(target(), 0o700 | n as u32 % 64),
+        };
+        (0..*count).map(step).collect()
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------
+// As text
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Op::Create(path) => write!(f, "create {path}"),
+            Op::Mkdir(path) => write!(f, "mkdir {path}"),
+            Op::Mknod(path, special) => write!(f, "mknod {path} {}", name_of(SPECIALS, special)),
+            Op::Symlink(target, path) => write!(f, "symlink {target} {path}"),
+            Op::Link(from, path) => write!(f, "link {from} {path}"),
+            Op::Unlink(path) => write!(f, "unlink {path}"),
+            Op::Rmdir(path) => write!(f, "rmdir {path}"),
+            Op::Rename(from, to, how) => write!(f, "rename {from} {to}{}", suffix(name_of(RENAMES, how))),
+            Op::Open(slot, path, truncates) => {
+                write!(f, "open {slot} {path}{}", if *truncates { " trunc" } else { "" })
+            }
+            Op::Tmpfile(slot, dir) => write!(f, "tmpfile {slot} {dir}"),
+            Op::Close(slot) => write!(f, "close {slot}"),
+            Op::Write(target, at, len) => write!(f, "write {target} {at} {len}"),
+            Op::Append(target, len) => write!(f, "append {target} {len}"),
+            Op::Truncate(target, size) => write!(f, "truncate {target} {size}"),
+            Op::Fallocate(target, how, at, len) => {
+                write!(f, "fallocate {target} {} {at} {len}", name_of(FALLOCS, how))
+            }
+            Op::Setxattr(target, name, len, how) => {
+                write!(f, "setxattr {target} {name} {len}{}", suffix(name_of(SETTINGS, how)))
+            }
+            Op::Removexattr(target, name) => write!(f, "removexattr {target} {name}"),
+            Op::Chmod(target, mode) => write!(f, "chmod {target} {mode:o}"),
+            Op::Chown(target, uid, gid) => write!(f, "chown {target} {uid} {gid}"),
+            Op::Utimens(target, mtime) => write!(f, "utimens {target} {mtime}"),
+            Op::Fsync(target) => write!(f, "fsync {target}"),
+            Op::Sync => write!(f, "sync"),
+            Op::Tick => write!(f, "tick"),
+            Op::Reopen => write!(f, "reopen"),
+            Op::Churn(path, count) => write!(f, "churn {path} {count}"),
+        }
+    }
+}
+
+const SPECIALS: &[(&str, Special)] =
+    &[("fifo", Special::Fifo), ("chr", Special::CharDevice), ("sock", Special::Socket)];
+const RENAMES: &[(&str, Rename)] =
+    &[("", Rename::Plain), ("noreplace", Rename::NoReplace), ("exchange", Rename::Exchange)];
+const SETTINGS: &[(&str, Setting)] =
+    &[("", Setting::Any), ("create", Setting::Create), ("replace", Setting::Replace)];
+const FALLOCS: &[(&str, Falloc)] = &[
+    ("reserve", Falloc::Reserve),
+    ("keep", Falloc::ReserveKeepSize),
+    ("punch", Falloc::Punch),
+    ("zero", Falloc::Zero),
+    ("zerokeep", Falloc::ZeroKeepSize),
+];
+
+fn name_of<T: PartialEq>(names: &[(&'static str, T)], value: &T) -> &'static str {
+    names.iter().find(|(_, v)| v == value).expect("each has a name").0
+}
+
+fn suffix(word: &str) -> String {
+    if word.is_empty() { String::new() } else { format!(" {word}") }
+}
+
+/// The words of an operation, taken one by one.
+struct Words<'a>(std::str::SplitWhitespace<'a>);
+
+impl Words<'_> {
+    fn text(&mut self) -> Result<String, String> {
+        self.0.next().map(str::to_owned).ok_or_else(|| "a word is missing at its end".to_owned())
+    }
+
+    fn number<T: FromStr>(&mut self) -> Result<T, String> {
+        let word = self.text()?;
+        word.parse().map_err(|_| format!("{word} is no number that fits"))
+    }
+
+    fn octal(&mut self) -> Result<u32, String> {
+        let word = self.text()?;
+        u32::from_str_radix(&word, 8).map_err(|_| format!("{word} is no octal number"))
+    }
+
+    fn target(&mut self) -> Result<Target, String> {
+        let word = self.text()?;
+        match word.strip_prefix('@') {
+            Some(slot) => slot.parse().map(Target::Slot).map_err(|_| format!("{word} is no slot")),
+            None => Ok(Target::Path(word)),
+        }
+    }
+
+    /// One of these names; the empty one where there is no word left.
+    fn one_of<T: Copy>(&mut self, names: &[(&str, T)]) -> Result<T, String> {
+        let word = self.0.next().unwrap_or("");
+        let found = names.iter().find(|(name, _)| *name == word);
+        found.map(|(_, value)| *value).ok_or_else(|| format!("{word:?} is none of its kinds"))
+    }
+}
+
+impl FromStr for Op {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Op, String> {
+        let mut w = Words(text.split_whitespace());
+        let verb = w.text().map_err(|_| "an operation is empty".to_owned())?;
+        let op = match verb.as_str() {
+            "create" => Op::Create(w.text()?),
+            "mkdir" => Op::Mkdir(w.text()?),
+            "mknod" => Op::Mknod(w.text()?, w.one_of(SPECIALS)?),
+            "symlink" => {
+                let target = w.text()?;
+                // ~300 is a target of 300 bytes.
+                let target = match target.strip_prefix('~').and_then(|n| n.parse().ok()) {
+                    Some(len) => "t".repeat(len),
+                    None => target,
+                };
+                Op::Symlink(target, w.text()?)
+            }
+            "link" => Op::Link(w.target()?, w.text()?),
+            "unlink" => Op::Unlink(w.text()?),
+            "rmdir" => Op::Rmdir(w.text()?),
+            "rename" => Op::Rename(w.text()?, w.text()?, w.one_of(RENAMES)?),
+            "open" => Op::Open(w.number()?, w.text()?, w.one_of(&[("", false), ("trunc", true)])?),
+            "tmpfile" => Op::Tmpfile(w.number()?, w.text()?),
+            "close" => Op::Close(w.number()?),
+            "write" => Op::Write(w.target()?, w.number()?, w.number()?),
+            "append" => Op::Append(w.target()?, w.number()?),
+            "truncate" => Op::Truncate(w.target()?, w.number()?),
+            "fallocate" => Op::Fallocate(w.target()?, w.one_of(FALLOCS)?, w.number()?, w.number()?),
+            "setxattr" => Op::Setxattr(w.target()?, w.text()?, w.number()?, w.one_of(SETTINGS)?),
+            "removexattr" => Op::Removexattr(w.target()?, w.text()?),
+            "chmod" => Op::Chmod(w.target()?, w.octal()?),
+            "chown" => Op::Chown(w.target()?, w.number()?, w.number()?),
+            "utimens" => Op::Utimens(w.target()?, w.number()?),
+            "fsync" => Op::Fsync(w.target()?),
+            "sync" => Op::Sync,
+            "tick" => Op::Tick,
+            "reopen" => Op::Reopen,
+            "churn" => Op::Churn(w.text()?, w.number()?),
+            _ => return Err(format!("{verb} is no operation")),
+        };
+        match w.0.next() {
+            Some(word) => Err(format!("{word} is one word too many for {verb}")),
+            None => Ok(op),
+        }
+    }
+}
+
+impl fmt::Display for Need {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Need::Directory(path) => write!(f, "{path}/"),
+            Need::EmptyDirectory(path) => write!(f, "{path}/!"),
+            Need::Free(path) => write!(f, "!{path}"),
+            Need::File(path, 0) => write!(f, "{path}"),
+            Need::File(path, size) => write!(f, "{path}:{size}"),
+            Need::SecondName(path, of) => write!(f, "{path}={of}"),
+            Need::Symlink(path, target) => write!(f, "{path}@{target}"),
+            Need::Xattr(path, name, len) => write!(f, "{path}%{name}:{len}"),
+        }
+    }
+}
+
+impl FromStr for Need {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Need, String> {
+        let number = |text: &str| text.parse::<u64>().map_err(|_| format!("{text} is no number"));
+        let owned = str::to_owned;
+        Ok(if let Some(path) = word.strip_prefix('!') {
+            Need::Free(owned(path))
+        } else if let Some(path) = word.strip_suffix("/!") {
+            Need::EmptyDirectory(owned(path))
+        } else if let Some(path) = word.strip_suffix('/') {
+            Need::Directory(owned(path))
+        } else if let Some((path, target)) = word.split_once('@') {
+            Need::Symlink(owned(path), owned(target))
+        } else if let Some((path, of)) = word.split_once('=') {
+            Need::SecondName(owned(path), owned(of))
+        } else if let Some((path, rest)) = word.split_once('%') {
+            let (name, len) = rest.split_once(':').ok_or_else(|| format!("{word} names no length"))?;
+            Need::Xattr(owned(path), owned(name), number(len)? as usize)
+        } else if let Some((path, size)) = word.split_once(':') {
+            Need::File(owned(path), number(size)?)
+        } else {
+            Need::File(owned(word), 0)
+        })
+    }
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        for need in &self.needs {
+            write!(f, "{need} ")?;
+        }
+        let ops: Vec<String> = self.ops.iter().map(Op::to_string).collect();
+        write!(f, "| {}", ops.join(" ; "))
+    }
+}
+
+impl FromStr for Line {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Line, String> {
+        let (needs, ops) = text.split_once('|').unwrap_or(("", text));
+        Ok(Line {
+            needs: needs.split_whitespace().map(str::parse).collect::<Result<_, _>>()?,
+            ops: ops.split(';').map(str::parse).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+impl fmt::Display for Sequence {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        self.lines.iter().try_for_each(|line| writeln!(f, "{line}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_reads_as_it_was_written() {
+        for text in ACE {
+            let line: Line = text.parse().unwrap_or_else(|e| panic!("{text}: {e}"));
+            assert_eq!(line.to_string().parse::<Line>().as_ref(), Ok(&line), "{text}");
+        }
+    }
+
+    #[test]
+    fn every_operation_finds_what_it_needs() {
+        for text in ACE {
+            let line: Line = text.parse().unwrap();
+            let mut model = Model::new(1);
+            for need in &line.needs {
+                for op in need.bring_about(&model) {
+                    op.on_model(&mut model, 1).unwrap_or_else(|e| panic!("{text}: {need}: errno {e}"));
+                }
+            }
+            for step in line.ops.iter().flat_map(Op::steps) {
+                let done = step.on_model(&mut model, 2);
+                let refused = text.contains("noreplace") && done == Err(libc::EEXIST);
+                assert!(done.is_ok() || refused, "{text}: errno {done:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_text_is_sequences() {
+        let text = "# two\nfoo | unlink foo\n| sync # now\n\n\n| create bar\n";
+        let found = parse(text).unwrap();
+        assert_eq!(found.iter().map(|s| s.lines.len()).collect::<Vec<_>>(), [2, 1]);
+        assert_eq!(found[0].to_string(), "foo | unlink foo\n| sync\n");
+        assert!(parse("| unlink").is_err() && parse("| fly foo").is_err() && parse("| sync now").is_err());
+    }
+}

@@ -1,0 +1,44 @@
+//! Every sequence of one operation (ACE's set), with power failing at each of its fences, in every domain, data
+//! mode and on every kind of pool. `lode crash` runs longer ones.
+
+use lodestone::fs::DataMode;
+use lodestone::media::Domain;
+use lodestone::sim::explore::Bounds;
+use lodestone::sim::run::{Effort, Image, Place, Plan, run};
+use lodestone::sim::workload;
+
+fn all(domain: Domain, images: &[Image]) {
+    let modes = [DataMode::Cow, DataMode::InPlace];
+    let places =
+        modes.iter().flat_map(|data| images.iter().map(|image| Place { domain, data: *data, image: *image }));
+    let plan = Plan {
+        places: places.collect(),
+        count: workload::count(1),
+        sequence: Box::new(|n| workload::sequence(1, n)),
+        effort: Effort { bounds: Bounds { leaves_max: 256, lane_states: 2, seed: 1 }, twice: false },
+        threads: 1,
+    };
+    let report = run(&plan, &|_, _, _| true).unwrap_or_else(|e| panic!("{domain}: {e}"));
+    for broken in &report.broken {
+        println!("{broken}");
+    }
+    let tally = report.tally;
+    println!("{domain}: {tally:?}");
+    assert_eq!(tally.violations, 0, "promises were broken");
+    assert!(tally.crash_points > tally.sequences && tally.states > tally.crash_points);
+}
+
+#[test]
+fn one_operation_on_persistent_memory() {
+    all(Domain::Memory, Image::ALL);
+}
+
+#[test]
+fn one_operation_with_caches_that_are_flushed() {
+    all(Domain::CpuCache, Image::ALL);
+}
+
+#[test]
+fn one_operation_on_an_ordinary_file() {
+    all(Domain::PageCache, Image::ALL);
+}
