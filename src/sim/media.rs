@@ -132,6 +132,8 @@ struct Memory {
     fenced: VecDeque<(usize, [u8; LINE])>,
     /// Of a crashed media: what the failure left to chance and nobody has looked at yet.
     undecided: Option<Arc<Mutex<Undecided>>>,
+    /// Of a crashed media: what the failure left, as far as it is decided.
+    found: Option<Pages>,
     recorder: Option<Recorder>,
     /// What is left out on purpose; passed on to media after a failure.
     mutation: Option<Arc<Mutation>>,
@@ -206,7 +208,9 @@ impl CrashPoint {
     pub(super) fn undecided(&self, script: Script) -> (SimMedia, Arc<Mutex<Undecided>>) {
         let media = self.found(self.durable.clone());
         let undecided = Arc::new(Mutex::new(Undecided::new(self, script)));
-        media.memory.lock().undecided = Some(undecided.clone());
+        let mut memory = media.memory.lock();
+        (memory.undecided, memory.found) = (Some(undecided.clone()), Some(self.durable.clone()));
+        drop(memory);
         (media, undecided)
     }
 
@@ -351,6 +355,7 @@ impl Memory {
         undecided.lock().decide(bytes, &mut |at, value| {
             self.now.write(at, &value);
             self.durable.write(at, &value);
+            self.found.as_mut().expect("it is undecided").write(at, &value);
         });
     }
 
@@ -369,7 +374,8 @@ impl Memory {
     /// Whether the step that the caller's caller takes is one to leave out.
     #[track_caller]
     fn leaves_out(&self, step: Step) -> bool {
-        self.mutation.as_ref().is_some_and(|m| m.meets(step, Some(Location::caller())))
+        let caller = Location::caller();
+        self.mutation.as_ref().is_some_and(|m| m.meets(step, Some(caller)))
     }
 
     /// An atom survives from now on.
@@ -425,6 +431,7 @@ impl SimMedia {
             fences: 0,
             fenced: VecDeque::new(),
             undecided: None,
+            found: None,
             recorder: None,
             mutation: None,
             poison: Vec::new(),
@@ -456,6 +463,16 @@ impl SimMedia {
         let mut copy = SimMedia::from_pages(memory.now.clone(), self.len, self.domain);
         copy.memory.get_mut().mutation = memory.mutation.clone();
         copy
+    }
+
+    /// The media as the failure left it, before anything was stored since: what was looked at is what it was, of
+    /// the rest nothing is there. Of media after no failure, what surely survives.
+    pub fn as_found(&self) -> SimMedia {
+        let memory = self.memory.lock();
+        let pages = memory.found.as_ref().unwrap_or(&memory.durable).clone();
+        let mut found = SimMedia::from_pages(pages, self.len, self.domain);
+        found.memory.get_mut().mutation = memory.mutation.clone();
+        found
     }
 
     /// From now on, and in all media that come of this one, something is left out or noted.

@@ -520,13 +520,7 @@ fn visit(
     distinct: &mut u64,
     twice: &mut Coverage,
 ) -> Result<u64, String> {
-    let points: Arc<Mutex<Vec<CrashPoint>>> = Arc::default();
-    if effort.twice {
-        let kept = points.clone();
-        media.record(Some(Box::new(move |point| kept.lock().push(point.clone()))));
-    }
     let fs = machine::open(media)?;
-    fs.media().record(None);
     let found = Tree::read(&fs, [])?;
     allowed.judge(&found)?;
     judge::independent(&fs)?;
@@ -539,7 +533,13 @@ fn visit(
         return Ok(hash);
     }
     *distinct += 1;
+    let left = effort.twice.then(|| fs.media().as_found());
     judge::use_up(&judge::settled(fs), &found, start.free_when_empty)?;
+    let Some(left) = left else { return Ok(hash) };
+    let points: Arc<Mutex<Vec<CrashPoint>>> = Arc::default();
+    let kept = points.clone();
+    left.record(Some(Box::new(move |point| kept.lock().push(point.clone()))));
+    machine::open(left)?.media().record(None);
     for (n, point) in points.lock().iter().enumerate() {
         let bounds = Bounds { leaves_max: 8, lane_states: 1, ..effort.bounds.clone() };
         let (coverage, violation) = explore(point, &bounds, &mut |media| {
