@@ -15,11 +15,11 @@ use super::dirindex::DirIndex;
 use super::format::*;
 use super::index::PageIndex;
 use super::log::{self, Log, Op, Owner, Reader, Record};
+use super::statline::BodyLock;
 use super::types::{Attr, Ino, Kind};
 use crate::error::{Error, Result};
 use crate::limits::FILE_BYTES_MAX;
 use crate::media::{Addr, LINE, Media, Words, crc32c};
-use crate::sync::Lock;
 
 /// In memory order: what stat reads comes first and close together.
 #[repr(C)]
@@ -35,7 +35,7 @@ pub struct Inode {
     pub generation: u64,
     /// Packed. Outside the lock, because reads set it.
     pub atime: AtomicU64,
-    pub body: Lock<Body>,
+    pub body: BodyLock,
     /// References (as FUSE counts them) and opens. A nameless inode lives while there are any.
     pub uses: AtomicU64,
     pub slot: Addr,
@@ -723,7 +723,7 @@ pub fn assemble(header: &SlotHeader, owner: &Owner, body: Body, atime: u64) -> I
         born_lines: 0,
         uses: AtomicU64::new(0),
         linkable: AtomicBool::new(false),
-        body: Lock::new(body),
+        body: BodyLock::new(body),
     }
 }
 
