@@ -18,7 +18,7 @@ use super::log::{Batch, Log, Owner};
 use super::statline::Changing;
 use super::*;
 use crate::limits::{LINKS_MAX, NAME_BYTES_MAX, SUBDIRECTORIES_MAX};
-use crate::media::Flushed;
+use crate::media::{Flushed, prefetch};
 
 const W: u32 = libc::W_OK as u32;
 const X: u32 = libc::X_OK as u32;
@@ -505,6 +505,7 @@ impl<M: Media> Fs<M> {
         let entry = body.dir()?.lookup(name).ok_or_else(|| absent(name))?;
         permit(cred, body, W | X)?;
         let victim = self.inode_pinned(entry.ino, pin)?;
+        prefetch(victim);
         let mut child = self.table.change(victim);
         check_sticky(cred, body, &child)?;
         match (victim.kind == Kind::Directory, want_dir) {

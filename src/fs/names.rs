@@ -94,12 +94,12 @@ fn tag_of(hash: u32) -> u8 {
 }
 
 impl Table {
-    /// For this many entries, and a quarter more.
-    fn with_room(len: usize) -> Table {
-        let mut table = Table::default();
-        if len > 0 {
-            table.resize(len + len / 4, |_| unreachable!("it is empty"));
-        }
+    /// Of these entries, with room for half as many more.
+    fn of(entries: Vec<(u32, Named)>) -> Table {
+        let len = entries.len() + entries.len() / 2 + 1;
+        let count = if len <= SLOTS { 1 } else { (2 * len).div_ceil(11).max(2) };
+        let mut table = Table { buckets: vec![Bucket::EMPTY; count].into_boxed_slice(), len: 0 };
+        entries.into_iter().for_each(|(hash, named)| table.place(hash, named));
         table
     }
 
@@ -140,7 +140,7 @@ impl Table {
 
     fn insert(&mut self, hash: u32, named: Named, rehash: impl Fn(Place) -> u32) {
         if self.len >= Table::room(self.buckets.len()) {
-            self.resize(self.len + self.len / 2 + 1, rehash);
+            *self = Table::of(self.entries(rehash).collect());
         }
         self.place(hash, named);
     }
@@ -173,19 +173,13 @@ impl Table {
         }
     }
 
-    fn entries(&self) -> impl Iterator<Item = Named> {
+    /// With their hashes, which wait for the records: collected first, they come from memory side by side.
+    fn entries(&self, rehash: impl Fn(Place) -> u32) -> impl Iterator<Item = (u32, Named)> {
         let used = |bucket: &Bucket, slot: usize| (bucket.tags[slot] != 0).then(|| bucket.named(slot));
-        self.buckets.iter().flat_map(move |bucket| (0..SLOTS).filter_map(move |slot| used(bucket, slot)))
-    }
-
-    /// As many buckets as `len` entries need.
-    fn resize(&mut self, len: usize, rehash: impl Fn(Place) -> u32) {
-        let count = if len <= SLOTS { 1 } else { (2 * len).div_ceil(11).max(2) };
-        let buckets = vec![Bucket::EMPTY; count].into_boxed_slice();
-        let old = std::mem::replace(self, Table { buckets, len: 0 });
-        for named in old.entries() {
-            self.place(rehash(named.place), named);
-        }
+        self.buckets
+            .iter()
+            .flat_map(move |bucket| (0..SLOTS).filter_map(move |slot| used(bucket, slot)))
+            .map(move |named| (rehash(named.place), named))
     }
 }
 
@@ -269,16 +263,10 @@ impl Names {
             return;
         }
         let source = new - (1 << new.ilog2());
-        let all = std::mem::take(&mut self.tables[source]);
-        let with_hash = all.entries().map(|named| (rehash(named.place), named));
-        let (leave, stay): (Vec<_>, Vec<_>) =
-            with_hash.partition(|&(hash, _)| table_of(hash, new + 1) == new);
-        self.tables.push(Table::default());
-        for (index, entries) in [(source, stay), (new, leave)] {
-            let table = &mut self.tables[index];
-            *table = Table::with_room(entries.len());
-            entries.into_iter().for_each(|(hash, named)| table.place(hash, named));
-        }
+        let (leave, stay) =
+            self.tables[source].entries(rehash).partition(|&(hash, _)| table_of(hash, new + 1) == new);
+        self.tables[source] = Table::of(stay);
+        self.tables.push(Table::of(leave));
     }
 
     /// One table less: its names go back.
@@ -286,9 +274,8 @@ impl Names {
         let Some(table) = self.tables.pop() else { return };
         let last = self.tables.len();
         let target = &mut self.tables[last - (1 << last.ilog2())];
-        for named in table.entries() {
-            target.insert(rehash(named.place), named, &rehash);
-        }
+        let entries: Vec<_> = table.entries(&rehash).collect();
+        entries.into_iter().for_each(|(hash, named)| target.insert(hash, named, &rehash));
     }
 
     /// Panics with the number of the invariant that does not hold.
@@ -310,7 +297,7 @@ impl Names {
                 let counted = bucket.passed;
                 assert!(counted == PASSED_MAX || counted as u32 == passed, "2: {counted} is not {passed}");
             }
-            assert_eq!(table.entries().count(), table.len, "3: a table's length");
+            assert_eq!(table.entries(&rehash).count(), table.len, "3: a table's length");
             assert!(table.len <= Table::room(table.buckets.len()), "3: a table's room");
         }
         assert_eq!(self.tables.iter().map(|table| table.len).sum::<usize>(), self.len, "3: the length");

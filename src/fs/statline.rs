@@ -171,3 +171,93 @@ impl Drop for Changing<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::super::format::SlotHeader;
+    use super::super::log::{Log, Owner};
+    use super::*;
+    use crate::media::Addr;
+
+    fn lock(uid: u32) -> BodyLock {
+        let header =
+            SlotHeader { mode: libc::S_IFREG | 0o644, uid, gid: uid, generation: 1, rdev: 0, btime: 0 };
+        let owner = Owner { ino: 5, generation: 1, slot: Addr(0) };
+        BodyLock::new(Body::new(&header, Log::new(0, &owner)))
+    }
+
+    fn read(line: &StatLine, nlink: &AtomicU32) -> Option<Attr> {
+        line.read(Ino(5), 1, nlink)
+    }
+
+    #[test]
+    fn what_is_read_belongs_together() {
+        let rounds = if cfg!(miri) { 30 } else { 100_000 };
+        let (lock, line, nlink, done) =
+            (lock(0), StatLine::default(), AtomicU32::new(0), AtomicBool::new(false));
+        line.show(&lock.read(), 0);
+        std::thread::scope(|s| {
+            for _ in 0..2 {
+                s.spawn(|| {
+                    let mut last = 0;
+                    while !done.load(Ordering::Relaxed) {
+                        let Some(attr) = read(&line, &nlink) else { continue };
+                        let size = attr.size as u32;
+                        assert_eq!((attr.uid, attr.gid, attr.nlink), (size, size, size));
+                        assert!(size >= last, "time runs forwards");
+                        last = size;
+                    }
+                });
+            }
+            for round in 1..=rounds {
+                let mut body = lock.write(&line);
+                line.begin();
+                nlink.store(round, Ordering::Relaxed);
+                (body.uid, body.gid, body.size) = (round, round, round as u64);
+                assert!(read(&line, &nlink).is_none(), "half of it is changed");
+                drop(body);
+                assert_eq!(read(&line, &nlink).map(|attr| attr.size), Some(round as u64));
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+    }
+
+    #[test]
+    fn a_dead_inode_leaves_the_line_to_its_heir() {
+        let (dead, heir, line, nlink) = (lock(1), lock(2), StatLine::default(), AtomicU32::new(1));
+        line.show(&dead.read(), 0);
+        dead.write(&line).dead = true;
+        assert!(read(&line, &nlink).is_none());
+        line.show(&heir.read(), 7);
+        dead.write(&line).uid = 3;
+        let attr = read(&line, &nlink).expect("the heir is shown");
+        assert_eq!((attr.uid, attr.atime), (2, unpack_time(7)));
+    }
+
+    #[test]
+    fn what_is_not_in_the_table_or_is_a_device_is_not_shown() {
+        let (lock, line, nlink) = (lock(1), StatLine::default(), AtomicU32::new(1));
+        lock.write(&line).uid = 2;
+        assert!(read(&line, &nlink).is_none());
+        lock.write(&line).rdev = 5;
+        line.show(&lock.read(), 0);
+        assert!(read(&line, &nlink).is_none());
+    }
+
+    #[test]
+    fn of_two_access_times_the_inode_and_its_line_have_the_same() {
+        let rounds = if cfg!(miri) { 20 } else { 2000 };
+        for round in 0..rounds {
+            let (of_inode, line) = (AtomicU64::new(0), StatLine::default());
+            std::thread::scope(|s| {
+                for time in 1..=2 {
+                    let (of_inode, line) = (&of_inode, &line);
+                    s.spawn(move || set_atime(of_inode, line, 2 * round + time));
+                }
+            });
+            assert_eq!(of_inode.into_inner(), line.atime.into_inner());
+        }
+    }
+}
