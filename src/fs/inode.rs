@@ -15,7 +15,7 @@ use super::dirindex::DirIndex;
 use super::format::*;
 use super::index::PageIndex;
 use super::log::{self, Log, Op, Owner, Reader, Record};
-use super::statline::BodyLock;
+use super::statline::{BodyLock, StatLine};
 use super::types::{Attr, Ino, Kind};
 use crate::error::{Error, Result};
 use crate::limits::FILE_BYTES_MAX;
@@ -76,8 +76,9 @@ pub struct Redone {
     pub seq: u32,
 }
 
-/// What an inode costs before its index is built, entry in the table and reference counts included.
-const _: () = assert!(size_of::<Inode>() + 16 + size_of::<super::table::Entry>() <= 336);
+/// What an inode costs before its index is built, what the table has of it and reference counts included.
+const _: () =
+    assert!(size_of::<Inode>() + 16 + size_of::<super::table::Entry>() + size_of::<StatLine>() <= 400);
 
 pub enum Data {
     File(PageIndex),
