@@ -89,7 +89,7 @@ pub(super) fn load<M: Media>(core: &mut Core<M>, head: u32) -> Result<Opened> {
     if slots as u64 != pages * SLOTS_PER_BLOCK as u64 {
         return Err(damaged("its inode count is not the table's"));
     }
-    let table = table::Table::new();
+    let table = table::Table::default();
     let mut free_slots = Vec::new();
     for ino in 0..slots {
         let (links, parent) = (fields.next()?, fields.next()?);

@@ -17,11 +17,11 @@ use super::dirindex::DirIndex;
 use super::format::*;
 use super::index::PageIndex;
 use super::log::{self, Log, Op, Owner, Reader, Record};
+use super::statline::{BodyLock, StatLine};
 use super::types::{Attr, Ino, Kind};
 use crate::error::{Error, Result};
 use crate::limits::FILE_BYTES_MAX;
 use crate::media::{Addr, LINE, Media, Words, crc32c};
-use crate::sync::Lock;
 
 /// In memory order: what stat reads comes first and close together.
 #[repr(C)]
@@ -37,7 +37,7 @@ pub struct Inode {
     pub generation: u64,
     /// Packed. Outside the lock, because reads set it.
     pub atime: AtomicU64,
-    pub body: Lock<Body>,
+    pub body: BodyLock,
     /// References (as FUSE counts them) and opens. A nameless inode lives while there are any.
     pub uses: AtomicU64,
     pub slot: Addr,
@@ -78,8 +78,9 @@ pub struct Redone {
     pub seq: u32,
 }
 
-/// What an inode costs before its index is built, entry in the table and reference counts included.
-const _: () = assert!(size_of::<Inode>() + 16 + size_of::<super::table::Entry>() <= 336);
+/// What an inode costs before its index is built, what the table has of it and reference counts included.
+const _: () =
+    assert!(size_of::<Inode>() + 16 + size_of::<super::table::Entry>() + size_of::<StatLine>() <= 400);
 
 pub enum Data {
     File(PageIndex),
@@ -728,7 +729,7 @@ pub fn assemble(header: &SlotHeader, owner: &Owner, body: Body, atime: u64) -> I
         born_lines: 0,
         uses: AtomicU64::new(0),
         linkable: AtomicBool::new(false),
-        body: Lock::new(body),
+        body: BodyLock::new(body),
     }
 }
 

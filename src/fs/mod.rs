@@ -10,7 +10,7 @@
 //! | `format` | every byte on media |
 //! | `log` | appending to and reading an inode's log |
 //! | `epoch` | which operations are certainly complete |
-//! | `alloc`, `index`, `dirindex`, `table` | what is kept in DRAM only |
+//! | `alloc`, `index`, `dirindex`, `names`, `table`, `statline` | what is kept in DRAM only |
 //! | `inode` | an inode in DRAM, and its replay from the log |
 //! | `write`, `read`, `space`, `attr`, `xattr`, `acl` | operations on one inode |
 //! | `namei`, `walk` | operations on names, path walks |
@@ -40,9 +40,11 @@ mod inode;
 mod log;
 mod mount;
 mod namei;
+mod names;
 mod read;
 mod recover;
 mod space;
+mod statline;
 mod table;
 pub mod types;
 mod walk;
@@ -383,8 +385,8 @@ impl<M: Media> Fs<M> {
         if entry.node.was_filled() {
             return entry.node.share().ok_or_else(gone);
         }
-        let loaded = Arc::new(inode::load(&self.core, ino.0, self.slot(ino.0)?)?);
-        entry.node.fill(loaded.clone()).ok().expect("who loads an inode does so alone");
+        let loaded = self.table.share(inode::load(&self.core, ino.0, self.slot(ino.0)?)?);
+        self.table.fill(loaded.clone());
         Ok(loaded)
     }
 
@@ -524,7 +526,7 @@ impl<M: Media> Fs<M> {
         if inode.kind == Kind::Directory && self.settle_pairs().is_err() {
             return; // the file system is poisoned: nothing is used again
         }
-        let mut body = inode.body.write();
+        let mut body = self.table.change(inode);
         let guard = self.core.epochs.enter();
         let reuse = self.core.reuse_after(&guard);
         if body.dead || self.links(inode) > 0 || !at_close && inode.uses.load(Ordering::Acquire) > 0 {
@@ -534,6 +536,7 @@ impl<M: Media> Fs<M> {
         self.free_contents(&mut body, reuse);
         body.log.free_all(&self.core, reuse);
         self.table.entry(inode.ino.0).node.empty_out();
+        drop(body); // its line shows nothing before another may have it
         self.slots.put(inode.ino.0, reuse);
     }
 

@@ -376,7 +376,7 @@ impl<M: Media> Fs<M> {
     fn write_back(&self) -> Result<()> {
         let mut pending = Flushed::issued();
         for inode in self.loaded() {
-            let mut body = inode.body.write();
+            let mut body = self.table.change(&inode);
             let guard = self.core.epochs.enter();
             pending = pending.and(self.write_back_redone(&mut body, None));
             if inode.attrs_ahead.swap(false, Ordering::AcqRel) {
@@ -396,7 +396,7 @@ impl<M: Media> Fs<M> {
 
     /// Gives the inode table more slots. ENOSPC where the pool has no block left for them.
     pub(super) fn grow_table(&self, guard: &epoch::Guard) -> Result<()> {
-        let mut body = self.table_inode.body.write();
+        let mut body = self.table.change(&self.table_inode);
         let page = self.slot_count.load(Ordering::Acquire) / SLOTS_PER_BLOCK;
         let Some(run) = self.core.alloc.alloc(TABLE_BLOCKS, Class::Data, None) else {
             return Err(Error::new(libc::ENOSPC, "mount::grow_table"));

@@ -120,7 +120,7 @@ pub(super) fn recover<M: Media>(core: &mut Core<M>, previous: &State, power_lost
             "the root directory is damaged; restore the pool from a backup",
         ));
     }
-    let table = table::Table::new();
+    let table = table::Table::default();
     let mut repairs = Repairs::default();
     let lost = r.recover_directories(&table, slots, &mut repairs)?;
     r.recover_files(&table, slots, &mut repairs)?;
@@ -566,8 +566,9 @@ impl<M: Media> Recovery<'_, M> {
                 self.voided.fetch_add(1, Ordering::Relaxed);
             }
             mark(self.core, ino, &body)?;
+            table.line(ino).show(&body, dir.atime.load(Ordering::Relaxed));
             drop(body);
-            entry.node.fill(dir.clone()).ok().expect("a directory is reached once");
+            table.fill(dir.clone());
             if cut {
                 repairs.seals.push((dir.owner(), dir.body.read().log.clone()));
             }
@@ -755,7 +756,7 @@ impl<M: Media> Recovery<'_, M> {
             let flushed = log.seal_void(self.core, &owner, epoch)?;
             self.core.fence(flushed);
             if let Some(dir) = table.entry(owner.ino).node.share() {
-                dir.body.write().log = log;
+                table.change(&dir).log = log;
             }
         }
         for (ino, time) in repairs.stamps {
@@ -770,7 +771,7 @@ impl<M: Media> Recovery<'_, M> {
                 Some(node) => node,
                 None => Arc::new(inode::load(self.core, ino, self.slot(ino))?),
             };
-            let mut body = node.body.write();
+            let mut body = table.change(&node);
             if time <= body.ctime {
                 continue;
             }

@@ -90,7 +90,7 @@ impl<M: Media> Fs<M> {
         let mut releases = self.releases();
         loop {
             let done = {
-                let mut body = inode.body.write();
+                let mut body = self.table.change(inode);
                 let guard = self.core.enter()?;
                 self.write_locked(cred, inode, &mut body, &guard, offset, src, append)
             };

@@ -65,7 +65,7 @@ impl<M: Media> Fs<M> {
         let mut releases = self.releases();
         loop {
             let done = {
-                let mut body = inode.body.write();
+                let mut body = self.table.change(&inode);
                 let guard = self.core.enter()?;
                 let done = self.set_locked(cred, &inode, &mut body, &guard, name, value, flags);
                 self.tidy_log(&inode, &mut body, &guard);
@@ -227,7 +227,7 @@ impl<M: Media> Fs<M> {
         }
         check_length(name)?;
         let inode = self.inode(ino)?;
-        let mut body = inode.body.write();
+        let mut body = self.table.change(&inode);
         let guard = self.core.enter()?;
         check_alive(&body)?;
         permit_name(cred, &body, name, true)?;
