@@ -21,6 +21,8 @@ MODULES = [
     "drivers/nvdimm/libnvdimm", "drivers/nvdimm/nd_btt", "drivers/nvdimm/nd_pmem", "drivers/acpi/nfit/nfit",
     "drivers/dax/device_dax", "drivers/dax/dax_pmem",
 ]
+# User, group and number. pjdfstest becomes the last two.
+USERS = [(b"root", b"root", 0), (b"daemon", b"daemon", 1), (b"nobody", b"nogroup", 65534)]
 MODULE_SUFFIXES = {".ko": lambda packed: packed, ".ko.xz": lzma.decompress, ".ko.gz": gzip.decompress}
 # Metapackages that depend on the newest kernel: Debian's, then Ubuntu's (whose modules are a package of their own).
 KERNELS = ["linux-image-amd64", "linux-image-virtual", "linux-image-generic"]
@@ -49,10 +51,10 @@ def kernel_packages():
 
 def fetch_kernel(cache, say):
     """Downloads and unpacks the kernel if that was not done before; the directory it is in."""
+    for done in sorted(glob.glob(os.path.join(cache, "*", "complete"))):
+        return os.path.dirname(done)
     packages = kernel_packages()
     there = os.path.join(cache, packages[0])
-    if os.path.exists(os.path.join(there, "complete")):
-        return there
     shutil.rmtree(there, ignore_errors=True)
     os.makedirs(there)
     say(f"downloading {' '.join(packages)} (unpacked in {there}, not installed)")
@@ -142,14 +144,21 @@ def stripped(path):
     return done.stdout if done.returncode == 0 and done.stdout else read(path)
 
 
-def build(path, kernel, programs):
-    """The initial file system with busybox, the kernel's modules, and `programs` (name: path)."""
+def which(program):
+    found = shutil.which(program, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+    if not found:
+        raise Unavailable(f"{program} is not installed (tests/setup.sh guest installs it)")
+    return found
+
+
+def build(path, kernel, programs, files):
+    """The initial file system: the kernel's modules, `programs` (name: path), `files` (name: content) for them."""
     archive = Archive(path)
     for directory in ("proc", "sys", "dev", "tmp", "mnt", "etc"):
         archive.directory(directory)
     archive.add("init", read(os.path.join(HERE, "init")))
-    archive.add("etc/passwd", b"root:x:0:0:root:/:/bin/sh\n" + b"".join(b"u%d:x:%d:%d::/:/bin/sh\n" % (u, u, u) for u in USERS))
-    archive.add("etc/group", b"root:x:0:\n" + b"".join(b"u%d:x:%d:\n" % (u, u) for u in USERS))
+    archive.add("etc/passwd", b"".join(b"%s:x:%d:%d::/:/bin/sh\n" % (user, uid, uid) for user, _, uid in USERS), 0o644)
+    archive.add("etc/group", b"".join(b"%s:x:%d:\n" % (group, uid) for _, group, uid in USERS), 0o644)
     order = []
     for module in MODULES:
         found = glob.glob(os.path.join(kernel, "**", "lib", "modules", "*", "kernel", module + ".ko*"), recursive=True)
@@ -158,10 +167,8 @@ def build(path, kernel, programs):
             order.append(os.path.basename(module) + ".ko")
             archive.add("lib/guest/" + order[-1], MODULE_SUFFIXES[suffix](read(found[0])), 0o644)
     archive.add("lib/guest/order", "\n".join(order).encode() + b"\n", 0o644)
+    for name, content in files.items():
+        archive.add("lib/guest/" + name, content, 0o644)
     for name, program in programs.items():
         archive.add_program(program, name)
     archive.close()
-
-
-# Of pjdfstest: whom it becomes.
-USERS = (65531, 65532, 65533)

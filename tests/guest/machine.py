@@ -64,12 +64,22 @@ class Machine:
                 raise Failed(f"the guest says nothing like {mark.decode()} within {seconds} s")
             if not select.select([self.process.stdout], [], [], left)[0]:
                 continue
-            got = os.read(self.process.stdout.fileno(), 1 << 16)
-            if not got:
+            if not self.receive():
                 raise Failed(f"the machine stopped (status {self.process.wait()}): {self.pending[-400:].decode(errors='replace')}")
-            self.log.write(got)
-            self.log.flush()
-            self.pending += got.replace(b"\r", b"")
+
+    def peek(self):
+        """What the guest has said that nobody has taken yet."""
+        while select.select([self.process.stdout], [], [], 0)[0] and self.receive():
+            pass
+        return self.pending
+
+    def receive(self):
+        """Takes what the guest says at this moment; false where it is off."""
+        got = os.read(self.process.stdout.fileno(), 1 << 16)
+        self.log.write(got)
+        self.log.flush()
+        self.pending += got.replace(b"\r", b"")
+        return bool(got)
 
     def start(self, line):
         """Hands a command over without waiting for its end."""
@@ -98,13 +108,3 @@ class Machine:
         self.process.stdin.close()
         self.process.stdout.close()
 
-    def off(self):
-        """A shutdown in good order: everything the guest mounted is unmounted first."""
-        self.run("sync; umount -a -r -t ext4,fuse 2>/dev/null; true")
-        self.kill()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.kill()

@@ -18,7 +18,7 @@ use super::ls::utc;
 use crate::cli;
 use crate::failure::{Failure, Output, Result, reason};
 use crate::machine::Machine;
-use crate::pool::about;
+use crate::pool::{Access, about, map};
 use crate::size::Size;
 use crate::target::show;
 
@@ -117,15 +117,15 @@ struct RegionFacts {
     host_fs: &'static str,
     bytes: u64,
     detected: &'static str,
+    /// Mapped with `MAP_SYNC`, as the kernel tells.
+    map_sync: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     numa_node: Option<u32>,
 }
 
 fn describe(pool: &OsStr, args: &cli::Info) -> Result<About> {
-    let options =
-        PoolOptions { read_only: true, assume: args.assume.map(|a| a.domain()), ..PoolOptions::default() };
-    match Pool::open(Path::new(pool), &options) {
-        Ok(media) => {
+    match map(Path::new(pool), Access::Read, args.assume.map(|a| a.domain())) {
+        Ok((media, _)) => {
             let info = Fs::probe(&media).map_err(|e| about(pool, &e))?;
             let media_facts = MediaFacts::of(&media.describe());
             Ok(About { media: Some(media_facts), ..About::of_info(pool, &info) })
@@ -256,6 +256,7 @@ impl RegionFacts {
             host_fs: r.host_fs,
             bytes: r.bytes,
             detected: r.detected.name(),
+            map_sync: r.pages.synchronous,
             numa_node: r.numa_node,
         }
     }
