@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use lodestone::fs::{Attr, Cred, Fs, Ino, Kind, MkfsOptions, OpenOptions, RENAME_EXCHANGE, SetAttr};
-use lodestone::media::{Domain, Pool, PoolOptions};
+use lodestone::media::{Domain, Media, Pool, PoolOptions};
 
 type F = Arc<Fs<Pool>>;
 

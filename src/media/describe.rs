@@ -64,8 +64,6 @@ pub struct Pages {
     pub huge_bytes: u64,
     /// The page size of the mapping itself: above 4096 for hugetlbfs and device-dax.
     pub kernel_page_bytes: u64,
-    /// The kernel makes the file's metadata durable before a store can reach a new block (`MAP_SYNC`).
-    pub synchronous: bool,
 }
 
 impl Pool {
@@ -161,18 +159,13 @@ fn mapped_pages(start: usize, bytes: usize) -> Pages {
 /// Adds up the parts of [start, end): the kernel splits a mapping where its parts differ.
 fn parse_smaps(smaps: &str, start: usize, end: usize) -> Pages {
     let mut pages = Pages::default();
-    let (mut inside, mut parts, mut synchronous_parts) = (false, 0, 0);
+    let mut inside = false;
     for line in smaps.lines() {
         let mut fields = line.split_whitespace();
         let Some(first) = fields.next() else { continue };
         if let Some((from, to)) = first.split_once('-') {
             let range = usize::from_str_radix(from, 16).ok().zip(usize::from_str_radix(to, 16).ok());
             inside = range.is_some_and(|(from, to)| from < end && to > start);
-            continue;
-        }
-        if inside && first == "VmFlags:" {
-            parts += 1;
-            synchronous_parts += usize::from(fields.any(|flag| flag == "sf"));
             continue;
         }
         let number = fields.next().and_then(|n| n.parse::<u64>().ok());
@@ -184,7 +177,6 @@ fn parse_smaps(smaps: &str, start: usize, end: usize) -> Pages {
             _ => {}
         }
     }
-    pages.synchronous = parts > 0 && parts == synchronous_parts;
     pages
 }
 
@@ -201,17 +193,5 @@ mod tests {
         let pages = parse_smaps(smaps, 0x20_0000, 0x60_0000);
         assert_eq!(pages.resident_bytes, (2048 + 12) << 10);
         assert_eq!((pages.huge_bytes, pages.kernel_page_bytes), (2 << 20, 4096));
-        assert!(!pages.synchronous);
-    }
-
-    #[test]
-    fn a_mapping_is_synchronous_only_as_a_whole() {
-        let part = |range: &str, flags: &str| format!("{range} rw-s 0 00:00 1 /pool\nVmFlags: {flags}\n");
-        let other = part("1000-2000", "rd wr");
-        let both = other.clone() + &part("200000-400000", "rd sf") + &part("400000-600000", "rd wr sf");
-        assert!(parse_smaps(&both, 0x20_0000, 0x60_0000).synchronous);
-        let half = part("200000-400000", "rd sf") + &part("400000-600000", "rd wr");
-        assert!(!parse_smaps(&half, 0x20_0000, 0x60_0000).synchronous);
-        assert!(!parse_smaps(&other, 0x20_0000, 0x60_0000).synchronous, "nothing of it is seen");
     }
 }

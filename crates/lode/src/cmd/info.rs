@@ -117,8 +117,6 @@ struct RegionFacts {
     host_fs: &'static str,
     bytes: u64,
     detected: &'static str,
-    /// Mapped with `MAP_SYNC`, as the kernel tells.
-    map_sync: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     numa_node: Option<u32>,
 }
@@ -256,7 +254,6 @@ impl RegionFacts {
             host_fs: r.host_fs,
             bytes: r.bytes,
             detected: r.detected.name(),
-            map_sync: r.pages.synchronous,
             numa_node: r.numa_node,
         }
     }
