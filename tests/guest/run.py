@@ -283,12 +283,12 @@ SUITES = [detection, bench, use, library, fsx, pjdfstest, power]
 
 
 def acked():
-    return os.path.join(TARGET, "release", "examples", "acked")
+    return os.path.join(TARGET, "release", "acked")
 
 
 def programs(options):
     """Builds what is to run in the guest; name: path."""
-    subprocess.run([CARGO, "build", "-q", "--release", "--example", "acked"], cwd=ROOT, check=True)
+    subprocess.run([CARGO, "build", "-q", "--release", "-p", "acked"], cwd=ROOT, check=True)
     subprocess.run(["make", "-s", "-C", "crates/capi", "example", "CARGO=true"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     found = {
         "busybox": image.which("busybox"), "mkfs.ext4": image.which("mkfs.ext4"), "lode": options.lode, "acked": acked(),

@@ -81,3 +81,62 @@ pub fn answer(threads: usize) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEED: u64 = 7;
+    const COUNT: u64 = 400;
+
+    /// What one thread has made after so many operations.
+    fn made(count: u64) -> Model {
+        let (mut model, mut draw) = (Model::new(), Draw::new(SEED, 0));
+        for _ in 0..count {
+            let op = draw.next(&model);
+            op.change(&mut model);
+        }
+        model
+    }
+
+    fn verdict(found: &[String]) -> std::result::Result<usize, String> {
+        Judge::new(1).verdict(SEED, &[COUNT], found)
+    }
+
+    #[test]
+    fn only_what_was_acknowledged_or_one_more_is_right() {
+        assert_eq!(verdict(&made(COUNT).lines(0)), Ok(0));
+        let beyond = (COUNT + 1..).map(|count| made(count).lines(0));
+        let mut differing = beyond.filter(|lines| *lines != made(COUNT).lines(0));
+        let next = differing.next().unwrap();
+        // The operation after the last acknowledged one may change nothing that shows.
+        if made(COUNT + 1).lines(0) == next {
+            assert_eq!(verdict(&next), Ok(1));
+        }
+        let later = differing.next().unwrap();
+        assert!(verdict(&later).unwrap_err().contains("neither before nor after"));
+        let earlier = (0..COUNT).rev().map(|count| made(count).lines(0)).find(|l| *l != made(COUNT).lines(0));
+        assert!(verdict(&earlier.unwrap()).is_err());
+    }
+
+    #[test]
+    fn every_change_of_a_byte_a_name_or_an_attribute_is_seen() {
+        let whole = made(COUNT);
+        let changed: [&dyn Fn(&mut Model); 6] = [
+            &|m| *m.files.values_mut().find_map(|f| f.data.last_mut()).unwrap() ^= 1,
+            &|m| m.shared[100] ^= 1,
+            &|m| m.files.values_mut().next().unwrap().mode ^= 1,
+            &|m| m.files.values_mut().find(|f| !f.xattrs.is_empty()).unwrap().xattrs.clear(),
+            &|m| drop(m.entries.pop_first()),
+            &|m| {
+                let (path, entry) = m.entries.pop_last().unwrap();
+                m.entries.insert(path + "x", entry);
+            },
+        ];
+        for (n, change) in changed.iter().enumerate() {
+            let mut model = whole.clone();
+            change(&mut model);
+            assert!(verdict(&model.lines(0)).is_err(), "change {n}");
+        }
+    }
+}
