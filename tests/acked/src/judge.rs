@@ -18,7 +18,12 @@ impl Judge {
 
     /// Compares the lines found after a round with what `counts` acknowledged operations per thread allow. Says
     /// for how many threads the interrupted operation had happened, or what is wrong.
-    pub fn verdict(&mut self, seed: u64, counts: &[u64], found: &[String]) -> std::result::Result<usize, String> {
+    pub fn verdict(
+        &mut self,
+        seed: u64,
+        counts: &[u64],
+        found: &[String],
+    ) -> std::result::Result<usize, String> {
         let mut happened = 0;
         for (thread, &count) in counts.iter().enumerate() {
             let of_thread: Vec<&String> =

@@ -71,7 +71,9 @@ impl Campaign<'_> {
         let left = self.free()?;
         // A directory's log may keep a few blocks.
         if left + 64 < free {
-            return Err(format!("{free} blocks were free at first, {left} after everything was removed").into());
+            return Err(
+                format!("{free} blocks were free at first, {left} after everything was removed").into()
+            );
         }
         Ok(())
     }

@@ -57,7 +57,9 @@ fn main() -> Result<()> {
         ["list", pool, threads] => list(Path::new(pool), checked(threads)?),
         ["judge", threads] => judge::answer(checked(threads)?),
         ["kill", dir, kills, seed] => kill::run(Path::new(dir), kills.parse()?, seed.parse()?),
-        _ => Err("usage: acked make|load|list|judge|kill ... (see the head of tests/acked/src/main.rs)".into()),
+        _ => {
+            Err("usage: acked make|load|list|judge|kill ... (see the head of tests/acked/src/main.rs)".into())
+        }
     }
 }
 

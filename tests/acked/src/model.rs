@@ -57,9 +57,9 @@ impl Model {
                         to_visit.push(path.clone());
                         Entry::Dir
                     }
-                    Kind::Symlink => {
-                        Entry::Symlink(String::from_utf8_lossy(&files.readlink(path.as_bytes())?).into_owned())
-                    }
+                    Kind::Symlink => Entry::Symlink(
+                        String::from_utf8_lossy(&files.readlink(path.as_bytes())?).into_owned(),
+                    ),
                     _ => {
                         let number = u64::from(ino.0) as usize;
                         let (file, nlink) = File::read(files, &path)?;

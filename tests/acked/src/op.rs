@@ -197,7 +197,8 @@ pub struct Draw {
 
 impl Draw {
     pub fn new(seed: u64, thread: usize) -> Draw {
-        let state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (thread as u64 + 1).wrapping_mul(0xd1b5_4a32_d192_ed03);
+        let state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            ^ (thread as u64 + 1).wrapping_mul(0xd1b5_4a32_d192_ed03);
         Draw { state, seed, thread, count: 0 }
     }
 
@@ -214,7 +215,9 @@ impl Draw {
         }
         let path = files[self.below(files.len())].clone();
         let other = files[self.below(files.len())].clone();
-        let Some(Entry::File(number)) = model.entries.get(&path) else { unreachable!("it was found by kind") };
+        let Some(Entry::File(number)) = model.entries.get(&path) else {
+            unreachable!("it was found by kind")
+        };
         let file = &model.files[number];
         let size = file.data.len();
         match roll {
