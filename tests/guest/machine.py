@@ -13,6 +13,7 @@ import time
 
 QEMU = "qemu-system-x86_64"
 BOOT_S_MAX = 180
+MEMORY_MIB = 1536
 
 
 class Failed(Exception):
@@ -20,13 +21,16 @@ class Failed(Exception):
 
 
 class Machine:
-    """A machine that runs. `modules` are (path, MiB) of its NVDIMMs; `persistence` is what they declare."""
+    """A machine that runs. `modules` are (path, MiB) of its NVDIMMs. `persistence` is what they declare: cpu or
+    mem-ctrl, or that they are not armed: what is stored to them does not survive."""
 
-    def __init__(self, kernel, initrd, modules, log, acknowledged, persistence="mem-ctrl", memory_mib=1536):
+    def __init__(self, kernel, initrd, modules, log, acknowledged, persistence):
+        unarmed = ",unarmed=on" if persistence == "unarmed" else ""
+        declared = "mem-ctrl" if unarmed else persistence
         command = [
             QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-            "-M", f"q35,nvdimm=on,nvdimm-persistence={persistence}", "-cpu", "max,la57=off",
-            "-accel", "tcg,thread=multi", "-smp", "2", "-m", f"{memory_mib}M,slots=8,maxmem=16G",
+            "-M", f"q35,nvdimm=on,nvdimm-persistence={declared}", "-cpu", "max,la57=off",
+            "-accel", "tcg,thread=multi", "-smp", "2", "-m", f"{MEMORY_MIB}M,slots=8,maxmem=16G",
             "-kernel", os.path.join(kernel, "vmlinux"), "-initrd", initrd,
             "-append", "console=ttyS0 panic=-1 loglevel=4 tsc=reliable mitigations=off random.trust_cpu=on",
             "-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
@@ -35,7 +39,7 @@ class Machine:
         for number, (path, mib) in enumerate(modules):
             command += [
                 "-object", f"memory-backend-file,id=m{number},share=on,mem-path={path},size={mib}M",
-                "-device", f"nvdimm,id=nvdimm{number},memdev=m{number}",
+                "-device", f"nvdimm,id=nvdimm{number},memdev=m{number}{unarmed}",
             ]
         self.log = log
         self.log.write(f"\n+ {' '.join(command)}\n".encode())

@@ -62,7 +62,7 @@ impl Campaign<'_> {
             total.early += u64::from(counts.is_none());
             let counts = counts.unwrap_or_else(|| vec![0; THREADS]);
             total.acknowledged += counts.iter().sum::<u64>();
-            let found = self.found(round % CLOSED_EVERY == 0)?;
+            let found = self.found(round.is_multiple_of(CLOSED_EVERY))?;
             total.happened += judge.verdict(seed, &counts, &found).inspect_err(|_| {
                 eprintln!("acked: the pool of the violation is {}", self.pool.display());
             })?;
@@ -89,7 +89,7 @@ impl Campaign<'_> {
         // Other times in each round.
         let random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
         let mut first = [0];
-        if seed % EARLY_EVERY == 0 {
+        if seed.is_multiple_of(EARLY_EVERY) {
             sleep(Duration::from_micros(random % 12_000));
         } else if pipe.read(&mut first)? == 0 {
             return Err(format!("seed {seed}: the load could not open the pool ({})", load.wait()?).into());
