@@ -32,7 +32,7 @@ class Machine:
             "-M", f"q35,nvdimm=on,nvdimm-persistence={declared}", "-cpu", "max,la57=off",
             "-accel", "tcg,thread=multi", "-smp", "2", "-m", f"{MEMORY_MIB}M,slots=8,maxmem=16G",
             "-kernel", os.path.join(kernel, "vmlinux"), "-initrd", initrd,
-            "-append", "console=ttyS0 panic=-1 loglevel=4 tsc=reliable mitigations=off random.trust_cpu=on",
+            "-append", "console=ttyS0 panic=-1 loglevel=4 tsc=reliable mitigations=off no_timer_check",
             "-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
             "-chardev", f"file,id=acknowledged,path={acknowledged}", "-serial", "chardev:acknowledged",
         ]
