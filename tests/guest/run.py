@@ -18,6 +18,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -338,6 +339,8 @@ def main():
             print(f"{suite.__name__:12} {suite.__doc__.splitlines()[0]}")
         return 0
     chosen = choose(options.only)
+    # The machine goes with us.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("run.py: ended by SIGTERM"))
     os.makedirs(options.logs, exist_ok=True)
     cache = os.path.join(TARGET, "guest")
     os.makedirs(cache, exist_ok=True)
