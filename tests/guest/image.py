@@ -13,6 +13,7 @@ import re
 import shutil
 import stat
 import subprocess
+import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 # In the order of loading; a kernel may have some of them built in.
@@ -23,7 +24,6 @@ MODULES = [
 ]
 # User, group and number. pjdfstest becomes the last two.
 USERS = [(b"root", b"root", 0), (b"daemon", b"daemon", 1), (b"nobody", b"nogroup", 65534)]
-MODULE_SUFFIXES = {".ko": lambda packed: packed, ".ko.xz": lzma.decompress, ".ko.gz": gzip.decompress}
 # Metapackages that depend on the newest kernel: Debian's, then Ubuntu's (whose modules are a package of their own).
 KERNELS = ["linux-image-amd64", "linux-image-virtual", "linux-image-generic"]
 
@@ -43,9 +43,9 @@ def kernel_packages():
         depends = command_output("apt-cache", "depends", "--important", meta)
         image = re.search(r"Depends: (linux-image-\d\S+)", depends)
         if image:
-            modules = re.sub(r"^linux-image-(unsigned-)?", "linux-modules-", image[1])
-            has_modules = command_output("apt-cache", "show", "--no-all-versions", modules)
-            return [image[1]] + ([modules] if has_modules else [])
+            version = re.sub(r"^linux-image-(unsigned-)?", "", image[1])
+            modules = [f"linux-modules-{version}", f"linux-modules-extra-{version}"]
+            return [image[1]] + [name for name in modules if command_output("apt-cache", "show", "--no-all-versions", name)]
     raise Unavailable("apt-cache knows no kernel (one of " + ", ".join(KERNELS) + "): run apt-get update")
 
 
@@ -87,6 +87,14 @@ def kernel_proper(wrapped):
                 return image
             at = wrapped.find(magic, at + 1)
     return wrapped
+
+
+def unzstd(packed):
+    return subprocess.run([which("zstd"), "-dc"], input=packed, stdout=subprocess.PIPE, check=True).stdout
+
+
+# How kernels keep their modules.
+MODULE_SUFFIXES = {".ko": bytes, ".ko.xz": lzma.decompress, ".ko.gz": gzip.decompress, ".ko.zst": unzstd}
 
 
 def read(path):
@@ -140,8 +148,9 @@ class Archive:
 
 
 def stripped(path):
-    done = subprocess.run(["strip", "-o", "/dev/stdout", path], capture_output=True, check=False)
-    return done.stdout if done.returncode == 0 and done.stdout else read(path)
+    with tempfile.NamedTemporaryFile() as copy:
+        done = subprocess.run(["strip", "-o", copy.name, path], capture_output=True, check=False)
+        return read(copy.name if done.returncode == 0 else path)
 
 
 def which(program):
