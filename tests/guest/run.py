@@ -207,7 +207,7 @@ def library(context):
 
 def fsx(context):
     """fsx 0.3.2 on the mount of each medium, memory-mapped operations included"""
-    operations = 10_000 if context.options.long else 1_500
+    operations = 10_000 if context.options.long else 1_000
     for seed, medium in enumerate(POOLS, 1):
         guest = context.mounted(medium)
         said = guest.run(f"fsx -f /lib/guest/fsx.toml -N {operations} -S {seed} -P /tmp /tmp/mount/f 2>&1 | tail -3", seconds=1800)
