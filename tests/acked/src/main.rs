@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! acked make POOL [BYTES]                     a pool with the directories the load uses
-//! acked load POOL SEED THREADS SINK           operations until the process dies; one byte per operation that
-//!                                             returned goes to SINK: `-` is stdout, `port:2f8` an I/O port
+//! acked load POOL SEED THREADS SINK [DOMAIN]  operations until the process dies; one byte per operation that
+//!                                             returned goes to SINK: `-` is stdout, `port:2f8` an I/O port.
+//!                                             DOMAIN is assumed
 //! acked list POOL THREADS                     what the pool holds, a line per file
 //! acked judge THREADS                         reads rounds and listings on stdin, answers with verdicts
 //! acked kill DIR KILLS SEED                   kills `acked load` with SIGKILL, again and again, and judges
@@ -26,6 +27,7 @@ use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use lodestone::fs::files::Files;
@@ -42,7 +44,17 @@ const THREADS_MAX: usize = 8;
 /// What the load sends when the pool is open.
 const OPENED: u8 = b'R';
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("acked: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args[..] {
