@@ -3,6 +3,8 @@
 #   make              the release build: lode, man pages, completions, C library, fio engine
 #   make demo         SQLite on a mount whose server is killed; then a quick bench against tmpfs and ext4
 #   make test         every test; installs what it needs and says so
+#   make test-guest   on real persistent memory interfaces: boots a machine with emulated NVDIMMs and cuts its
+#                     power 50 times; takes half an hour (GUEST="--only power --seed 2" and the like)
 #   make bench        the whole bench, as a table (BENCH="--only write-rand-4k --json" and the like)
 #   make install      PREFIX=/usr/local DESTDIR=
 #   make uninstall    the same, backwards
@@ -15,6 +17,7 @@ DESTDIR ?=
 # mount(8) looks for helpers here, whatever the prefix.
 SBINDIR ?= /sbin
 BENCH ?= --peers tmpfs,ext4 --mount
+GUEST ?=
 RUST_MIN = 1.95
 PJDFSTEST_VERSION = 0.2.2
 FSX_VERSION = 0.3.2
@@ -42,7 +45,7 @@ TOOLS := $(TARGET)/tools
 # The system's own Python: others may lack the sqlite3 module.
 PYTHON ?= $(firstword $(wildcard /usr/bin/python3) python3)
 
-.PHONY: all binaries manual library engine demo test tools bench install uninstall nightly setup clean help
+.PHONY: all binaries manual library engine demo test test-guest tools bench install uninstall nightly setup clean help
 
 all: binaries manual library engine
 
@@ -67,6 +70,7 @@ engine: library
 
 setup:
 	@tests/setup.sh test
+	@tests/setup.sh guest || echo "setup: without these the guest suite is skipped"
 
 demo:
 	@tests/setup.sh demo
@@ -75,6 +79,10 @@ demo:
 
 test: setup
 	@LODE=$(LODE) $(PYTHON) tests/all.py
+
+test-guest: setup
+	@$(MAKE) --no-print-directory library tools
+	@$(PYTHON) tests/guest/run.py --long $(GUEST)
 
 # Public conformance tests, kept in target/ and built once.
 tools: setup

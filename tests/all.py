@@ -11,6 +11,7 @@ skipped, not as passed.
 
 import argparse
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -20,6 +21,7 @@ import time
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TARGET = os.environ.get("CARGO_TARGET_DIR") or os.path.join(ROOT, "target")
 LODE = os.environ.get("LODE") or os.path.join(TARGET, "release", "lode")
+ACKED = os.path.join(TARGET, "release", "acked")
 CARGO = os.environ.get("CARGO", "cargo")
 LOGS = os.path.join(TARGET, "test-logs")
 # The library is there; building it alone would choose other features and compile it again.
@@ -167,23 +169,39 @@ def mount():
     results = []
     for domain, options in (("page-cache", "allow_other"), ("memory", "allow_other,assume=memory")):
         for seed in range(NIGHTLY_SEEDS if OPTIONS.nightly else 1):
-            results.append(mount_once(
-                *sudo, sys.executable, "tests/mount/run.py", "--lode", LODE, "--mount-options", options,
+            results.append(summed(
+                "mount", *sudo, sys.executable, "tests/mount/run.py", "--lode", LODE, "--mount-options", options,
                 "--logs", os.path.join(LOGS, f"mount-{domain}"), "--tools", os.path.join(TARGET, "tools", "bin"),
-                "--seed", str(seed),
+                "--seed", str(seed), minutes=25,
             ))
     if sudo:
         run("mount", *sudo, "chown", "-R", str(os.geteuid()), LOGS)
     return together(*results)
 
 
-def mount_once(*command):
-    status, output = run("mount", *command, minutes=25)
-    summary = re.search(r"^mount: (\d+) passed, (\d+) failed, (\d+) skipped$", output, re.MULTILINE)
+def summed(name, *command, minutes):
+    """A suite of suites, which sums itself up."""
+    status, output = run(name, *command, minutes=minutes)
+    summary = re.search(rf"^{name}: (\d+) passed, (\d+) failed, (\d+) skipped$", output, re.MULTILINE)
     if not summary:
-        return Result(failed=1, lines=[f"FAIL mount: status {status}", *output.splitlines()[-15:]])
+        return Result(failed=1, lines=[f"FAIL {name}: status {status}", *output.splitlines()[-15:]])
     shown = re.findall(r"^((?:FAIL|SKIP) .*(?:\n {2,}.*)*)", output, re.MULTILINE)
     return Result(*map(int, summary.groups()), lines=shown)
+
+
+def kills():
+    """A process that embeds the library, killed 400 times under load; the mount suites kill the server 100 times."""
+    pools = os.path.join(TARGET, "test-kills")
+    os.makedirs(pools, exist_ok=True)
+    return step("kills", ACKED, "kill", pools, "4000" if OPTIONS.nightly else "400", "1", minutes=30)
+
+
+def guest():
+    """A machine with emulated NVDIMMs: fsdax, device-dax, power cuts."""
+    if platform.machine() != "x86_64":
+        return Result(skipped=1, lines=["SKIP guest: this machine is not x86-64, the guest is"])
+    long = ["--long"] if OPTIONS.nightly else []
+    return summed("guest", sys.executable, "tests/guest/run.py", "--lode", LODE, *long, minutes=120 if long else 15)
 
 
 def demo():
@@ -191,7 +209,7 @@ def demo():
     return step("demo", "make", "demo") if OPTIONS.nightly else None
 
 
-SUITES = [lint, build, cargo, c_api, fio_engine, install, mount, demo]
+SUITES = [lint, build, cargo, c_api, fio_engine, install, kills, mount, guest, demo]
 
 
 def main():

@@ -1,17 +1,28 @@
 //! The file system as its callers see it: what was acknowledged is there, after a close and after a
 //! crash of the process.
 
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use lodestone::fs::{Attr, Cred, Fs, Ino, Kind, MkfsOptions, OpenOptions, RENAME_EXCHANGE, SetAttr};
-use lodestone::media::{Domain, Pool, PoolOptions};
+use lodestone::media::{Domain, Media, Pool, PoolOptions};
 
 type F = Arc<Fs<Pool>>;
 
 const SIZE: u64 = 64 << 20;
 
+/// Anonymous memory; or a file in the directory that the environment names, on the media below it.
 fn pool(bytes: u64, assume: Option<Domain>) -> Pool {
-    Pool::memfd(bytes, &PoolOptions { assume, ..PoolOptions::default() }).unwrap()
+    let Some(dir) = std::env::var_os("LODESTONE_TEST_DIR") else {
+        return Pool::memfd(bytes, &PoolOptions { assume, ..PoolOptions::default() }).unwrap();
+    };
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let path = PathBuf::from(dir).join(format!("pool{}", COUNT.fetch_add(1, Ordering::Relaxed)));
+    let pool = Pool::create(std::slice::from_ref(&path), Some(bytes), &PoolOptions::default()).unwrap();
+    assert!(pool.domain().is_persistent_memory(), "{} is in domain {}", path.display(), pool.domain());
+    std::fs::remove_file(path).unwrap();
+    pool
 }
 
 fn fresh() -> F {

@@ -285,11 +285,17 @@ fn assumptions_and_instruction_sets_are_judged() {
     let dir = Dir::new("assume");
     let path = dir.path("pool");
     drop(Pool::create(std::slice::from_ref(&path), Some(4 * MIB), &options()).unwrap());
+    let detected = Pool::open(&path, &options()).unwrap().describe().detected;
     for (assume, emulated) in [(Domain::Memory, true), (Domain::CpuCache, true), (Domain::PageCache, false)] {
-        let pool = Pool::open(&path, &PoolOptions { assume: Some(assume), ..options() }).unwrap();
-        let d = pool.describe();
+        let pool = Pool::open(&path, &PoolOptions { assume: Some(assume), ..options() });
+        // Persistent memory is what it is: nothing weaker may be assumed, and nothing is emulated.
+        if detected.is_persistent_memory() && assume != detected && assume != Domain::Memory {
+            expect(message(pool), libc::EINVAL, &["would weaken"]);
+            continue;
+        }
+        let d = pool.unwrap().describe();
         // The directory of temporary files may be memory itself.
-        let emulated = emulated || d.detected == Domain::Volatile;
+        let emulated = (emulated || detected == Domain::Volatile) && !detected.is_persistent_memory();
         assert_eq!((d.domain, d.emulated), (assume, emulated));
         assert_eq!(d.missing.iter().any(|m| m.contains("emulated PM")), emulated);
     }

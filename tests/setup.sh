@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs what `make demo` and `make test` need and this machine lacks: setup.sh demo|test.
+# Installs what `make demo`, `make test` and `make test-guest` need and this machine lacks: setup.sh demo|test|guest.
 #
 # Through apt-get, as root or with sudo, and says what. Where all is there, it does nothing, so that it
 # can run before every build. A missing Rust (or one too old, where the Makefile has set
@@ -11,11 +11,14 @@ demo="fuse3:fusermount3 python3:python3 e2fsprogs:mkfs.ext4 util-linux:mount"
 test="$demo gcc:cc libc6-dev:/usr/include/stdio.h make:make git:git tar:tar rsync:rsync diffutils:diff
 acl:setfacl libacl1-dev:/usr/include/sys/acl.h attr:setfattr pkg-config:pkg-config fio:fio xz-utils:xz
 bindfs:bindfs"
+# What boots a machine with emulated NVDIMMs. Its kernel is downloaded by tests/guest, not installed.
+guest="qemu-system-x86:qemu-system-x86_64 busybox-static:busybox binutils:strip e2fsprogs:mkfs.ext4"
 
 case ${1-} in
 demo) wanted=$demo ;;
 test) wanted=$test ;;
-*) echo "usage: setup.sh demo|test" >&2; exit 2 ;;
+guest) wanted=$guest ;;
+*) echo "usage: setup.sh demo|test|guest" >&2; exit 2 ;;
 esac
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin

@@ -108,6 +108,10 @@ fn missing(d: &Description) -> Vec<String> {
                  loss only after fsync",
                 region.host_fs
             )),
+            Domain::Volatile if region.kind == RegionKind::DeviceDax => missing.push(format!(
+                "{path} is in memory that a power failure clears, or whose NVDIMM is not armed (see \
+                 /sys/bus/nd/devices/nmem*/nfit/flags)"
+            )),
             Domain::Volatile => missing.push(format!("{path} is in memory that a power failure clears")),
             Domain::CpuCache | Domain::Memory => {}
         }

@@ -92,10 +92,16 @@ impl FromStr for Domain {
 
 /// The domain of persistent memory whose device is `dev` (`/sys/dev/block/M:m` or `/sys/dev/char/M:m`).
 ///
-/// The nd region (or the CXL region) is an ancestor of the device's directory.
+/// The nd region (or the CXL region) is an ancestor of the device's directory. The kernel sets one read-only
+/// whose NVDIMM is not armed: what is stored there does not survive, and a device-dax node takes it all the same.
 pub(super) fn of_device(dev: &Path) -> Domain {
     let Ok(device) = fs::canonicalize(dev) else { return Domain::Memory };
     for dir in device.ancestors().take_while(|d| d.starts_with("/sys/devices")) {
+        if attribute(dir, "read_only").as_deref() == Some("1") {
+            let region = dir.display();
+            tracing::warn!(%region, "the kernel took this persistent memory for read-only: what is written may be lost");
+            return Domain::Volatile;
+        }
         match attribute(dir, "persistence_domain").as_deref() {
             Some("cpu_cache") => return Domain::CpuCache,
             Some(_) => return Domain::Memory,

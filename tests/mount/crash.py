@@ -23,7 +23,9 @@ from conformance import AT_FDCWD, PAGE, RENAME_EXCHANGE, fill, libc, pattern, re
 from processes import finish, start
 from programs import check_database, connect, insert
 
-ROUNDS = 8
+ROUNDS = 50
+# In how many rounds the mount is then unmounted in good order, and must come back the same.
+UNMOUNTED_EVERY = 10
 WRITERS = 3
 WRITE_BYTES_MAX = 32_768
 FILE_BYTES_MAX = 200_000
@@ -42,7 +44,7 @@ class Model:
         twin.names = self.names
         for path, entry in self.entries.items():
             if entry[0] == "file":
-                entry = files.setdefault(id(entry), ["file", bytearray(entry[1]), entry[2]])
+                entry = files.setdefault(id(entry), ["file", bytearray(entry[1]), entry[2], dict(entry[3])])
             twin.entries[path] = entry
         return twin
 
@@ -53,7 +55,8 @@ class Model:
         shown = {}
         for path, entry in self.entries.items():
             if entry[0] == "file":
-                shown[path] = ("file", bytes(entry[1]), entry[2], tuple(sorted(links[id(entry)])))
+                xattrs = tuple(sorted(entry[3].items()))
+                shown[path] = ("file", bytes(entry[1]), entry[2], xattrs, tuple(sorted(links[id(entry)])))
             else:
                 shown[path] = entry
         return shown
@@ -77,7 +80,8 @@ def found(root):
         else:
             names = tuple(sorted(inodes[meta.st_ino]))
             assert meta.st_nlink == len(names), f"{relative}: {meta.st_nlink} links, names {names}"
-            shown[relative] = ("file", read_file(path), meta.st_mode & 0o777, names)
+            xattrs = tuple((name, os.getxattr(path, name)) for name in sorted(os.listxattr(path)))
+            shown[relative] = ("file", read_file(path), meta.st_mode & 0o777, xattrs, names)
     return shown
 
 
@@ -104,7 +108,8 @@ def draw(rng, model):
     fresh = os.path.join(rng.choice(directories), f"n{model.names}")
     kinds = ["create", "mkdir", "symlink"]
     if files:
-        kinds += ["write"] * 6 + ["append"] * 6 + ["mapped", "truncate", "link", "unlink", "rename", "replace", "exchange", "chmod"]
+        kinds += ["write"] * 6 + ["append"] * 6 + ["mapped", "truncate", "link", "unlink", "rename", "replace", "exchange"]
+        kinds += ["chmod", "setxattr", "setxattr", "removexattr", "fsync"]
     if len(files) > 60:
         kinds += ["unlink"] * 6
     if len(directories) > 3:
@@ -122,7 +127,7 @@ def step_create(rng, model, fresh, pick, directories, others):
     mode = rng.choice((0o644, 0o600))
 
     def change(entries):
-        entries[fresh] = ["file", bytearray(), mode]
+        entries[fresh] = ["file", bytearray(), mode, {}]
 
     return Step(f"create {fresh}", change, lambda at: os.close(os.open(at(fresh), os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)))
 
@@ -203,6 +208,32 @@ def step_chmod(rng, model, fresh, pick, directories, others):
         entries[path][2] = mode
 
     return Step(f"chmod {path} {mode:o}", change, lambda at: os.chmod(at(path), mode))
+
+
+def step_setxattr(rng, model, fresh, pick, directories, others):
+    path, name = pick(), f"user.{rng.randrange(4)}"
+    value = rng.randbytes(rng.choice((0, 20, 300)))
+
+    def change(entries):
+        entries[path][3][name] = value
+
+    return Step(f"setxattr {path} {name}", change, lambda at: os.setxattr(at(path), name, value))
+
+
+def step_removexattr(rng, model, fresh, pick, directories, others):
+    path = pick()
+    names = sorted(model.entries[path][3])
+    if not names:
+        return step_setxattr(rng, model, fresh, lambda: path, directories, others)
+    return Step(
+        f"removexattr {path} {names[0]}", lambda entries: entries[path][3].pop(names[0]),
+        lambda at: os.removexattr(at(path), names[0]),
+    )
+
+
+def step_fsync(rng, model, fresh, pick, directories, others):
+    path = pick()
+    return Step(f"fsync {path}", lambda entries: None, on_descriptor(path, os.O_RDONLY, os.fsync))
 
 
 def step_link(rng, model, fresh, pick, directories, others):
@@ -339,7 +370,7 @@ def replay(seed, model, count, short):
 
 
 def server_killed(context):
-    """SIGKILL to the server under write load, 8 times: acknowledged calls are there, the last wholly or not"""
+    """SIGKILL to the server under a mixed load, 50 times: acknowledged calls are there, the last wholly or not"""
     models = [Model() for _ in range(WRITERS)]
     roots = [context.path(f"writer{i}") for i in range(WRITERS)]
     for root in roots:
@@ -349,16 +380,21 @@ def server_killed(context):
         logs = [context.outside(f"log{i}") for i in range(WRITERS)]
         seeds = [context.seed * 10_000 + turn * 100 + i for i in range(WRITERS)]
         writers = [start(write_until_death, *each) for each in zip(roots, logs, seeds, [m.copy_of() for m in models])]
-        time.sleep(0.4 + 0.23 * (turn % 4))
+        time.sleep(0.05 + 0.07 * (turn % 5))
         context.target.kill()
         finish(*writers)
         context.target.mount()
         for i in range(WRITERS):
             count = os.path.getsize(logs[i])
             context.say(f"round {turn}, writer {i}: {count} calls acknowledged")
-            assert count > 20, f"writer {i} made only {count} calls"
             total += count
             models[i] = settle(roots[i], *replay(seeds[i], models[i], count, int(read_file(logs[i] + ".short"))))
+        if turn % UNMOUNTED_EVERY == 0:
+            context.target.unmount()
+            context.target.mount()
+            for root, model in zip(roots, models):
+                settle(root, [model], "nothing")
+    assert total > 20 * ROUNDS * WRITERS, f"only {total} calls"
     context.note = f"{total} calls acknowledged, {ROUNDS} kills"
 
 
@@ -376,7 +412,7 @@ def settle(root, states, interrupted):
 
 def brief(entry):
     if entry and entry[0] == "file":
-        return f"file of {len(entry[1])} bytes, mode {entry[2]:o}, names {entry[3]}"
+        return f"file of {len(entry[1])} bytes, mode {entry[2]:o}, names {entry[4]}, {len(entry[3])} attributes"
     return entry
 
 

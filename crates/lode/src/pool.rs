@@ -48,7 +48,7 @@ impl Pools {
             open.names.push(pool.to_os_string());
             return Ok(());
         }
-        let (media, writable) = map(Path::new(pool), access)?;
+        let (media, writable) = map(Path::new(pool), access, None)?;
         let fs = Fs::open(media, &OpenOptions { read_only: !writable, ..OpenOptions::default() })
             .map_err(|e| about(pool, &e))?;
         // No device of the host has such a number.
@@ -77,13 +77,13 @@ impl Pools {
 }
 
 /// Maps the media of a pool; the bool says whether for writing.
-fn map(pool: &Path, access: Access) -> Result<(Pool, bool)> {
-    let options = PoolOptions { read_only: access == Access::Read, ..PoolOptions::default() };
+pub fn map(pool: &Path, access: Access, assume: Option<Domain>) -> lodestone::Result<(Pool, bool)> {
+    let options = PoolOptions { read_only: access == Access::Read, assume, ..PoolOptions::default() };
     match Pool::open(pool, &options) {
         Ok(media) => Ok((media, access == Access::Write)),
         // Of device-dax there are no private copies.
-        Err(e) if e.errno() == libc::EOPNOTSUPP && access == Access::Read => map(pool, Access::Write),
-        Err(e) => Err(e.into()),
+        Err(e) if e.errno() == libc::EOPNOTSUPP && access == Access::Read => map(pool, Access::Write, assume),
+        Err(e) => Err(e),
     }
 }
 

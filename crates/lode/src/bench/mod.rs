@@ -201,7 +201,12 @@ fn line_up(
         }
     }
     progress("touching the memory of the limit");
-    all.extend(limit(plan, place)?);
+    match plan.pool.as_ref().filter(|pool| pool.exists() && !pool.is_file()) {
+        Some(device) => {
+            skipped.push(format!("limit: {} has no second pool of the same memory", device.display()));
+        }
+        None => all.extend(limit(plan, place)?),
+    }
     Ok(all)
 }
 

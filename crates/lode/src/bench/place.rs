@@ -107,9 +107,9 @@ impl Place {
         Ok(dir)
     }
 
-    /// A pool file that the user may have wanted elsewhere than here.
+    /// A pool file that the user may have wanted elsewhere than here. A device stays.
     pub fn remove_later(&mut self, file: &Path) {
-        if !file.starts_with(&self.root) {
+        if !file.starts_with(&self.root) && file.is_file() {
             self.elsewhere.push(file.to_path_buf());
         }
     }

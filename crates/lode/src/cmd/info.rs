@@ -18,7 +18,7 @@ use super::ls::utc;
 use crate::cli;
 use crate::failure::{Failure, Output, Result, reason};
 use crate::machine::Machine;
-use crate::pool::about;
+use crate::pool::{Access, about, map};
 use crate::size::Size;
 use crate::target::show;
 
@@ -122,10 +122,8 @@ struct RegionFacts {
 }
 
 fn describe(pool: &OsStr, args: &cli::Info) -> Result<About> {
-    let options =
-        PoolOptions { read_only: true, assume: args.assume.map(|a| a.domain()), ..PoolOptions::default() };
-    match Pool::open(Path::new(pool), &options) {
-        Ok(media) => {
+    match map(Path::new(pool), Access::Read, args.assume.map(|a| a.domain())) {
+        Ok((media, _)) => {
             let info = Fs::probe(&media).map_err(|e| about(pool, &e))?;
             let media_facts = MediaFacts::of(&media.describe());
             Ok(About { media: Some(media_facts), ..About::of_info(pool, &info) })

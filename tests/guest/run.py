@@ -1,0 +1,419 @@
+#!/usr/bin/env python3
+"""Runs Lodestone on real persistent memory interfaces: the distribution's kernel in QEMU, with emulated NVDIMMs.
+
+Two NVDIMMs: one carries ext4 with `-o dax`, whose files are mapped with MAP_SYNC, the other is a device-dax
+node. One line per suite: PASS or FAIL, with the reason; what the guest said goes to `--logs`. Where QEMU or the
+kernel cannot be had, all is skipped, and a line says why. The last suite cuts the power: QEMU is killed with SIGKILL under load, and the next boot is asked what is there.
+
+    run.py                       the short form, some minutes
+    run.py --long                all of pjdfstest, more operations, 50 power cuts
+    run.py --only power          some of the suites; --list names all
+
+Hardware virtualisation is not used: what is measured here is only that it runs.
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+sys.dont_write_bytecode = True
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, os.path.join(ROOT, "tests", "mount"))
+
+import image
+import machine
+from conformance import PJDFSTEST
+from machine import Failed
+
+TARGET = os.environ.get("CARGO_TARGET_DIR") or os.path.join(ROOT, "target")
+CARGO = os.environ.get("CARGO", "cargo")
+FSDAX_MIB, DEVDAX_MIB = 768, 256
+FILE = "/mnt/test.pool"
+DEVICE = "/dev/dax1.0"
+POOLS = {"fsdax": FILE, "devdax": DEVICE}
+MKFS = {"fsdax": f"lode mkfs {FILE} --size 256M --force", "devdax": f"lode mkfs {DEVICE} --force"}
+ACKNOWLEDGED_PORT = "2f8"
+THREADS = 4
+BOOTS_MAX = 3
+LIBRARY_TESTS = ["fs", "media_pool", "media_fault"]
+
+
+class Guest:
+    """The NVDIMMs of one run of the tests, and the machine that is on at the moment, if one is."""
+
+    def __init__(self, work, kernel, initrd, log, options):
+        self.work, self.kernel, self.initrd, self.log, self.options = work, kernel, initrd, log, options
+        self.modules = [(os.path.join(work, "fsdax.img"), FSDAX_MIB), (os.path.join(work, "devdax.img"), DEVDAX_MIB)]
+        self.acknowledged = os.path.join(work, "acknowledged")
+        self.on = None
+        self.boots = 0
+        self.note = ""
+        self.blank()
+
+    def blank(self):
+        """NVDIMMs that hold nothing."""
+        self.off()
+        for path, mib in self.modules:
+            with open(path, "wb") as file:
+                file.truncate(mib << 20)
+        self.prepared = False
+
+    def boot(self, persistence="mem-ctrl"):
+        """A machine that has just been switched on, with ext4 mounted and the device there."""
+        self.off()
+        self.on = self.switched_on(persistence)
+        self.boots += 1
+        if not self.prepared:
+            self.on.run("use_as 0 pfn nd_pmem && use_as 1 dax dax_pmem && mkfs.ext4 -q -b 4096 /dev/pmem0")
+            self.prepared = True
+        # Drivers look at the NVDIMMs in their own time.
+        self.on.run(f"for i in $(seq 600); do test -b /dev/pmem0 -a -c {DEVICE} && break; sleep 0.1; done; test $i -lt 600")
+        # The kernel lets nobody write to a block device on NVDIMMs that are not armed.
+        if persistence != "unarmed":
+            self.on.run("mount -t ext4 -o dax /dev/pmem0 /mnt")
+        return self.on
+
+    def switched_on(self, persistence):
+        # On a busy host an emulated machine may find its own timers broken before it has started anything.
+        for attempt in range(BOOTS_MAX):
+            try:
+                return machine.Machine(
+                    self.kernel, self.initrd, self.modules, self.log, self.acknowledged, persistence
+                )
+            except Failed:
+                if attempt == BOOTS_MAX - 1:
+                    raise
+
+    def machine(self):
+        """The machine that is on; one is switched on if need be."""
+        return self.on or self.boot()
+
+    def off(self):
+        """Switched off without any warning."""
+        if self.on:
+            self.on.kill()
+            self.on = None
+
+    def mounted(self, medium):
+        """A fresh file system on this medium, mounted on /tmp/mount."""
+        guest = self.machine()
+        guest.run(MKFS[medium])
+        guest.run(f"mkdir -p /tmp/mount && lode mount {POOLS[medium]} /tmp/mount")
+        return guest
+
+
+def info(guest, pool):
+    return json.loads(guest.run(f"lode info {pool} --json"))["pool"]["media"]
+
+
+def mapping_flags(guest, pool):
+    """The VmFlags that all parts of the mount server's mapping of its pool have."""
+    smaps = guest.run("cat /proc/$(pidof lode)/smaps")
+    parts = re.findall(rf"^\S+-\S+ .* {re.escape(pool)}$.*?^VmFlags:(.*?)$", smaps, re.MULTILINE | re.DOTALL)
+    assert parts, f"{pool} is not mapped:\n{smaps[:2000]}"
+    return set.intersection(*(set(part.split()) for part in parts))
+
+
+def detection(context):
+    """What lode takes the media for: kind and domain; and MAP_SYNC, as the mount server's smaps have it"""
+    for persistence, domain in (("cpu", "cpu-cache"), ("mem-ctrl", "memory")):
+        guest = context.boot(persistence)
+        for medium, kind in (("fsdax", "dax-file"), ("devdax", "device-dax")):
+            guest.run(MKFS[medium])
+            media = info(guest, POOLS[medium])
+            region = media["regions"][0]
+            found = (region["kind"], media["detected"], media["domain"], media["emulated"], region["numa_node"])
+            assert found == (kind, domain, domain, False, 0), f"{medium} with {persistence}: {media}"
+            synchronous = "sf" in mapping_flags(context.mounted(medium), POOLS[medium])
+            assert synchronous == (medium == "fsdax"), f"{medium}: MAP_SYNC is {synchronous}"
+            guest.run("lode umount /tmp/mount")
+    guest.run(f"lode mkfs /mnt/first.pool,{DEVICE} --size 128M --force")
+    media = info(guest, "/mnt/first.pool")
+    assert [r["kind"] for r in media["regions"]] == ["dax-file", "device-dax"] and media["domain"] == "memory", media
+    status, said = guest.status(f"lode mkfs /tmp/first.pool,{DEVICE} --size 128M --force")
+    assert status == 1 and "cannot mix persistent memory" in said, said
+    guest.run(f"umount /mnt && mount -t ext4 -o dax=never /dev/pmem0 /mnt && {MKFS['fsdax']}")
+    media = info(guest, FILE)
+    assert (media["detected"], media["regions"][0]["kind"]) == ("page-cache", "file"), f"without -o dax: {media}"
+    guest = context.boot("unarmed")
+    said = guest.run(f"lode mkfs {DEVICE} --force")
+    assert "domain volatile" in said and "read-only" in said, f"NVDIMMs that are not armed: {said}"
+    context.off()
+    context.note = "dax-file with MAP_SYNC and device-dax, as memory and as cpu-cache; not armed; ext4 without dax"
+
+
+def bench(context):
+    """lode bench --smoke on both media: that every row runs"""
+    # It takes no device that holds anything.
+    if context.prepared:
+        context.blank()
+    guest = context.machine()
+    rows = {}
+    for medium, pool in POOLS.items():
+        command = f"lode bench --smoke --only data,names --peers tmpfs --pool {pool} --threads 1 --json 2>/tmp/progress || cat /tmp/progress"
+        report = json.loads(guest.run(command, seconds=300))
+        assert report["machine"]["domain"] == "memory" and not report["machine"]["emulated"], report["machine"]
+        rows[medium] = sum(row["system"] == "lode" for row in report["rows"])
+        assert rows[medium] >= 8, f"{medium}: only {rows[medium]} rows"
+    guest.run(f"test -c {DEVICE}")
+    context.note = f"rows of lode: {rows}; an emulated NVDIMM under an emulated processor, so no figures"
+
+
+def use(context):
+    """A tree is copied to the mount, the pool closed, opened again, and compared; lode ls and cat agree; hello.c"""
+    for medium, pool in POOLS.items():
+        guest = context.mounted(medium)
+        guest.run("cp -a /lib/guest /tmp/mount/tree && ln /tmp/mount/tree/order /tmp/mount/tree/link")
+        sums = guest.run("cd /tmp/mount && find . -type f | sort | xargs md5sum; cd /")
+        guest.run("lode umount /tmp/mount")
+        assert "state     clean" in guest.run(f"lode info {pool}"), f"{medium}: not clean after umount"
+        assert "tree" in guest.run(f"lode ls {pool}:/").split()
+        assert guest.run(f"lode cat {pool}:/tree/link") == guest.run("cat /lib/guest/order")
+        guest.run(f"lode mount {pool} /tmp/mount")
+        again = guest.run("cd /tmp/mount && find . -type f | sort | xargs md5sum; cd /")
+        assert sums == again and sums.count("\n") > 8, f"{medium}: the tree differs:\n{sums}\n{again}"
+        status, said = guest.status(f"lode mkfs {pool} --force")
+        assert status == 1 and "in use by" in said, f"{medium} is mounted, and mkfs says {said}"
+        guest.run("lode umount /tmp/mount")
+        for _ in range(2):
+            said = guest.run(f"hello {pool}")
+            assert "Hello from slow memory." in said, said
+
+
+def library(context):
+    """The library's tests with their pools in files on ext4 with -o dax"""
+    guest = context.machine()
+    guest.run("rm -rf /mnt/* && mkdir -p /mnt/tests")
+    total = 0
+    for name in LIBRARY_TESTS:
+        said = guest.run(
+            f"LODESTONE_TEST_DIR=/mnt/tests TMPDIR=/mnt/tests test-{name} --test-threads=2", seconds=600
+        )
+        done = re.search(r"test result: ok\. (\d+) passed; 0 failed", said)
+        assert done, f"{name}: {said[-600:]}"
+        total += int(done[1]) - said.count("SKIPPED: ")
+    context.note = f"{total} tests of {', '.join(LIBRARY_TESTS)}"
+
+
+def fsx(context):
+    """fsx 0.3.2 on the mount of each medium, memory-mapped operations included"""
+    operations = 10_000 if context.options.long else 1_000
+    for seed, medium in enumerate(POOLS, 1):
+        guest = context.mounted(medium)
+        said = guest.run(f"fsx -f /lib/guest/fsx.toml -N {operations} -S {seed} -P /tmp /tmp/mount/f 2>&1 | tail -3", seconds=1800)
+        assert "A-OK" in said, f"{medium}: {said}"
+        guest.run("lode umount /tmp/mount")
+    context.note = f"{operations} operations each"
+
+
+def pjdfstest(context):
+    """pjdfstest 0.2.2 on the mount; the short form runs rename, link and unlink, on fsdax, the long one all on both"""
+    tests = "" if context.options.long else "rename link unlink"
+    notes = []
+    for medium in POOLS if context.options.long else ["fsdax"]:
+        guest = context.mounted(medium)
+        guest.run("mkdir -p /tmp/second && mount -t tmpfs none /tmp/second")
+        said = guest.run(
+            f"NO_COLOR=1 pjdfstest -c /lib/guest/pjdfstest.toml -p /tmp/mount {tests} > /tmp/pjdfstest.log 2>&1; "
+            "grep -E 'FAILED|failed,' /tmp/pjdfstest.log", seconds=1800,
+        )
+        summary = re.search(r"(\d+) failed, (\d+) skipped, (\d+) passed", said)
+        assert summary and summary[1] == "0" and int(summary[3]) >= (384 if context.options.long else 50), f"{medium}: {said[-1500:]}"
+        notes.append(f"{medium} {summary[3]} passed, {summary[2]} skipped by pjdfstest")
+        guest.run("umount /tmp/second; lode umount /tmp/mount")
+    context.note = "; ".join(notes)
+
+
+def power(context):
+    """Power cuts: QEMU killed under load; what was acknowledged over the serial line is there at the next boot"""
+    cuts = context.options.cuts or (50 if context.options.long else 5)
+    rng = random.Random(context.options.seed)
+    context.blank()
+    guest = context.boot()
+    # The first cut comes right after the pools were made, with nothing synced by hand.
+    guest.run(f"acked make {FILE} {160 << 20} && acked make {DEVICE}")
+    judges = {medium: Judge() for medium in POOLS}
+    pending = {}
+    acknowledged = happened = early = 0
+    for cut in range(cuts + len(POOLS)):
+        medium = list(POOLS)[cut % len(POOLS)]
+        if cut:
+            # Both media meet both domains.
+            guest = context.boot(("mem-ctrl", "cpu")[cut // 2 % 2])
+        if medium in pending:
+            found = guest.run(f"acked list {POOLS[medium]} {THREADS}")
+            happened += judges[medium].verdict(*pending.pop(medium), found)
+        if cut >= cuts:
+            continue
+        seed = context.options.seed * 1000 + cut
+        guest.start(f"acked load {POOLS[medium]} {seed} {THREADS} port:{ACKNOWLEDGED_PORT}")
+        wait(guest, context.acknowledged, rng.random() < 0.8)
+        time.sleep(rng.uniform(0, 3))
+        ended = b"@done" in guest.peek()
+        context.off()
+        sent = image.read(context.acknowledged)
+        assert not ended, f"cut {cut}, {medium}: the load ended by itself, see the log"
+        counts = [sent.count(b"abcdefgh"[t : t + 1]) for t in range(THREADS)]
+        context.log.write(f"\ncut {cut}, {medium}, seed {seed}: {counts} operations acknowledged\n".encode())
+        early += b"R" not in sent
+        acknowledged += sum(counts)
+        pending[medium] = (seed, counts)
+    assert acknowledged > 20 * cuts, f"only {acknowledged} operations in {cuts} cuts"
+    context.note = (
+        f"{cuts} cuts ({early} before the pool was open), {acknowledged} operations acknowledged, "
+        f"{happened} interrupted ones had happened, 0 violations"
+    )
+
+
+def wait(guest, acknowledged, opened):
+    """Until the load has begun; where `opened` says so, until it has opened the pool."""
+    give_up = time.monotonic() + 60
+    while opened and b"R" not in image.read(acknowledged):
+        if b"@done" in guest.peek() or time.monotonic() > give_up:
+            raise Failed("the load did not open its pool")
+        time.sleep(0.02)
+
+
+class Judge:
+    """`acked judge`, which knows what the pool must hold."""
+
+    def __init__(self):
+        self.process = subprocess.Popen([acked(), "judge", str(THREADS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def verdict(self, seed, counts, found):
+        """How many interrupted operations had happened; a violation is an AssertionError."""
+        opened = re.search(r"^opened: voided \d+ damaged 0 ", found, re.MULTILINE)
+        assert opened, f"seed {seed}: the pool was not opened without damage: {found[-300:]}"
+        lines = [line for line in found.splitlines() if re.match(r"\d ", line)]
+        question = [f"round {seed} {' '.join(map(str, counts))}", *lines, "end"]
+        self.process.stdin.write("\n".join(question) + "\n")
+        self.process.stdin.flush()
+        verdict = self.process.stdout.readline().split(maxsplit=1)
+        assert verdict and verdict[0] == "ok", f"seed {seed}: {' '.join(verdict)}"
+        return int(verdict[1])
+
+
+SUITES = [bench, detection, use, library, fsx, pjdfstest, power]
+
+
+def acked():
+    return os.path.join(TARGET, "release", "acked")
+
+
+def programs(options):
+    """Builds what is to run in the guest; name: path."""
+    subprocess.run([CARGO, "build", "-q", "--release", "-p", "acked"], cwd=ROOT, check=True)
+    subprocess.run(["make", "-s", "-C", "crates/capi", "example", "CARGO=true"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    found = {
+        "busybox": image.which("busybox"), "mkfs.ext4": image.which("mkfs.ext4"), "lode": options.lode, "acked": acked(),
+        "hello": os.path.join(TARGET, "release", "capi", "hello"),
+    }
+    for tool in ("pjdfstest", "fsx"):
+        found[tool] = os.path.join(options.tools, tool)
+    tests = [argument for name in LIBRARY_TESTS for argument in ("--test", name)]
+    built = subprocess.run(
+        [CARGO, "test", "-q", "-p", "lodestone", "--no-run", "--message-format=json", *tests],
+        cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True,
+    )
+    for line in built.stdout.splitlines():
+        message = json.loads(line)
+        if message.get("executable") and message["target"]["name"] in LIBRARY_TESTS:
+            found["test-" + message["target"]["name"]] = message["executable"]
+    return found
+
+
+def main():
+    options = parse()
+    if options.list:
+        for suite in SUITES:
+            print(f"{suite.__name__:12} {suite.__doc__.splitlines()[0]}")
+        return 0
+    chosen = choose(options.only)
+    # The machine goes with us.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("run.py: ended by SIGTERM"))
+    os.makedirs(options.logs, exist_ok=True)
+    cache = os.path.join(TARGET, "guest")
+    os.makedirs(cache, exist_ok=True)
+    work = tempfile.mkdtemp(prefix="lode-guest-")
+    try:
+        return run_chosen(chosen, cache, work, options)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def run_chosen(chosen, cache, work, options):
+    initrd = os.path.join(work, "initrd.cpio")
+    try:
+        image.which(machine.QEMU)
+        kernel = image.fetch_kernel(cache, print)
+        files = {"fsx.toml": image.read(os.path.join(ROOT, "tests", "mount", "fsx.toml"))}
+        files["pjdfstest.toml"] = PJDFSTEST.format(second="/tmp/second").encode()
+        image.build(initrd, kernel, programs(options), files)
+    except image.Unavailable as missing:
+        print(f"SKIP guest: {missing}")
+        print(f"guest: 0 passed, 0 failed, {len(chosen)} skipped")
+        return 1
+    counts = {"PASS": 0, "FAIL": 0}
+    begun = time.monotonic()
+    with open(os.path.join(options.logs, "console.log"), "wb") as log:
+        guest = Guest(work, kernel, initrd, log, options)
+        for suite in chosen:
+            counts[run_suite(suite, guest)] += 1
+        guest.off()
+    print(f"guest: {guest.boots} boots in {time.monotonic() - begun:.0f} s, kernel {os.path.basename(kernel)}")
+    print(f"guest: {counts['PASS']} passed, {counts['FAIL']} failed, 0 skipped")
+    return 1 if counts["FAIL"] else 0
+
+
+def run_suite(suite, guest):
+    """One suite; prints its line and returns the verdict. After a failure the next one gets a fresh machine."""
+    begun = time.monotonic()
+    guest.note = ""
+    guest.log.write(f"\n==== {suite.__name__}\n".encode())
+    try:
+        suite(guest)
+        verdict, reason = "PASS", guest.note
+    except (AssertionError, Failed, OSError, ValueError, KeyError) as failure:
+        verdict, reason = "FAIL", f"{type(failure).__name__}: {failure}\n      log: {guest.log.name}"
+        guest.log.write(traceback.format_exc().encode())
+        guest.blank()
+    except BaseException:
+        guest.off()
+        raise
+    print(f"{verdict} {suite.__name__} ({time.monotonic() - begun:.1f} s){': ' + reason if reason else ''}", flush=True)
+    return verdict
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--lode", default=os.path.join(TARGET, "release", "lode"))
+    parser.add_argument("--tools", default=os.path.join(TARGET, "tools", "bin"))
+    parser.add_argument("--logs", default=os.path.join(TARGET, "test-logs", "guest"))
+    parser.add_argument("--only", default="")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--long", action="store_true")
+    parser.add_argument("--cuts", type=int, default=0, help="power cuts, instead of 5 or 50")
+    parser.add_argument("--seed", type=int, default=1, help="another number, other operations and moments")
+    return parser.parse_args()
+
+
+def choose(only):
+    names = [name for name in only.split(",") if name]
+    unknown = set(names) - {suite.__name__ for suite in SUITES}
+    if unknown:
+        sys.exit(f"run.py: no suite is called {', '.join(sorted(unknown))} (--list names them)")
+    return [suite for suite in SUITES if not names or suite.__name__ in names]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
