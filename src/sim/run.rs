@@ -457,9 +457,8 @@ impl Run<'_> {
         machine.fs().media().record(None);
         let done = done?;
         self.refused(&done, machine)?;
-        let after = Arc::new(machine.tree().map_err(plain)?);
+        let after = history.push(machine.tree().map_err(plain)?);
         let points = std::mem::take(&mut *points.lock());
-        history.trees.push(after.clone());
         let deferring = self.start.place.domain == Domain::PageCache;
         if always || points.len() > 1 || deferring && points.len() > 0 {
             let during = match deferring {
@@ -524,10 +523,10 @@ fn visit(
     let fs = machine::open(media)?;
     fs.media().record(None);
     let found = Tree::read(&fs, [])?;
-    allowed.judge(&found)?;
+    let which = allowed.judge(&found)?;
     judge::independent(&fs)?;
     let (report, stat) = (fs.open_report(), fs.statfs());
-    let state = (&found.named, report.voided, report.orphans, stat.blocks_free, stat.inodes_free);
+    let state = (which, report.voided, report.orphans, stat.blocks_free, stat.inodes_free);
     let mut hasher = rapidhash::fast::RapidHasher::default();
     state.hash(&mut hasher);
     let hash = hasher.finish();
@@ -566,8 +565,17 @@ struct History {
 
 impl History {
     fn passed(&mut self, op: &Op, done: bool, tree: Tree) {
-        self.trees.push(Arc::new(tree));
+        self.push(tree);
         self.settled(op, done);
+    }
+
+    /// The newest one.
+    fn push(&mut self, mut tree: Tree) -> Arc<Tree> {
+        if let Some(before) = self.trees.last() {
+            tree.share(before);
+        }
+        self.trees.push(Arc::new(tree));
+        self.trees[self.trees.len() - 1].clone()
     }
 
     fn settled(&mut self, op: &Op, done: bool) {
