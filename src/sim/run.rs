@@ -114,8 +114,8 @@ pub struct Tally {
     pub violations: u64,
 }
 
-impl Tally {
-    fn add(&mut self, other: &Tally) {
+impl std::ops::AddAssign for Tally {
+    fn add_assign(&mut self, other: Tally) {
         self.sequences += other.sequences;
         self.crash_points += other.crash_points;
         self.covered_points += other.covered_points;
@@ -126,7 +126,9 @@ impl Tally {
         self.refused += other.refused;
         self.violations += other.violations;
     }
+}
 
+impl Tally {
     fn cover(&mut self, coverage: &Coverage) {
         self.crash_points += coverage.points;
         self.covered_points += coverage.exhausted;
@@ -163,7 +165,7 @@ impl Start {
     /// Makes one. Fails where the production code and the oracle disagree already.
     pub fn new(place: Place) -> Result<Start, String> {
         let began = Machine::begin();
-        let options = MkfsOptions { data: place.data, ..MkfsOptions::default() };
+        let options = MkfsOptions { data: place.data, identity: Some(1), ..MkfsOptions::default() };
         let empty = Fs::mkfs(SimMedia::new(vec![0; POOL_BYTES], place.domain), &options)
             .map_err(|e| format!("it cannot be made: {e:?}"))?;
         let empty = empty.crash_point().media(Keep::Everything);
@@ -632,7 +634,7 @@ pub fn run(plan: &Plan, progress: &(dyn Fn(u64, u64, &Tally) -> bool + Sync)) ->
             let (n, start) = ((job / starts.len()) as u64, &starts[job % starts.len()]);
             let (tally, broken) = sequence(start, &(plan.sequence)(n), &plan.effort);
             let mut result = result.lock();
-            result.0.add(&tally);
+            result.0 += tally;
             result.1.extend(broken.map(|b| (job, b)));
             while result.1.len() > TOLD_MAX {
                 result.1.pop_last();
