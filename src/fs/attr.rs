@@ -36,7 +36,7 @@ impl<M: Media> Fs<M> {
 
     pub fn setattr_node(&self, cred: &Cred, node: &Node, set: &SetAttr) -> Result<Attr> {
         let inode = &node.0;
-        let mut body = inode.body.write();
+        let mut body = self.table.change(inode);
         let guard = self.core.enter()?;
         let body = &mut *body;
         if body.dead {
@@ -45,7 +45,8 @@ impl<M: Media> Fs<M> {
         let now = now();
         check_setattr(cred, body, set)?;
         let before = (body.mode, body.uid, body.gid, body.mtime, body.ctime, body.size);
-        let atime = change(cred, body, set, inode.atime.load(Ordering::Relaxed), now);
+        let old_atime = inode.atime.load(Ordering::Relaxed);
+        let atime = change(cred, body, set, old_atime, now);
         let mut batch = Batch::new();
         let uncaps = set.size.is_some() || set.is_chown() && inode.kind != Kind::Directory;
         let uncapped = uncaps && self.drop_capability(body, &mut batch);
@@ -63,7 +64,9 @@ impl<M: Media> Fs<M> {
         if uncapped {
             self.capability_dropped(body, &guard);
         }
-        inode.atime.store(atime, Ordering::Relaxed);
+        if atime != old_atime {
+            self.table.set_atime(inode, atime);
+        }
         inode.attrs_ahead.store(false, Ordering::Relaxed);
         if inode.kind == Kind::Directory {
             self.namespace.fetch_add(1, Ordering::AcqRel); // who may search it may have changed
@@ -103,7 +106,9 @@ impl<M: Media> Fs<M> {
         let reuse = self.core.reuse_after(guard);
         self.tail_settled(body, tail, reuse);
         if size < old {
-            body.tail_shared = self.core.deferring && !size.is_multiple_of(PAGE);
+            body.tail_shared = self.core.deferring
+                && !size.is_multiple_of(PAGE)
+                && !self.core.media.omits("what a truncate cut off is not written in place");
         }
         let page = size.div_ceil(PAGE) as u32;
         body.file_mut().clear(page, u32::MAX - page, &mut |run, _| self.core.free(run, reuse));

@@ -89,7 +89,7 @@ pub(super) fn load<M: Media>(core: &mut Core<M>, head: u32) -> Result<Opened> {
     if slots as u64 != pages * SLOTS_PER_BLOCK as u64 {
         return Err(damaged("its inode count is not the table's"));
     }
-    let table = table::Table::new();
+    let table = table::Table::default();
     let mut free_slots = Vec::new();
     for ino in 0..slots {
         let (links, parent) = (fields.next()?, fields.next()?);
@@ -158,8 +158,9 @@ fn read<M: Media>(core: &Core<M>, head: u32) -> Result<Vec<u8>> {
         parts.push((log::block_addr(run.start), part.len()));
         rest = later;
     }
-    core.media.verified(&parts);
-    if !rest.is_empty() || crc32c(&body, crc32c(&block[8..], core.key_crc)) != get32(&block, 4) {
+    let is_short = !rest.is_empty();
+    let matches = crc32c(&body, crc32c(&block[8..], core.key_crc)) == get32(&block, 4);
+    if !core.media.verified(&parts, matches) || is_short {
         return Err(damaged("its CRC does not match"));
     }
     Ok(body)

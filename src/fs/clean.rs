@@ -255,7 +255,8 @@ impl<M: Media> Fs<M> {
             }
         }
         let (head, dropped) = body.log.drop_oldest(count);
-        let reuse = self.core.deferring.then(|| {
+        let waits = self.core.deferring && !self.core.media.omits("a head waits for its copies");
+        let reuse = waits.then(|| {
             // Stored in the sync after the one of this epoch, durable in the one after that, which names
             // the next epoch.
             self.core.head_moves.lock().push(HeadMove { epoch: guard.epoch(), slot: inode.slot, head });
@@ -278,6 +279,9 @@ impl<M: Media> Fs<M> {
     pub(super) fn write_back_redone(&self, body: &mut Body, end: Option<u32>) -> Flushed {
         let mut pending = Flushed::issued();
         let Some(redone) = &mut body.redone else { return pending };
+        if self.core.media.omits("what redo records stored is written back before they go") {
+            return pending;
+        }
         while let Some(r) =
             redone.pop_front_if(|r| end.is_none_or(|end| (end.wrapping_sub(r.seq) as i32) > 0))
         {

@@ -5,10 +5,9 @@
 //! misses the cache once for the table and once for the entry. A record does not move when others come and
 //! go; when more than two thirds of a chunk are dead, its living records move to the open chunk.
 //!
-//! No call ever rebuilds the whole, however large the directory is. The name table is linear hashing over
-//! small hash tables: it grows and shrinks by one of them at a time. The cookie order is a sorted list in
-//! pieces of [`PIECE_COOKIES_MAX`], so that entries may come in any order, as they do when a cleaned log
-//! is read.
+//! No call ever rebuilds the whole, however large the directory is: the name table (`names`) grows by small
+//! tables. The cookie order is a sorted list in pieces of [`PIECE_COOKIES_MAX`], so that entries may come in
+//! any order, as they do when a cleaned log is read.
 //!
 //! Names are chosen by users, perhaps by hostile ones: the hash is seeded anew in each process.
 //!
@@ -16,7 +15,7 @@
 //!
 //! 1. Pieces hold 1 to [`PIECE_COOKIES_MAX`] cookies, all ascending; `first` is a piece's first.
 //! 2. Each cookie leads to a living record that bears it; there are as many cookies as records.
-//! 3. Each record is found by its name; the table holds nothing else.
+//! 3. Each record is found by its name, with its inode; the table holds nothing else.
 //! 4. A chunk counts its dead bytes right; mostly dead is at most the open one; spare ones are empty.
 //! 5. Lines are counted right.
 //! 6. No cookie is above `last_cookie`.
@@ -24,9 +23,9 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
 
-use hashbrown::HashTable;
 use rapidhash::v3::{RapidSecrets, rapidhash_v3_micro_inline};
 
+use super::names::{self, Names, Place};
 use super::types::{Ino, Kind};
 use crate::limits::NAME_BYTES_MAX;
 
@@ -35,19 +34,12 @@ pub const COOKIE_FIRST: u32 = 3;
 
 /// Bytes of an arena chunk. A record lies in one chunk.
 const CHUNK_BYTES: usize = 16 << 10;
-/// Records begin at multiples of this, so that 32 bits name a place in 32 GiB.
+/// Records begin at multiples of this, so that 32 bits name a place in 32 GiB: a chunk and a multiple.
 const RECORD_ALIGN: usize = 8;
 const CHUNK_PLACES: u32 = (CHUNK_BYTES / RECORD_ALIGN) as u32;
 const CHUNKS_MAX: usize = (1 << 32) / CHUNK_PLACES as usize;
 /// Cookies in one piece of the order.
 const PIECE_COOKIES_MAX: usize = 256;
-/// Names per hash table, on average, at most: tables then hold 400 to 1600.
-const TABLE_NAMES_MAX: usize = 800;
-/// Names per hash table, on average, at least, where there is more than one.
-const TABLE_NAMES_MIN: usize = 200;
-/// Bits of a name's hash that choose a bucket in a table; those above choose the table.
-const BUCKET_BITS: u32 = 11;
-
 /// An entry without its name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Dirent {
@@ -112,9 +104,6 @@ fn hash_of(name: &[u8]) -> u32 {
 type Head = [u8; HEAD_BYTES];
 const HEAD_BYTES: usize = 27;
 
-/// Where a record is: chunk and multiple of [`RECORD_ALIGN`].
-type Place = u32;
-
 #[inline]
 fn encode(entry: &Dirent, hash: u32, name_len: u8) -> Head {
     let mut head = [0; HEAD_BYTES];
@@ -159,8 +148,14 @@ impl DirIndex {
 
     #[inline]
     pub fn lookup(&self, name: &[u8]) -> Option<Dirent> {
-        let place = self.names.find(&self.arena, hash_of(name), name)?;
-        Some(decode(self.arena.head(place)))
+        let found = self.find(hash_of(name), name)?;
+        // The table's number, which is there before the record is.
+        Some(Dirent { ino: found.ino, ..decode(self.arena.head(found.place)) })
+    }
+
+    #[inline]
+    fn find(&self, hash: u32, name: &[u8]) -> Option<names::Named> {
+        self.names.find(hash, |place| self.arena.is(place, hash, name))
     }
 
     #[inline]
@@ -182,7 +177,7 @@ impl DirIndex {
     pub fn insert(&mut self, name: &[u8], entry: Dirent) -> Result<(), InsertError> {
         assert!(!name.is_empty() && name.len() <= NAME_BYTES_MAX, "names were checked before");
         let hash = hash_of(name);
-        if self.names.find(&self.arena, hash, name).is_some() {
+        if self.find(hash, name).is_some() {
             return Err(InsertError::NameExists);
         }
         let taken = entry.cookie <= self.last_cookie && self.order.find(entry.cookie).is_some();
@@ -194,7 +189,8 @@ impl DirIndex {
         }
         let head = encode(&entry, hash, name.len() as u8);
         let (place, closed) = self.arena.append(&head, name);
-        self.names.insert(&self.arena, hash, place);
+        let named = names::Named { ino: entry.ino, place };
+        self.names.insert(hash, named, |place| self.arena.hash(place));
         self.order.insert(entry.cookie, place);
         self.live_lines += entry.lines as u64;
         if self.last_cookie == u32::MAX {
@@ -208,8 +204,8 @@ impl DirIndex {
     }
 
     pub fn remove(&mut self, name: &[u8]) -> Option<Dirent> {
-        let place = self.names.find(&self.arena, hash_of(name), name)?;
-        Some(self.remove_record(place))
+        let found = self.find(hash_of(name), name)?;
+        Some(self.remove_record(found.place))
     }
 
     pub fn remove_cookie(&mut self, cookie: u32) -> Option<Removed> {
@@ -239,12 +235,12 @@ impl DirIndex {
 
     #[inline]
     pub fn len(&self) -> usize {
-        self.names.len
+        self.names.len()
     }
 
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.names.len == 0
+        self.names.len() == 0
     }
 
     /// Log lines that the entries' records take.
@@ -259,15 +255,18 @@ impl DirIndex {
 
     fn write(&mut self, place: Place, entry: Dirent) -> Dirent {
         let head = self.arena.head_mut(place);
-        let old = decode(head);
-        *head = encode(&entry, word(head, 20), head[26]);
+        let (old, hash) = (decode(head), word(head, 20));
+        *head = encode(&entry, hash, head[26]);
+        if entry.ino != old.ino {
+            self.names.replace(hash, place, names::Named { ino: entry.ino, place });
+        }
         self.live_lines = self.live_lines - old.lines as u64 + entry.lines as u64;
         old
     }
 
     fn remove_record(&mut self, place: Place) -> Dirent {
         let entry = decode(self.arena.head(place));
-        self.names.remove(&self.arena, word(self.arena.head(place), 20), place);
+        self.names.remove(self.arena.hash(place), place, |place| self.arena.hash(place));
         self.order.remove(entry.cookie);
         self.live_lines -= entry.lines as u64;
         self.arena.kill(place);
@@ -286,7 +285,7 @@ impl DirIndex {
             for (offset, head, name) in records(&bytes) {
                 let old = chunk * CHUNK_PLACES + (offset / RECORD_ALIGN) as u32;
                 let (new, closed) = self.arena.append(head, name);
-                self.names.moved(word(head, 20), old, new);
+                self.names.replace(word(head, 20), old, names::Named { ino: decode(head).ino, place: new });
                 self.order.moved(word(head, 12), new);
                 next = next.or(closed);
             }
@@ -353,8 +352,13 @@ impl Arena {
     }
 
     #[inline]
+    fn hash(&self, place: Place) -> u32 {
+        word(self.head(place), 20)
+    }
+
+    #[inline]
     fn is(&self, place: Place, hash: u32, name: &[u8]) -> bool {
-        word(self.head(place), 20) == hash && self.name(place) == name
+        self.hash(place) == hash && self.name(place) == name
     }
 
     fn is_full(&self) -> bool {
@@ -403,100 +407,6 @@ impl Arena {
         let chunks: usize = self.chunks.iter().map(|chunk| chunk.bytes.capacity()).sum();
         chunks + self.chunks.capacity() * size_of::<Chunk>() + self.spare.capacity() * size_of::<u32>()
     }
-}
-
-/// Name to place: linear hashing. With `n` tables, 2^k the highest power of two up to `n`, a hash modulo
-/// 2^(k+1) names its table if there is that many, else the one 2^k before, which is split next but not yet.
-#[derive(Default)]
-struct Names {
-    tables: Vec<HashTable<Place>>,
-    len: usize,
-}
-
-/// The hash for the buckets of one table: its low bits come from the low bits, which all differ there.
-#[inline]
-fn spread(hash: u32) -> u64 {
-    (hash as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-}
-
-/// The table of a hash among `tables`, at least one.
-#[inline]
-fn table_of(hash: u32, tables: usize) -> usize {
-    let half = 1 << tables.ilog2();
-    let index = (hash >> BUCKET_BITS) as usize & (2 * half - 1);
-    if index < tables { index } else { index - half }
-}
-
-impl Names {
-    #[inline]
-    fn find(&self, arena: &Arena, hash: u32, name: &[u8]) -> Option<Place> {
-        if self.tables.is_empty() {
-            return None;
-        }
-        let table = &self.tables[table_of(hash, self.tables.len())];
-        table.find(spread(hash), |&place| arena.is(place, hash, name)).copied()
-    }
-
-    fn insert(&mut self, arena: &Arena, hash: u32, place: Place) {
-        if self.len >= self.tables.len() * TABLE_NAMES_MAX {
-            self.grow(arena);
-        }
-        let index = table_of(hash, self.tables.len());
-        self.tables[index].insert_unique(spread(hash), place, |&place| rehash(arena, place));
-        self.len += 1;
-    }
-
-    fn remove(&mut self, arena: &Arena, hash: u32, place: Place) {
-        let index = table_of(hash, self.tables.len());
-        let found = self.tables[index].find_entry(spread(hash), |&at| at == place);
-        found.expect("every record is in the table").remove();
-        self.len -= 1;
-        if self.tables.len() > 1 && self.len < self.tables.len() * TABLE_NAMES_MIN {
-            self.shrink(arena);
-        }
-    }
-
-    fn moved(&mut self, hash: u32, old: Place, new: Place) {
-        let index = table_of(hash, self.tables.len());
-        let found = self.tables[index].find_mut(spread(hash), |&at| at == old);
-        *found.expect("every record is in the table") = new;
-    }
-
-    /// One table more: it takes its share from the one that stood in for it.
-    fn grow(&mut self, arena: &Arena) {
-        let new = self.tables.len();
-        self.tables.push(HashTable::new());
-        if new == 0 {
-            return;
-        }
-        let (old, table) = self.tables[..].split_at_mut(new);
-        let source = &mut old[new - (1 << new.ilog2())];
-        let leaves = |place: Place| table_of(word(arena.head(place), 20), new + 1) == new;
-        for place in source.extract_if(|&mut place| leaves(place)) {
-            table[0].insert_unique(rehash(arena, place), place, |&place| rehash(arena, place));
-        }
-        source.shrink_to_fit(|&place| rehash(arena, place));
-    }
-
-    /// One table less: its names go back.
-    fn shrink(&mut self, arena: &Arena) {
-        let Some(table) = self.tables.pop() else { return };
-        let last = self.tables.len();
-        let target = &mut self.tables[last - (1 << last.ilog2())];
-        for place in table {
-            target.insert_unique(rehash(arena, place), place, |&place| rehash(arena, place));
-        }
-    }
-
-    fn heap_bytes(&self) -> usize {
-        let tables: usize = self.tables.iter().map(HashTable::allocation_size).sum();
-        tables + self.tables.capacity() * size_of::<HashTable<Place>>()
-    }
-}
-
-#[inline]
-fn rehash(arena: &Arena, place: Place) -> u64 {
-    spread(word(arena.head(place), 20))
 }
 
 /// The cookies, ascending, in pieces.
@@ -650,8 +560,7 @@ impl DirIndex {
             assert_eq!(self.lookup(self.arena.name(place)), Some(entry), "3: found by its name");
             lines += entry.lines as u64;
         }
-        let in_tables: usize = self.names.tables.iter().map(HashTable::len).sum();
-        assert_eq!(in_tables, self.len(), "3: the table");
+        self.names.check_state(|place| self.arena.hash(place));
         self.arena.check_state(self.len());
         assert_eq!(lines, self.live_lines, "5: live lines");
         assert!(cookies.last().is_none_or(|last| last.0 <= self.last_cookie), "6: the last cookie");

@@ -215,7 +215,16 @@ impl State {
     }
 
     pub fn decode(b: &[u8; LINE], key: &[u8; 16]) -> Option<State> {
-        if crc32c(&b[4..], crc32c(key, 0)) != get32(b, 0) || get32(b, 4) != 0x5441_5453 {
+        State::is_intact(b, key).then(|| State::fields(b)).flatten()
+    }
+
+    pub fn is_intact(b: &[u8; LINE], key: &[u8; 16]) -> bool {
+        crc32c(&b[4..], crc32c(key, 0)) == get32(b, 0)
+    }
+
+    /// What an intact line says.
+    pub fn fields(b: &[u8; LINE]) -> Option<State> {
+        if get32(b, 4) != 0x5441_5453 {
             return None;
         }
         let state = State {
@@ -270,10 +279,16 @@ impl SlotHeader {
     }
 
     pub fn decode(b: &[u8; LINE], key_crc: u32, ino: u32) -> Option<SlotHeader> {
-        if crc32c(&b[4..48], key_crc) != get32(b, 0) || get32(b, 40) != ino {
-            return None;
-        }
-        Some(SlotHeader {
+        SlotHeader::is_intact(b, key_crc).then(|| SlotHeader::fields(b, ino)).flatten()
+    }
+
+    pub fn is_intact(b: &[u8; LINE], key_crc: u32) -> bool {
+        crc32c(&b[4..48], key_crc) == get32(b, 0)
+    }
+
+    /// What an intact header says, if it is that of inode `ino`.
+    pub fn fields(b: &[u8; LINE], ino: u32) -> Option<SlotHeader> {
+        (get32(b, 40) == ino).then(|| SlotHeader {
             mode: get32(b, 4),
             uid: get32(b, 8),
             gid: get32(b, 12),

@@ -17,11 +17,11 @@ use super::dirindex::DirIndex;
 use super::format::*;
 use super::index::PageIndex;
 use super::log::{self, Log, Op, Owner, Reader, Record};
+use super::statline::{BodyLock, StatLine};
 use super::types::{Attr, Ino, Kind};
 use crate::error::{Error, Result};
 use crate::limits::FILE_BYTES_MAX;
 use crate::media::{Addr, LINE, Media, Words, crc32c};
-use crate::sync::Lock;
 
 /// In memory order: what stat reads comes first and close together.
 #[repr(C)]
@@ -37,7 +37,7 @@ pub struct Inode {
     pub generation: u64,
     /// Packed. Outside the lock, because reads set it.
     pub atime: AtomicU64,
-    pub body: Lock<Body>,
+    pub body: BodyLock,
     /// References (as FUSE counts them) and opens. A nameless inode lives while there are any.
     pub uses: AtomicU64,
     pub slot: Addr,
@@ -78,8 +78,9 @@ pub struct Redone {
     pub seq: u32,
 }
 
-/// What an inode costs before its index is built, entry in the table and reference counts included.
-const _: () = assert!(size_of::<Inode>() + 16 + size_of::<super::table::Entry>() <= 336);
+/// What an inode costs before its index is built, what the table has of it and reference counts included.
+const _: () =
+    assert!(size_of::<Inode>() + 16 + size_of::<super::table::Entry>() + size_of::<StatLine>() <= 400);
 
 pub enum Data {
     File(PageIndex),
@@ -315,6 +316,9 @@ impl Redos {
     pub fn apply<M: Media>(&self, core: &Core<M>, index: &PageIndex) -> Result<u64> {
         let (mut applied, mut failed) = (0, None);
         for (&page, pieces) in &self.pages {
+            if core.media.omits("redo records are stored again") {
+                continue;
+            }
             let super::index::Mapping::Written(block) = index.get(page) else { continue };
             for piece in pieces {
                 let at = log::block_addr(block).add(piece.at as u64);
@@ -725,7 +729,7 @@ pub fn assemble(header: &SlotHeader, owner: &Owner, body: Body, atime: u64) -> I
         born_lines: 0,
         uses: AtomicU64::new(0),
         linkable: AtomicBool::new(false),
-        body: Lock::new(body),
+        body: BodyLock::new(body),
     }
 }
 
@@ -733,9 +737,11 @@ pub fn assemble(header: &SlotHeader, owner: &Owner, body: Body, atime: u64) -> I
 pub fn read_header<M: Media>(core: &Core<M>, ino: u32, slot: Addr) -> Result<Option<SlotHeader>> {
     let mut line = [0; LINE];
     core.media.read(slot, &mut line[..LOG_HEAD_OFFSET as usize])?;
-    core.media.verified(&[(slot, LOG_HEAD_OFFSET as usize)]);
-    let header = SlotHeader::decode(&line, core.key_crc, ino);
-    Ok(header.filter(|h| Kind::from_mode(h.mode).is_some()))
+    let parts = [(slot, LOG_HEAD_OFFSET as usize)];
+    if !core.media.verified(&parts, SlotHeader::is_intact(&line, core.key_crc)) {
+        return Ok(None);
+    }
+    Ok(SlotHeader::fields(&line, ino).filter(|h| Kind::from_mode(h.mode).is_some()))
 }
 
 /// Whether the data that the operation names is what the operation wrote: its CRC over the file's
@@ -771,8 +777,7 @@ pub fn verify_data<M: Media>(core: &Core<M>, index: &PageIndex, op: &Op) -> Resu
             }
             offset += n;
         }
-        core.media.verified(&parts);
-        if crc != get32(record.bytes, field::write::CRC) {
+        if !core.media.verified(&parts, crc == get32(record.bytes, field::write::CRC)) {
             return Ok(false);
         }
     }

@@ -597,14 +597,15 @@ impl<'a, M: Media> Reader<'a, M> {
     fn segment_at(&mut self, addr: Addr, seq: Option<u32>) -> Result<Option<(Segment, u32)>> {
         let mut line = [0; LINE];
         self.core.media.read(addr, &mut line)?;
-        self.core.media.verified(&[(addr, LINE)]);
         let lines = get32(&line, field::segment::LINES);
         let incarnation = get32(&line, field::segment::INCARNATION);
         let seed = log_seed(self.core.key_crc, self.owner.ino, self.owner.generation, incarnation);
+        let matches = crate::media::crc32c(&line[4..], seed) == get32(&line, 0);
+        let matches = self.core.media.verified(&[(addr, LINE)], matches);
         let Some(head) = Head::decode(&line) else { return Ok(None) };
         let valid = head.kind == Type::Segment
             && head.lines == 1
-            && crate::media::crc32c(&line[4..], seed) == head.crc
+            && matches
             && seq.is_none_or(|s| s == head.seq)
             && (lines == MINI_LINES || lines == SEGMENT_LINES)
             && addr.0.is_multiple_of(lines as u64 * LINE as u64)
@@ -639,8 +640,10 @@ impl<'a, M: Media> Reader<'a, M> {
                 Type::Link => {
                     let addr = Addr(get64(&self.buffer[from..], field::link::ADDR));
                     let next = if addr.0.is_multiple_of(MINI as u64) && self.core.holds(addr, MINI) {
-                        self.segment_at(addr, Some(head.seq.wrapping_add(1)))?
-                            .filter(|&(_, incarnation)| incarnation == self.log.incarnation)
+                        self.segment_at(addr, Some(head.seq.wrapping_add(1)))?.filter(|&(_, incarnation)| {
+                            incarnation == self.log.incarnation
+                                || self.core.media.omits("a link leads to its own incarnation")
+                        })
                     } else {
                         None
                     };
@@ -782,13 +785,13 @@ impl<'a, M: Media> Reader<'a, M> {
         };
         let count = found.as_ref().map_or(1, |head| head.lines as usize);
         self.fill(ahead + count)?;
+        let at = self.at() + ahead * LINE;
         let bytes = &self.buffer[at..at + count * LINE];
-        let valid = found.filter(|head| crate::media::crc32c(&bytes[4..], self.log.seed) == head.crc);
-        if M::OBSERVED {
-            let from = self.log.tail.add((ahead * LINE) as u64);
-            self.core.media.verified(&[(from, count * LINE)]);
-        }
-        Ok(valid)
+        let matches =
+            found.as_ref().is_some_and(|h| crate::media::crc32c(&bytes[4..], self.log.seed) == h.crc);
+        let from = self.log.tail.add((ahead * LINE) as u64);
+        let matches = self.core.media.verified(&[(from, count * LINE)], matches);
+        Ok(found.filter(|_| matches))
     }
 
     /// Brings this many lines from the tail on into the buffer, with all behind them in the segment.

@@ -376,7 +376,7 @@ impl<M: Media> Fs<M> {
     fn write_back(&self) -> Result<()> {
         let mut pending = Flushed::issued();
         for inode in self.loaded() {
-            let mut body = inode.body.write();
+            let mut body = self.table.change(&inode);
             let guard = self.core.epochs.enter();
             pending = pending.and(self.write_back_redone(&mut body, None));
             if inode.attrs_ahead.swap(false, Ordering::AcqRel) {
@@ -396,7 +396,7 @@ impl<M: Media> Fs<M> {
 
     /// Gives the inode table more slots. ENOSPC where the pool has no block left for them.
     pub(super) fn grow_table(&self, guard: &epoch::Guard) -> Result<()> {
-        let mut body = self.table_inode.body.write();
+        let mut body = self.table.change(&self.table_inode);
         let page = self.slot_count.load(Ordering::Acquire) / SLOTS_PER_BLOCK;
         let Some(run) = self.core.alloc.alloc(TABLE_BLOCKS, Class::Data, None) else {
             return Err(Error::new(libc::ENOSPC, "mount::grow_table"));
@@ -491,8 +491,10 @@ impl Copies {
             if at + SUPER_BYTES as u64 > media.len() || media.read(Addr(at), &mut b).is_err() {
                 return Err(SuperFault::Damaged);
             }
-            media.verified(&[(Addr(at), SUPER_BYTES)]);
-            Super::decode(&b)
+            // Written once, and never over what is in use: a torn one is no crash's doing.
+            let decoded = Super::decode(&b);
+            let _ = media.verified(&[(Addr(at), SUPER_BYTES)], decoded.is_ok());
+            decoded
         };
         let first = read(SUPER_BLOCK * BLOCK as u64);
         let end = match &first {
@@ -577,8 +579,8 @@ fn read_state<M: Media>(media: &M, sb: &Super) -> Result<State> {
                     return None;
                 }
                 media.read(at, &mut line).ok()?;
-                media.verified(&[(at, LINE)]);
-                State::decode(&line, &sb.key)
+                let intact = media.verified(&[(at, LINE)], State::is_intact(&line, &sb.key));
+                intact.then(|| State::fields(&line)).flatten()
             })
             .max_by_key(|s| s.serial)
     };

@@ -9,17 +9,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::sync::WriteGuard;
-
 use super::alloc::Class;
 use super::attr::permit;
 use super::dirindex::{Dirent, Named};
 use super::format::*;
 use super::inode::{self, AddRecord, Body, Data, Inode, Partner};
 use super::log::{Batch, Log, Owner};
+use super::statline::Changing;
 use super::*;
 use crate::limits::{LINKS_MAX, NAME_BYTES_MAX, SUBDIRECTORIES_MAX};
-use crate::media::Flushed;
+use crate::media::{Flushed, prefetch};
 
 const W: u32 = libc::W_OK as u32;
 const X: u32 = libc::X_OK as u32;
@@ -199,7 +198,7 @@ impl<M: Media> Fs<M> {
         inode.linkable.store(true, Ordering::Relaxed);
         let entry = self.table.entry(inode.ino.0);
         entry.nlink.store(0, Ordering::Release);
-        entry.node.fill(inode.clone()).ok().expect("a free slot has no inode");
+        self.table.fill(inode);
         Ok(attr)
     }
 
@@ -210,7 +209,7 @@ impl<M: Media> Fs<M> {
         let mut releases = self.releases();
         loop {
             let done = {
-                let mut body = dir.body.write();
+                let mut body = self.table.change(dir);
                 let guard = self.core.enter().map_err(|e| existing(cred, &body, name, e))?;
                 self.make_locked(cred, dir, &mut body, &guard, name, new)
             };
@@ -262,9 +261,11 @@ impl<M: Media> Fs<M> {
         let placed = match self.commit_add(dir, body, &record, guard, Class::Data, made.pending) {
             Ok(placed) => placed,
             Err(e) => {
-                let mut unmade = inode.body.write();
+                let mut unmade = self.table.change(&inode);
+                unmade.dead = true;
                 self.free_contents(&mut unmade, None);
                 unmade.log.free_all(&self.core, None);
+                drop(unmade);
                 self.slots.put(inode.ino.0, None);
                 return Err(e);
             }
@@ -273,11 +274,11 @@ impl<M: Media> Fs<M> {
         (body.mtime, body.ctime) = (now, now);
         let entry = self.table.entry(inode.ino.0);
         // Before the link count: whoever asks for the number finds this inode or none, and loads no other.
-        entry.node.fill(inode).ok().expect("a free slot has no inode");
+        self.table.fill(inode);
         entry.parent.store(dir.ino.0, Ordering::Release);
         entry.nlink.store(1 + is_dir as u32, Ordering::Release);
         if is_dir {
-            parent.nlink.fetch_add(1, Ordering::AcqRel);
+            self.table.links_to_change(dir.ino.0).fetch_add(1, Ordering::AcqRel);
         }
         let attr = Attr { nlink: 1 + is_dir as u32, ..made.attr };
         self.tidy_log(dir, body, guard);
@@ -320,6 +321,7 @@ impl<M: Media> Fs<M> {
         let (mode, acls) = inherited(dir, new);
         let gid = if dir.mode & libc::S_ISGID != 0 { dir.gid } else { cred.gid };
         let ino = self.take_slot(guard)?;
+        self.table.prefetch(ino);
         let header = SlotHeader {
             mode: set_gid_bit(cred, dir, mode, gid, new.mode),
             uid: cred.uid,
@@ -362,7 +364,7 @@ impl<M: Media> Fs<M> {
                 inode.uses = AtomicU64::new(1 + new.open as u64);
                 inode.born_lines = born_lines;
                 let attr = inode.new_attr();
-                Ok(Made { inode: Arc::new(inode), attr, pending })
+                Ok(Made { inode: self.table.share(inode), attr, pending })
             }
             Err(e) => {
                 self.free_contents(&mut body, None);
@@ -390,7 +392,7 @@ impl<M: Media> Fs<M> {
         let mut releases = self.releases();
         loop {
             let done = {
-                let mut body = dir.body.write();
+                let mut body = self.table.change(&dir);
                 let guard = self.core.enter().map_err(|e| existing(cred, &body, name, e))?;
                 self.link_locked(cred, &inode, &dir, &mut body, &guard, name)
             };
@@ -418,7 +420,7 @@ impl<M: Media> Fs<M> {
         if inode.kind == Kind::Directory {
             return Err(Error::new(libc::EPERM, "namei::link"));
         }
-        let mut child = inode.body.write();
+        let mut child = self.table.change(inode);
         let entry = self.table.entry(inode.ino.0);
         let nameless = entry.links() == 0;
         if child.dead || nameless && !inode.linkable.load(Ordering::Relaxed) {
@@ -444,7 +446,7 @@ impl<M: Media> Fs<M> {
         let placed = self.commit_add(dir, body, &record, guard, Class::Data, Flushed::issued())?;
         insert(body, &record, placed);
         (body.mtime, body.ctime) = (now, now);
-        entry.nlink.fetch_add(1, Ordering::AcqRel);
+        self.table.links_to_change(inode.ino.0).fetch_add(1, Ordering::AcqRel);
         child.ctime = now;
         inode.set_attrs_ahead();
         inode.uses.fetch_add(1, Ordering::AcqRel);
@@ -474,7 +476,7 @@ impl<M: Media> Fs<M> {
         let pin = pin();
         let dir = self.inode_pinned(dir, &pin)?;
         let victim = {
-            let mut body = dir.body.write();
+            let mut body = self.table.change(dir);
             let guard = self.core.enter()?;
             let victim = self.remove_locked(cred, dir, &mut body, (&guard, &pin), name, want_dir)?;
             self.tidy_log(dir, &mut body, &guard);
@@ -503,7 +505,8 @@ impl<M: Media> Fs<M> {
         let entry = body.dir()?.lookup(name).ok_or_else(|| absent(name))?;
         permit(cred, body, W | X)?;
         let victim = self.inode_pinned(entry.ino, pin)?;
-        let mut child = victim.body.write();
+        prefetch(victim);
+        let mut child = self.table.change(victim);
         check_sticky(cred, body, &child)?;
         match (victim.kind == Kind::Directory, want_dir) {
             (true, false) => return Err(Error::new(libc::EISDIR, "namei::remove")),
@@ -526,16 +529,16 @@ impl<M: Media> Fs<M> {
 
     /// One name of `victim` in `dir` is gone.
     fn unlinked(&self, dir: &Inode, victim: &Inode, child: &mut Body, now: u64) {
-        let entry = self.table.entry(victim.ino.0);
+        let links = self.table.links_to_change(victim.ino.0);
         child.ctime = now;
         victim.set_attrs_ahead();
         victim.linkable.store(false, Ordering::Relaxed);
         if victim.kind == Kind::Directory {
-            entry.nlink.store(0, Ordering::SeqCst);
-            self.table.entry(dir.ino.0).nlink.fetch_sub(1, Ordering::AcqRel);
+            links.store(0, Ordering::SeqCst);
+            self.table.links_to_change(dir.ino.0).fetch_sub(1, Ordering::AcqRel);
             self.namespace.fetch_add(1, Ordering::AcqRel);
         } else {
-            entry.nlink.fetch_sub(1, Ordering::SeqCst);
+            links.fetch_sub(1, Ordering::SeqCst);
         }
     }
 
@@ -562,7 +565,7 @@ impl<M: Media> Fs<M> {
                 let names = (name, newname);
                 if Arc::ptr_eq(&from, &to) {
                     let _tree = two_directories.then(|| self.rename_lock.lock());
-                    let mut body = from.body.write();
+                    let mut body = self.table.change(&from);
                     if !two_directories && names_directory(&body, name) && names_directory(&body, newname) {
                         two_directories = true;
                         continue;
@@ -589,15 +592,34 @@ impl<M: Media> Fs<M> {
     }
 
     /// Locks two directories, an ancestor first. The caller holds the rename lock.
-    fn lock_two<'a>(&self, a: &'a Inode, b: &'a Inode) -> (WriteGuard<'a, Body>, WriteGuard<'a, Body>) {
+    fn lock_two<'a>(&'a self, a: &'a Inode, b: &'a Inode) -> (Changing<'a>, Changing<'a>) {
         let a_first =
             self.is_ancestor(a.ino.0, b.ino.0) || !self.is_ancestor(b.ino.0, a.ino.0) && a.ino < b.ino;
         if a_first {
-            let first = a.body.write();
-            (first, b.body.write())
+            let first = self.table.change(a);
+            (first, self.table.change(b))
         } else {
-            let first = b.body.write();
-            (a.body.write(), first)
+            let first = self.table.change(b);
+            (self.table.change(a), first)
+        }
+    }
+
+    /// Locks what a rename moves and replaces. A directory goes before a file, which may have a name in it.
+    /// Files with names in several directories may come in any order, so the lower number goes first. So it
+    /// does of two directories, and their caller holds the rename lock: the order by numbers and the one from
+    /// parent to child are no order together, unless only one thread uses the first.
+    fn lock_children<'a>(
+        &'a self,
+        moved: &'a Inode,
+        replaced: Option<&'a Inode>,
+    ) -> (Changing<'a>, Option<Changing<'a>>) {
+        let place = |inode: &Inode| (inode.kind != Kind::Directory, inode.ino);
+        match replaced {
+            Some(r) if place(r) < place(moved) => {
+                let first = self.table.change(r);
+                (self.table.change(moved), Some(first))
+            }
+            _ => (self.table.change(moved), replaced.map(|r| self.table.change(r))),
         }
     }
 
@@ -719,7 +741,7 @@ impl<M: Media> Fs<M> {
         };
         let moved = self.inode(source.ino)?;
         let replaced = target.map(|t| self.inode(t.ino)).transpose()?;
-        let (mut moved_body, mut replaced_body) = lock_children(&moved, replaced.as_deref());
+        let (mut moved_body, mut replaced_body) = self.lock_children(&moved, replaced.as_deref());
         self.check_rename(cred, body, body, &moved_body, replaced_body.as_deref(), false, flags)?;
         let now = now();
         let exchange = target.filter(|_| flags == RENAME_EXCHANGE);
@@ -782,7 +804,7 @@ impl<M: Media> Fs<M> {
         let Some((source, target)) = entries else { return Ok(None) };
         let moved = self.inode(source.ino)?;
         let replaced = target.map(|t| self.inode(t.ino)).transpose()?;
-        let (mut moved_body, mut replaced_body) = lock_children(&moved, replaced.as_deref());
+        let (mut moved_body, mut replaced_body) = self.lock_children(&moved, replaced.as_deref());
         self.check_rename(cred, from, to, &moved_body, replaced_body.as_deref(), true, flags)?;
         let now = now();
         let transaction = self.core.transaction();
@@ -858,6 +880,9 @@ impl<M: Media> Fs<M> {
         };
         let appended =
             a.log.append_reserved(core, &a_dir.owner(), a_batch, epoch, a_room).and_then(|first| {
+                if core.media.omits("a rename's second record is stored") {
+                    return Ok(first);
+                }
                 let second = b.log.append_reserved(core, &b_dir.owner(), b_batch, epoch, b_room)?;
                 Ok(first.and(second))
             });
@@ -871,8 +896,8 @@ impl<M: Media> Fs<M> {
     fn adopted(&self, inode: &Inode, from: &Inode, to: &Inode) {
         if inode.kind == Kind::Directory {
             self.table.entry(inode.ino.0).parent.store(to.ino.0, Ordering::Release);
-            self.table.entry(from.ino.0).nlink.fetch_sub(1, Ordering::AcqRel);
-            self.table.entry(to.ino.0).nlink.fetch_add(1, Ordering::AcqRel);
+            self.table.links_to_change(from.ino.0).fetch_sub(1, Ordering::AcqRel);
+            self.table.links_to_change(to.ino.0).fetch_add(1, Ordering::AcqRel);
             self.namespace.fetch_add(1, Ordering::AcqRel);
         }
     }
@@ -1088,24 +1113,6 @@ fn names_directory(body: &Body, name: &[u8]) -> bool {
     body.dir().is_ok_and(|d| d.lookup(name).is_some_and(|e| e.kind == Kind::Directory))
 }
 
-/// Locks what a rename moves and replaces. A directory goes before a file, which may have a name in it.
-/// Files with names in several directories may come in any order, so the lower number goes first. So it
-/// does of two directories, and their caller holds the rename lock: the order by numbers and the one from
-/// parent to child are no order together, unless only one thread uses the first.
-fn lock_children<'a>(
-    moved: &'a Inode,
-    replaced: Option<&'a Inode>,
-) -> (WriteGuard<'a, Body>, Option<WriteGuard<'a, Body>>) {
-    let place = |inode: &Inode| (inode.kind != Kind::Directory, inode.ino);
-    match replaced {
-        Some(r) if place(r) < place(moved) => {
-            let first = r.body.write();
-            (moved.body.write(), Some(first))
-        }
-        _ => (moved.body.write(), replaced.map(|r| r.body.write())),
-    }
-}
-
 fn stamp(inode: &Inode, body: &mut Body, now: u64) {
     body.ctime = now;
     inode.set_attrs_ahead();
@@ -1145,7 +1152,7 @@ mod tests {
             }
             let second = from.slot.0 as usize + 2 * LINE; // behind the record of x's creation
             fs.media().poison(second..from.slot.0 as usize + SLOT);
-            let (mut a, mut b) = (from.body.write(), to.body.write());
+            let (mut a, mut b) = (fs.table.change(&from), fs.table.change(&to));
             let renamed = fs.rename_between(&cred, (&from, &mut a), (&to, &mut b), &guard, names, 0);
             assert_eq!(renamed.map(drop).unwrap_err().errno(), libc::EIO);
             drop((a, b, guard));

@@ -86,7 +86,7 @@ impl<M: Media> Fs<M> {
         }
         let now = now();
         if now != atime {
-            inode.atime.store(now, Ordering::Relaxed);
+            self.table.set_atime(inode, now);
             inode.set_attrs_ahead();
         }
     }

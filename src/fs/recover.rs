@@ -120,7 +120,7 @@ pub(super) fn recover<M: Media>(core: &mut Core<M>, previous: &State, power_lost
             "the root directory is damaged; restore the pool from a backup",
         ));
     }
-    let table = table::Table::new();
+    let table = table::Table::default();
     let mut repairs = Repairs::default();
     let lost = r.recover_directories(&table, slots, &mut repairs)?;
     r.recover_files(&table, slots, &mut repairs)?;
@@ -221,7 +221,9 @@ impl<M: Media> Recovery<'_, M> {
 
     /// Whether an operation needs proof that what it depends on is on media.
     fn in_doubt(&self, op: &Op, last: bool) -> bool {
-        op.epoch() > self.settled && (last || self.power_loss)
+        let all = self.power_loss
+            && !self.core.media.omits("after a power loss all that was not synced is in doubt");
+        op.epoch() > self.settled && (last || all)
     }
 
     // -----------------------------------------------------------------------------------------------
@@ -304,6 +306,9 @@ impl<M: Media> Recovery<'_, M> {
     }
 
     fn names_inode(&self, add: &AddRecord) -> Result<bool> {
+        if self.core.media.omits("an entry counts only with its inode") {
+            return Ok(true);
+        }
         let header = self.headers.get(add.ino as usize).copied().flatten();
         if header.is_none_or(|h| h.generation != add.generation) {
             return Ok(false);
@@ -348,8 +353,8 @@ impl<M: Media> Recovery<'_, M> {
             return Ok(false);
         }
         let crc = self.core.media.crc32c(log::block_addr(run.start), len, 0);
-        self.core.media.verified(&[(log::block_addr(run.start), len)]);
-        Ok(crc.is_ok_and(|crc| crc == get32(b, field::xattr::CRC)))
+        let matches = crc.is_ok_and(|crc| crc == get32(b, field::xattr::CRC));
+        Ok(self.core.media.verified(&[(log::block_addr(run.start), len)], matches))
     }
 
     /// Cuts every log before a paired record in doubt whose other half is not there, until no cut
@@ -365,6 +370,7 @@ impl<M: Media> Recovery<'_, M> {
             for scan in scans.values_mut() {
                 let void = scan.counted().find(|p| {
                     p.in_doubt
+                        && !self.core.media.omits("half a rename is void")
                         && halves[&p.partner.transaction] < 2
                         && !self.partner_moved_on(&p.partner, &heads)
                 });
@@ -560,8 +566,9 @@ impl<M: Media> Recovery<'_, M> {
                 self.voided.fetch_add(1, Ordering::Relaxed);
             }
             mark(self.core, ino, &body)?;
+            table.line(ino).show(&body, dir.atime.load(Ordering::Relaxed));
             drop(body);
-            entry.node.fill(dir.clone()).ok().expect("a directory is reached once");
+            table.fill(dir.clone());
             if cut {
                 repairs.seals.push((dir.owner(), dir.body.read().log.clone()));
             }
@@ -743,13 +750,19 @@ impl<M: Media> Recovery<'_, M> {
         }
         let epoch = self.core.epochs.current();
         for (owner, mut log) in repairs.seals {
+            if self.core.media.omits("a log that was cut is sealed") {
+                continue;
+            }
             let flushed = log.seal_void(self.core, &owner, epoch)?;
             self.core.fence(flushed);
             if let Some(dir) = table.entry(owner.ino).node.share() {
-                dir.body.write().log = log;
+                table.change(&dir).log = log;
             }
         }
         for (ino, time) in repairs.stamps {
+            if self.core.media.omits("change times that only directories know are written down") {
+                continue;
+            }
             if table.entry(ino).links() == 0 {
                 continue;
             }
@@ -758,7 +771,7 @@ impl<M: Media> Recovery<'_, M> {
                 Some(node) => node,
                 None => Arc::new(inode::load(self.core, ino, self.slot(ino))?),
             };
-            let mut body = node.body.write();
+            let mut body = table.change(&node);
             if time <= body.ctime {
                 continue;
             }

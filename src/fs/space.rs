@@ -35,7 +35,7 @@ impl<M: Media> Fs<M> {
         let mut releases = self.releases();
         loop {
             let done = {
-                let mut body = node.0.body.write();
+                let mut body = self.table.change(&node.0);
                 let guard = self.core.enter()?;
                 check_allocatable(&body)?;
                 let mode = body.mode;

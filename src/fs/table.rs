@@ -1,18 +1,21 @@
-//! The inode table in DRAM: for each inode number its link count, its parent (directories), and the
-//! inode itself once it was loaded.
+//! The inode table in DRAM: for each inode number its link count, its parent (directories), the inode itself once
+//! it was loaded, and then what stat reports of it.
 //!
-//! 16 bytes an inode. Link counts and parents are not on media: a clean close saves them in the
-//! checkpoint, recovery derives them from the directories.
+//! 16 bytes an inode, 80 once it or a neighbour was loaded. Link counts and parents are not on media: a clean
+//! close saves them in the checkpoint, recovery derives them from the directories.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
 use super::inode::Inode;
+use super::statline::{Changing, StatLine, set_atime};
+use crate::media::prefetch;
 use crate::sync::PerThread;
 use crate::sync::reclaim::Cell;
 
+#[derive(Default)]
 pub struct Entry {
     pub nlink: AtomicU32,
     /// The directory that names this directory.
@@ -27,35 +30,93 @@ impl Entry {
     }
 }
 
-const LEAF: usize = 1 << 10;
-const FAN: usize = 1 << 11;
-
-type Leaf = Box<[Entry]>;
-type Branch = Box<[OnceLock<Leaf>]>;
-
-/// Grows without moving, so that look-ups take no lock.
+/// Callers bound inode numbers by the number of slots.
+#[derive(Default)]
 pub struct Table {
-    root: Box<[OnceLock<Branch>]>,
+    entries: ByNumber<Entry>,
+    lines: ByNumber<StatLine>,
 }
 
 impl Table {
-    pub fn new() -> Table {
-        Table { root: (0..FAN).map(|_| OnceLock::new()).collect() }
-    }
-
-    /// The entry of `ino`, made if it is the first of its neighbourhood. Callers bound `ino` by the
-    /// number of slots.
     #[inline]
     pub fn entry(&self, ino: u32) -> &Entry {
-        let ino = ino as usize;
-        let branch =
-            self.root[ino / (LEAF * FAN)].get_or_init(|| (0..FAN).map(|_| OnceLock::new()).collect());
-        let leaf = branch[ino / LEAF % FAN].get_or_init(|| {
-            (0..LEAF)
-                .map(|_| Entry { nlink: AtomicU32::new(0), parent: AtomicU32::new(0), node: Cell::empty() })
-                .collect()
-        });
-        &leaf[ino % LEAF]
+        self.entries.of(ino)
+    }
+
+    #[inline]
+    pub fn line(&self, ino: u32) -> &StatLine {
+        self.lines.of(ino)
+    }
+
+    /// Asks for what is changed soon of a number that is not used yet.
+    #[inline]
+    pub fn prefetch(&self, ino: u32) {
+        prefetch(self.entry(ino));
+        prefetch(self.line(ino));
+    }
+
+    /// Makes an inode that nobody knows ready to be [filled in](Table::fill).
+    #[inline]
+    pub fn share(&self, mut inode: Inode) -> Arc<Inode> {
+        let atime = *inode.atime.get_mut();
+        self.line(inode.ino.0).show(inode.body.get_mut(), atime);
+        Arc::new(inode)
+    }
+
+    /// For who holds the number's slot: there is one inode of a number at a time.
+    #[inline]
+    pub fn fill(&self, inode: Arc<Inode>) {
+        self.entry(inode.ino.0).node.fill(inode).ok().expect("a number has no inode before");
+    }
+
+    /// The exclusive lock on an inode's body.
+    #[inline]
+    pub fn change<'a>(&'a self, inode: &'a Inode) -> Changing<'a> {
+        inode.body.write(self.line(inode.ino.0))
+    }
+
+    /// The link count of an inode, for who has its exclusive lock and changes it. Until that lock is let go of, nobody
+    /// is shown the new count beside attributes from before.
+    pub fn links_to_change(&self, ino: u32) -> &AtomicU32 {
+        self.line(ino).begin();
+        &self.entry(ino).nlink
+    }
+
+    /// The caller has the inode's lock, at least shared.
+    pub fn set_atime(&self, inode: &Inode, atime: u64) {
+        set_atime(&inode.atime, self.line(inode.ino.0), atime);
+    }
+}
+
+const LEAF: usize = 1 << 10;
+const FAN: usize = 1 << 11;
+
+type Leaf<T> = Box<[T]>;
+type Branch<T> = Box<[OnceLock<Leaf<T>>]>;
+
+/// Grows without moving, so that look-ups take no lock.
+struct ByNumber<T> {
+    root: Box<[OnceLock<Branch<T>>]>,
+}
+
+impl<T> Default for ByNumber<T> {
+    fn default() -> ByNumber<T> {
+        ByNumber { root: empty() }
+    }
+}
+
+fn empty<T>() -> Box<[OnceLock<T>]> {
+    (0..FAN).map(|_| OnceLock::new()).collect()
+}
+
+impl<T: Default> ByNumber<T> {
+    /// What belongs to `number`, made if it is the first of its neighbourhood.
+    #[inline]
+    fn of(&self, number: u32) -> &T {
+        let number = number as usize;
+        let branch = self.root[number / (LEAF * FAN)].get_or_init(empty);
+        let leaf = branch[number / LEAF % FAN].get_or_init(|| (0..LEAF).map(|_| T::default()).collect());
+        &leaf[number % LEAF]
     }
 }
 

@@ -90,7 +90,7 @@ impl<M: Media> Fs<M> {
         let mut releases = self.releases();
         loop {
             let done = {
-                let mut body = inode.body.write();
+                let mut body = self.table.change(inode);
                 let guard = self.core.enter()?;
                 self.write_locked(cred, inode, &mut body, &guard, offset, src, append)
             };
@@ -364,6 +364,9 @@ impl<M: Media> Fs<M> {
     ) -> Result<(Option<u64>, Option<Extent>)> {
         let size = body.size;
         if offset <= size || size.is_multiple_of(PAGE) {
+            return Ok((None, None));
+        }
+        if self.core.media.omits("bytes behind the end of file become zeros") {
             return Ok((None, None));
         }
         if offset / PAGE != size / PAGE {

@@ -38,8 +38,7 @@ impl<M: Media> Fs<M> {
     fn value_of(&self, inode: &Inode, x: &Xattr) -> Result<Vec<u8>> {
         let mut value = vec![0; x.len as usize];
         self.core.media.read(x.at, &mut value)?;
-        self.core.media.verified(&[(x.at, value.len())]);
-        if value_crc(&value) != x.crc {
+        if !self.core.media.verified(&[(x.at, value.len())], value_crc(&value) == x.crc) {
             let name = String::from_utf8_lossy(&x.name);
             let what = format!("attribute {name} of inode {} is damaged on media", inode.ino.0);
             return Err(Error::message(libc::EIO, "xattr::getxattr", what));
@@ -66,7 +65,7 @@ impl<M: Media> Fs<M> {
         let mut releases = self.releases();
         loop {
             let done = {
-                let mut body = inode.body.write();
+                let mut body = self.table.change(&inode);
                 let guard = self.core.enter()?;
                 let done = self.set_locked(cred, &inode, &mut body, &guard, name, value, flags);
                 self.tidy_log(&inode, &mut body, &guard);
@@ -228,7 +227,7 @@ impl<M: Media> Fs<M> {
         }
         check_length(name)?;
         let inode = self.inode(ino)?;
-        let mut body = inode.body.write();
+        let mut body = self.table.change(&inode);
         let guard = self.core.enter()?;
         check_alive(&body)?;
         permit_name(cred, &body, name, true)?;

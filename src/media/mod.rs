@@ -82,9 +82,19 @@ pub trait Media: Send + Sync + 'static {
     /// that `crc32c(b, crc32c(a, 0)) == crc32c(ab, 0)`).
     fn crc32c(&self, at: Addr, len: usize, crc: u32) -> Result<u32, Fault>;
 
-    /// These bytes, read just now, were held against a checksum that covers them all. For who watches.
+    /// These bytes, read just now, were held against a checksum that covers them all, and this came out:
+    /// `matches`. Somebody who watches notes it, and may lie, to see whether that is noticed.
     #[inline]
-    fn verified(&self, _parts: &[(Addr, usize)]) {}
+    #[track_caller]
+    fn verified(&self, _parts: &[(Addr, usize)], matches: bool) -> bool {
+        matches
+    }
+
+    /// Whether the named step is left out, to see whether that is noticed.
+    #[inline]
+    fn omits(&self, _step: &'static str) -> bool {
+        false
+    }
 
     /// One aligned 8-byte store: atomic, cached.
     fn store64(&self, at: Addr, value: u64) -> Result<Dirty, Fault>;
@@ -116,19 +126,23 @@ pub trait Media: Send + Sync + 'static {
     fn zero_nt(&self, at: Addr, len: usize) -> Result<Flushed, Fault>;
 
     /// Writes the cache lines of a store back (nothing to do in domain `cpu-cache`).
+    #[track_caller]
     fn flush(&self, dirty: Dirty) -> Flushed;
 
     /// Writes back a range that earlier stores may have left dirty: for stores whose token was given up
     /// as redundant.
+    #[track_caller]
     fn write_back(&self, at: Addr, len: usize) -> Flushed {
         self.flush(Dirty::stored(at, len))
     }
 
     /// Orders and completes all flushed stores of this thread.
+    #[track_caller]
     fn fence(&self, flushed: Flushed) -> Durable;
 
     /// Makes everything stored so far survive power loss where the domain is `page-cache`
     /// (`fdatasync` of every region); elsewhere returns at once.
+    #[track_caller]
     fn sync(&self) -> std::io::Result<()>;
 
     /// Gives whole pages back to the host where it can (hole punch), contents then read as zeros or

@@ -20,10 +20,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+use std::panic::Location;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::mutation::{Mutation, Step};
 use super::undecided::{Script, Undecided};
 use crate::media::{Addr, Dirty, Domain, Durable, Fault, Flushed, LINE, Media, crc32c};
 
@@ -130,7 +132,11 @@ struct Memory {
     fenced: VecDeque<(usize, [u8; LINE])>,
     /// Of a crashed media: what the failure left to chance and nobody has looked at yet.
     undecided: Option<Arc<Mutex<Undecided>>>,
+    /// Of a crashed media: what the failure left, as far as it is decided.
+    found: Option<Pages>,
     recorder: Option<Recorder>,
+    /// What is left out on purpose; passed on to media after a failure.
+    mutation: Option<Arc<Mutation>>,
     poison: Vec<Range<usize>>,
 }
 
@@ -143,6 +149,7 @@ pub struct CrashPoint {
     pub(super) durable: Pages,
     pub(super) pending: Arc<Pending>,
     fenced: VecDeque<(usize, [u8; LINE])>,
+    mutation: Option<Arc<Mutation>>,
     len: u64,
     pub(super) domain: Domain,
     /// Fences and syncs before it.
@@ -188,14 +195,22 @@ impl CrashPoint {
 
     /// As [`image`](CrashPoint::image), to be opened.
     pub fn media(&self, keep: Keep) -> SimMedia {
-        SimMedia::from_pages(self.kept(keep), self.len, self.domain)
+        self.found(self.kept(keep))
+    }
+
+    fn found(&self, pages: Pages) -> SimMedia {
+        let mut media = SimMedia::from_pages(pages, self.len, self.domain);
+        media.memory.get_mut().mutation = self.mutation.clone();
+        media
     }
 
     /// The media after the failure, what is in doubt decided by `script` when it is looked at first.
     pub(super) fn undecided(&self, script: Script) -> (SimMedia, Arc<Mutex<Undecided>>) {
-        let media = SimMedia::from_pages(self.durable.clone(), self.len, self.domain);
+        let media = self.found(self.durable.clone());
         let undecided = Arc::new(Mutex::new(Undecided::new(self, script)));
-        media.memory.lock().undecided = Some(undecided.clone());
+        let mut memory = media.memory.lock();
+        (memory.undecided, memory.found) = (Some(undecided.clone()), Some(self.durable.clone()));
+        drop(memory);
         (media, undecided)
     }
 
@@ -340,6 +355,7 @@ impl Memory {
         undecided.lock().decide(bytes, &mut |at, value| {
             self.now.write(at, &value);
             self.durable.write(at, &value);
+            self.found.as_mut().expect("it is undecided").write(at, &value);
         });
     }
 
@@ -348,10 +364,18 @@ impl Memory {
             durable: self.durable.clone(),
             pending: Arc::new(self.pending.iter().map(|(&unit, atoms)| (unit, atoms.clone())).collect()),
             fenced: self.fenced.clone(),
+            mutation: self.mutation.clone(),
             len,
             domain,
             fences: self.fences,
         }
+    }
+
+    /// Whether the step that the caller's caller takes is one to leave out.
+    #[track_caller]
+    fn leaves_out(&self, step: Step) -> bool {
+        let caller = Location::caller();
+        self.mutation.as_ref().is_some_and(|m| m.meets(step, Some(caller)))
     }
 
     /// An atom survives from now on.
@@ -407,7 +431,9 @@ impl SimMedia {
             fences: 0,
             fenced: VecDeque::new(),
             undecided: None,
+            found: None,
             recorder: None,
+            mutation: None,
             poison: Vec::new(),
         };
         SimMedia { memory: Mutex::new(memory), len, domain }
@@ -434,7 +460,24 @@ impl SimMedia {
     pub fn copy(&self) -> SimMedia {
         let mut memory = self.memory.lock();
         memory.decide(0..self.len as usize);
-        SimMedia::from_pages(memory.now.clone(), self.len, self.domain)
+        let mut copy = SimMedia::from_pages(memory.now.clone(), self.len, self.domain);
+        copy.memory.get_mut().mutation = memory.mutation.clone();
+        copy
+    }
+
+    /// The media as the failure left it, before anything was stored since: what was looked at is what it was, of
+    /// the rest nothing is there. Of media after no failure, what surely survives.
+    pub fn as_found(&self) -> SimMedia {
+        let memory = self.memory.lock();
+        let pages = memory.found.as_ref().unwrap_or(&memory.durable).clone();
+        let mut found = SimMedia::from_pages(pages, self.len, self.domain);
+        found.memory.get_mut().mutation = memory.mutation.clone();
+        found
+    }
+
+    /// From now on, and in all media that come of this one, something is left out or noted.
+    pub fn mutate(&self, mutation: Option<Arc<Mutation>>) {
+        self.memory.lock().mutation = mutation;
     }
 
     /// What a failure now would leave to chance.
@@ -521,10 +564,18 @@ impl Media for SimMedia {
         Ok(memory.now.crc32c(range, crc))
     }
 
-    fn verified(&self, parts: &[(Addr, usize)]) {
-        if let Some(undecided) = &self.memory.lock().undecided {
+    #[track_caller]
+    fn verified(&self, parts: &[(Addr, usize)], matches: bool) -> bool {
+        let memory = self.memory.lock();
+        if let Some(undecided) = &memory.undecided {
             undecided.lock().verified(parts);
         }
+        matches | memory.leaves_out(Step::Check)
+    }
+
+    fn omits(&self, step: &'static str) -> bool {
+        let memory = self.memory.lock();
+        memory.mutation.as_ref().is_some_and(|m| m.meets(Step::Named(step), None))
     }
 
     fn store64(&self, at: Addr, value: u64) -> Result<Dirty, Fault> {
@@ -552,9 +603,10 @@ impl Media for SimMedia {
         self.copy_nt(at, &vec![0; len])
     }
 
+    #[track_caller]
     fn flush(&self, dirty: Dirty) -> Flushed {
         let mut memory = self.memory.lock();
-        if dirty.is_empty() || self.domain == Domain::PageCache {
+        if dirty.is_empty() || self.domain == Domain::PageCache || memory.leaves_out(Step::Flush) {
             return Flushed::issued();
         }
         let (from, to) = (dirty.at().0 as usize / LINE, (dirty.at().0 as usize + dirty.len() - 1) / LINE);
@@ -566,11 +618,12 @@ impl Media for SimMedia {
         Flushed::issued()
     }
 
+    #[track_caller]
     fn fence(&self, _flushed: Flushed) -> Durable {
         let mut guard = self.memory.lock();
         let memory = &mut *guard;
         self.show(memory);
-        if self.domain == Domain::PageCache {
+        if self.domain == Domain::PageCache || memory.leaves_out(Step::Fence) {
             return Durable::fenced();
         }
         let all = self.domain == Domain::CpuCache;
@@ -595,11 +648,15 @@ impl Media for SimMedia {
         Durable::fenced()
     }
 
+    #[track_caller]
     fn sync(&self) -> std::io::Result<()> {
         let mut guard = self.memory.lock();
         let memory = &mut *guard;
         if self.domain == Domain::PageCache {
             self.show(memory);
+            if memory.leaves_out(Step::Sync) {
+                return Ok(());
+            }
             memory.durable = memory.now.clone();
             memory.pending.clear();
         }

@@ -11,12 +11,14 @@
 //! | `machine` | one operation on the production code and on the oracle, in step |
 //! | `judge` | whether a state that a failure left is one that is allowed |
 //! | `run` | sequences of operations, cut short by failures |
+//! | `mutation` | steps left out on purpose, and whether that is noticed |
 
 pub mod explore;
 pub mod judge;
 pub mod machine;
 pub mod media;
 pub mod model;
+pub mod mutation;
 pub mod run;
 pub mod tree;
 mod undecided;

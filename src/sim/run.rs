@@ -23,6 +23,7 @@ use super::judge::{self, Allowed};
 use super::machine::{self, Machine};
 use super::media::{CrashPoint, Keep, SimMedia};
 use super::model::{Falloc, Model, Target};
+use super::mutation::Mutation;
 use super::tree::Tree;
 use super::workload::{Line, Op, Sequence};
 
@@ -94,6 +95,8 @@ pub struct Effort {
     pub bounds: Bounds,
     /// Power fails again during recovery.
     pub twice: bool,
+    /// What is left out on purpose.
+    pub mutation: Option<Arc<Mutation>>,
 }
 
 /// What was done.
@@ -366,6 +369,7 @@ impl Run<'_> {
     fn sequence(&mut self, sequence: &Sequence, at: &Mutex<String>) -> Result<(), Violation> {
         let start = self.start;
         let media = start.media.media(Keep::Everything);
+        media.mutate(self.effort.mutation.clone());
         let mut machine = Machine::new(media, start.model.clone(), start.step).map_err(plain)?;
         let Some((last, earlier)) = sequence.lines.split_last() else { return Ok(()) };
         let mut history = History { trees: Vec::new() };
@@ -517,13 +521,7 @@ fn visit(
     distinct: &mut u64,
     twice: &mut Coverage,
 ) -> Result<u64, String> {
-    let points: Arc<Mutex<Vec<CrashPoint>>> = Arc::default();
-    if effort.twice {
-        let kept = points.clone();
-        media.record(Some(Box::new(move |point| kept.lock().push(point.clone()))));
-    }
     let fs = machine::open(media)?;
-    fs.media().record(None);
     let found = Tree::read(&fs, [])?;
     let which = allowed.judge(&found)?;
     judge::independent(&fs)?;
@@ -536,7 +534,13 @@ fn visit(
         return Ok(hash);
     }
     *distinct += 1;
+    let left = effort.twice.then(|| fs.media().as_found());
     judge::use_up(&judge::settled(fs), &found, start.free_when_empty)?;
+    let Some(left) = left else { return Ok(hash) };
+    let points: Arc<Mutex<Vec<CrashPoint>>> = Arc::default();
+    let kept = points.clone();
+    left.record(Some(Box::new(move |point| kept.lock().push(point.clone()))));
+    machine::open(left)?.media().record(None);
     for (n, point) in points.lock().iter().enumerate() {
         let bounds = Bounds { leaves_max: 8, lane_states: 1, ..effort.bounds.clone() };
         let (coverage, violation) = explore(point, &bounds, &mut |media| {

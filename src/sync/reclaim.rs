@@ -170,6 +170,12 @@ impl<T: Send + Sync + 'static> Cell<T> {
     }
 }
 
+impl<T: Send + Sync + 'static> Default for Cell<T> {
+    fn default() -> Cell<T> {
+        Cell::empty()
+    }
+}
+
 impl<T> Drop for Cell<T> {
     fn drop(&mut self) {
         let pointer = *self.pointer.get_mut();

@@ -276,6 +276,10 @@ pub struct Crash {
     /// Threads [default: all CPUs]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// Test the tester: leave out each flush, fence, sync and checksum check of the file system, one at a time,
+    /// and say which of them no sequence misses
+    #[arg(long)]
+    pub mutants: bool,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,

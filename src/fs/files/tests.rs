@@ -2,7 +2,7 @@
 //! balance of opens.
 
 use super::*;
-use crate::fs::{MkfsOptions, OpenOptions, RENAME_EXCHANGE, RENAME_NOREPLACE, SetTime, Time, acl};
+use crate::fs::{Attr, MkfsOptions, OpenOptions, RENAME_EXCHANGE, RENAME_NOREPLACE, SetTime, Time, acl};
 use crate::limits::{LINKS_MAX, SUBDIRECTORIES_MAX};
 use crate::media::{Pool, PoolOptions};
 use libc::{O_APPEND, O_CREAT, O_DIRECTORY, O_EXCL, O_PATH, O_RDONLY, O_RDWR, O_TMPFILE, O_WRONLY};
@@ -778,7 +778,7 @@ fn calls_with_two_descriptors_do_not_wait_for_each_other() {
             }
             start.wait();
             let nodes = [b"a", b"b"].map(|name| files.fs().walk(&Cred::root(), None, name, true).unwrap());
-            let held = [nodes[0].0.body.write(), nodes[1].0.body.write()];
+            let held = [&nodes[0], &nodes[1]].map(|node| files.fs().table.change(&node.0));
             start.wait();
             // Both have their own descriptor, and go on to the other's.
             std::thread::sleep(std::time::Duration::from_millis(50));
@@ -825,7 +825,7 @@ fn who_waits_for_an_inode_is_in_no_epoch_yet() {
         let files = Arc::new(files());
         make(&files, "f", "text");
         let node = files.fs().walk(&Cred::root(), None, b"f", true).unwrap();
-        let held = node.0.body.write();
+        let held = files.fs().table.change(&node.0);
         let waiting = {
             let (files, node) = (files.clone(), node.clone());
             std::thread::spawn(move || files.fs().write_at(&Cred::root(), &node, 0, b"next", false).unwrap())
@@ -909,5 +909,84 @@ fn a_number_never_names_an_inode_that_is_gone() {
         drop(files);
         fs.close().unwrap();
         pool = fs.abandon();
+    }
+}
+
+/// The attributes of a path, which are those of its inode, read with the lock and without.
+#[track_caller]
+fn shown(files: &Files<Pool>, path: &[u8], what: &str) -> Attr {
+    let fs = files.fs();
+    let attr = fs.attr_of(&fs.walk(&Cred::root(), None, path, false).unwrap()).unwrap();
+    assert_eq!(files.lstat(path).unwrap(), attr, "{what}");
+    let Attr { ino, generation, .. } = attr;
+    let unlocked = fs.table.line(ino.0).read(ino, generation, &fs.table.entry(ino.0).nlink);
+    assert_eq!(unlocked, (attr.rdev == 0).then_some(attr), "{what}: without a lock");
+    attr
+}
+
+/// A stat by path reads a line of its own, which whatever changes an inode has to keep.
+#[test]
+fn a_path_shows_what_a_descriptor_shows() {
+    let files = files();
+    files.mkdir(b"d", 0o777).unwrap();
+    make(&files, "d/f", "text");
+    let fd = files.open(b"d/f", O_RDWR, 0).unwrap();
+    let steps: &[(&str, &dyn Fn() -> Result<()>)] = &[
+        ("write", &|| files.pwrite(fd, &[1; 5000], 100).map(drop)),
+        ("truncate", &|| files.ftruncate(fd, 7000)),
+        ("fallocate", &|| files.fallocate(fd, 0, 0, 1 << 20)),
+        ("chmod", &|| files.chmod(b"d/f", 0o4751)),
+        ("chown", &|| files.chown(b"d/f", 3, 4)),
+        ("utimens", &|| {
+            let time = |sec| Some(SetTime::To(Time::new(sec, 5)));
+            files.utimensat(AT_FDCWD, b"d/f", time(-7), time(1 << 33), 0)
+        }),
+        ("read", &|| files.pread(fd, &mut [0; 10], 0).map(drop)),
+        ("setxattr", &|| files.setxattr(b"d/f", true, b"user.a", b"v", 0)),
+        ("removexattr", &|| files.removexattr(b"d/f", true, b"user.a")),
+        ("link", &|| files.link(b"d/f", b"d/g")),
+        ("unlink", &|| files.unlink(b"d/g")),
+        ("mkdir", &|| files.mkdir(b"d/d", 0o2777)),
+        ("rename a directory", &|| files.rename(b"d/d", b"e", 0)),
+        ("and back", &|| files.rename(b"e", b"d/d", 0)),
+        ("rmdir", &|| files.rmdir(b"d/d")),
+        ("replace", &|| {
+            make(&files, "d/h", "other");
+            files.link(b"d/h", b"i")?;
+            files.rename(b"d/f", b"d/h", 0)?;
+            shown(&files, b"i", "what was replaced");
+            files.rename(b"d/h", b"d/f", 0)
+        }),
+    ];
+    for (what, step) in steps {
+        step().unwrap();
+        shown(&files, b"d/f", what);
+        shown(&files, b"d", what);
+        shown(&files, b"/d", what);
+    }
+    files.symlink(b"f", b"d/s").unwrap();
+    assert_eq!(shown(&files, b"d/s", "a symbolic link").size, 1);
+    let device = libc::S_IFCHR | 0o600;
+    files.mknod(b"d/c", device, 0x105).unwrap();
+    assert_eq!(shown(&files, b"d/c", "a device").rdev, 0x105);
+    // A number that is used again.
+    files.close(fd).unwrap();
+    for size in 0..50 {
+        files.unlink(b"d/f").unwrap();
+        make(&files, "d/f", &"x".repeat(size));
+        assert_eq!(shown(&files, b"d/f", "anew").size, size as u64);
+    }
+    // Inodes that come from their logs, after a clean close and after a crash.
+    let mut fs = files.fs().clone();
+    drop(files);
+    for clean in [true, false] {
+        if clean {
+            fs.close().unwrap();
+        }
+        fs = Fs::open(fs.abandon().expect("nobody else uses it"), &OpenOptions::default()).unwrap();
+        let files = Files::new(fs.clone(), Cred::root(), 0o022);
+        assert_eq!(shown(&files, b"d/f", "loaded").size, 49);
+        shown(&files, b"d", "loaded");
+        shown(&files, b"d/s", "loaded");
     }
 }

@@ -7,6 +7,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use lodestone::fs::DataMode;
 use lodestone::sim::explore::Bounds;
 use lodestone::sim::media::Rng;
+use lodestone::sim::mutation::{self, Mutant};
 use lodestone::sim::run::{Broken, Effort, Image, Place, Plan, Report, run as explore};
 use lodestone::sim::workload::{self, Sequence};
 use serde::Serialize;
@@ -57,6 +58,7 @@ pub fn run(args: &cli::Crash) -> Result<()> {
         effort: Effort {
             bounds: Bounds { leaves_max: LEAVES_MAX, lane_states: LANE_STATES, seed: args.seed },
             twice: args.depth > 1,
+            mutation: None,
         },
         threads: args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get())),
     };
@@ -65,6 +67,9 @@ pub fn run(args: &cli::Crash) -> Result<()> {
     bar.set_style(ProgressStyle::with_template(style).expect("a constant template"));
     crate::interrupt::catch();
     let begun = Instant::now();
+    if args.mutants {
+        return mutants(args, &plan, &bar, begun);
+    }
     let told = AtomicU64::new(0);
     let report = explore(&plan, &|done, total, tally| {
         bar.set_length(total);
@@ -87,6 +92,73 @@ pub fn run(args: &cli::Crash) -> Result<()> {
         return Err(Failure::failed("interrupted; what was not reached is not counted"));
     }
     if report.tally.violations == 0 { Ok(()) } else { Err(Failure::Reported) }
+}
+
+#[derive(Serialize)]
+struct Mutants {
+    mutants: usize,
+    killed: usize,
+    seed: u64,
+    seconds: f64,
+    tried: Vec<Tried>,
+}
+
+#[derive(Serialize)]
+struct Tried {
+    without: String,
+    sequences: u64,
+    /// What noticed it; null where nothing did.
+    killed_by: Option<String>,
+    what: Option<String>,
+}
+
+/// Fails only where it is interrupted: which survivors are right is for who reads it.
+fn mutants(args: &cli::Crash, plan: &Plan, bar: &ProgressBar, begun: Instant) -> Result<()> {
+    // A mutant may die by a panic; that is not news.
+    std::panic::set_hook(Box::new(|_| ()));
+    let tried = mutation::run(plan, &|done, total, mutant| {
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
+        bar.set_message(mutant.site.to_string());
+        !crate::interrupt::requested()
+    });
+    drop(std::panic::take_hook());
+    bar.finish_and_clear();
+    let tried: Vec<Tried> = tried.map_err(Failure::failed)?.into_iter().map(Tried::from).collect();
+    let killed = tried.iter().filter(|t| t.killed_by.is_some()).count();
+    let mut out = Output::new();
+    if args.json {
+        let seconds = begun.elapsed().as_secs_f64();
+        out.json(&Mutants { mutants: tried.len(), killed, seed: args.seed, seconds, tried })?;
+    } else {
+        for t in &tried {
+            let by = match (&t.killed_by, &t.what) {
+                (Some(by), Some(what)) => {
+                    format!("killed by {by}: {}", what.lines().next().unwrap_or_default())
+                }
+                _ => format!("SURVIVES {} sequences", t.sequences),
+            };
+            out.line(format_args!("without {}: {by}", t.without))?;
+        }
+        out.line(format_args!("{killed} of {} mutants are killed", tried.len()))?;
+    }
+    out.finish()?;
+    if crate::interrupt::requested() {
+        return Err(Failure::failed("interrupted; not every mutant was tried"));
+    }
+    Ok(())
+}
+
+impl From<Mutant> for Tried {
+    fn from(mutant: Mutant) -> Tried {
+        let by = mutant.killed.as_ref().map(|b| format!("{} ({})", b.at, b.place));
+        Tried {
+            without: mutant.site.to_string(),
+            sequences: mutant.sequences,
+            killed_by: by,
+            what: mutant.killed.map(|b| b.what),
+        }
+    }
 }
 
 type Sequences = (String, u64, Box<dyn Fn(u64) -> Sequence + Sync>);

@@ -1,0 +1,163 @@
+//! Steps left out on purpose: whether the simulator would notice.
+//!
+//! A *site* is a place in the file system's source that flushes, fences, syncs or believes a checksum, or a step
+//! that the source names ([`Media::omits`](crate::media::Media::omits)). A run that only notes the sites it meets
+//! says which mutations there are; each of them then has to be killed: some workload must find a violation.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::panic::Location;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+
+use super::explore::Bounds;
+use super::run::{self, Broken, Effort, Plan, Start};
+
+/// What is done at a site.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Step {
+    Flush,
+    Fence,
+    Sync,
+    /// A checksum is held against what was read; left out, everything matches.
+    Check,
+    Named(&'static str),
+}
+
+/// Where a step is taken.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Site {
+    pub step: Step,
+    place: Option<(&'static str, u32)>,
+}
+
+impl fmt::Display for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.step, self.place) {
+            (Step::Named(step), _) => write!(f, "{step}"),
+            (step, Some((file, line))) => {
+                write!(f, "{} at {file}:{line}", format!("{step:?}").to_lowercase())
+            }
+            (step, None) => write!(f, "{step:?}"),
+        }
+    }
+}
+
+/// What is left out; without a site nothing is, and sites are noted.
+#[derive(Default, Debug)]
+pub struct Mutation {
+    without: Option<Site>,
+    met: Mutex<BTreeSet<Site>>,
+}
+
+impl Mutation {
+    pub fn without(site: Site) -> Mutation {
+        Mutation { without: Some(site), met: Mutex::default() }
+    }
+
+    /// The sites met.
+    pub fn sites(&self) -> Vec<Site> {
+        self.met.lock().iter().copied().collect()
+    }
+
+    /// Notes a site; whether its step is left out.
+    pub(super) fn meets(&self, step: Step, at: Option<&'static Location<'static>>) -> bool {
+        let site = Site { step, place: at.map(|l| (l.file(), l.line())) };
+        match self.without {
+            Some(without) => {
+                let is_it = without == site;
+                if is_it && self.met.lock().is_empty() {
+                    self.met.lock().insert(site);
+                }
+                is_it
+            }
+            None => {
+                self.met.lock().insert(site);
+                false
+            }
+        }
+    }
+}
+
+/// What became of a mutation.
+#[derive(Clone, Debug)]
+pub struct Mutant {
+    pub site: Site,
+    /// Sequences that ran until it was killed; all of them where it survived.
+    pub sequences: u64,
+    /// What noticed it.
+    pub killed: Option<Broken>,
+}
+
+/// Leaves out each site that the plan's sequences meet, one at a time. `progress` is called after each with how
+/// many of how many were tried, and answers whether to go on.
+pub fn run(
+    plan: &Plan,
+    progress: &(dyn Fn(usize, usize, &Mutant) -> bool + Sync),
+) -> Result<Vec<Mutant>, String> {
+    let starts: Vec<Start> = plan.places.iter().map(|p| Start::new(*p)).collect::<Result<_, _>>()?;
+    let met = meet(plan, &starts);
+    let sites: Vec<(&Site, &Vec<usize>)> = met.iter().collect();
+    let mutants = Mutex::new(BTreeMap::new());
+    let next = AtomicUsize::new(0);
+    let work = || {
+        while let Some((site, places)) = sites.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let mutant = try_out(plan, places.iter().map(|n| &starts[*n]), **site);
+            let mut mutants = mutants.lock();
+            if !progress(mutants.len() + 1, sites.len(), &mutant) {
+                next.store(sites.len(), Ordering::Relaxed);
+            }
+            mutants.insert(**site, mutant);
+        }
+    };
+    std::thread::scope(|s| {
+        (1..plan.threads.max(1)).for_each(|_| drop(s.spawn(work)));
+        work();
+    });
+    Ok(mutants.into_inner().into_values().collect())
+}
+
+/// Sites, and at which starts they are met.
+fn meet(plan: &Plan, starts: &[Start]) -> BTreeMap<Site, Vec<usize>> {
+    let met: Mutex<BTreeMap<Site, Vec<usize>>> = Mutex::default();
+    let next = AtomicUsize::new(0);
+    let work = || {
+        loop {
+            let n = next.fetch_add(1, Ordering::Relaxed);
+            let Some(start) = starts.get(n) else { return };
+            let noted = Arc::new(Mutation::default());
+            // Where a failure leaves most of what was stored recovery does most.
+            let bounds = Bounds { leaves_max: 8, lane_states: 1, ..plan.effort.bounds.clone() };
+            let effort = Effort { bounds, twice: false, mutation: Some(noted.clone()) };
+            for sequence in 0..plan.count {
+                run::sequence(start, &(plan.sequence)(sequence), &effort);
+            }
+            let mut met = met.lock();
+            noted.sites().into_iter().for_each(|site| met.entry(site).or_default().push(n));
+        }
+    };
+    std::thread::scope(|s| {
+        (1..plan.threads.max(1)).for_each(|_| drop(s.spawn(work)));
+        work();
+    });
+    met.into_inner()
+}
+
+/// Runs sequences without the site until one shows it.
+fn try_out<'a>(plan: &Plan, starts: impl Iterator<Item = &'a Start> + Clone, site: Site) -> Mutant {
+    let mut mutant = Mutant { site, sequences: 0, killed: None };
+    for n in 0..plan.count {
+        for start in starts.clone() {
+            let mutation = Some(Arc::new(Mutation::without(site)));
+            let effort = Effort { mutation, ..plan.effort.clone() };
+            mutant.sequences += 1;
+            mutant.killed = run::sequence(start, &(plan.sequence)(n), &effort).1;
+            if mutant.killed.is_some() {
+                return mutant;
+            }
+        }
+    }
+    mutant
+}
