@@ -23,7 +23,11 @@ fn explored(domains: &[Domain], data: DataMode, image: Image, twice: bool, text:
     for &domain in domains {
         let start = Start::new(Place { domain, data, image }).unwrap();
         for each in workload::parse(text).unwrap() {
-            let effort = Effort { bounds: Bounds { leaves_max: 1 << 10, lane_states: 4, seed: 1 }, twice };
+            let effort = Effort {
+                bounds: Bounds { leaves_max: 1 << 10, lane_states: 4, seed: 1 },
+                twice,
+                ..Effort::default()
+            };
             let (tally, broken) = sequence(&start, &each, &effort);
             assert!(broken.is_none(), "{}", broken.unwrap());
             assert!(tally.crash_points > 1 && tally.states > tally.crash_points, "nothing failed: {tally:?}");
@@ -51,8 +55,10 @@ fn class_2_an_acknowledged_write_survives_a_failure_in_the_next_operation() {
 #[test]
 fn class_3_the_edges_of_a_copy_are_durable() {
     let sizes = [1, 7, 9, 63, 65, 4095, 4097];
-    let one = |at: u64, len: usize| format!("foo:9000 | write foo {at} {len}\n\nfoo:{at} | append foo {len}\n\n");
-    let text: String = sizes.iter().zip([3, 61, 4093, 4097, 127, 1, 65]).map(|(len, at)| one(at, *len)).collect();
+    let one =
+        |at: u64, len: usize| format!("foo:9000 | write foo {at} {len}\n\nfoo:{at} | append foo {len}\n\n");
+    let text: String =
+        sizes.iter().zip([3, 61, 4093, 4097, 127, 1, 65]).map(|(len, at)| one(at, *len)).collect();
     explore(PM, Image::Fresh, &text);
     explored(PM, DataMode::InPlace, Image::Fresh, false, &text);
 }
@@ -79,7 +85,8 @@ fn class_5_links_and_names_change_together() {
 /// recovered, used, and recovered again.
 #[test]
 fn class_6_recovery_needs_nothing_but_the_media() {
-    let text = "A/foo:9000 | unlink A/foo\n| create bar\n\nbar | rename bar A/bar\n| reopen\n\n| reopen\n| mkdir B";
+    let text =
+        "A/foo:9000 | unlink A/foo\n| create bar\n\nbar | rename bar A/bar\n| reopen\n\n| reopen\n| mkdir B";
     explored(ALL, DataMode::Cow, Image::Crashed, true, text);
 }
 
@@ -87,7 +94,8 @@ fn class_6_recovery_needs_nothing_but_the_media() {
 /// opening and closing.
 #[test]
 fn class_7_the_copies_of_the_state_line_agree() {
-    let tally = explored(ALL, DataMode::Cow, Image::Reused, true, "foo | tick\n\n| create foo\n| reopen\n\n| sync");
+    let tally =
+        explored(ALL, DataMode::Cow, Image::Reused, true, "foo | tick\n\n| create foo\n| reopen\n\n| sync");
     assert!(tally.recovery_points > 0, "{tally:?}");
 }
 
@@ -105,7 +113,11 @@ fn class_8_truncates_and_orphans_leave_nothing() {
 /// Class 9: "atomic" updates wider than 8 bytes: non-temporal words survive in any subset.
 #[test]
 fn class_9_no_update_relies_on_more_than_a_word() {
-    let tally = explore(&[Domain::Memory], Image::Fresh, "foo:9000 | write foo 0 300\n\n| symlink ~300 ln\n\nfoo | setxattr foo user.a 1000");
+    let tally = explore(
+        &[Domain::Memory],
+        Image::Fresh,
+        "foo:9000 | write foo 0 300\n\n| symlink ~300 ln\n\nfoo | setxattr foo user.a 1000",
+    );
     assert!(tally.states > 100, "{tally:?}");
 }
 
@@ -136,7 +148,11 @@ fn trap_a_new_file_under_a_name_that_moved() {
 /// Trap: a directory's record adopts an inode that was reused.
 #[test]
 fn trap_a_record_never_adopts_a_reused_inode() {
-    explore(ALL, Image::Reused, "foo bar=foo | unlink foo ; unlink bar ; create A ; link A foo\n\nA/! | rmdir A ; create foo");
+    explore(
+        ALL,
+        Image::Reused,
+        "foo bar=foo | unlink foo ; unlink bar ; create A ; link A foo\n\nA/! | rmdir A ; create foo",
+    );
 }
 
 /// Trap: an in-place store to data whose record is still in doubt, which is verified by it.
@@ -151,7 +167,11 @@ fn trap_a_store_in_place_does_not_void_the_record_before() {
 /// Trap: an epoch is named while an operation that began in it is not through.
 #[test]
 fn trap_a_named_epoch_is_complete() {
-    explore(ALL, Image::Fresh, "| create foo ; tick ; create bar\n\nA/foo B/ | rename A/foo B/bar ; tick ; unlink B/bar");
+    explore(
+        ALL,
+        Image::Fresh,
+        "| create foo ; tick ; create bar\n\nA/foo B/ | rename A/foo B/bar ; tick ; unlink B/bar",
+    );
 }
 
 /// Trap: bytes between a smaller size and a later one read as zeros.

@@ -52,7 +52,8 @@ fn operation() -> impl Strategy<Value = Op> {
     ]);
     let setting = select(vec![Setting::Any, Setting::Any, Setting::Create, Setting::Replace]);
     let xattr = select(vec!["user.a", "user.b", "user.long-name-of-an-attribute"]).prop_map(str::to_owned);
-    let points_to = select(vec!["foo", "A", "A/foo", "/B", "ln", "../bar", "nowhere"]).prop_map(str::to_owned);
+    let points_to =
+        select(vec!["foo", "A", "A/foo", "/B", "ln", "../bar", "nowhere"]).prop_map(str::to_owned);
     prop_oneof![
         4 => name().prop_map(Op::Create),
         4 => name().prop_map(Op::Mkdir),

@@ -854,7 +854,9 @@ mod tests {
     fn logs(point: &CrashPoint, keep: Keep) -> Vec<Option<(u64, Vec<u32>)>> {
         let options = OpenOptions { read_only: true, no_ticker: true, power_lost: true };
         let fs = Fs::open(point.media(keep), &options).expect("it opens");
-        (1..fs.slot_count.load(std::sync::atomic::Ordering::Relaxed)).map(|ino| operations(&fs, ino)).collect()
+        (1..fs.slot_count.load(std::sync::atomic::Ordering::Relaxed))
+            .map(|ino| operations(&fs, ino))
+            .collect()
     }
 
     /// The one-fence rule: whatever fails, of each log only the last operation can be in doubt.
@@ -893,7 +895,11 @@ mod tests {
             let (Some((generation, all)), Some((old, sure))) = (all, sure) else { continue };
             let Some(last) = sure.last().filter(|_| generation == old) else { continue };
             let doubtful = all.iter().filter(|seq| (seq.wrapping_sub(*last) as i32) > 0).count();
-            assert!(doubtful <= 1, "{op}: {doubtful} operations of inode {} are in doubt", Ino(n as u32 + 1).0);
+            assert!(
+                doubtful <= 1,
+                "{op}: {doubtful} operations of inode {} are in doubt",
+                Ino(n as u32 + 1).0
+            );
         }
     }
 }

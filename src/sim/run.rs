@@ -455,7 +455,7 @@ impl Run<'_> {
         at: &Mutex<String>,
     ) -> Result<(), Violation> {
         *at.lock() = op.to_string();
-        let before = machine.tree().map_err(plain)?;
+        let before = history.trees.last().cloned().expect("what the first line needs was synced");
         let target = overwritten(machine, op);
         let points = record(machine);
         let done = machine.apply(op).map_err(plain);
@@ -466,10 +466,10 @@ impl Run<'_> {
         let after = history.push(machine.tree().map_err(plain)?);
         let points = std::mem::take(&mut *points.lock());
         let deferring = self.start.place.domain == Domain::PageCache;
-        if always || points.len() > 1 || deferring && points.len() > 0 {
+        if always || points.len() > 1 {
             let during = match deferring {
                 true => Allowed::SinceSync(history.trees.clone()),
-                false => Allowed::OneOf { trees: vec![Arc::new(before), after], torn: self.torn(target) },
+                false => Allowed::OneOf { trees: vec![before, after], torn: self.torn(target) },
             };
             for (n, point) in points.iter().enumerate() {
                 *at.lock() = format!("{op}, fence {} of {}", n + 1, points.len());
