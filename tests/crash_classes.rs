@@ -85,8 +85,7 @@ fn class_5_links_and_names_change_together() {
 /// recovered, used, and recovered again.
 #[test]
 fn class_6_recovery_needs_nothing_but_the_media() {
-    let text =
-        "A/foo:9000 | unlink A/foo\n| create bar\n\nbar | rename bar A/bar\n| reopen\n\n| reopen\n| mkdir B";
+    let text = "A/foo:9000 | unlink A/foo\n!bar | create bar\n\nbar !A/bar | rename bar A/bar\n| reopen\n\n| reopen\n| mkdir B";
     explored(ALL, DataMode::Cow, Image::Crashed, true, text);
 }
 
@@ -94,8 +93,13 @@ fn class_6_recovery_needs_nothing_but_the_media() {
 /// opening and closing.
 #[test]
 fn class_7_the_copies_of_the_state_line_agree() {
-    let tally =
-        explored(ALL, DataMode::Cow, Image::Reused, true, "foo | tick\n\n| create foo\n| reopen\n\n| sync");
+    let tally = explored(
+        ALL,
+        DataMode::Cow,
+        Image::Reused,
+        true,
+        "foo | tick\n\n| create foo\n| reopen\n\n| create foo ; sync ; create bar",
+    );
     assert!(tally.recovery_points > 0, "{tally:?}");
 }
 

@@ -121,7 +121,7 @@ proptest! {
     #[test]
     fn production_and_oracle_agree(
         place in place(),
-        ops in prop::collection::vec(operation(), OPS),
+        ops in prop::collection::vec(operation(), 1..=OPS),
         crash_at in 0..2 * OPS,
     ) {
         agree(place, &ops, crash_at).map_err(TestCaseError::fail)?;
