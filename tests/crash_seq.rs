@@ -15,7 +15,7 @@ fn all(domain: Domain, images: &[Image]) {
         places: places.collect(),
         count: workload::count(1),
         sequence: Box::new(|n| workload::sequence(1, n)),
-        effort: Effort { bounds: Bounds { leaves_max: 256, lane_states: 2, seed: 1 }, twice: false },
+        effort: Effort { bounds: Bounds { leaves_max: 256, lane_states: 2, seed: 1 }, ..Effort::default() },
         threads: 1,
     };
     let report = run(&plan, &|_, _, _| true).unwrap_or_else(|e| panic!("{domain}: {e}"));

@@ -823,3 +823,83 @@ pub fn damaged(owner: &Owner, what: &str) -> Error {
         format!("inode {} is damaged: {what}; restore it from a backup", owner.ino),
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
+
+    use super::*;
+    use crate::fs::{Fs, Ino, MkfsOptions, OpenOptions, inode};
+    use crate::media::Domain;
+    use crate::sim::machine::Machine;
+    use crate::sim::media::{CrashPoint, Keep, SimMedia};
+    use crate::sim::model::Model;
+    use crate::sim::workload::{ACE, Line};
+
+    /// The incarnation's generation and the numbers of the operations in a log, as the media has them.
+    fn operations(fs: &Fs<SimMedia>, ino: u32) -> Option<(u64, Vec<u32>)> {
+        let slot = fs.slot(ino).ok()?;
+        let generation = inode::read_header(&fs.core, ino, slot).ok()??.generation;
+        let mut reader = Reader::new(&fs.core, Owner { ino, generation, slot }).ok()?;
+        let (mut op, mut found) = (Op::default(), Vec::new());
+        while reader.next(&mut op).ok()? {
+            found.push(op.seq());
+        }
+        Some((generation, found))
+    }
+
+    /// What the logs hold if the failure keeps these stores. Read only: nothing is voided on media.
+    fn logs(point: &CrashPoint, keep: Keep) -> Vec<Option<(u64, Vec<u32>)>> {
+        let options = OpenOptions { read_only: true, no_ticker: true, power_lost: true };
+        let fs = Fs::open(point.media(keep), &options).expect("it opens");
+        (1..fs.slot_count.load(std::sync::atomic::Ordering::Relaxed))
+            .map(|ino| operations(&fs, ino))
+            .collect()
+    }
+
+    /// The one-fence rule: whatever fails, of each log only the last operation can be in doubt.
+    #[test]
+    fn only_the_last_operation_of_a_log_can_be_in_doubt() {
+        let mut looked_at = 0;
+        for domain in [Domain::Memory, Domain::CpuCache] {
+            let began = Machine::begin();
+            let empty = Fs::mkfs(SimMedia::new(vec![0; 1 << 20], domain), &MkfsOptions::default()).unwrap();
+            let mut machine = Machine::new(empty.copy(), Model::new(began), 0).unwrap();
+            let points: Arc<Mutex<Vec<CrashPoint>>> = Arc::default();
+            for text in ACE.iter().filter(|text| !text.contains("reopen")) {
+                let line: Line = text.parse().unwrap();
+                let needs = line.needs.iter().flat_map(|need| need.bring_about(&machine.model));
+                for op in needs.collect::<Vec<_>>() {
+                    machine.apply(&op).unwrap().ok();
+                }
+                for op in line.ops.iter().flat_map(crate::sim::workload::Op::steps) {
+                    let kept = points.clone();
+                    machine.fs().media().record(Some(Box::new(move |p| kept.lock().push(p.clone()))));
+                    machine.apply(&op).unwrap().ok();
+                    machine.fs().media().record(None);
+                    for point in points.lock().drain(..).filter(|p| p.lines() > 0) {
+                        looked_at += 1;
+                        check(&point, &op);
+                    }
+                }
+            }
+        }
+        assert!(looked_at > 200, "{looked_at} crash points");
+    }
+
+    fn check(point: &CrashPoint, op: &crate::sim::workload::Op) {
+        let sure = logs(point, Keep::Nothing);
+        for (n, (all, sure)) in logs(point, Keep::Everything).into_iter().zip(sure).enumerate() {
+            let (Some((generation, all)), Some((old, sure))) = (all, sure) else { continue };
+            let Some(last) = sure.last().filter(|_| generation == old) else { continue };
+            let doubtful = all.iter().filter(|seq| (seq.wrapping_sub(*last) as i32) > 0).count();
+            assert!(
+                doubtful <= 1,
+                "{op}: {doubtful} operations of inode {} are in doubt",
+                Ino(n as u32 + 1).0
+            );
+        }
+    }
+}

@@ -86,6 +86,8 @@ pub struct MkfsOptions {
     pub force: bool,
     pub root_uid: u32,
     pub root_gid: u32,
+    /// Instead of chance: for simulations that replay.
+    pub identity: Option<u64>,
 }
 
 #[derive(Clone, Debug, Default)]

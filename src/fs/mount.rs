@@ -68,8 +68,8 @@ impl<M: Media> Fs<M> {
         }
         let sb = Super {
             version: VERSION,
-            uuid: random()?,
-            key: random()?,
+            uuid: identity(options, 0)?,
+            key: identity(options, 1)?,
             blocks,
             data_in_place: options.data == DataMode::InPlace,
             created: now(),
@@ -648,10 +648,15 @@ fn write_table_extent<M: Media>(media: &M, key_crc: u32, generation: u64, slot: 
     Ok(())
 }
 
-fn random() -> Result<[u8; 16]> {
-    let mut b = [0; 16];
+/// 16 bytes that no other pool has; of a simulation those of its number.
+fn identity(options: &MkfsOptions, which: u8) -> Result<[u8; 16]> {
+    let mut b = [which; 16];
+    if let Some(number) = options.identity {
+        put64(&mut b, 0, number);
+        return Ok(b);
+    }
     rustix::rand::getrandom(&mut b, rustix::rand::GetRandomFlags::empty())
-        .map_err(|e| Error::new(e.raw_os_error(), "mount::random"))?;
+        .map_err(|e| Error::new(e.raw_os_error(), "mount::identity"))?;
     Ok(b)
 }
 

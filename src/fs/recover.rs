@@ -152,8 +152,12 @@ fn parallel<T: Send + Default>(
     count: u32,
     work: impl Fn(std::ops::Range<u32>, &mut T) -> Result<()> + Sync,
 ) -> Result<Vec<T>> {
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(THREADS_MAX);
-    let threads = threads.min(count.div_ceil(SLOTS_AT_A_TIME).max(1) as usize);
+    let parts = (count.div_ceil(SLOTS_AT_A_TIME) as usize).clamp(1, THREADS_MAX);
+    // Asking how many CPUs there are reads files: not for a small pool.
+    let threads = match parts {
+        1 => 1,
+        _ => std::thread::available_parallelism().map_or(1, |n| n.get()).min(parts),
+    };
     let next = AtomicU32::new(0);
     let failed = Mutex::new(None);
     let run = || {

@@ -31,24 +31,28 @@ pub enum Allowed {
 }
 
 impl Allowed {
-    pub fn judge(&self, found: &Tree) -> Result<(), String> {
+    /// Which of those it is, in a number: where it is torn, as which.
+    pub fn judge(&self, found: &Tree) -> Result<u64, String> {
         match self {
             Allowed::OneOf { trees, torn } => one_of(found, trees, torn.as_ref()),
-            Allowed::SinceSync(trees) => since_sync(found, trees),
+            Allowed::SinceSync(trees) => {
+                since_sync(found, trees)?;
+                Ok(found.digest())
+            }
         }
     }
 }
 
-fn one_of(found: &Tree, trees: &[Arc<Tree>], torn: Option<&(u32, Range<u64>)>) -> Result<(), String> {
-    if trees.iter().any(|t| t.named == found.named) {
-        return Ok(());
+fn one_of(found: &Tree, trees: &[Arc<Tree>], torn: Option<&(u32, Range<u64>)>) -> Result<u64, String> {
+    if let Some(whole) = trees.iter().find(|t| t.named == found.named) {
+        return Ok(whole.digest());
     }
     let (first, last) = (&trees[0], &trees[trees.len() - 1]);
     if let Some((ino, range)) = torn
         && let Some(whole) = untorn(found, (first, last), *ino, range)
         && whole.named == last.named
     {
-        return Ok(());
+        return Ok(last.digest() ^ 1);
     }
     let after = found.differs(last);
     Err(match trees.len() {
@@ -86,10 +90,19 @@ fn since_sync(found: &Tree, trees: &[Arc<Tree>]) -> Result<(), String> {
     counts(&found.named)?;
     let mut moments: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
     for (ino, seen) in &found.named {
-        let was = |t: &Tree| t.named.get(ino).or_else(|| t.nameless.get(ino)).cloned();
-        let versions: Vec<Option<Arc<Seen>>> = trees.iter().map(|t| was(t)).collect();
-        let fits: Vec<usize> =
-            (0..trees.len()).filter(|n| versions[*n].as_ref().is_some_and(|v| same_log(seen, v))).collect();
+        let versions: Vec<Option<&Arc<Seen>>> =
+            trees.iter().map(|t| t.named.get(ino).or_else(|| t.nameless.get(ino))).collect();
+        let mut fits = Vec::new();
+        for (n, version) in versions.iter().enumerate() {
+            // Trees share what did not change.
+            let same_as_before =
+                n > 0 && version.zip(versions[n - 1]).is_some_and(|(new, old)| Arc::ptr_eq(new, old));
+            let fit = match same_as_before {
+                true => fits.last() == Some(&(n - 1)),
+                false => version.is_some_and(|v| same_log(seen, v)),
+            };
+            fits.extend(fit.then_some(n));
+        }
         let stamped = versions.iter().flatten().any(|v| v.ctime == seen.ctime);
         if fits.is_empty() || !stamped {
             let newest = versions.iter().flatten().next_back();

@@ -386,8 +386,21 @@ impl Model {
     fn make(&mut self, path: &str, mode: u32, body: Body) -> Outcome<Id> {
         let (dir, name) = self.free_place(path)?;
         let id = self.add(mode, body);
+        self.inherit(dir, id);
         self.enter(dir, name, id);
         Ok(id)
+    }
+
+    /// A directory with the set-group-id bit gives its group to what is made in it, and the bit to directories.
+    fn inherit(&mut self, dir: Id, id: Id) {
+        let (mode, gid) = (self.node(dir).mode, self.node(dir).gid);
+        if mode & libc::S_ISGID != 0 {
+            let node = self.node_mut(id);
+            node.gid = gid;
+            if node.is_dir() {
+                node.mode |= libc::S_ISGID;
+            }
+        }
     }
 
     pub fn create(&mut self, path: &str) -> Outcome {
@@ -518,8 +531,10 @@ impl Model {
 
     /// A file without a name.
     pub fn tmpfile(&mut self, slot: u8, dir: &str) -> Outcome {
-        self.node(self.resolve(dir, true)?).names()?;
+        let dir = self.resolve(dir, true)?;
+        self.node(dir).names()?;
         let id = self.add(libc::S_IFREG | 0o644, Body::File(File::default()));
+        self.inherit(dir, id);
         self.node_mut(id).linkable = true;
         self.opens.insert(slot, id);
         Ok(())

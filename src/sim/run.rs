@@ -117,8 +117,8 @@ pub struct Tally {
     pub violations: u64,
 }
 
-impl Tally {
-    fn add(&mut self, other: &Tally) {
+impl std::ops::AddAssign for Tally {
+    fn add_assign(&mut self, other: Tally) {
         self.sequences += other.sequences;
         self.crash_points += other.crash_points;
         self.covered_points += other.covered_points;
@@ -129,7 +129,9 @@ impl Tally {
         self.refused += other.refused;
         self.violations += other.violations;
     }
+}
 
+impl Tally {
     fn cover(&mut self, coverage: &Coverage) {
         self.crash_points += coverage.points;
         self.covered_points += coverage.exhausted;
@@ -166,7 +168,7 @@ impl Start {
     /// Makes one. Fails where the production code and the oracle disagree already.
     pub fn new(place: Place) -> Result<Start, String> {
         let began = Machine::begin();
-        let options = MkfsOptions { data: place.data, ..MkfsOptions::default() };
+        let options = MkfsOptions { data: place.data, identity: Some(1), ..MkfsOptions::default() };
         let empty = Fs::mkfs(SimMedia::new(vec![0; POOL_BYTES], place.domain), &options)
             .map_err(|e| format!("it cannot be made: {e:?}"))?;
         let empty = empty.crash_point().media(Keep::Everything);
@@ -453,7 +455,7 @@ impl Run<'_> {
         at: &Mutex<String>,
     ) -> Result<(), Violation> {
         *at.lock() = op.to_string();
-        let before = machine.tree().map_err(plain)?;
+        let before = history.trees.last().cloned().expect("what the first line needs was synced");
         let target = overwritten(machine, op);
         let points = record(machine);
         let done = machine.apply(op).map_err(plain);
@@ -461,14 +463,13 @@ impl Run<'_> {
         machine.fs().media().record(None);
         let done = done?;
         self.refused(&done, machine)?;
-        let after = Arc::new(machine.tree().map_err(plain)?);
+        let after = history.push(machine.tree().map_err(plain)?);
         let points = std::mem::take(&mut *points.lock());
-        history.trees.push(after.clone());
         let deferring = self.start.place.domain == Domain::PageCache;
-        if always || points.len() > 1 || deferring && points.len() > 0 {
+        if always || points.len() > 1 {
             let during = match deferring {
                 true => Allowed::SinceSync(history.trees.clone()),
-                false => Allowed::OneOf { trees: vec![Arc::new(before), after], torn: self.torn(target) },
+                false => Allowed::OneOf { trees: vec![before, after], torn: self.torn(target) },
             };
             for (n, point) in points.iter().enumerate() {
                 *at.lock() = format!("{op}, fence {} of {}", n + 1, points.len());
@@ -522,10 +523,10 @@ fn visit(
 ) -> Result<u64, String> {
     let fs = machine::open(media)?;
     let found = Tree::read(&fs, [])?;
-    allowed.judge(&found)?;
+    let which = allowed.judge(&found)?;
     judge::independent(&fs)?;
     let (report, stat) = (fs.open_report(), fs.statfs());
-    let state = (&found.named, report.voided, report.orphans, stat.blocks_free, stat.inodes_free);
+    let state = (which, report.voided, report.orphans, stat.blocks_free, stat.inodes_free);
     let mut hasher = rapidhash::fast::RapidHasher::default();
     state.hash(&mut hasher);
     let hash = hasher.finish();
@@ -570,8 +571,17 @@ struct History {
 
 impl History {
     fn passed(&mut self, op: &Op, done: bool, tree: Tree) {
-        self.trees.push(Arc::new(tree));
+        self.push(tree);
         self.settled(op, done);
+    }
+
+    /// The newest one.
+    fn push(&mut self, mut tree: Tree) -> Arc<Tree> {
+        if let Some(before) = self.trees.last() {
+            tree.share(before);
+        }
+        self.trees.push(Arc::new(tree));
+        self.trees[self.trees.len() - 1].clone()
     }
 
     fn settled(&mut self, op: &Op, done: bool) {
@@ -628,7 +638,7 @@ pub fn run(plan: &Plan, progress: &(dyn Fn(u64, u64, &Tally) -> bool + Sync)) ->
             let (n, start) = ((job / starts.len()) as u64, &starts[job % starts.len()]);
             let (tally, broken) = sequence(start, &(plan.sequence)(n), &plan.effort);
             let mut result = result.lock();
-            result.0.add(&tally);
+            result.0 += tally;
             result.1.extend(broken.map(|b| (job, b)));
             while result.1.len() > TOLD_MAX {
                 result.1.pop_last();

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fmt::Write;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use crate::fs::{Attr, Cred, Fs, Ino, Kind, Time};
@@ -66,6 +67,23 @@ impl Tree {
             }
         }
         Ok(tree)
+    }
+
+    /// The same number for the same names and what is behind them.
+    pub fn digest(&self) -> u64 {
+        let mut hasher = rapidhash::fast::RapidHasher::default();
+        self.named.hash(&mut hasher);
+        hasher.finish()
+    }
+
+    /// Takes over what is the same as in `before`, so that it is one thing in memory, too.
+    pub fn share(&mut self, before: &Tree) {
+        for (ino, seen) in self.named.iter_mut().chain(&mut self.nameless) {
+            let was = before.named.get(ino).or_else(|| before.nameless.get(ino));
+            if let Some(was) = was.filter(|was| *was == seen) {
+                *seen = was.clone();
+            }
+        }
     }
 
     /// Every path but the root's.

@@ -51,6 +51,7 @@ fn format(args: &cli::Mkfs, media: Pool) -> Result<Pool> {
         force: args.force,
         root_uid: rustix::process::geteuid().as_raw(),
         root_gid: rustix::process::getegid().as_raw(),
+        ..MkfsOptions::default()
     };
     let media = Fs::mkfs(media, &options).map_err(|e| about(&args.pool, &e))?;
     let synced = media.sync();

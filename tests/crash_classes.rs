@@ -1,0 +1,197 @@
+//! The classes of bugs that were found in published file systems for persistent memory, and the traps of this
+//! design: for each the sequences in which it would show, with every failure explored.
+//!
+//! A test fails where a promise is broken, and also where its failures were not reached. That each of these bugs
+//! is noticed once it is there is shown by planting them (`docs/crash.md`).
+
+use lodestone::fs::DataMode;
+use lodestone::media::Domain;
+use lodestone::sim::explore::Bounds;
+use lodestone::sim::run::{Effort, Image, Place, Start, Tally, sequence};
+use lodestone::sim::workload;
+
+const PM: &[Domain] = &[Domain::Memory, Domain::CpuCache];
+const ALL: &[Domain] = &[Domain::Memory, Domain::CpuCache, Domain::PageCache];
+
+/// Runs sequences, one after an empty line, and gives what was looked at.
+fn explore(domains: &[Domain], image: Image, text: &str) -> Tally {
+    explored(domains, DataMode::Cow, image, false, text)
+}
+
+fn explored(domains: &[Domain], data: DataMode, image: Image, twice: bool, text: &str) -> Tally {
+    let mut total = Tally::default();
+    for &domain in domains {
+        let start = Start::new(Place { domain, data, image }).unwrap();
+        for each in workload::parse(text).unwrap() {
+            let effort = Effort {
+                bounds: Bounds { leaves_max: 1 << 10, lane_states: 4, seed: 1 },
+                twice,
+                ..Effort::default()
+            };
+            let (tally, broken) = sequence(&start, &each, &effort);
+            assert!(broken.is_none(), "{}", broken.unwrap());
+            assert!(tally.crash_points > 1 && tally.states > tally.crash_points, "nothing failed: {tally:?}");
+            total += tally;
+        }
+    }
+    total
+}
+
+/// Class 1: a flush is missing. Whatever was acknowledged is there although nothing in doubt survives.
+#[test]
+fn class_1_every_store_of_a_new_directory_is_flushed() {
+    explore(PM, Image::Fresh, "| mkdir A\n\n| mkdir A\n| mkdir A/C\n\n| mkdir A\n| create A/foo");
+}
+
+/// Class 2: a fence is missing at return, and the failure in the *next* operation loses an acknowledged one.
+#[test]
+fn class_2_an_acknowledged_write_survives_a_failure_in_the_next_operation() {
+    let text = "foo | append foo 65\n| create bar\n\nfoo:9000 | write foo 13 7\n| write foo 8191 9\n\n\
+                foo:9000 | write foo 0 4096\n| unlink foo\n\n| create foo\n| link foo bar";
+    explore(PM, Image::Fresh, text);
+}
+
+/// Class 3: the unaligned edges of a non-temporal copy are left in the cache.
+#[test]
+fn class_3_the_edges_of_a_copy_are_durable() {
+    let sizes = [1, 7, 9, 63, 65, 4095, 4097];
+    let one =
+        |at: u64, len: usize| format!("foo:9000 | write foo {at} {len}\n\nfoo:{at} | append foo {len}\n\n");
+    let text: String =
+        sizes.iter().zip([3, 61, 4093, 4097, 127, 1, 65]).map(|(len, at)| one(at, *len)).collect();
+    explore(PM, Image::Fresh, &text);
+    explored(PM, DataMode::InPlace, Image::Fresh, false, &text);
+}
+
+/// Class 4: a rename shows both names, or none.
+#[test]
+fn class_4_a_rename_is_under_one_name() {
+    let text = "foo:100 !bar | rename foo bar\n\nfoo:100 bar:5000 | rename foo bar\n\n\
+                A/foo:100 B/bar:5000 | rename A/foo B/bar\n\nA/C/foo B/ !B/C | rename A/C B/C\n\n\
+                A/foo B/bar | rename A/foo B/bar exchange";
+    explore(ALL, Image::Fresh, text);
+    explore(ALL, Image::Cleaning, text);
+}
+
+/// Class 5: link counts or directory entries that are updated in place.
+#[test]
+fn class_5_links_and_names_change_together() {
+    let text = "foo A/ !A/bar | link foo A/bar\n\nfoo bar=foo | unlink foo\n\nA/ !A/C | mkdir A/C\n\n\
+                A/C/! | rmdir A/C\n\nfoo bar=foo | rename foo A\n\nA/C/ B/ !B/C | rename A/C B/C";
+    explore(ALL, Image::Fresh, text);
+}
+
+/// Class 6: recovery depends on what was only in memory, or on an order. Pools that were never closed are
+/// recovered, used, and recovered again.
+#[test]
+fn class_6_recovery_needs_nothing_but_the_media() {
+    let text = "A/foo:9000 | unlink A/foo\n!bar | create bar\n\nbar !A/bar | rename bar A/bar\n| reopen\n\n| reopen\n| mkdir B";
+    explored(ALL, DataMode::Cow, Image::Crashed, true, text);
+}
+
+/// Class 7: primary, replica and checksum out of step: the state line has two places, written at each tick,
+/// opening and closing.
+#[test]
+fn class_7_the_copies_of_the_state_line_agree() {
+    let tally = explored(
+        ALL,
+        DataMode::Cow,
+        Image::Reused,
+        true,
+        "foo | tick\n\n| create foo\n| reopen\n\n| create foo ; sync ; create bar",
+    );
+    assert!(tally.recovery_points > 0, "{tally:?}");
+}
+
+/// Class 8: truncate and orphans: a number is used again while its last owner is still on a list; a file that
+/// shrank grows.
+#[test]
+fn class_8_truncates_and_orphans_leave_nothing() {
+    let text = "foo:9000 | open 0 foo ; unlink foo ; truncate @0 100 ; close 0 ; create bar ; append bar 65\n\n\
+                foo:9000 | truncate foo 100 ; truncate foo 9000\n\nA/ | tmpfile 0 A ; append @0 5000 ; close 0 ; create foo\n\n\
+                foo:9000 | truncate foo 4097 ; append foo 4097";
+    explore(ALL, Image::Fresh, text);
+    explore(ALL, Image::Reused, text);
+}
+
+/// Class 9: "atomic" updates wider than 8 bytes: non-temporal words survive in any subset.
+#[test]
+fn class_9_no_update_relies_on_more_than_a_word() {
+    let tally = explore(
+        &[Domain::Memory],
+        Image::Fresh,
+        "foo:9000 | write foo 0 300\n\n| symlink ~300 ln\n\nfoo | setxattr foo user.a 1000",
+    );
+    assert!(tally.states > 100, "{tally:?}");
+}
+
+/// Class 10: replay is not idempotent, or gives other inode numbers. Recovery is cut short at each of its fences.
+#[test]
+fn class_10_recovery_can_be_repeated() {
+    let text = "foo:9000 | write foo 13 700\n\nA/foo B/bar | rename A/foo B/bar\n\nfoo A/ | rename foo A/bar ; create foo";
+    let tally = explored(ALL, DataMode::Cow, Image::Fresh, true, text);
+    assert!(tally.recovery_states > tally.distinct, "{tally:?}");
+}
+
+/// Trap: a tombstone is cleaned away before what it cancels, or before a rename that waits for it.
+#[test]
+fn trap_tombstones_outlive_what_they_cancel() {
+    let text = "A/foo B/ !B/bar | rename A/foo B/bar ; create A/foo ; unlink A/foo ; churn A 60\n\n\
+                foo | unlink foo ; churn . 60\n\nA/foo B/bar | rename A/foo B/bar exchange ; churn B 60";
+    explore(PM, Image::Cleaning, text);
+}
+
+/// Trap: a name is used again after a rename: the old name's end is matched by number, never by name.
+#[test]
+fn trap_a_new_file_under_a_name_that_moved() {
+    let text = "foo A/ !A/bar | rename foo A/bar ; create foo\n\nfoo !bar | rename foo bar ; create foo\n\n\
+                A/foo B/ !B/foo | rename A/foo B/foo ; mkdir A/foo";
+    explore(ALL, Image::Fresh, text);
+}
+
+/// Trap: a directory's record adopts an inode that was reused.
+#[test]
+fn trap_a_record_never_adopts_a_reused_inode() {
+    explore(
+        ALL,
+        Image::Reused,
+        "foo bar=foo | unlink foo ; unlink bar ; create A ; link A foo\n\nA/! | rmdir A ; create foo",
+    );
+}
+
+/// Trap: an in-place store to data whose record is still in doubt, which is verified by it.
+#[test]
+fn trap_a_store_in_place_does_not_void_the_record_before() {
+    let text = "foo:9000 | write foo 0 4096\n| write foo 10 9\n\nfoo | append foo 100\n| write foo 10 9\n\n\
+                foo:9000 | write foo 13 9\n| write foo 17 9\n\nfoo:5000 | append foo 100\n| truncate foo 5050\n| append foo 7";
+    explore(ALL, Image::Fresh, text);
+    explored(ALL, DataMode::InPlace, Image::Fresh, false, text);
+}
+
+/// Trap: an epoch is named while an operation that began in it is not through.
+#[test]
+fn trap_a_named_epoch_is_complete() {
+    explore(
+        ALL,
+        Image::Fresh,
+        "| create foo ; tick ; create bar\n\nA/foo B/ | rename A/foo B/bar ; tick ; unlink B/bar",
+    );
+}
+
+/// Trap: bytes between a smaller size and a later one read as zeros.
+#[test]
+fn trap_what_a_truncate_cut_off_stays_away() {
+    let text = "foo:9000 | truncate foo 100 ; truncate foo 9000\n\nfoo:9000 | truncate foo 100 ; write foo 8000 9\n\n\
+                foo:9000 | truncate foo 100 ; fallocate foo reserve 0 9000\n\nfoo:9000 | truncate foo 4097 ; append foo 1 ; write foo 5000 1";
+    explore(ALL, Image::Fresh, text);
+}
+
+/// Trap: a block that was freed is used again while the record that freed it is in doubt.
+#[test]
+fn trap_a_freed_block_is_not_used_too_early() {
+    let text = "foo:9000 bar | fallocate foo punch 0 8192 ; write bar 0 8192\n\n\
+                foo:9000 bar | unlink foo ; write bar 0 9000\n\nfoo:9000 | write foo 0 4096 ; write foo 0 4096\n\n\
+                foo%user.big:5000 | removexattr foo user.big ; write foo 0 5000";
+    explore(ALL, Image::Fresh, text);
+    explore(ALL, Image::Full, text);
+}
