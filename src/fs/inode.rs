@@ -452,6 +452,8 @@ fn apply_record<M: Media>(
             *target = whole.into();
             Ok(())
         }
+        // What is read of these when the pool is opened: `mount::read_bad_blocks`.
+        (Type::Bad, Data::File(_)) if owner.ino == TABLE_INO => Ok(()),
         _ => Err(log::damaged(owner, "its log has a record of another type of inode")),
     }
 }

@@ -96,7 +96,7 @@ impl Batch {
         (self.bytes.len() / LINE) as u32
     }
 
-    #[cfg(test)]
+    /// The records so far, their heads empty.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }

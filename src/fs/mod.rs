@@ -26,6 +26,7 @@
 pub mod acl;
 pub mod alloc;
 mod attr;
+pub mod check;
 mod checkpoint;
 mod clean;
 pub mod dirindex;
@@ -181,15 +182,12 @@ impl<M: Media> Core<M> {
 
     /// Whether a range lies where data, logs and slots may be.
     pub(crate) fn holds(&self, at: Addr, len: usize) -> bool {
-        let from = TABLE_BLOCK as u64 * BLOCK as u64;
-        let to = (self.sb.blocks - 1) * BLOCK as u64;
-        at.0 >= from && at.0 <= to && len as u64 <= to - at.0
+        holds(&self.sb, at, len)
     }
 
     #[inline]
     pub(crate) fn holds_blocks(&self, run: Run) -> bool {
-        let end = run.start.0 as u64 + run.count as u64;
-        run.count > 0 && run.start.0 >= TABLE_BLOCK && end < self.sb.blocks
+        holds_blocks(&self.sb, run)
     }
 
     /// Frees blocks: at once, or once `epoch` is synced.
@@ -263,6 +261,19 @@ impl<M: Media> Core<M> {
     fn fence(&self, flushed: Flushed) -> Durable {
         self.media.fence(flushed)
     }
+}
+
+#[inline]
+fn holds(sb: &Super, at: Addr, len: usize) -> bool {
+    let from = TABLE_BLOCK as u64 * BLOCK as u64;
+    let to = (sb.blocks - 1) * BLOCK as u64;
+    at.0 >= from && at.0 <= to && len as u64 <= to - at.0
+}
+
+#[inline]
+fn holds_blocks(sb: &Super, run: Run) -> bool {
+    let end = run.start.0 as u64 + run.count as u64;
+    run.count > 0 && run.start.0 >= TABLE_BLOCK && end < sb.blocks
 }
 
 /// Numbers that are given out once; threads take them in lots.

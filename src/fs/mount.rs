@@ -59,7 +59,7 @@ impl<M: Media> Fs<M> {
         if options.label.len() > 63 {
             return Err(Error::message(libc::EINVAL, "mount::mkfs", "a label has at most 63 bytes"));
         }
-        if !options.force && !matches!(Copies::read(&media)?.best(), Err(SuperFault::Foreign)) {
+        if !options.force && !matches!(SuperCopies::read(&media)?.best(), Err(SuperFault::Foreign)) {
             return Err(Error::message(
                 libc::EEXIST,
                 "mount::mkfs",
@@ -83,7 +83,7 @@ impl<M: Media> Fs<M> {
 
     /// Reads what the superblock says, without opening the pool or changing anything.
     pub fn probe(media: &M) -> Result<PoolInfo> {
-        let copies = Copies::read(media)?;
+        let copies = SuperCopies::read(media)?;
         let sb = copies.best().map_err(|f| super_error(f, "mount::probe"))?;
         let state = read_state(media, sb)?;
         Ok(PoolInfo {
@@ -119,19 +119,8 @@ impl<M: Media> Fs<M> {
 
     /// Opens the pool: loads the checkpoint of a clean close, or recovers.
     pub fn open(media: M, options: &OpenOptions) -> Result<Arc<Fs<M>>> {
-        let copies = Copies::read(&media)?;
-        let sb = copies.best().map_err(|f| super_error(f, "mount::open"))?.clone();
-        if sb.blocks * BLOCK as u64 > media.len() {
-            return Err(Error::message(
-                libc::EUCLEAN,
-                "mount::open",
-                format!(
-                    "the pool was made with {} bytes but only {} are there: the image was cut short; restore it whole",
-                    sb.blocks * BLOCK as u64,
-                    media.len()
-                ),
-            ));
-        }
+        let copies = SuperCopies::read(&media)?;
+        let sb = copies.whole(&media)?;
         if copies.first.is_err() || copies.second.is_err() {
             let (bad, good) = if copies.first.is_err() { ("first", "second") } else { ("second", "first") };
             let mended = if options.read_only { "" } else { " and written back" };
@@ -193,7 +182,7 @@ impl<M: Media> Fs<M> {
             head_moves: Mutex::default(),
         };
         // Nothing else may reach media before the pool is marked as in use.
-        write_state(&core, &entered)?;
+        write_state(&core.media, &core.sb, &entered)?;
         core.media.sync().map_err(|e| sync_error(e, "mount::open"))?;
         let loaded = match previous.clean {
             true => match checkpoint::load(&mut core, previous.checkpoint) {
@@ -274,7 +263,7 @@ impl<M: Media> Fs<M> {
         let mut state = *self.state.lock();
         state.serial += 1;
         state.settled = ended;
-        write_state(&self.core, &state).inspect_err(|e| self.core.poison(e))?;
+        write_state(&self.core.media, &self.core.sb, &state).inspect_err(|e| self.core.poison(e))?;
         *self.state.lock() = state;
         if self.core.deferring {
             let blocks = self.core.alloc.release(synced.named);
@@ -347,7 +336,7 @@ impl<M: Media> Fs<M> {
             state.checkpoint = checkpoint;
             *state
         };
-        write_state(&self.core, &state)?;
+        write_state(&self.core.media, &self.core.sb, &state)?;
         self.core.media.sync().map_err(|e| sync_error(e, "mount::close"))
     }
 
@@ -361,7 +350,7 @@ impl<M: Media> Fs<M> {
         Arc::into_inner(self).map(|fs| fs.core.media)
     }
 
-    fn loaded(&self) -> impl Iterator<Item = Arc<Inode>> + '_ {
+    pub(super) fn loaded(&self) -> impl Iterator<Item = Arc<Inode>> + '_ {
         (1..self.slot_count.load(Ordering::Acquire)).filter_map(|ino| self.table.entry(ino).node.share())
     }
 
@@ -479,13 +468,14 @@ impl Ticker {
 // ---------------------------------------------------------------------------------------------------
 // Superblock and state line
 
-struct Copies {
-    first: std::result::Result<Super, SuperFault>,
-    second: std::result::Result<Super, SuperFault>,
+/// Both copies of the superblock.
+pub(super) struct SuperCopies {
+    pub first: std::result::Result<Super, SuperFault>,
+    pub second: std::result::Result<Super, SuperFault>,
 }
 
-impl Copies {
-    fn read<M: Media>(media: &M) -> Result<Copies> {
+impl SuperCopies {
+    pub fn read<M: Media>(media: &M) -> Result<SuperCopies> {
         let read = |at: u64| -> std::result::Result<Super, SuperFault> {
             let mut b = [0; SUPER_BYTES];
             if at + SUPER_BYTES as u64 > media.len() || media.read(Addr(at), &mut b).is_err() {
@@ -503,7 +493,7 @@ impl Copies {
         } else {
             Err(SuperFault::Foreign)
         };
-        Ok(Copies { first, second })
+        Ok(SuperCopies { first, second })
     }
 
     fn best(&self) -> std::result::Result<&Super, SuperFault> {
@@ -512,6 +502,23 @@ impl Copies {
             (Err(SuperFault::Foreign), Err(SuperFault::Damaged)) => Err(SuperFault::Foreign),
             (Err(f), _) => Err(*f),
         }
+    }
+
+    /// What holds, of a pool that is all there.
+    pub fn whole<M: Media>(&self, media: &M) -> Result<Super> {
+        let sb = self.best().map_err(|f| super_error(f, "mount::open"))?.clone();
+        if sb.blocks * BLOCK as u64 > media.len() {
+            return Err(Error::message(
+                libc::EUCLEAN,
+                "mount::open",
+                format!(
+                    "the pool was made with {} bytes but only {} are there: the image was cut short; restore it whole",
+                    sb.blocks * BLOCK as u64,
+                    media.len()
+                ),
+            ));
+        }
+        Ok(sb)
     }
 }
 
@@ -532,11 +539,11 @@ fn super_error(fault: SuperFault, site: &'static str) -> Error {
     Error::message(errno, site, message)
 }
 
-fn sync_error(e: std::io::Error, site: &'static str) -> Error {
+pub(super) fn sync_error(e: std::io::Error, site: &'static str) -> Error {
     Error::message(e.raw_os_error().unwrap_or(libc::EIO), site, format!("the pool could not be synced: {e}"))
 }
 
-fn write_super<M: Media>(media: &M, sb: &Super) -> Result<()> {
+pub(super) fn write_super<M: Media>(media: &M, sb: &Super) -> Result<()> {
     let bytes = sb.encode();
     let first = media.copy_nt(Addr(SUPER_BLOCK * BLOCK as u64), &bytes)?;
     media.fence(first);
@@ -555,34 +562,49 @@ fn state_addr(sb: &Super, copy: bool, serial: u64) -> Addr {
 }
 
 /// Writes the state line and its copy at the pool's end, one after the other.
-fn write_state<M: Media>(core: &Core<M>, state: &State) -> Result<()> {
-    let line = state.encode(&core.sb.key);
+pub(super) fn write_state<M: Media>(media: &M, sb: &Super, state: &State) -> Result<()> {
+    let line = state.encode(&sb.key);
     for copy in [false, true] {
-        let flushed = core.media.copy_nt(state_addr(&core.sb, copy, state.serial), &line)?;
-        core.media.fence(flushed);
+        let flushed = media.copy_nt(state_addr(sb, copy, state.serial), &line)?;
+        media.fence(flushed);
     }
     Ok(())
 }
 
-/// The newest valid state line of both copies. One from the copy alone counts as not clean: should its newest
-/// line be damaged, too, then the pool moved on.
+/// The newest valid state line of each copy.
+pub(super) struct StateCopies {
+    pub first: Option<State>,
+    pub second: Option<State>,
+}
+
+impl StateCopies {
+    pub fn read<M: Media>(media: &M, sb: &Super) -> StateCopies {
+        let newest = |copy: bool| {
+            (0..2)
+                .filter_map(|serial| {
+                    let mut line = [0; LINE];
+                    let at = state_addr(sb, copy, serial);
+                    if at.0 + LINE as u64 > media.len() {
+                        return None;
+                    }
+                    media.read(at, &mut line).ok()?;
+                    State::decode(&line, &sb.key)
+                })
+                .max_by_key(|s| s.serial)
+        };
+        StateCopies { first: newest(false), second: newest(true) }
+    }
+
+    /// The newest of both. One from the copy alone counts as not clean: should its newest line be damaged, too,
+    /// then the pool moved on.
+    pub fn newest(&self) -> Option<State> {
+        let copied = self.second.map(|s| State { clean: s.clean && self.first.is_some(), ..s });
+        self.first.into_iter().chain(copied).max_by_key(|s| s.serial)
+    }
+}
+
 fn read_state<M: Media>(media: &M, sb: &Super) -> Result<State> {
-    let newest = |copy: bool| {
-        (0..2)
-            .filter_map(|serial| {
-                let mut line = [0; LINE];
-                let at = state_addr(sb, copy, serial);
-                if at.0 + LINE as u64 > media.len() {
-                    return None;
-                }
-                media.read(at, &mut line).ok()?;
-                State::decode(&line, &sb.key)
-            })
-            .max_by_key(|s| s.serial)
-    };
-    let (first, second) = (newest(false), newest(true));
-    let copied = second.map(|s| State { clean: s.clean && first.is_some(), ..s });
-    first.into_iter().chain(copied).max_by_key(|s| s.serial).ok_or_else(|| {
+    StateCopies::read(media, sb).newest().ok_or_else(|| {
         Error::message(
             libc::EUCLEAN,
             "mount::read_state",
@@ -620,11 +642,7 @@ fn write_empty<M: Media>(media: &M, sb: &Super, options: &MkfsOptions) -> Result
     }
     write_table_extent(media, key_crc, generation, table)?;
     let state = State { serial: 1, mount: 1, clean: false, boot: boot(), ..State::default() };
-    let line = state.encode(&sb.key);
-    for copy in [false, true] {
-        let flushed = media.copy_nt(state_addr(sb, copy, state.serial), &line)?;
-        media.fence(flushed);
-    }
+    write_state(media, sb, &state)?;
     write_super(media, sb)?;
     media.sync().map_err(|e| sync_error(e, "mount::mkfs"))
 }

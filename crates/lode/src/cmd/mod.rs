@@ -5,6 +5,7 @@ mod cat;
 mod completions;
 mod cp;
 mod dump;
+mod fsck;
 mod info;
 mod ls;
 mod man;
@@ -26,6 +27,7 @@ pub fn run(command: Sub) -> Result<()> {
         Sub::Cat(args) => cat::run(&args),
         Sub::Cp(args) => cp::run(&args),
         Sub::Rm(args) => rm::run(&args),
+        Sub::Fsck(args) => fsck::run(&args),
         Sub::Dump(args) => dump::run(&args),
         Sub::Bench(args) => bench::run(args),
         Sub::Completions(args) => completions::run(&args),

@@ -1,0 +1,346 @@
+//! Reads one inode's log, on its own: nothing here is shared with recovery but the format.
+//!
+//! Unlike recovery's reader it does not stop at damage. It says what is damaged and reads on as far as what
+//! follows can be told: behind a record that does not validate, and in a segment whose head is gone.
+
+use super::super::format::*;
+use super::super::log::Owner;
+use super::Pool;
+use crate::media::{Addr, LINE, Media, crc32c};
+
+/// What is wrong with a log itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Damage {
+    /// The media cannot be read there.
+    Fault(Addr),
+    /// The log head is no address of a log.
+    Head,
+    /// Recovery wrote down that the log is damaged.
+    Condemned,
+    /// Lines that do not validate, in front of records that do.
+    Gap { at: Addr, lines: u32 },
+    /// A segment does not begin as one.
+    Segment { at: Addr },
+    /// A record that cannot stand there validates.
+    Misplaced { at: Addr },
+}
+
+/// A record, as it was read.
+pub struct Rec<'a> {
+    pub kind: Type,
+    pub bytes: &'a [u8],
+    pub at: Addr,
+}
+
+/// The records of one operation.
+#[derive(Default)]
+pub struct Op {
+    bytes: Vec<u8>,
+    records: Vec<(Type, u32, u32, Addr)>,
+    pub seq: u32,
+    pub epoch: u64,
+}
+
+impl Op {
+    pub fn records(&self) -> impl Iterator<Item = Rec<'_>> {
+        let rec = |&(kind, from, to, at): &(Type, u32, u32, Addr)| Rec {
+            kind,
+            bytes: &self.bytes[from as usize..to as usize],
+            at,
+        };
+        self.records.iter().map(rec)
+    }
+
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.records.clear();
+        self.epoch = 0;
+    }
+
+    fn push(&mut self, head: &Head, bytes: &[u8], at: Addr) {
+        if self.records.is_empty() {
+            self.seq = head.seq;
+        }
+        let from = self.bytes.len() as u32;
+        self.bytes.extend_from_slice(bytes);
+        self.records.push((head.kind, from, from + bytes.len() as u32, at));
+        self.epoch = self.epoch.max(head.epoch);
+    }
+}
+
+/// Where a log stands and how it ended.
+#[derive(Clone, Debug, Default)]
+pub struct Found {
+    /// Segments outside the slot, and their lines.
+    pub segments: Vec<(Addr, u32)>,
+    pub damage: Vec<Damage>,
+    /// The number of the first record that the log still holds.
+    pub head_seq: u32,
+    /// The number that the next record would have.
+    pub next_seq: u32,
+    pub incarnation: u32,
+    pub newest_epoch: u64,
+}
+
+/// Part of a log: the lines in the slot, or a segment.
+struct Part {
+    at: Addr,
+    lines: u32,
+    bytes: [u8; BLOCK],
+}
+
+impl Part {
+    fn line(&self, line: u32) -> &[u8] {
+        &self.bytes[line as usize * LINE..self.lines as usize * LINE]
+    }
+
+    fn addr(&self, line: u32) -> Addr {
+        self.at.add(line as u64 * LINE as u64)
+    }
+}
+
+struct Scan<'p, 'm, M: Media> {
+    pool: &'p Pool<'m, M>,
+    owner: Owner,
+    seed: u32,
+    seq: u32,
+    /// Takes every record that validates, not only those that were certainly complete.
+    salvage: bool,
+    found: Found,
+}
+
+/// Reads the log of `owner` and hands each operation to `each`, with whether it is the last one.
+pub fn scan<M: Media>(pool: &Pool<M>, owner: Owner, each: &mut dyn FnMut(&Op, bool)) -> Found {
+    let mut scan =
+        Scan { pool, owner, seed: 0, seq: 0, salvage: false, found: Found::default() };
+    scan.set_incarnation(incarnation(owner.generation));
+    scan.run(each);
+    scan.found.next_seq = scan.seq;
+    scan.found
+}
+
+impl<M: Media> Scan<'_, '_, M> {
+    fn set_incarnation(&mut self, incarnation: u32) {
+        self.found.incarnation = incarnation;
+        self.seed = log_seed(self.pool.key_crc, self.owner.ino, self.owner.generation, incarnation);
+    }
+
+    fn run(&mut self, each: &mut dyn FnMut(&Op, bool)) {
+        let Some((mut part, mut line)) = self.begin() else { return };
+        // An operation is handed on when it is known whether another one follows.
+        let (mut op, mut whole) = (Op::default(), None::<Op>);
+        // Where the operation begun last began: what was cut short never happened, segments included.
+        let mut begun = None;
+        loop {
+            let Some(head) = self.record(&part, line) else {
+                if let Some(lines) = self.gap(&part, line) {
+                    self.damaged(Damage::Gap { at: part.addr(line), lines });
+                    line += lines;
+                    self.seq = self.seq.wrapping_add(lines);
+                    continue;
+                }
+                break;
+            };
+            self.found.newest_epoch = self.found.newest_epoch.max(head.epoch);
+            let bytes = &part.line(line)[..head.lines as usize * LINE];
+            match head.kind {
+                Type::Link => {
+                    let (addr, lines) = (get64(bytes, field::link::ADDR), get32(bytes, field::link::LINES));
+                    let Some(next) = self.follow(&head, Addr(addr), lines) else { break };
+                    (part, line) = next;
+                    continue;
+                }
+                Type::Seal => {
+                    let incarnation = get32(bytes, field::seal::INCARNATION);
+                    self.set_incarnation(incarnation);
+                    op.clear();
+                    begun = None;
+                }
+                Type::Segment => self.damaged(Damage::Misplaced { at: part.addr(line) }),
+                _ => {
+                    op.push(&head, bytes, part.addr(line));
+                    begun = begun.or(Some((self.seq, self.found.segments.len())));
+                    if !head.more {
+                        begun = None;
+                        if let Some(before) = whole.as_ref() {
+                            each(before, false);
+                        }
+                        let mut next = whole.take().unwrap_or_default();
+                        std::mem::swap(&mut next, &mut op);
+                        op.clear();
+                        whole = Some(next);
+                    }
+                }
+            }
+            line += head.lines;
+            self.seq = self.seq.wrapping_add(head.lines);
+        }
+        if let Some((seq, segments)) = begun {
+            self.seq = seq;
+            self.found.segments.truncate(segments);
+        }
+        if let Some(last) = whole {
+            each(&last, true);
+        }
+    }
+
+    fn damaged(&mut self, damage: Damage) {
+        self.found.damage.push(damage);
+    }
+
+    /// The part in which the log begins, and the line.
+    fn begin(&mut self) -> Option<(Part, u32)> {
+        let at = self.owner.slot.add(LOG_HEAD_OFFSET);
+        let mut word = match self.pool.media.load64(at) {
+            Ok(word) => word,
+            Err(fault) => {
+                self.damaged(Damage::Fault(fault.at));
+                return None;
+            }
+        };
+        if is_condemned(word) {
+            self.damaged(Damage::Condemned);
+            self.salvage = true;
+            word ^= LOG_CONDEMNED;
+        }
+        if word == 0 {
+            let part = self.load(self.owner.slot.add(LINE as u64), SLOT_LINES);
+            return Some((part, 0));
+        }
+        let Some(at) = unpack_log_head(word).filter(|&at| self.pool.holds(at, MINI)) else {
+            self.damaged(Damage::Head);
+            return None;
+        };
+        let Some((lines, seq, incarnation)) = self.segment_at(at) else {
+            self.damaged(Damage::Segment { at });
+            return self.headless(at);
+        };
+        self.set_incarnation(incarnation);
+        self.seq = seq.wrapping_add(1);
+        self.found.head_seq = seq;
+        Some((self.enter(at, lines), 1))
+    }
+
+    /// A segment at the log's head that does not begin as one: what of it validates says which number it has.
+    fn headless(&mut self, at: Addr) -> Option<(Part, u32)> {
+        let lines = if at.0.is_multiple_of(BLOCK as u64) && self.pool.holds(at, BLOCK) {
+            SEGMENT_LINES
+        } else {
+            MINI_LINES
+        };
+        let part = self.load(at, lines);
+        let begun = incarnation(self.owner.generation);
+        // The log may have been sealed since; each incarnation it can have is tried.
+        let known = self.pool.incarnations.iter().copied().filter(|&i| i >= begun);
+        for incarnation in known.chain([begun]) {
+            self.set_incarnation(incarnation);
+            for line in 1..lines {
+                let Some(head) = Head::decode(&part.line(line)[..LINE]) else { continue };
+                if self.validates(&part, line, &head) {
+                    self.seq = head.seq.wrapping_sub(line - 1);
+                    self.found.head_seq = self.seq.wrapping_sub(1);
+                    self.salvage = true;
+                    let part = self.enter(at, lines);
+                    return Some((part, 1));
+                }
+            }
+        }
+        None
+    }
+
+    fn enter(&mut self, at: Addr, lines: u32) -> Part {
+        self.found.segments.push((at, lines));
+        self.load(at, lines)
+    }
+
+    /// Lines that cannot be read become zeros, which are no record.
+    fn load(&mut self, at: Addr, lines: u32) -> Part {
+        let mut part = Part { at, lines, bytes: [0; BLOCK] };
+        let len = lines as usize * LINE;
+        if self.pool.media.read(at, &mut part.bytes[..len]).is_err() {
+            for line in 0..lines {
+                let bytes = &mut part.bytes[line as usize * LINE..][..LINE];
+                let at = at.add(line as u64 * LINE as u64);
+                if self.pool.media.read(at, bytes).is_err() {
+                    bytes.fill(0);
+                    self.found.damage.push(Damage::Fault(at));
+                }
+            }
+        }
+        part
+    }
+
+    /// Lines, number and incarnation of the segment whose head stands there, if one does.
+    fn segment_at(&self, at: Addr) -> Option<(u32, u32, u32)> {
+        let mut line = [0; LINE];
+        self.pool.media.read(at, &mut line).ok()?;
+        let head = Head::decode(&line).filter(|h| h.kind == Type::Segment && h.lines == 1)?;
+        let (lines, incarnation) =
+            (get32(&line, field::segment::LINES), get32(&line, field::segment::INCARNATION));
+        let seed = log_seed(self.pool.key_crc, self.owner.ino, self.owner.generation, incarnation);
+        let valid = crc32c(&line[4..], seed) == head.crc && self.is_segment(at, lines);
+        valid.then_some((lines, head.seq, incarnation))
+    }
+
+    fn is_segment(&self, at: Addr, lines: u32) -> bool {
+        (lines == MINI_LINES || lines == SEGMENT_LINES)
+            && at.0.is_multiple_of(lines as u64 * LINE as u64)
+            && self.pool.holds(at, lines as usize * LINE)
+    }
+
+    /// The segment that a link leads to. `None` where the log ends at the link.
+    fn follow(&mut self, link: &Head, at: Addr, lines: u32) -> Option<(Part, u32)> {
+        let certain = self.is_certain(link);
+        let in_pool = at.0.is_multiple_of(MINI as u64) && self.pool.holds(at, MINI);
+        let next = if in_pool { self.segment_at(at) } else { None };
+        let next = next.filter(|&(_, seq, i)| seq == link.seq.wrapping_add(1) && i == self.found.incarnation);
+        if next.is_none() && !certain && !self.salvage {
+            return None;
+        }
+        self.seq = link.seq.wrapping_add(2);
+        if let Some((lines, ..)) = next {
+            return Some((self.enter(at, lines), 1));
+        }
+        self.damaged(Damage::Segment { at });
+        if !in_pool || !self.is_segment(at, lines) {
+            return None;
+        }
+        // Numbers only ascend: so nobody is led round in a circle.
+        let part = self.load(at, lines);
+        let continues = self.record(&part, 1).is_some() || self.gap(&part, 1).is_some();
+        continues.then(|| (self.enter(at, lines), 1))
+    }
+
+    /// Whether a record was on media when the pool was last settled; not where a crash may have left it.
+    fn is_certain(&self, head: &Head) -> bool {
+        self.found.incarnation > self.pool.state.crashed && head.epoch <= self.pool.state.settled
+    }
+
+    /// The record with the expected number.
+    fn record(&self, part: &Part, line: u32) -> Option<Head> {
+        if line >= part.lines {
+            return None;
+        }
+        let head = Head::decode(&part.line(line)[..LINE])?;
+        (head.seq == self.seq && self.validates(part, line, &head)).then_some(head)
+    }
+
+    fn validates(&self, part: &Part, line: u32, head: &Head) -> bool {
+        let end = line + head.lines;
+        // The last line is kept for a link.
+        let fits = if head.kind == Type::Link { head.lines == 1 } else { end < part.lines };
+        fits && crc32c(&part.line(line)[4..head.lines as usize * LINE], self.seed) == head.crc
+    }
+
+    /// Lines up to the next record of this part which shows that those in between were records, too.
+    fn gap(&self, part: &Part, line: u32) -> Option<u32> {
+        (1..part.lines.saturating_sub(line)).find(|&ahead| {
+            let at = line + ahead;
+            Head::decode(&part.line(at)[..LINE]).is_some_and(|head| {
+                head.seq == self.seq.wrapping_add(ahead)
+                    && (self.salvage || self.is_certain(&head))
+                    && self.validates(part, at, &head)
+            })
+        })
+    }
+}
