@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::super::acl::{self, Acl};
 use super::super::alloc::{Block, Run};
+use super::super::dirindex::COOKIE_FIRST;
 use super::super::format::*;
 use super::super::inode::{AddRecord, Partner, extents};
 use super::super::log::{Owner, block_addr};
@@ -321,7 +322,7 @@ impl Image {
             self.take(add.moved);
             (self.mtime, self.ctime) = (add.mtime, add.mtime);
         }
-        if add.cookie == 0 || self.entries.contains_key(&add.cookie) {
+        if add.cookie < COOKIE_FIRST || self.entries.contains_key(&add.cookie) {
             return Err("has the number of another entry");
         }
         let kind = Kind::from_dtype(add.kind).ok_or("holds no type")?;
@@ -366,8 +367,10 @@ impl Image {
 
     /// Adds an entry under a number that none had.
     pub fn name(&mut self, entry: Entry) {
-        let cookie = self.entries.last_key_value().map_or(1, |(&last, _)| last.saturating_add(1));
-        self.insert(cookie, entry);
+        let last = self.entries.last_key_value().map_or(0, |(&last, _)| last);
+        let next = last.checked_add(1).map(|next| next.max(COOKIE_FIRST));
+        let cookie = next.or_else(|| (COOKIE_FIRST..).find(|cookie| !self.entries.contains_key(cookie)));
+        self.insert(cookie.expect("a directory has no four billion entries"), entry);
     }
 
     pub fn has_name(&self, name: &[u8]) -> bool {
@@ -497,9 +500,7 @@ impl Image {
         if start >= end {
             return;
         }
-        while let Some((&first, _)) =
-            self.sums.range(..end).next_back().filter(|(_, sum)| sum.end > start)
-        {
+        while let Some((&first, _)) = self.sums.range(..end).next_back().filter(|(_, sum)| sum.end > start) {
             self.sums.remove(&first);
         }
     }

@@ -30,7 +30,7 @@ use crate::error::{Error, Result};
 use crate::media::{Addr, LINE, Media, Overlay};
 use image::{Image, Nonsense};
 pub use repair::{Repaired, repair};
-use scan::Damage;
+use scan::{Damage, Stray, segment_of};
 use space::Space;
 
 /// Findings that one check keeps; of more it says how many there are.
@@ -242,6 +242,8 @@ impl Finding {
     }
 }
 
+type Strays = HashMap<(u32, u64), Vec<Stray>>;
+
 /// What one check knows of the pool.
 pub(super) struct Pool<'m, M: Media> {
     pub media: &'m M,
@@ -257,8 +259,8 @@ pub(super) struct Pool<'m, M: Media> {
     pub headers: Vec<Option<SlotHeader>>,
     /// Slots that cannot be read.
     pub bad_slots: Vec<u32>,
-    /// Incarnations that logs may have.
-    pub incarnations: Vec<u32>,
+    /// Segments of logs that cannot be followed, by inode and generation.
+    pub strays: Strays,
 }
 
 impl<M: Media> Pool<'_, M> {
@@ -462,6 +464,13 @@ fn heads<M: Media>(media: &M, report: &mut Report) -> Result<(Super, State)> {
 }
 
 fn run<M: Media>(media: &M, ask: Ask, live: Option<Account>) -> Result<Checked<'_, M>> {
+    let checked = look(media, ask, live, Strays::new())?;
+    let strays = if checked.pool.live { Strays::new() } else { checked.strays() };
+    // What was found beside the logs may belong to them.
+    if strays.is_empty() { Ok(checked) } else { look(media, ask, None, strays) }
+}
+
+fn look<M: Media>(media: &M, ask: Ask, live: Option<Account>, strays: Strays) -> Result<Checked<'_, M>> {
     let mut report = Report::default();
     let (sb, state) = heads(media, &mut report)?;
     let deferring = Fs::<M>::defers(media.domain());
@@ -476,7 +485,7 @@ fn run<M: Media>(media: &M, ask: Ask, live: Option<Account>) -> Result<Checked<'
         table: Vec::new(),
         headers: Vec::new(),
         bad_slots: Vec::new(),
-        incarnations: Vec::new(),
+        strays,
     };
     let (table, table_header) = read_table(&mut pool, &mut report);
     let table_is_whole = report.findings.iter().all(|f| f.ino != Some(TABLE_INO));
@@ -517,11 +526,13 @@ fn read_table<M: Media>(pool: &mut Pool<M>, report: &mut Report) -> (Image, bool
     let owner = Owner { ino: TABLE_INO, generation, slot };
     let mut line = [0; LINE];
     let read = pool.media.read(slot, &mut line);
-    let header = SlotHeader::decode(&line, pool.key_crc, TABLE_INO).filter(|h| read.is_ok() && h.generation == generation);
+    let header = SlotHeader::decode(&line, pool.key_crc, TABLE_INO)
+        .filter(|h| read.is_ok() && h.generation == generation);
     if header.is_none() {
         report.add(Finding::of(What::Slot, TABLE_INO, "the slot of the inode table is damaged"));
     }
-    let made = SlotHeader { mode: libc::S_IFREG, uid: 0, gid: 0, generation, rdev: 0, btime: pool.sb.created };
+    let made =
+        SlotHeader { mode: libc::S_IFREG, uid: 0, gid: 0, generation, rdev: 0, btime: pool.sb.created };
     let mut image = image::read(pool, owner, header.unwrap_or(made), None);
     let logged = image.size / BLOCK as u64;
     // mkfs laid these out, where the log says nothing of them any more.
@@ -567,9 +578,7 @@ fn report_log(image: &Image, report: &mut Report) {
     let ino = image.owner.ino;
     for &damage in &image.log.damage {
         report.add(match damage {
-            Damage::Fault(at) => {
-                Finding::of(What::Media, ino, "a line of its log cannot be read").at(at)
-            }
+            Damage::Fault(at) => Finding::of(What::Media, ino, "a line of its log cannot be read").at(at),
             Damage::Head => Finding::of(What::LogHead, ino, "its log head is no address of a log"),
             Damage::Condemned => {
                 Finding::of(What::LogCondemned, ino, "recovery found its log damaged; nobody can use it")
@@ -745,6 +754,43 @@ impl<M: Media> Checked<'_, M> {
         }
     }
 
+    /// Segments in blocks that nobody has, though they are not free; and of logs whose heads are lost, anywhere.
+    fn strays(&self) -> Strays {
+        let mut strays = Strays::new();
+        let mut note = |owner: (u32, u64), at: Addr| {
+            if let Some(stray) = segment_of(&self.pool, owner, at) {
+                strays.entry(owner).or_default().push(stray);
+            }
+        };
+        let units =
+            |block: u32| (0..BLOCK as u64).step_by(MINI).map(move |n| block_addr(Block(block)).add(n));
+        let owner = |&ino: &u32| {
+            let header = self.pool.header(ino).or_else(|| self.tree.rescued.get(&ino).copied());
+            header.map(|header| (ino, header.generation))
+        };
+        let headless = self.report.findings.iter().filter(|f| f.what == What::LogHead);
+        for owner in headless.filter_map(|f| owner(&f.ino?)) {
+            for at in (TABLE_BLOCK..self.pool.sb.blocks as u32 - 1).flat_map(units) {
+                note(owner, at);
+            }
+        }
+        let account = self.account.as_ref().filter(|_| self.pool.state.clean);
+        let lost = account.map_or(Vec::new(), |account| self.space.compare(account).0);
+        let owners: Vec<(u32, u64)> = match lost.is_empty() {
+            true => Vec::new(),
+            false => self.named().iter().filter_map(owner).collect(),
+        };
+        for at in lost.iter().flat_map(|run| run.start.0..run.end().0).flat_map(units) {
+            let mut line = [0; LINE];
+            let begins = self.pool.media.read(at, &mut line).is_ok()
+                && Head::decode(&line).is_some_and(|h| h.kind == Type::Segment);
+            if begins {
+                owners.iter().for_each(|&owner| note(owner, at));
+            }
+        }
+        strays
+    }
+
     /// Who has each of these blocks.
     fn owners(&self, blocks: &BTreeSet<u32>) -> BTreeMap<u32, Vec<u32>> {
         let mut owners: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
@@ -777,7 +823,7 @@ impl<M: Media> Checked<'_, M> {
     fn links(&mut self) {
         let authoritative = self.pool.live || self.pool.state.clean;
         let Some(account) = self.account.take() else { return };
-        if authoritative {
+        if authoritative && !self.report.findings.iter().any(|f| hides_blocks(f.what)) {
             if account.links.len() != self.pool.slots() as usize {
                 let detail = "the checkpoint counts other inodes than the table";
                 self.report.add(Finding::new(What::Checkpoint, detail));

@@ -75,8 +75,9 @@ pub fn repair<M: Media>(media: Arc<M>, power_lost: bool) -> Result<Repaired> {
     let (_, state) = heads(&*media, &mut Report::default())?;
     if !state.clean {
         let options = OpenOptions { no_ticker: true, power_lost, ..OpenOptions::default() };
-        if let Ok(fs) = Fs::open(media.clone(), &options) {
-            fs.close()?;
+        match Fs::open(media.clone(), &options) {
+            Ok(fs) => fs.close()?,
+            Err(e) => tracing::warn!("the repaired pool does not open: {e}"),
         }
     }
     done.after = run(&*media, ask, None)?.finish();
@@ -102,8 +103,7 @@ impl<'m, M: Media> Mender<'m, M> {
         // The checkpoint may still be needed.
         checked.keep_checkpoint();
         let state = checked.pool.state;
-        let seed =
-            Seed { key_crc: checked.pool.key_crc, incarnation: state.mount + 1, epoch: state.settled };
+        let seed = Seed { key_crc: checked.pool.key_crc, incarnation: state.mount + 1, epoch: state.settled };
         Mender {
             checked,
             seed,
@@ -261,7 +261,10 @@ impl<'m, M: Media> Mender<'m, M> {
                 if foreign && !faults.iter().any(|&(a, b, _)| a < to && from < b) {
                     let pages = (from / BLOCK as u64) as u32..to.div_ceil(BLOCK as u64) as u32;
                     for page in pages {
-                        if image.place(page as u64 * BLOCK as u64).is_some_and(|at| !unread((at.0 / BLOCK as u64) as u32)) {
+                        if image
+                            .place(page as u64 * BLOCK as u64)
+                            .is_some_and(|at| !unread((at.0 / BLOCK as u64) as u32))
+                        {
                             image.unmap(page, 1);
                         }
                     }
@@ -311,9 +314,10 @@ impl<'m, M: Media> Mender<'m, M> {
         for &(_, ino) in &order {
             let image = &self.images[&ino];
             let values = image.xattrs.values().filter_map(|v| v.blocks);
-            let sums = image.sums.iter().filter(|(start, sum)| {
-                image.holds(&self.checked.pool, **start, sum) == Some(true)
-            });
+            let sums = image
+                .sums
+                .iter()
+                .filter(|(start, sum)| image.holds(&self.checked.pool, **start, sum) == Some(true));
             let places = sums.flat_map(|(&start, sum)| super::span(start, sum.end)).filter_map(|(at, _)| {
                 image.place(at).map(|at| Run::new(Block((at.0 / BLOCK as u64) as u32), 1))
             });
@@ -479,7 +483,10 @@ impl<'m, M: Media> Mender<'m, M> {
             }
             sync()?;
         }
-        Ok(())
+        // What the checkpoint knew is put to use.
+        let done = State { serial: begun.serial + 1, checkpoint: 0, ..begun };
+        write_state(media, &self.checked.pool.sb, &done)?;
+        sync()
     }
 
     /// Lets a slot lead to its new log; its header, too, where that was lost.

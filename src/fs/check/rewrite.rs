@@ -151,9 +151,8 @@ impl<M: Media> Log<'_, '_, M> {
     fn file(&mut self, image: &Image) -> Result<()> {
         for unwritten in [false, true] {
             let pieces = image.pages.iter().filter(|(_, p)| p.unwritten == unwritten);
-            let extents: Vec<Extent> = pieces
-                .map(|(&page, p)| Extent { page, count: p.count, block: Block(p.block) })
-                .collect();
+            let extents: Vec<Extent> =
+                pieces.map(|(&page, p)| Extent { page, count: p.count, block: Block(p.block) }).collect();
             for some in extents.chunks(EXTENTS_MAX) {
                 let bytes = super::super::inode::write_record_bytes(some.len());
                 self.record(Type::Write, bytes, |r| {

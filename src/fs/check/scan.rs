@@ -8,6 +8,9 @@ use super::super::log::Owner;
 use super::Pool;
 use crate::media::{Addr, LINE, Media, crc32c};
 
+/// Incarnations that are tried for a log whose beginning is lost.
+const INCARNATIONS_TRIED_MAX: usize = 1 << 12;
+
 /// What is wrong with a log itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Damage {
@@ -99,6 +102,33 @@ impl Part {
     }
 }
 
+/// A segment's head that was found without following a log.
+#[derive(Clone, Copy, Debug)]
+pub struct Stray {
+    pub at: Addr,
+    pub lines: u32,
+    pub seq: u32,
+    pub incarnation: u32,
+}
+
+/// The segment of `owner` whose head stands at `at`, if one does.
+pub fn segment_of<M: Media>(pool: &Pool<M>, (ino, generation): (u32, u64), at: Addr) -> Option<Stray> {
+    let mut line = [0; LINE];
+    pool.media.read(at, &mut line).ok()?;
+    let head = Head::decode(&line).filter(|h| h.kind == Type::Segment && h.lines == 1)?;
+    let (lines, incarnation) =
+        (get32(&line, field::segment::LINES), get32(&line, field::segment::INCARNATION));
+    let seed = log_seed(pool.key_crc, ino, generation, incarnation);
+    let valid = crc32c(&line[4..], seed) == head.crc && is_segment(pool, at, lines);
+    valid.then_some(Stray { at, lines, seq: head.seq, incarnation })
+}
+
+fn is_segment<M: Media>(pool: &Pool<M>, at: Addr, lines: u32) -> bool {
+    (lines == MINI_LINES || lines == SEGMENT_LINES)
+        && at.0.is_multiple_of(lines as u64 * LINE as u64)
+        && pool.holds(at, lines as usize * LINE)
+}
+
 struct Scan<'p, 'm, M: Media> {
     pool: &'p Pool<'m, M>,
     owner: Owner,
@@ -111,8 +141,7 @@ struct Scan<'p, 'm, M: Media> {
 
 /// Reads the log of `owner` and hands each operation to `each`, with whether it is the last one.
 pub fn scan<M: Media>(pool: &Pool<M>, owner: Owner, each: &mut dyn FnMut(&Op, bool)) -> Found {
-    let mut scan =
-        Scan { pool, owner, seed: 0, seq: 0, salvage: false, found: Found::default() };
+    let mut scan = Scan { pool, owner, seed: 0, seq: 0, salvage: false, found: Found::default() };
     scan.set_incarnation(incarnation(owner.generation));
     scan.run(each);
     scan.found.next_seq = scan.seq;
@@ -126,7 +155,13 @@ impl<M: Media> Scan<'_, '_, M> {
     }
 
     fn run(&mut self, each: &mut dyn FnMut(&Op, bool)) {
-        let Some((mut part, mut line)) = self.begin() else { return };
+        if let Some(from) = self.begin() {
+            self.follow_records(from, each);
+        }
+    }
+
+    fn follow_records(&mut self, from: (Part, u32), each: &mut dyn FnMut(&Op, bool)) {
+        let (mut part, mut line) = from;
         // An operation is handed on when it is known whether another one follows.
         let (mut op, mut whole) = (Op::default(), None::<Op>);
         // Where the operation begun last began: what was cut short never happened, segments included.
@@ -139,7 +174,10 @@ impl<M: Media> Scan<'_, '_, M> {
                     self.seq = self.seq.wrapping_add(lines);
                     continue;
                 }
-                break;
+                let Some(segment) = self.stray_behind() else { break };
+                self.damaged(Damage::Segment { at: part.addr(line.min(part.lines - 1)) });
+                (part, line) = self.go_on(segment);
+                continue;
             };
             self.found.newest_epoch = self.found.newest_epoch.max(head.epoch);
             let bytes = &part.line(line)[..head.lines as usize * LINE];
@@ -204,21 +242,69 @@ impl<M: Media> Scan<'_, '_, M> {
             word ^= LOG_CONDEMNED;
         }
         if word == 0 {
-            let part = self.load(self.owner.slot.add(LINE as u64), SLOT_LINES);
-            return Some((part, 0));
+            return Some(self.in_slot());
         }
         let Some(at) = unpack_log_head(word).filter(|&at| self.pool.holds(at, MINI)) else {
             self.damaged(Damage::Head);
-            return None;
+            return self.headless_log();
         };
-        let Some((lines, seq, incarnation)) = self.segment_at(at) else {
-            self.damaged(Damage::Segment { at });
-            return self.headless(at);
-        };
-        self.set_incarnation(incarnation);
-        self.seq = seq.wrapping_add(1);
-        self.found.head_seq = seq;
-        Some((self.enter(at, lines), 1))
+        match self.segment_at(at) {
+            Some(segment) => Some(self.start(segment)),
+            None => {
+                self.damaged(Damage::Segment { at });
+                self.headless(at)
+            }
+        }
+    }
+
+    fn start(&mut self, segment: Stray) -> (Part, u32) {
+        self.set_incarnation(segment.incarnation);
+        self.found.head_seq = segment.seq;
+        self.go_on(segment)
+    }
+
+    fn go_on(&mut self, segment: Stray) -> (Part, u32) {
+        self.seq = segment.seq.wrapping_add(1);
+        (self.enter(segment.at, segment.lines), 1)
+    }
+
+    fn in_slot(&mut self) -> (Part, u32) {
+        (self.load(self.owner.slot.add(LINE as u64), SLOT_LINES), 0)
+    }
+
+    fn strays(&self) -> &[Stray] {
+        self.pool.strays.get(&(self.owner.ino, self.owner.generation)).map_or(&[], |strays| strays)
+    }
+
+    /// Where a log begins whose head is lost: where one reads furthest from. What stands in front of the true head
+    /// says nothing that the rest does not say again.
+    fn headless_log(&mut self) -> Option<(Part, u32)> {
+        let strays = self.strays().to_vec();
+        let mut best: Option<(u32, Option<Stray>)> = None;
+        for begin in std::iter::once(None).chain(strays.into_iter().map(Some)) {
+            let (pool, owner, found) = (self.pool, self.owner, Found::default());
+            let mut trial = Scan { pool, owner, seed: 0, seq: 0, salvage: false, found };
+            trial.set_incarnation(incarnation(owner.generation));
+            let from = match begin {
+                Some(segment) => trial.start(segment),
+                None => trial.in_slot(),
+            };
+            trial.follow_records(from, &mut |_, _| {});
+            if trial.seq > 0 && best.is_none_or(|(seq, _)| (trial.seq.wrapping_sub(seq) as i32) > 0) {
+                best = Some((trial.seq, begin));
+            }
+        }
+        Some(match best?.1 {
+            Some(segment) => self.start(segment),
+            None => self.in_slot(),
+        })
+    }
+
+    /// The segment that goes on behind the last record: the link to it is lost.
+    fn stray_behind(&self) -> Option<Stray> {
+        let ahead = |s: &Stray| s.seq.wrapping_sub(self.seq);
+        let fits = |s: &&Stray| s.incarnation == self.found.incarnation && ahead(s) <= SEGMENT_LINES;
+        self.strays().iter().filter(fits).min_by_key(|s| ahead(s)).copied()
     }
 
     /// A segment at the log's head that does not begin as one: what of it validates says which number it has.
@@ -229,10 +315,10 @@ impl<M: Media> Scan<'_, '_, M> {
             MINI_LINES
         };
         let part = self.load(at, lines);
-        let begun = incarnation(self.owner.generation);
-        // The log may have been sealed since; each incarnation it can have is tried.
-        let known = self.pool.incarnations.iter().copied().filter(|&i| i >= begun);
-        for incarnation in known.chain([begun]) {
+        // The log may have been sealed since: the incarnations that it can have are tried, the likely ones first.
+        let (born, mount) = (incarnation(self.owner.generation), self.pool.state.mount);
+        let tried = std::iter::once(born).chain((born..=mount).rev().take(INCARNATIONS_TRIED_MAX));
+        for incarnation in tried {
             self.set_incarnation(incarnation);
             for line in 1..lines {
                 let Some(head) = Head::decode(&part.line(line)[..LINE]) else { continue };
@@ -270,22 +356,8 @@ impl<M: Media> Scan<'_, '_, M> {
         part
     }
 
-    /// Lines, number and incarnation of the segment whose head stands there, if one does.
-    fn segment_at(&self, at: Addr) -> Option<(u32, u32, u32)> {
-        let mut line = [0; LINE];
-        self.pool.media.read(at, &mut line).ok()?;
-        let head = Head::decode(&line).filter(|h| h.kind == Type::Segment && h.lines == 1)?;
-        let (lines, incarnation) =
-            (get32(&line, field::segment::LINES), get32(&line, field::segment::INCARNATION));
-        let seed = log_seed(self.pool.key_crc, self.owner.ino, self.owner.generation, incarnation);
-        let valid = crc32c(&line[4..], seed) == head.crc && self.is_segment(at, lines);
-        valid.then_some((lines, head.seq, incarnation))
-    }
-
-    fn is_segment(&self, at: Addr, lines: u32) -> bool {
-        (lines == MINI_LINES || lines == SEGMENT_LINES)
-            && at.0.is_multiple_of(lines as u64 * LINE as u64)
-            && self.pool.holds(at, lines as usize * LINE)
+    fn segment_at(&self, at: Addr) -> Option<Stray> {
+        segment_of(self.pool, (self.owner.ino, self.owner.generation), at)
     }
 
     /// The segment that a link leads to. `None` where the log ends at the link.
@@ -293,16 +365,18 @@ impl<M: Media> Scan<'_, '_, M> {
         let certain = self.is_certain(link);
         let in_pool = at.0.is_multiple_of(MINI as u64) && self.pool.holds(at, MINI);
         let next = if in_pool { self.segment_at(at) } else { None };
-        let next = next.filter(|&(_, seq, i)| seq == link.seq.wrapping_add(1) && i == self.found.incarnation);
+        let next =
+            next.filter(|s| s.seq == link.seq.wrapping_add(1) && s.incarnation == self.found.incarnation);
         if next.is_none() && !certain && !self.salvage {
             return None;
         }
-        self.seq = link.seq.wrapping_add(2);
-        if let Some((lines, ..)) = next {
-            return Some((self.enter(at, lines), 1));
+        self.seq = link.seq.wrapping_add(1);
+        if let Some(segment) = next {
+            return Some(self.go_on(segment));
         }
+        self.seq = self.seq.wrapping_add(1);
         self.damaged(Damage::Segment { at });
-        if !in_pool || !self.is_segment(at, lines) {
+        if !in_pool || !is_segment(self.pool, at, lines) {
             return None;
         }
         // Numbers only ascend: so nobody is led round in a circle.

@@ -8,7 +8,6 @@ use super::super::log::addr_mini;
 use super::Account;
 use super::image::Image;
 
-
 const ALL_MINIS: u8 = u8::MAX;
 
 pub struct Space {
@@ -108,8 +107,13 @@ impl Space {
             each_bit(!used & !surely_free[at] & !maybe_free[at] & inside, at, &mut lost);
             each_bit(used & surely_free[at], at, &mut free);
         }
-        let minis: BTreeSet<u32> =
-            self.minis.keys().chain(account.minis.keys()).chain(account.freed_minis.keys()).copied().collect();
+        let minis: BTreeSet<u32> = self
+            .minis
+            .keys()
+            .chain(account.minis.keys())
+            .chain(account.freed_minis.keys())
+            .copied()
+            .collect();
         for block in minis {
             let Some(&used) = self.minis.get(&block) else {
                 continue; // all of it is somebody's, or lost: it was looked at above
@@ -181,4 +185,3 @@ fn each_bit(mut word: u64, at: usize, runs: &mut Vec<Run>) {
         word &= word - 1;
     }
 }
-

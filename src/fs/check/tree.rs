@@ -96,9 +96,9 @@ impl Tree {
     }
 
     fn root<M: Media>(&mut self, pool: &Pool<M>) {
-        let header = pool.header(ROOT_INO).filter(|h| {
-            h.mode & libc::S_IFMT == libc::S_IFDIR && h.generation == 1 << 40 | 1
-        });
+        let header = pool
+            .header(ROOT_INO)
+            .filter(|h| h.mode & libc::S_IFMT == libc::S_IFDIR && h.generation == 1 << 40 | 1);
         if header.is_none() {
             let detail = "the slot of the root directory is damaged";
             self.findings.push(Finding::of(What::Slot, ROOT_INO, detail));
@@ -219,7 +219,8 @@ impl Tree {
                 image.entries.values().filter(others).map(|e| (e.ino, e.generation))
             })
             .collect();
-        let leads = |(&ino, image): (&u32, &Image)| (!named.contains(&(ino, image.owner.generation))).then_some(ino);
+        let leads =
+            |(&ino, image): (&u32, &Image)| (!named.contains(&(ino, image.owner.generation))).then_some(ino);
         let leading: Vec<u32> = lost.iter().filter_map(leads).collect();
         // Behind those that nobody names: circles, which begin anywhere.
         for ino in leading.into_iter().chain(lost.keys().copied()) {
@@ -262,7 +263,8 @@ impl Tree {
         let mut twice = Space::new(pool.sb.blocks);
         lost.values().for_each(|image| twice.take_image(image));
         lost.retain(|_, image| {
-            super::space::blocks_of(image).all(|run| twice.twice.range(run.start.0..run.end().0).next().is_none())
+            super::space::blocks_of(image)
+                .all(|run| twice.twice.range(run.start.0..run.end().0).next().is_none())
         });
         lost
     }
