@@ -7,7 +7,8 @@ use lodestone::fs::check::{self, Report, What};
 use lodestone::fs::format::*;
 use lodestone::fs::{Cred, Fs, Ino, MkfsOptions, OpenOptions, SetAttr};
 use lodestone::media::{Domain, LINE, Media, crc32c};
-use lodestone::sim::media::{Rng, SimMedia};
+use lodestone::sim::media::{Keep, Rng, SimMedia};
+use parking_lot::Mutex;
 
 type F<M = SimMedia> = Arc<Fs<M>>;
 
@@ -21,23 +22,23 @@ fn open(image: Vec<u8>, domain: Domain) -> F {
     Fs::open(SimMedia::new(image, domain), &options()).expect("the pool opens")
 }
 
-fn create(fs: &F, dir: Ino, name: &[u8]) -> Ino {
+fn create<M: Media>(fs: &F<M>, dir: Ino, name: &[u8]) -> Ino {
     let ino = fs.create(&Cred::root(), dir, name, 0o644, 0, libc::O_EXCL).unwrap().0.ino;
     fs.forget(ino, 2);
     ino
 }
 
-fn mkdir(fs: &F, dir: Ino, name: &[u8]) -> Ino {
+fn mkdir<M: Media>(fs: &F<M>, dir: Ino, name: &[u8]) -> Ino {
     let ino = fs.mkdir(&Cred::root(), dir, name, 0o755, 0).unwrap().ino;
     fs.forget(ino, 1);
     ino
 }
 
-fn write(fs: &F, ino: Ino, offset: u64, bytes: &[u8]) {
+fn write<M: Media>(fs: &F<M>, ino: Ino, offset: u64, bytes: &[u8]) {
     fs.write(&Cred::root(), ino, offset, bytes, false).unwrap();
 }
 
-fn chmod(fs: &F, ino: Ino, mode: u32) {
+fn chmod<M: Media>(fs: &F<M>, ino: Ino, mode: u32) {
     fs.setattr(&Cred::root(), ino, &SetAttr { mode: Some(mode), ..SetAttr::default() }).unwrap();
 }
 
@@ -796,4 +797,130 @@ fn whatever_is_flipped_nothing_breaks_that_was_whole() {
     }
     println!("{flips} flips in {} images: {mended} mended, {left} in part, {refused} refused", seed - first);
     assert!(mended > (seed - first) / 2, "most can be mended");
+}
+
+/// Loads and stores of a whole pool whose block `at` failed work everywhere else, and go on to.
+fn goes_on(media: Arc<SimMedia>, what: &str) {
+    for closes in [true, false, true] {
+        let fs = Fs::open(media.clone(), &options()).unwrap_or_else(|e| panic!("{what}: {e}"));
+        assert_eq!(fs.bad_blocks(), 1, "{what}");
+        assert!(content(&fs, OTHER) == other_bytes(), "{what}");
+        fill(&fs, what);
+        for n in 0..40 {
+            let _ = fs.unlink(&Cred::root(), Ino::ROOT, format!("fill{n}").as_bytes());
+        }
+        let report = fs.check().unwrap();
+        assert!(report.is_clean(), "{what}: {:#?}", report.findings);
+        if closes {
+            fs.close().unwrap();
+        }
+        drop(fs);
+        assert_eq!(Fs::probe(&media).unwrap().bad_blocks, 1, "{what}");
+        assert_eq!(check::examine(media.clone(), false).unwrap().blocks_bad, 1, "{what}");
+    }
+}
+
+#[test]
+fn a_block_that_fails_is_not_used_again() {
+    for domain in [Domain::Memory, Domain::PageCache] {
+        for stores in [false, true] {
+            let what = format!("{domain:?}, {}", if stores { "store" } else { "load" });
+            let sample = Sample::new(domain, true);
+            let media = sample.media();
+            let fs = Fs::open(media.clone(), &options()).unwrap();
+            let cred = Cred::root();
+            if stores {
+                // The block freed last is the next one taken.
+                let free = create(&fs, Ino::ROOT, b"passing");
+                write(&fs, free, 0, &[0xc7; BLOCK]);
+                let at = page_of(&media.image(), 0xc7);
+                fs.unlink(&cred, Ino::ROOT, b"passing").unwrap();
+                (0..3).for_each(|_| fs.sync().unwrap());
+                media.poison(at..at + BLOCK);
+                let new = create(&fs, Ino::ROOT, b"new");
+                let mut failed = 0;
+                for n in 0..400 {
+                    match fs.write(&cred, new, n * BLOCK as u64, &[1; BLOCK], false) {
+                        Ok(_) => {}
+                        Err(e) if e.errno() == libc::EIO => failed += 1,
+                        Err(e) => {
+                            assert_eq!(e.errno(), libc::ENOSPC, "{what}: {e}");
+                            break;
+                        }
+                    }
+                }
+                assert_eq!(failed, 1, "{what}: one call fails, and only one");
+                fs.unlink(&cred, Ino::ROOT, b"new").unwrap();
+            } else {
+                let at = page_of(&sample.image, 0xa1);
+                media.poison(at..at + LINE);
+                let mut bytes = [0; 2 * BLOCK];
+                let read = fs.read(FILE, 0, &mut bytes).map_err(|e| e.errno());
+                assert_eq!(read, Err(libc::EIO), "{what}");
+                assert_eq!(
+                    fs.read(FILE, BLOCK as u64, &mut bytes).unwrap(),
+                    BLOCK,
+                    "{what}: the rest is there"
+                );
+                fs.unlink(&cred, DIR, b"file").unwrap();
+            }
+            fs.tick().unwrap();
+            drop(fs);
+            goes_on(media, &what);
+        }
+    }
+}
+
+#[test]
+fn what_was_acknowledged_and_cannot_be_read_is_no_silent_loss() {
+    let sample = Sample::new(Domain::Memory, true);
+    let fs = open(sample.image, Domain::Memory);
+    write(&fs, FILE, 0, &[0xd9; BLOCK]);
+    let image = fs.media().image();
+    let at = page_of(&image, 0xd9);
+    let media = SimMedia::new(image, Domain::Memory);
+    media.poison(at..at + LINE);
+    let fs = Fs::open(media, &options()).unwrap();
+    let mut bytes = [0; BLOCK];
+    let read = fs.read(FILE, 0, &mut bytes).map_err(|e| e.errno());
+    assert_eq!(read, Err(libc::EIO), "the older content came back without a word");
+    assert_eq!(fs.bad_blocks(), 1);
+}
+
+#[test]
+fn a_repair_may_be_cut_short_anywhere() {
+    let cases: [(&str, Damage); 3] = [
+        ("directory", |s| s.flip(s.entry(Ino::ROOT, DIR) + 40)),
+        ("file", |s| s.flip(s.record(FILE, Type::Attr, 2) + 40)),
+        ("slot", |s| s.flip(s.slot(FILE) + 20)),
+    ];
+    for (what, damage) in cases {
+        for domain in [Domain::Memory, Domain::PageCache] {
+            let mut sample = Sample::new(domain, true);
+            damage(&mut sample);
+            let media = sample.media();
+            let images: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
+            let queue = images.clone();
+            media.record(Some(Box::new(move |crash| {
+                let keeps = [Keep::Nothing, Keep::Everything, Keep::Random(crash.fences)];
+                queue.lock().extend(keeps.map(|keep| crash.image(keep)));
+            })));
+            let whole = check::repair(media.clone(), false).unwrap();
+            media.record(None);
+            assert!(whole.after.is_clean(), "{what}");
+            let kept = |fs: &F| {
+                let file = content(fs, FILE);
+                (content(fs, OTHER) == other_bytes(), file.len(), content(fs, DEEP) == b"deep down")
+            };
+            let wanted = kept(&open(media.image(), domain));
+            let images = std::mem::take(&mut *images.lock());
+            assert!(images.len() > 20);
+            for (n, image) in images.into_iter().enumerate() {
+                let media = Arc::new(SimMedia::new(image, domain));
+                let again = check::repair(media.clone(), true).unwrap();
+                assert!(again.after.is_clean(), "{what} {domain:?} {n}: {:#?}", again.after.findings);
+                assert_eq!(kept(&open(media.image(), domain)), wanted, "{what} {domain:?} {n}");
+            }
+        }
+    }
 }

@@ -81,7 +81,7 @@ fn encode<M: Media>(fs: &Fs<M>) -> Vec<u8> {
 
 /// Reads the checkpoint. EUCLEAN where it is damaged; nothing was changed then.
 pub(super) fn load<M: Media>(core: &mut Core<M>, head: u32) -> Result<Opened> {
-    let body = read(&core.media, &core.sb, head)?;
+    let body = read(&*core.media, &core.sb, head)?;
     let mut fields = Fields { bytes: &body };
     let slots = fields.next()?;
     let table_inode = load_table_inode(core)?;

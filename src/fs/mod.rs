@@ -15,6 +15,8 @@
 //! | `write`, `read`, `space`, `attr`, `xattr`, `acl` | operations on one inode |
 //! | `namei`, `walk` | operations on names, path walks |
 //! | `clean` | log cleaning |
+//! | `quarantine` | blocks that failed |
+//! | `check` | is everything as it must be; repair |
 //! | `mount` | mkfs, open, close, sync |
 //! | `checkpoint`, `recover` | the two ways to open |
 //! | `files` | paths and descriptors, above all of these |
@@ -39,6 +41,7 @@ mod inode;
 mod log;
 mod mount;
 mod namei;
+mod quarantine;
 mod read;
 mod recover;
 mod space;
@@ -106,6 +109,8 @@ pub struct PoolInfo {
     pub mounts: u32,
     pub clean: bool,
     pub created: Time,
+    /// Blocks that failed and are not used again.
+    pub bad_blocks: u64,
     /// The first copy of the superblock is damaged; the second was used.
     pub first_copy_damaged: bool,
     pub second_copy_damaged: bool,
@@ -143,7 +148,7 @@ impl Node {
 
 /// What all parts of a mounted file system share.
 pub struct Core<M: Media> {
-    pub(crate) media: M,
+    pub(crate) media: quarantine::Watched<M>,
     pub(crate) alloc: Allocator,
     pub(crate) key_crc: u32,
     sb: Super,
@@ -190,13 +195,13 @@ impl<M: Media> Core<M> {
         holds_blocks(&self.sb, run)
     }
 
-    /// Frees blocks: at once, or once `epoch` is synced.
+    /// Frees blocks, but for bad ones: at once, or once `epoch` is synced.
     #[inline]
     pub(crate) fn free(&self, run: Run, epoch: Option<u64>) {
-        match epoch {
+        self.media.each_good(run, &mut |run| match epoch {
             None => self.alloc.free(run),
             Some(e) => self.alloc.free_deferred(run, e),
-        }
+        });
     }
 
     /// When blocks freed by an operation of this epoch may be reused.

@@ -78,7 +78,7 @@ impl<M: Media> Fs<M> {
         write_empty(&media, &sb, options)?;
         let fs = Fs::start(media, sb, &OpenOptions::default())?;
         fs.close()?;
-        Ok(Arc::into_inner(fs).expect("nobody else has the file system yet").core.media)
+        Ok(Arc::into_inner(fs).expect("nobody else has the file system yet").core.media.into_inner())
     }
 
     /// Reads what the superblock says, without opening the pool or changing anything.
@@ -86,7 +86,9 @@ impl<M: Media> Fs<M> {
         let copies = SuperCopies::read(media)?;
         let sb = copies.best().map_err(|f| super_error(f, "mount::probe"))?;
         let state = read_state(media, sb)?;
+        let bad = check::bad_blocks(media, sb, state);
         Ok(PoolInfo {
+            bad_blocks: bad.iter().map(|run| run.count as u64).sum(),
             uuid: sb.uuid,
             label: sb.label.clone(),
             format_version: sb.version,
@@ -104,6 +106,7 @@ impl<M: Media> Fs<M> {
         let sb = &self.core.sb;
         let state = self.state.lock();
         PoolInfo {
+            bad_blocks: self.bad_blocks(),
             uuid: sb.uuid,
             label: sb.label.clone(),
             format_version: sb.version,
@@ -157,13 +160,16 @@ impl<M: Media> Fs<M> {
             boot: boot(),
         };
         // What the last crash left is told from damage until recovery is through, however often that begins.
-        let entered = State { crashed: previous.crashed, ..state };
+        // So is a power loss: what it left is verified by the next one, should this recovery be cut short.
+        let boot = if previous.clean { state.boot } else { previous.boot };
+        let entered = State { crashed: previous.crashed, boot, ..state };
         let epoch = previous.settled + EPOCH_SLACK;
         let key_crc = crate::media::crc32c(&sb.key, 0);
         let deferring = Fs::<M>::defers(media.domain());
         let blocks = sb.blocks as u32;
+        let bad = check::bad_blocks(&media, &sb, previous);
         let mut core = Core {
-            media,
+            media: quarantine::Watched::new(media),
             alloc: Allocator::new(blocks),
             key_crc,
             sb,
@@ -181,8 +187,9 @@ impl<M: Media> Fs<M> {
             paired: AtomicU64::new(0),
             head_moves: Mutex::default(),
         };
+        core.media.know(&bad);
         // Nothing else may reach media before the pool is marked as in use.
-        write_state(&core.media, &core.sb, &entered)?;
+        write_state(&*core.media, &core.sb, &entered)?;
         core.media.sync().map_err(|e| sync_error(e, "mount::open"))?;
         let loaded = match previous.clean {
             true => match checkpoint::load(&mut core, previous.checkpoint) {
@@ -200,6 +207,7 @@ impl<M: Media> Fs<M> {
             Some(opened) => opened,
             None => recover::recover(&mut core, &previous, options.power_lost)?,
         };
+        core.media.bad().into_iter().for_each(|block| core.alloc.retire_minis(block));
         core.read_only |= opened.read_only;
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let fs = Fs {
@@ -245,6 +253,7 @@ impl<M: Media> Fs<M> {
     }
 
     fn settle_locked(&self, synced: &mut Synced) -> Result<()> {
+        self.save_bad_blocks();
         let ended = self.core.epochs.advance();
         // Whoever failed in the epoch said so before leaving it.
         if self.core.failed.load(Ordering::Acquire) {
@@ -263,7 +272,7 @@ impl<M: Media> Fs<M> {
         let mut state = *self.state.lock();
         state.serial += 1;
         state.settled = ended;
-        write_state(&self.core.media, &self.core.sb, &state).inspect_err(|e| self.core.poison(e))?;
+        write_state(&*self.core.media, &self.core.sb, &state).inspect_err(|e| self.core.poison(e))?;
         *self.state.lock() = state;
         if self.core.deferring {
             let blocks = self.core.alloc.release(synced.named);
@@ -306,6 +315,7 @@ impl<M: Media> Fs<M> {
         if self.core.read_only {
             return Ok(());
         }
+        self.save_bad_blocks();
         if self.core.poisoned.swap(true, Ordering::AcqRel) {
             return Err(self.core.poison_error());
         }
@@ -336,7 +346,7 @@ impl<M: Media> Fs<M> {
             state.checkpoint = checkpoint;
             *state
         };
-        write_state(&self.core.media, &self.core.sb, &state)?;
+        write_state(&*self.core.media, &self.core.sb, &state)?;
         self.core.media.sync().map_err(|e| sync_error(e, "mount::close"))
     }
 
@@ -347,7 +357,7 @@ impl<M: Media> Fs<M> {
         if let Some(ticker) = ticker {
             ticker.stop();
         }
-        Arc::into_inner(self).map(|fs| fs.core.media)
+        Arc::into_inner(self).map(|fs| fs.core.media.into_inner())
     }
 
     pub(super) fn loaded(&self) -> impl Iterator<Item = Arc<Inode>> + '_ {
@@ -396,7 +406,7 @@ impl<M: Media> Fs<M> {
         let committed =
             self.commit(&self.table_inode, &mut body, &mut batch, guard, Class::Data, Flushed::issued());
         if let Err(e) = committed {
-            self.core.alloc.free(run);
+            self.core.free(run, None);
             return Err(e);
         }
         body.size = size;

@@ -263,7 +263,22 @@ pub(super) struct Pool<'m, M: Media> {
     pub strays: Strays,
 }
 
-impl<M: Media> Pool<'_, M> {
+impl<'m, M: Media> Pool<'m, M> {
+    fn new(media: &'m M, sb: Super, state: State) -> Pool<'m, M> {
+        Pool {
+            media,
+            key_crc: crate::media::crc32c(&sb.key, 0),
+            sb,
+            state,
+            power_loss: false,
+            live: false,
+            table: Vec::new(),
+            headers: Vec::new(),
+            bad_slots: Vec::new(),
+            strays: Strays::new(),
+        }
+    }
+
     pub fn holds(&self, at: Addr, len: usize) -> bool {
         holds(&self.sb, at, len)
     }
@@ -334,6 +349,8 @@ pub(super) struct Account {
     pub minis: BTreeMap<u32, u8>,
     /// The same, once something is synced.
     pub freed_minis: BTreeMap<u32, u8>,
+    /// Blocks that failed and that no record says yet.
+    pub bad: Vec<Run>,
     /// Inodes without a name that are in use all the same.
     pub nameless: Vec<u32>,
 }
@@ -421,6 +438,7 @@ impl<M: Media> Fs<M> {
         let alloc = &self.core.alloc;
         let mut account = Account {
             links: (0..slots).map(|n| (entry(n).links(), entry(n).parent.load(Ordering::Acquire))).collect(),
+            bad: self.core.media.bad().into_iter().map(|block| Run::new(block, 1)).collect(),
             nameless: self
                 .loaded()
                 .filter(|inode| self.links(inode) == 0 && !inode.body.read().dead)
@@ -434,6 +452,12 @@ impl<M: Media> Fs<M> {
         alloc.for_each_partial_mini(true, &mut |block, used| _ = account.freed_minis.insert(block.0, used));
         account
     }
+}
+
+/// Blocks that the inode table's log calls bad.
+pub(super) fn bad_blocks<M: Media>(media: &M, sb: &Super, state: State) -> Vec<Run> {
+    let mut pool = Pool::new(media, sb.clone(), state);
+    read_table(&mut pool, &mut Report::default()).0.bad
 }
 
 /// The superblock and the state, and what is wrong with their copies.
@@ -475,18 +499,7 @@ fn look<M: Media>(media: &M, ask: Ask, live: Option<Account>, strays: Strays) ->
     let (sb, state) = heads(media, &mut report)?;
     let deferring = Fs::<M>::defers(media.domain());
     let power_loss = deferring && (ask.power_lost || state.boot == 0 || state.boot != boot());
-    let mut pool = Pool {
-        media,
-        key_crc: crate::media::crc32c(&sb.key, 0),
-        sb,
-        state,
-        power_loss,
-        live: live.is_some(),
-        table: Vec::new(),
-        headers: Vec::new(),
-        bad_slots: Vec::new(),
-        strays,
-    };
+    let mut pool = Pool { power_loss, live: live.is_some(), strays, ..Pool::new(media, sb, state) };
     let (table, table_header) = read_table(&mut pool, &mut report);
     let table_is_whole = report.findings.iter().all(|f| f.ino != Some(TABLE_INO));
     pool.read_headers();
@@ -724,7 +737,8 @@ impl<M: Media> Checked<'_, M> {
 
     /// Whether each block has one owner, and free is what has none.
     fn space(&mut self) {
-        self.table.bad.iter().for_each(|&run| self.space.keep(run));
+        let noted = self.account.iter().flat_map(|account| &account.bad);
+        self.table.bad.iter().chain(noted).for_each(|&run| self.space.take_bad(run));
         self.report.blocks_bad = self.table.bad.iter().map(|run| run.count as u64).sum();
         self.report.blocks_used = self.space.used();
         for (block, owners) in self.owners(&self.space.twice) {

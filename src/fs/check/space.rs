@@ -17,6 +17,7 @@ pub struct Space {
     search_from: u32,
     /// Blocks that logs have in parts, with a bit for each part in use.
     minis: BTreeMap<u32, u8>,
+    bad: BTreeSet<u32>,
     /// Blocks that more than one has.
     pub twice: BTreeSet<u32>,
 }
@@ -34,6 +35,7 @@ impl Space {
             blocks: blocks as u32,
             search_from: 0,
             minis: BTreeMap::new(),
+            bad: BTreeSet::new(),
             twice: BTreeSet::new(),
         }
     }
@@ -53,6 +55,12 @@ impl Space {
             }
             self.set(block);
         }
+    }
+
+    /// Blocks that are never given to anybody again, whoever has them.
+    pub fn take_bad(&mut self, run: Run) {
+        self.bad.extend(run.start.0..run.end().0);
+        self.keep(run);
     }
 
     /// Nobody is given these blocks, whoever has them.
@@ -114,7 +122,8 @@ impl Space {
             .chain(account.freed_minis.keys())
             .copied()
             .collect();
-        for block in minis {
+        // Of a bad block all parts count as used.
+        for block in minis.into_iter().filter(|block| !self.bad.contains(block)) {
             let Some(&used) = self.minis.get(&block) else {
                 continue; // all of it is somebody's, or lost: it was looked at above
             };
