@@ -797,6 +797,6 @@ pub fn damaged(owner: &Owner, what: &str) -> Error {
     Error::message(
         libc::EUCLEAN,
         "log::read",
-        format!("inode {} is damaged: {what}; restore it from a backup", owner.ino),
+        format!("inode {} is damaged: {what}; lode fsck --repair keeps what validates", owner.ino),
     )
 }

@@ -117,7 +117,7 @@ pub(super) fn recover<M: Media>(core: &mut Core<M>, previous: &State, power_lost
         return Err(Error::message(
             libc::EUCLEAN,
             "recover::recover",
-            "the root directory is damaged; restore the pool from a backup",
+            "the root directory is damaged; lode fsck --repair keeps what validates",
         ));
     }
     let table = table::Table::new();
@@ -660,7 +660,7 @@ impl<M: Media> Recovery<'_, M> {
         if read_only {
             tracing::error!(
                 "which blocks belong to what is damaged cannot be known: so that nothing of it is overwritten \
-                 the pool is open for reading only; copy its files to another pool"
+                 the pool is open for reading only; lode fsck --repair keeps what validates"
             );
         }
         read_only
@@ -845,7 +845,7 @@ fn conflict(ino: u32) -> impl Fn(Conflict) -> Error {
             libc::EUCLEAN,
             "recover::mark",
             format!(
-                "inode {ino} has block {}, which another one has too; restore the pool from a backup",
+                "inode {ino} has block {}, which another one has too; lode fsck --repair gives it to one",
                 c.block.0
             ),
         )
@@ -857,6 +857,6 @@ fn bad_entry(ino: u32, what: &str) -> Error {
     Error::message(
         libc::EUCLEAN,
         "recover::reach",
-        format!("directory {ino} {what}; restore the pool from a backup"),
+        format!("directory {ino} {what}; lode fsck --repair mends it"),
     )
 }
