@@ -596,9 +596,10 @@ fn report_log(image: &Image, report: &mut Report) {
             Damage::Condemned => {
                 Finding::of(What::LogCondemned, ino, "recovery found its log damaged; nobody can use it")
             }
-            Damage::Gap { at, lines } => {
-                let detail = format!("{lines} lines in the middle of its log do not validate");
-                Finding::of(What::LogRecord, ino, detail).at(at)
+            Damage::Gap { at, lines, bytes } => {
+                let seems = if bytes.is_some() { ", which seem to be a write of its data" } else { "" };
+                let detail = format!("{lines} lines in the middle of its log do not validate{seems}");
+                Finding { bytes, ..Finding::of(What::LogRecord, ino, detail).at(at) }
             }
             Damage::Segment { at } => {
                 Finding::of(What::LogSegment, ino, "a segment of its log does not begin as one").at(at)

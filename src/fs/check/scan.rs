@@ -4,8 +4,10 @@
 //! follows can be told: behind a record that does not validate, and in a segment whose head is gone.
 
 use super::super::format::*;
+use super::super::inode::extents;
 use super::super::log::Owner;
 use super::Pool;
+use crate::limits::FILE_BYTES_MAX;
 use crate::media::{Addr, LINE, Media, crc32c};
 
 /// Incarnations that are tried for a log whose beginning is lost.
@@ -20,8 +22,9 @@ pub enum Damage {
     Head,
     /// Recovery wrote down that the log is damaged.
     Condemned,
-    /// Lines that do not validate, in front of records that do.
-    Gap { at: Addr, lines: u32 },
+    /// Lines that do not validate, in front of records that do. If it was a write, which file bytes it seems to have
+    /// been of.
+    Gap { at: Addr, lines: u32, bytes: Option<(u64, u64)> },
     /// A segment does not begin as one.
     Segment { at: Addr },
     /// A record that cannot stand there validates.
@@ -102,6 +105,20 @@ impl Part {
     }
 }
 
+/// Which file bytes a record that does not validate says it is a write of: a hint, not more.
+fn written(record: &[u8]) -> Option<(u64, u64)> {
+    let head = Head::decode(record).filter(|head| head.kind == Type::Write)?;
+    let record = record.get(..head.lines as usize * LINE)?;
+    let (start, len) = (get64(record, field::write::START), get32(record, field::write::LEN) as u64);
+    let pages = extents(record).flatten().map(|e| {
+        let from = e.page as u64 * BLOCK as u64;
+        (from, from + e.count as u64 * BLOCK as u64)
+    });
+    let said = (len > 0).then(|| (start, start.saturating_add(len)));
+    let all = said.into_iter().chain(pages).reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))?;
+    (all.0 < all.1 && all.1 <= FILE_BYTES_MAX).then_some(all)
+}
+
 /// A segment's head that was found without following a log.
 #[derive(Clone, Copy, Debug)]
 pub struct Stray {
@@ -169,7 +186,8 @@ impl<M: Media> Scan<'_, '_, M> {
         loop {
             let Some(head) = self.record(&part, line) else {
                 if let Some(lines) = self.gap(&part, line) {
-                    self.damaged(Damage::Gap { at: part.addr(line), lines });
+                    let bytes = written(part.line(line));
+                    self.damaged(Damage::Gap { at: part.addr(line), lines, bytes });
                     line += lines;
                     self.seq = self.seq.wrapping_add(lines);
                     continue;
