@@ -26,7 +26,10 @@ const EDGE_LINES: usize = 3;
 
 fn open(image: Vec<u8>, domain: Domain) -> F {
     let options = OpenOptions { no_ticker: true, power_lost: true, ..OpenOptions::default() };
-    Fs::open(SimMedia::new(image, domain), &options).expect("a crashed pool opens")
+    let fs = Fs::open(SimMedia::new(image, domain), &options).expect("a crashed pool opens");
+    let report = fs.check().expect("a pool that opens can be checked");
+    assert!(report.is_clean(), "{:#?}", report.findings);
+    fs
 }
 
 /// What a program can see of a file.

@@ -138,6 +138,7 @@ fn tables() -> Vec<String> {
                 ("a word for each page: its block, or 0; bit 31: reserved, reads as zeros", pages::WORDS, 0),
             ],
         ),
+        record("Bad", &[("first block", bad::BLOCK, 4), ("blocks", bad::COUNT, 4)]),
         record(
             "Redo",
             &[

@@ -695,3 +695,40 @@ fn records_that_a_crash_left_behind_a_gap_are_no_damage() {
     let fs = open(fs.media().image(), domain);
     assert_eq!(mode(&fs), 0o700);
 }
+
+/// A first recovery that is cut short leaves the host's new boot behind: the second one must know all the same
+/// that power was lost.
+#[test]
+fn a_power_loss_is_remembered_until_recovery_is_through() {
+    let domain = Domain::PageCache;
+    let fs = fresh(domain);
+    let f = create(&fs, Ino::ROOT, b"f");
+    settle(&fs);
+    fs.write(&Cred::root(), f, 0, &[0xa1; BLOCK], false).unwrap();
+    fs.write(&Cred::root(), f, BLOCK as u64, &[0xb2; BLOCK], false).unwrap();
+    let mut image = fs.media().image();
+    // Of the first write the record came to the media, its data did not; and the host has another boot since.
+    let at = page_of(&image, 0xa1);
+    image[at..at + BLOCK].fill(0);
+    let sb = super_block(&image);
+    let end = image.len() - BLOCK + STATE_COPY_OFFSET as usize;
+    for at in [0, LINE].map(|l| [STATE_BLOCK as usize * BLOCK + l, end + l]).concat() {
+        let line: &mut [u8] = &mut image[at..at + LINE];
+        if let Some(state) = State::decode((&*line).try_into().unwrap(), &sb.key) {
+            line.copy_from_slice(&State { boot: 1, ..state }.encode(&sb.key));
+        }
+    }
+    let options = OpenOptions { no_ticker: true, ..OpenOptions::default() };
+    let media = SimMedia::new(image, domain);
+    let images: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
+    let queue = images.clone();
+    media.record(Some(Box::new(move |crash| queue.lock().push(crash.image(Keep::Everything)))));
+    let whole = Fs::open(media, &options).unwrap();
+    assert_eq!(content(&whole, f).len(), 0, "nothing of it was synced, and the first write is not whole");
+    let images = std::mem::take(&mut *images.lock());
+    assert!(images.len() > 3);
+    for (n, image) in images.into_iter().enumerate() {
+        let again = Fs::open(SimMedia::new(image, domain), &options).unwrap();
+        assert_eq!(content(&again, f).len(), 0, "recovery was cut short at fence {n}");
+    }
+}

@@ -1284,6 +1284,14 @@ impl Allocator {
         self.local().shard.defer(epoch, |bin| bin.minis.push(mini));
     }
 
+    /// No more minis of this block are given out, nor may any be freed from now on.
+    pub fn retire_minis(&self, block: Block) {
+        if block.0 < self.total {
+            let stripe = self.mini_stripe(block);
+            stripe.put_locked(&mut stripe.partial.lock(), block, u8::MAX);
+        }
+    }
+
     /// Marks a mini found in use at recovery. Thread-safe, also against
     /// [`mark_used`](Allocator::mark_used).
     pub fn mark_mini_used(&self, mini: Mini) -> Result<(), Conflict> {

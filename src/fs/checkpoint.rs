@@ -81,7 +81,7 @@ fn encode<M: Media>(fs: &Fs<M>) -> Vec<u8> {
 
 /// Reads the checkpoint. EUCLEAN where it is damaged; nothing was changed then.
 pub(super) fn load<M: Media>(core: &mut Core<M>, head: u32) -> Result<Opened> {
-    let body = read(core, head)?;
+    let body = read(&*core.media, &core.sb, head)?;
     let mut fields = Fields { bytes: &body };
     let slots = fields.next()?;
     let table_inode = load_table_inode(core)?;
@@ -132,35 +132,56 @@ fn load_space<M: Media>(core: &mut Core<M>, fields: &mut Fields) -> Result<()> {
     Ok(())
 }
 
-fn read<M: Media>(core: &Core<M>, head: u32) -> Result<Vec<u8>> {
-    if !core.holds_blocks(Run { start: Block(head), count: 1 }) {
+/// The blocks in which a checkpoint stands, as far as its head says.
+pub(super) fn blocks<M: Media>(media: &M, sb: &Super, head: u32) -> Vec<Run> {
+    let first = Run { start: Block(head), count: 1 };
+    let mut block = [0; BLOCK];
+    if !holds_blocks(sb, first) || media.read(log::block_addr(Block(head)), &mut block).is_err() {
+        return Vec::new();
+    }
+    let count = (get32(&block, 16) as usize).min(RUNS_MAX);
+    let runs = runs(&block, count).filter(|&run| holds_blocks(sb, run));
+    std::iter::once(first).chain(runs).collect()
+}
+
+fn runs(head: &[u8; BLOCK], count: usize) -> impl Iterator<Item = Run> + Clone + '_ {
+    let places = (0..count).map(|i| HEAD_BYTES + 8 * i);
+    places.map(|at| Run { start: Block(get32(head, at)), count: get32(head, at + 4) })
+}
+
+/// The body of a checkpoint. EUCLEAN where it is damaged.
+pub(super) fn read<M: Media>(media: &M, sb: &Super, head: u32) -> Result<Vec<u8>> {
+    if !holds_blocks(sb, Run { start: Block(head), count: 1 }) {
         return Err(damaged("it lies outside the pool"));
     }
     let mut block = [0; BLOCK];
-    core.media.read(log::block_addr(Block(head)), &mut block)?;
+    media.read(log::block_addr(Block(head)), &mut block)?;
     let bytes = get64(&block, 8);
     let runs = get32(&block, 16) as usize;
-    if get32(&block, 0) != MAGIC || runs > RUNS_MAX || bytes > core.media.len() {
+    if get32(&block, 0) != MAGIC || runs > RUNS_MAX || bytes > sb.blocks * BLOCK as u64 {
         return Err(damaged("its head is not one"));
+    }
+    let runs = self::runs(&block, runs);
+    if !runs.clone().all(|run| holds_blocks(sb, run)) {
+        return Err(damaged("its body lies outside the pool"));
+    }
+    // Before so many bytes are asked for.
+    if runs.clone().map(|run| run.count as u64).sum::<u64>() != bytes.div_ceil(BLOCK as u64) {
+        return Err(damaged("its length is not that of its blocks"));
     }
     let mut body = vec![0; bytes as usize];
     let mut rest = &mut body[..];
     let mut parts = vec![(log::block_addr(Block(head)), BLOCK)];
-    for i in 0..runs {
-        let at = HEAD_BYTES + 8 * i;
-        let run = Run { start: Block(get32(&block, at)), count: get32(&block, at + 4) };
-        if !core.holds_blocks(run) {
-            return Err(damaged("its body lies outside the pool"));
-        }
+    for run in runs {
         let n = rest.len().min(run.count as usize * BLOCK);
         let (part, later) = rest.split_at_mut(n);
-        core.media.read(log::block_addr(run.start), part)?;
+        media.read(log::block_addr(run.start), part)?;
         parts.push((log::block_addr(run.start), part.len()));
         rest = later;
     }
     let is_short = !rest.is_empty();
-    let matches = crc32c(&body, crc32c(&block[8..], core.key_crc)) == get32(&block, 4);
-    if !core.media.verified(&parts, matches) || is_short {
+    let matches = crc32c(&body, crc32c(&block[8..], crc32c(&sb.key, 0))) == get32(&block, 4);
+    if !media.verified(&parts, matches) || is_short {
         return Err(damaged("its CRC does not match"));
     }
     Ok(body)

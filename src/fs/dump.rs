@@ -176,6 +176,7 @@ fn describe(r: &Record) -> String {
         Type::Symlink => {
             format!("target, {} bytes at {}", get16(b, field::symlink::LEN), get16(b, field::symlink::OFFSET))
         }
+        Type::Bad => format!("bad blocks {}+{}", get32(b, field::bad::BLOCK), get32(b, field::bad::COUNT)),
         Type::Link | Type::Segment | Type::Seal => format!("{:?}", r.kind),
     }
 }

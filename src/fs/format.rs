@@ -369,6 +369,8 @@ pub enum Type {
     Symlink = 12,
     /// What consecutive file pages are, said again by the cleaner.
     Pages = 13,
+    /// Blocks that failed and are never used again. In the inode table's log alone.
+    Bad = 14,
 }
 
 /// Set in a record's type byte: the record counts only if the next one does.
@@ -400,6 +402,7 @@ impl Type {
                 Xattr,
                 Symlink,
                 Pages,
+                Bad,
             ];
             let mut i = 0;
             while i < known.len() {
@@ -550,6 +553,12 @@ pub mod field {
         pub const WORDS: usize = 24;
 
         pub const UNWRITTEN: u32 = 1 << 31;
+    }
+
+    pub mod bad {
+        /// First block.
+        pub const BLOCK: usize = 16;
+        pub const COUNT: usize = 20;
     }
 
     pub mod redo {

@@ -96,7 +96,7 @@ impl Batch {
         (self.bytes.len() / LINE) as u32
     }
 
-    #[cfg(test)]
+    /// The records so far, their heads empty.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -417,6 +417,8 @@ fn allocate<M: Media>(core: &Core<M>, lines: u32, total: u32, class: Class) -> O
     if total < 3 * MINI_LINES
         && lines <= MINI_LINES - 2
         && let Some(mini) = core.alloc.alloc_mini(class)
+        // A part of a bad block stays taken.
+        && !core.media.is_bad(mini.block)
     {
         return Some((mini_addr(mini), MINI_LINES as u16));
     }
@@ -427,6 +429,9 @@ fn allocate<M: Media>(core: &Core<M>, lines: u32, total: u32, class: Class) -> O
 /// Frees a segment: at once, or once `epoch` is synced.
 pub fn release<M: Media>(core: &Core<M>, addr: Addr, lines: u16, epoch: Option<u64>) {
     if lines as u32 == MINI_LINES {
+        if core.media.is_bad(addr_mini(addr).block) {
+            return;
+        }
         match epoch {
             None => core.alloc.free_mini(addr_mini(addr)),
             Some(e) => core.alloc.free_mini_deferred(addr_mini(addr), e),
@@ -820,7 +825,7 @@ pub fn damaged(owner: &Owner, what: &str) -> Error {
     Error::message(
         libc::EUCLEAN,
         "log::read",
-        format!("inode {} is damaged: {what}; restore it from a backup", owner.ino),
+        format!("inode {} is damaged: {what}; lode fsck --repair keeps what validates", owner.ino),
     )
 }
 

@@ -16,6 +16,8 @@
 //! | `namei`, `walk` | operations on names, path walks |
 //! | `clean` | log cleaning |
 //! | `clock` | what time it is |
+//! | `quarantine` | blocks that failed |
+//! | `check` | is everything as it must be; repair |
 //! | `mount` | mkfs, open, close, sync |
 //! | `checkpoint`, `recover` | the two ways to open |
 //! | `files` | paths and descriptors, above all of these |
@@ -27,6 +29,7 @@
 pub mod acl;
 pub mod alloc;
 mod attr;
+pub mod check;
 mod checkpoint;
 mod clean;
 pub mod clock;
@@ -41,6 +44,7 @@ mod log;
 mod mount;
 mod namei;
 mod names;
+mod quarantine;
 mod read;
 mod recover;
 mod space;
@@ -112,6 +116,8 @@ pub struct PoolInfo {
     pub mounts: u32,
     pub clean: bool,
     pub created: Time,
+    /// Blocks that failed and are not used again.
+    pub bad_blocks: u64,
     /// The first copy of the superblock is damaged; the second was used.
     pub first_copy_damaged: bool,
     pub second_copy_damaged: bool,
@@ -149,7 +155,7 @@ impl Node {
 
 /// What all parts of a mounted file system share.
 pub struct Core<M: Media> {
-    pub(crate) media: M,
+    pub(crate) media: quarantine::Watched<M>,
     pub(crate) alloc: Allocator,
     pub(crate) key_crc: u32,
     sb: Super,
@@ -188,24 +194,21 @@ impl<M: Media> Core<M> {
 
     /// Whether a range lies where data, logs and slots may be.
     pub(crate) fn holds(&self, at: Addr, len: usize) -> bool {
-        let from = TABLE_BLOCK as u64 * BLOCK as u64;
-        let to = (self.sb.blocks - 1) * BLOCK as u64;
-        at.0 >= from && at.0 <= to && len as u64 <= to - at.0
+        holds(&self.sb, at, len)
     }
 
     #[inline]
     pub(crate) fn holds_blocks(&self, run: Run) -> bool {
-        let end = run.start.0 as u64 + run.count as u64;
-        run.count > 0 && run.start.0 >= TABLE_BLOCK && end < self.sb.blocks
+        holds_blocks(&self.sb, run)
     }
 
-    /// Frees blocks: at once, or once `epoch` is synced.
+    /// Frees blocks, but for bad ones: at once, or once `epoch` is synced.
     #[inline]
     pub(crate) fn free(&self, run: Run, epoch: Option<u64>) {
-        match epoch {
+        self.media.each_good(run, &mut |run| match epoch {
             None => self.alloc.free(run),
             Some(e) => self.alloc.free_deferred(run, e),
-        }
+        });
     }
 
     /// When blocks freed by an operation of this epoch may be reused.
@@ -272,6 +275,19 @@ impl<M: Media> Core<M> {
     fn fence(&self, flushed: Flushed) -> Durable {
         self.media.fence(flushed)
     }
+}
+
+#[inline]
+fn holds(sb: &Super, at: Addr, len: usize) -> bool {
+    let from = TABLE_BLOCK as u64 * BLOCK as u64;
+    let to = (sb.blocks - 1) * BLOCK as u64;
+    at.0 >= from && at.0 <= to && len as u64 <= to - at.0
+}
+
+#[inline]
+fn holds_blocks(sb: &Super, run: Run) -> bool {
+    let end = run.start.0 as u64 + run.count as u64;
+    run.count > 0 && run.start.0 >= TABLE_BLOCK && end < sb.blocks
 }
 
 /// Numbers that are given out once; threads take them in lots.

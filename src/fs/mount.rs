@@ -59,7 +59,7 @@ impl<M: Media> Fs<M> {
         if options.label.len() > 63 {
             return Err(Error::message(libc::EINVAL, "mount::mkfs", "a label has at most 63 bytes"));
         }
-        if !options.force && !matches!(Copies::read(&media)?.best(), Err(SuperFault::Foreign)) {
+        if !options.force && !matches!(SuperCopies::read(&media)?.best(), Err(SuperFault::Foreign)) {
             return Err(Error::message(
                 libc::EEXIST,
                 "mount::mkfs",
@@ -78,15 +78,17 @@ impl<M: Media> Fs<M> {
         write_empty(&media, &sb, options)?;
         let fs = Fs::start(media, sb, &OpenOptions::default())?;
         fs.close()?;
-        Ok(Arc::into_inner(fs).expect("nobody else has the file system yet").core.media)
+        Ok(Arc::into_inner(fs).expect("nobody else has the file system yet").core.media.into_inner())
     }
 
     /// Reads what the superblock says, without opening the pool or changing anything.
     pub fn probe(media: &M) -> Result<PoolInfo> {
-        let copies = Copies::read(media)?;
+        let copies = SuperCopies::read(media)?;
         let sb = copies.best().map_err(|f| super_error(f, "mount::probe"))?;
         let state = read_state(media, sb)?;
+        let bad = check::bad_blocks(media, sb, state);
         Ok(PoolInfo {
+            bad_blocks: bad.iter().map(|run| run.count as u64).sum(),
             uuid: sb.uuid,
             label: sb.label.clone(),
             format_version: sb.version,
@@ -104,6 +106,7 @@ impl<M: Media> Fs<M> {
         let sb = &self.core.sb;
         let state = self.state.lock();
         PoolInfo {
+            bad_blocks: self.bad_blocks(),
             uuid: sb.uuid,
             label: sb.label.clone(),
             format_version: sb.version,
@@ -119,19 +122,8 @@ impl<M: Media> Fs<M> {
 
     /// Opens the pool: loads the checkpoint of a clean close, or recovers.
     pub fn open(media: M, options: &OpenOptions) -> Result<Arc<Fs<M>>> {
-        let copies = Copies::read(&media)?;
-        let sb = copies.best().map_err(|f| super_error(f, "mount::open"))?.clone();
-        if sb.blocks * BLOCK as u64 > media.len() {
-            return Err(Error::message(
-                libc::EUCLEAN,
-                "mount::open",
-                format!(
-                    "the pool was made with {} bytes but only {} are there: the image was cut short; restore it whole",
-                    sb.blocks * BLOCK as u64,
-                    media.len()
-                ),
-            ));
-        }
+        let copies = SuperCopies::read(&media)?;
+        let sb = copies.whole(&media)?;
         if copies.first.is_err() || copies.second.is_err() {
             let (bad, good) = if copies.first.is_err() { ("first", "second") } else { ("second", "first") };
             let mended = if options.read_only { "" } else { " and written back" };
@@ -168,13 +160,16 @@ impl<M: Media> Fs<M> {
             boot: boot(),
         };
         // What the last crash left is told from damage until recovery is through, however often that begins.
-        let entered = State { crashed: previous.crashed, ..state };
+        // So is a power loss: what it left is verified by the next one, should this recovery be cut short.
+        let boot = if previous.clean { state.boot } else { previous.boot };
+        let entered = State { crashed: previous.crashed, boot, ..state };
         let epoch = previous.settled + EPOCH_SLACK;
         let key_crc = crate::media::crc32c(&sb.key, 0);
         let deferring = Fs::<M>::defers(media.domain());
         let blocks = sb.blocks as u32;
+        let bad = check::bad_blocks(&media, &sb, previous);
         let mut core = Core {
-            media,
+            media: quarantine::Watched::new(media),
             alloc: Allocator::new(blocks),
             key_crc,
             sb,
@@ -192,8 +187,9 @@ impl<M: Media> Fs<M> {
             paired: AtomicU64::new(0),
             head_moves: Mutex::default(),
         };
+        core.media.know(&bad);
         // Nothing else may reach media before the pool is marked as in use.
-        write_state(&core, &entered)?;
+        write_state(&*core.media, &core.sb, &entered)?;
         core.media.sync().map_err(|e| sync_error(e, "mount::open"))?;
         let loaded = match previous.clean {
             true => match checkpoint::load(&mut core, previous.checkpoint) {
@@ -211,6 +207,7 @@ impl<M: Media> Fs<M> {
             Some(opened) => opened,
             None => recover::recover(&mut core, &previous, options.power_lost)?,
         };
+        core.media.bad().into_iter().for_each(|block| core.alloc.retire_minis(block));
         core.read_only |= opened.read_only;
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let fs = Fs {
@@ -256,6 +253,7 @@ impl<M: Media> Fs<M> {
     }
 
     fn settle_locked(&self, synced: &mut Synced) -> Result<()> {
+        self.save_bad_blocks();
         let ended = self.core.epochs.advance();
         // Whoever failed in the epoch said so before leaving it.
         if self.core.failed.load(Ordering::Acquire) {
@@ -274,7 +272,7 @@ impl<M: Media> Fs<M> {
         let mut state = *self.state.lock();
         state.serial += 1;
         state.settled = ended;
-        write_state(&self.core, &state).inspect_err(|e| self.core.poison(e))?;
+        write_state(&*self.core.media, &self.core.sb, &state).inspect_err(|e| self.core.poison(e))?;
         *self.state.lock() = state;
         if self.core.deferring {
             let blocks = self.core.alloc.release(synced.named);
@@ -317,6 +315,7 @@ impl<M: Media> Fs<M> {
         if self.core.read_only {
             return Ok(());
         }
+        self.save_bad_blocks();
         if self.core.poisoned.swap(true, Ordering::AcqRel) {
             return Err(self.core.poison_error());
         }
@@ -347,7 +346,7 @@ impl<M: Media> Fs<M> {
             state.checkpoint = checkpoint;
             *state
         };
-        write_state(&self.core, &state)?;
+        write_state(&*self.core.media, &self.core.sb, &state)?;
         self.core.media.sync().map_err(|e| sync_error(e, "mount::close"))
     }
 
@@ -358,10 +357,10 @@ impl<M: Media> Fs<M> {
         if let Some(ticker) = ticker {
             ticker.stop();
         }
-        Arc::into_inner(self).map(|fs| fs.core.media)
+        Arc::into_inner(self).map(|fs| fs.core.media.into_inner())
     }
 
-    fn loaded(&self) -> impl Iterator<Item = Arc<Inode>> + '_ {
+    pub(super) fn loaded(&self) -> impl Iterator<Item = Arc<Inode>> + '_ {
         (1..self.slot_count.load(Ordering::Acquire)).filter_map(|ino| self.table.entry(ino).node.share())
     }
 
@@ -407,7 +406,7 @@ impl<M: Media> Fs<M> {
         let committed =
             self.commit(&self.table_inode, &mut body, &mut batch, guard, Class::Data, Flushed::issued());
         if let Err(e) = committed {
-            self.core.alloc.free(run);
+            self.core.free(run, None);
             return Err(e);
         }
         body.size = size;
@@ -479,13 +478,14 @@ impl Ticker {
 // ---------------------------------------------------------------------------------------------------
 // Superblock and state line
 
-struct Copies {
-    first: std::result::Result<Super, SuperFault>,
-    second: std::result::Result<Super, SuperFault>,
+/// Both copies of the superblock.
+pub(super) struct SuperCopies {
+    pub first: std::result::Result<Super, SuperFault>,
+    pub second: std::result::Result<Super, SuperFault>,
 }
 
-impl Copies {
-    fn read<M: Media>(media: &M) -> Result<Copies> {
+impl SuperCopies {
+    pub fn read<M: Media>(media: &M) -> Result<SuperCopies> {
         let read = |at: u64| -> std::result::Result<Super, SuperFault> {
             let mut b = [0; SUPER_BYTES];
             if at + SUPER_BYTES as u64 > media.len() || media.read(Addr(at), &mut b).is_err() {
@@ -506,7 +506,7 @@ impl Copies {
         } else {
             Err(SuperFault::Foreign)
         };
-        Ok(Copies { first, second })
+        Ok(SuperCopies { first, second })
     }
 
     fn best(&self) -> std::result::Result<&Super, SuperFault> {
@@ -515,6 +515,23 @@ impl Copies {
             (Err(SuperFault::Foreign), Err(SuperFault::Damaged)) => Err(SuperFault::Foreign),
             (Err(f), _) => Err(*f),
         }
+    }
+
+    /// What holds, of a pool that is all there.
+    pub fn whole<M: Media>(&self, media: &M) -> Result<Super> {
+        let sb = self.best().map_err(|f| super_error(f, "mount::open"))?.clone();
+        if sb.blocks * BLOCK as u64 > media.len() {
+            return Err(Error::message(
+                libc::EUCLEAN,
+                "mount::open",
+                format!(
+                    "the pool was made with {} bytes but only {} are there: the image was cut short; restore it whole",
+                    sb.blocks * BLOCK as u64,
+                    media.len()
+                ),
+            ));
+        }
+        Ok(sb)
     }
 }
 
@@ -535,11 +552,11 @@ fn super_error(fault: SuperFault, site: &'static str) -> Error {
     Error::message(errno, site, message)
 }
 
-fn sync_error(e: std::io::Error, site: &'static str) -> Error {
+pub(super) fn sync_error(e: std::io::Error, site: &'static str) -> Error {
     Error::message(e.raw_os_error().unwrap_or(libc::EIO), site, format!("the pool could not be synced: {e}"))
 }
 
-fn write_super<M: Media>(media: &M, sb: &Super) -> Result<()> {
+pub(super) fn write_super<M: Media>(media: &M, sb: &Super) -> Result<()> {
     let bytes = sb.encode();
     let first = media.copy_nt(Addr(SUPER_BLOCK * BLOCK as u64), &bytes)?;
     media.fence(first);
@@ -558,35 +575,50 @@ fn state_addr(sb: &Super, copy: bool, serial: u64) -> Addr {
 }
 
 /// Writes the state line and its copy at the pool's end, one after the other.
-fn write_state<M: Media>(core: &Core<M>, state: &State) -> Result<()> {
-    let line = state.encode(&core.sb.key);
+pub(super) fn write_state<M: Media>(media: &M, sb: &Super, state: &State) -> Result<()> {
+    let line = state.encode(&sb.key);
     for copy in [false, true] {
-        let flushed = core.media.copy_nt(state_addr(&core.sb, copy, state.serial), &line)?;
-        core.media.fence(flushed);
+        let flushed = media.copy_nt(state_addr(sb, copy, state.serial), &line)?;
+        media.fence(flushed);
     }
     Ok(())
 }
 
-/// The newest valid state line of both copies. One from the copy alone counts as not clean: should its newest
-/// line be damaged, too, then the pool moved on.
+/// The newest valid state line of each copy.
+pub(super) struct StateCopies {
+    pub first: Option<State>,
+    pub second: Option<State>,
+}
+
+impl StateCopies {
+    pub fn read<M: Media>(media: &M, sb: &Super) -> StateCopies {
+        let newest = |copy: bool| {
+            (0..2)
+                .filter_map(|serial| {
+                    let mut line = [0; LINE];
+                    let at = state_addr(sb, copy, serial);
+                    if at.0 + LINE as u64 > media.len() {
+                        return None;
+                    }
+                    media.read(at, &mut line).ok()?;
+                    let intact = media.verified(&[(at, LINE)], State::is_intact(&line, &sb.key));
+                    intact.then(|| State::fields(&line)).flatten()
+                })
+                .max_by_key(|s| s.serial)
+        };
+        StateCopies { first: newest(false), second: newest(true) }
+    }
+
+    /// The newest of both. One from the copy alone counts as not clean: should its newest line be damaged, too,
+    /// then the pool moved on.
+    pub fn newest(&self) -> Option<State> {
+        let copied = self.second.map(|s| State { clean: s.clean && self.first.is_some(), ..s });
+        self.first.into_iter().chain(copied).max_by_key(|s| s.serial)
+    }
+}
+
 fn read_state<M: Media>(media: &M, sb: &Super) -> Result<State> {
-    let newest = |copy: bool| {
-        (0..2)
-            .filter_map(|serial| {
-                let mut line = [0; LINE];
-                let at = state_addr(sb, copy, serial);
-                if at.0 + LINE as u64 > media.len() {
-                    return None;
-                }
-                media.read(at, &mut line).ok()?;
-                let intact = media.verified(&[(at, LINE)], State::is_intact(&line, &sb.key));
-                intact.then(|| State::fields(&line)).flatten()
-            })
-            .max_by_key(|s| s.serial)
-    };
-    let (first, second) = (newest(false), newest(true));
-    let copied = second.map(|s| State { clean: s.clean && first.is_some(), ..s });
-    first.into_iter().chain(copied).max_by_key(|s| s.serial).ok_or_else(|| {
+    StateCopies::read(media, sb).newest().ok_or_else(|| {
         Error::message(
             libc::EUCLEAN,
             "mount::read_state",
@@ -624,11 +656,7 @@ fn write_empty<M: Media>(media: &M, sb: &Super, options: &MkfsOptions) -> Result
     }
     write_table_extent(media, key_crc, generation, table)?;
     let state = State { serial: 1, mount: 1, clean: false, boot: boot(), ..State::default() };
-    let line = state.encode(&sb.key);
-    for copy in [false, true] {
-        let flushed = media.copy_nt(state_addr(sb, copy, state.serial), &line)?;
-        media.fence(flushed);
-    }
+    write_state(media, sb, &state)?;
     write_super(media, sb)?;
     media.sync().map_err(|e| sync_error(e, "mount::mkfs"))
 }

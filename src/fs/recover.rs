@@ -117,13 +117,17 @@ pub(super) fn recover<M: Media>(core: &mut Core<M>, previous: &State, power_lost
         return Err(Error::message(
             libc::EUCLEAN,
             "recover::recover",
-            "the root directory is damaged; restore the pool from a backup",
+            "the root directory is damaged; lode fsck --repair keeps what validates",
         ));
     }
     let table = table::Table::default();
     let mut repairs = Repairs::default();
     let lost = r.recover_directories(&table, slots, &mut repairs)?;
     r.recover_files(&table, slots, &mut repairs)?;
+    for block in core.media.bad() {
+        // Somebody's, or nobody's from now on.
+        let _ = core.alloc.mark_used(Run { start: block, count: 1 });
+    }
     let damaged = (lost.len() + repairs.damaged.len()) as u64;
     let read_only = r.report_damage(&lost, &repairs.damaged);
     core.alloc.start();
@@ -357,7 +361,8 @@ impl<M: Media> Recovery<'_, M> {
             return Ok(false);
         }
         let crc = self.core.media.crc32c(log::block_addr(run.start), len, 0);
-        let matches = crc.is_ok_and(|crc| crc == get32(b, field::xattr::CRC));
+        // What cannot be read counts, as data do: see `inode::verify_data`.
+        let matches = crc.map_or(true, |crc| crc == get32(b, field::xattr::CRC));
         Ok(self.core.media.verified(&[(log::block_addr(run.start), len)], matches))
     }
 
@@ -667,7 +672,7 @@ impl<M: Media> Recovery<'_, M> {
         if read_only {
             tracing::error!(
                 "which blocks belong to what is damaged cannot be known: so that nothing of it is overwritten \
-                 the pool is open for reading only; copy its files to another pool"
+                 the pool is open for reading only; lode fsck --repair keeps what validates"
             );
         }
         read_only
@@ -858,7 +863,7 @@ fn conflict(ino: u32) -> impl Fn(Conflict) -> Error {
             libc::EUCLEAN,
             "recover::mark",
             format!(
-                "inode {ino} has block {}, which another one has too; restore the pool from a backup",
+                "inode {ino} has block {}, which another one has too; lode fsck --repair gives it to one",
                 c.block.0
             ),
         )
@@ -870,6 +875,6 @@ fn bad_entry(ino: u32, what: &str) -> Error {
     Error::message(
         libc::EUCLEAN,
         "recover::reach",
-        format!("directory {ino} {what}; restore the pool from a backup"),
+        format!("directory {ino} {what}; lode fsck --repair mends it"),
     )
 }

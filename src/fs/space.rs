@@ -129,7 +129,7 @@ impl<M: Media> Fs<M> {
     #[cold]
     pub(super) fn give_back(&self, fresh: &[Run], e: Error) -> Error {
         for &run in fresh {
-            self.core.alloc.free(run);
+            self.core.free(run, None);
         }
         e
     }

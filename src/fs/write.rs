@@ -346,7 +346,7 @@ impl<M: Media> Fs<M> {
     fn undo(&self, plan: &Plan, stored: Flushed, e: Error) -> Error {
         self.core.fence(stored);
         for &run in &plan.fresh {
-            self.core.alloc.free(run);
+            self.core.free(run, None);
         }
         e
     }

@@ -173,7 +173,7 @@ impl<M: Media> Fs<M> {
         value_record(&mut batch, name, value, blocks, now);
         if let Err(e) = self.commit(inode, body, &mut batch, guard, Class::Data, Flushed::issued()) {
             if let Some(run) = blocks {
-                self.core.alloc.free(run);
+                self.core.free(run, None);
             }
             return Err(e);
         }
@@ -196,7 +196,7 @@ impl<M: Media> Fs<M> {
         let full = || Error::new(libc::ENOSPC, "xattr::store_blocks");
         let run = self.core.alloc.alloc(count, Class::Data, None).ok_or_else(full)?;
         if run.count < count {
-            self.core.alloc.free(run);
+            self.core.free(run, None);
             return Err(full());
         }
         match self.core.media.copy_nt(block_addr(run.start), value) {
@@ -205,7 +205,7 @@ impl<M: Media> Fs<M> {
                 Ok(run)
             }
             Err(fault) => {
-                self.core.alloc.free(run);
+                self.core.free(run, None);
                 Err(fault.into())
             }
         }

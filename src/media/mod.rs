@@ -10,7 +10,7 @@
 //!
 //! Files: `token` the three states, `domain` what makes a store durable here, `region` one file or
 //! device locked and mapped, `label` block 0 of a region, `pool` one or many regions as one address
-//! space, `open` how a pool comes to be, `mapping` an address range, `describe` what a pool says of itself, `copy` the routines, `fault` SIGBUS turned into an
+//! space, `open` how a pool comes to be, `mapping` an address range, `overlay` stores that stay private, `describe` what a pool says of itself, `copy` the routines, `fault` SIGBUS turned into an
 //! error.
 
 mod copy;
@@ -20,6 +20,7 @@ mod fault;
 mod label;
 mod mapping;
 mod open;
+mod overlay;
 mod pool;
 mod region;
 mod token;
@@ -27,6 +28,7 @@ mod token;
 pub use copy::{Isa, ReadStep, ReadTable, Words, crc32c, crc32c_words, prefetch};
 pub use describe::{Description, Pages, RegionDescription};
 pub use domain::Domain;
+pub use overlay::Overlay;
 pub use pool::{Pool, PoolOptions};
 pub use region::RegionKind;
 pub use token::{Dirty, Durable, Flushed};

@@ -38,6 +38,7 @@ pub enum Sub {
     Cat(Cat),
     Cp(Cp),
     Rm(Rm),
+    Fsck(Fsck),
     Dump(Dump),
     Bench(Bench),
     Crash(Crash),
@@ -193,6 +194,28 @@ pub struct Rm {
     pub force: bool,
 }
 
+/// Check a pool that nobody uses, and repair it
+///
+/// Everything is read: superblocks, the log of every inode, names, blocks, and all file data, which are compared
+/// with their checksums where they have one. Without --repair nothing is changed, and what a repair would do is
+/// said. A pool that was not closed is looked at as its next use would find it.
+///
+/// A repair keeps what validates and makes nothing up. Inodes whose names are lost get one in /lost+found, their
+/// number. Make a copy of the pool first.
+///
+/// Exit codes: 0 nothing is wrong, 1 all was repaired, 4 something is left, 8 the pool could not be checked.
+#[derive(Args, Debug)]
+pub struct Fsck {
+    /// The file or device of the pool, the first of several
+    pub pool: OsString,
+    /// Repair what can be repaired
+    #[arg(long)]
+    pub repair: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Show what stands on media: the superblock, or the records of one inode
 #[derive(Args, Debug)]
 pub struct Dump {
@@ -327,7 +350,7 @@ pub fn command() -> Command {
     })
 }
 
-/// Each flag can be set by `LODE_<NAME>`, except those that permit to overwrite or to delete: they must be
+/// Each flag can be set by `LODE_<NAME>`, except those that permit to overwrite, delete or repair: they must be
 /// said on the command line each time.
 fn name_environment(arg: Arg) -> Arg {
     match setting_name(&arg) {
@@ -346,7 +369,7 @@ fn name_environment(arg: Arg) -> Arg {
 /// The name under which environment and configuration file set an argument; none where they must not.
 pub fn setting_name(arg: &Arg) -> Option<&str> {
     let name = arg.get_long()?;
-    let said_each_time = matches!(name, "force" | "recursive" | "help" | "version");
+    let said_each_time = matches!(name, "force" | "recursive" | "repair" | "help" | "version");
     (!said_each_time).then_some(name)
 }
 
@@ -376,6 +399,10 @@ pub fn examples(subcommand: &str) -> &'static [(&'static str, &'static str)] {
         "rm" => &[
             ("A file", "lode rm demo.pool:/notes.txt"),
             ("A directory with all it holds", "lode rm -r demo.pool:/docs"),
+        ],
+        "fsck" => &[
+            ("Is anything wrong?", "lode fsck demo.pool"),
+            ("Mend it, after a copy was made", "lode fsck demo.pool --repair"),
         ],
         "dump" => &[
             ("The superblock", "lode dump demo.pool"),
@@ -486,7 +513,7 @@ mod tests {
     fn nothing_that_deletes_is_set_from_outside() {
         for sub in command().get_subcommands() {
             for arg in sub.get_arguments() {
-                let dangerous = matches!(arg.get_id().as_str(), "force" | "recursive");
+                let dangerous = matches!(arg.get_id().as_str(), "force" | "recursive" | "repair");
                 assert!(!dangerous || arg.get_env().is_none(), "{} {}", sub.get_name(), arg.get_id());
             }
         }

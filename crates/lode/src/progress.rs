@@ -1,6 +1,6 @@
-//! The progress of a long copy, on a terminal only.
+//! The progress of long work, on a terminal only.
 //!
-//! Nothing is drawn in the first second, so that short copies stay silent, and nothing is left behind.
+//! Nothing is drawn in the first second, so that short work stays silent, and nothing is left behind.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -45,6 +45,39 @@ impl Progress {
     }
 
     pub fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// Work of which nobody knows how long it takes: a sign that it goes on, until it is dropped.
+pub struct Waiting {
+    bar: ProgressBar,
+    /// Dropped to end the thread that waits for the first second to pass.
+    _done: std::sync::mpsc::Sender<()>,
+}
+
+impl Waiting {
+    pub fn new(what: &'static str) -> Waiting {
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
+        let style = ProgressStyle::with_template("{spinner} {msg} {elapsed}").expect("a constant template");
+        bar.set_style(style);
+        bar.set_message(what);
+        let (done, wait) = std::sync::mpsc::channel();
+        let later = bar.clone();
+        if std::io::stderr().is_terminal() {
+            std::thread::spawn(move || {
+                if wait.recv_timeout(SILENT) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                    later.set_draw_target(ProgressDrawTarget::stderr_with_hz(REDRAWS_PER_SECOND));
+                    later.enable_steady_tick(SILENT / REDRAWS_PER_SECOND as u32);
+                }
+            });
+        }
+        Waiting { bar, _done: done }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
         self.bar.finish_and_clear();
     }
 }

@@ -926,3 +926,63 @@ fn the_mount_helper_answers_to_its_names() {
         Ran::of(Command::new(&link).args(["none", "."]).current_dir(&dir.0)).fails(1, &["none"]);
     }
 }
+
+#[test]
+fn fsck_finds_says_and_repairs() {
+    let dir = Dir::new("fsck");
+    let pool = dir.pool("p", 8);
+    let file = file_of(&dir, "file", 100_000);
+    dir.ok(&["cp", "file", "p:/file"]);
+    dir.ok(&["cp", "file", "p:/other"]);
+    let said = unchanged(&pool, || dir.ok(&["fsck", "p"]));
+    assert!(said.starts_with("p: clean: 2 files, 1 directories"), "{said}");
+    let document = json(&unchanged(&pool, || dir.ok(&["fsck", "p", "--json"])));
+    assert_eq!((&document["result"], &document["closed"]), (&"clean".into(), &true.into()));
+    assert_eq!(document["findings"], Value::Array(Vec::new()));
+
+    // A byte of the data, wherever it stands.
+    let image = fs::read(&pool).unwrap();
+    let wanted = &fs::read(&file).unwrap()[..4096];
+    let at = image.chunks(4096).position(|block| block == wanted).expect("the data are there") as u64 * 4096;
+    let flip = |at: u64| {
+        let mut byte = [0];
+        let file = File::options().read(true).write(true).open(&pool).unwrap();
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[byte[0] ^ 1], at).unwrap();
+    };
+    flip(at + 5);
+    let ran = unchanged(&pool, || dir.run(&["fsck", "p"]));
+    let out = String::from_utf8(ran.out).unwrap();
+    assert_eq!((ran.code, ran.err.as_str()), (Some(4), ""), "{out}");
+    assert!(out.contains("/file") && out.contains("do not match their checksum"), "{out}");
+    assert!(out.contains("a repair:") && out.contains("lode fsck --repair"), "{out}");
+    let ran = unchanged(&pool, || dir.run(&["fsck", "p", "--json"]));
+    assert_eq!(ran.code, Some(4));
+    let document = json(std::str::from_utf8(&ran.out).unwrap());
+    assert_eq!(document["result"], "damaged");
+    let finding = &document["findings"][0];
+    assert_eq!((&finding["kind"], &finding["path"]), (&"data".into(), &"/file".into()));
+    assert_eq!((&finding["from"], &finding["repaired"]), (&0.into(), &false.into()));
+
+    let ran = dir.run(&["fsck", "p", "--repair"]);
+    let out = String::from_utf8(ran.out).unwrap();
+    assert_eq!(ran.code, Some(1), "{out}{}", ran.err);
+    assert!(out.contains("; repaired: ") && out.contains("p: repaired"), "{out}");
+    unchanged(&pool, || dir.ok(&["fsck", "p", "--repair"]));
+    dir.ok(&["cp", "p:/other", "back"]);
+    assert!(fs::read(dir.path("back")).unwrap() == fs::read(&file).unwrap());
+    dir.ok(&["rm", "p:/file"]);
+    dir.ok(&["fsck", "p"]);
+
+    // Nothing to check, or nobody may now.
+    dir.write("none", &[7; 8 << 20]);
+    dir.run(&["fsck", "none"]).fails(8, &["none"]);
+    let ran = dir.run(&["fsck", "missing", "--json"]);
+    ran.fails(8, &["missing"]);
+    assert_eq!(json(std::str::from_utf8(&ran.out).unwrap())["result"], "not-checked");
+    let held = lodestone::media::Pool::open(&pool, &lodestone::media::PoolOptions::default()).unwrap();
+    for args in [["fsck", "p", "--json"], ["fsck", "p", "--repair"]] {
+        dir.run(&args).fails(8, &["p", "in use"]);
+    }
+    drop(held);
+}

@@ -98,6 +98,7 @@ struct About {
 #[derive(Serialize)]
 struct State {
     clean: bool,
+    bad_blocks: u64,
     mounts: u32,
 }
 
@@ -166,7 +167,7 @@ impl About {
             format_version: info.format_version,
             data: mode_name(info.data),
             created: utc(info.created),
-            state: Some(State { clean: info.clean, mounts: info.mounts }),
+            state: Some(State { clean: info.clean, bad_blocks: info.bad_blocks, mounts: info.mounts }),
             in_use: None,
             damage: damage(info),
             media: None,
@@ -204,6 +205,10 @@ impl About {
         if let Some(state) = &self.state {
             let word = if state.clean { "clean" } else { "not closed; the next use recovers it" };
             out.line(format_args!("  state     {word}"))?;
+            if state.bad_blocks > 0 {
+                let bad = state.bad_blocks;
+                out.line(format_args!("  bad       {bad} blocks failed and are not used; see lode fsck"))?;
+            }
         }
         for damage in &self.damage {
             out.line(format_args!("  damaged   {damage}; the other serves, the next change mends it"))?;

@@ -65,8 +65,8 @@ fn extra_sections(command: &Command, subcommand: &str) -> Roff {
         }
     }
     roff.control("SH", ["EXIT STATUS"]);
-    for (code, meaning) in [("0", "Done."), ("1", "Failed."), ("2", "The command line is wrong.")] {
-        item(&mut roff, bold(code), meaning);
+    for (code, meaning) in exit_codes(subcommand) {
+        item(&mut roff, bold(*code), meaning);
     }
     roff.control("SH", ["ENVIRONMENT"]);
     for (variable, meaning) in environment(command) {
@@ -89,6 +89,19 @@ fn extra_sections(command: &Command, subcommand: &str) -> Roff {
     }
     roff.text([roman(names.join(", "))]);
     roff
+}
+
+fn exit_codes(subcommand: &str) -> &'static [(&'static str, &'static str)] {
+    match subcommand {
+        "fsck" => &[
+            ("0", "Nothing is wrong."),
+            ("1", "All that was wrong is repaired."),
+            ("2", "The command line is wrong."),
+            ("4", "Something is wrong that was not repaired."),
+            ("8", "The pool could not be checked."),
+        ],
+        _ => &[("0", "Done."), ("1", "Failed."), ("2", "The command line is wrong.")],
+    }
 }
 
 fn item(roff: &mut Roff, head: Inline, text: &str) {

@@ -6,6 +6,7 @@ mod completions;
 mod cp;
 mod crash;
 mod dump;
+mod fsck;
 mod info;
 mod ls;
 mod man;
@@ -27,6 +28,7 @@ pub fn run(command: Sub) -> Result<()> {
         Sub::Cat(args) => cat::run(&args),
         Sub::Cp(args) => cp::run(&args),
         Sub::Rm(args) => rm::run(&args),
+        Sub::Fsck(args) => fsck::run(&args),
         Sub::Dump(args) => dump::run(&args),
         Sub::Bench(args) => bench::run(args),
         Sub::Crash(args) => crash::run(&args),

@@ -1,0 +1,514 @@
+//! Mends what the checker found. What validates stays; nothing is made up.
+//!
+//! Whatever is damaged of an inode, its log is written again, whole, in blocks that nobody has, with what its image
+//! says. One 8-byte store of its log head then makes that count. So a crash at any time leaves each inode as it was
+//! or as it is to be, and the next repair goes on from there:
+//!
+//! 1. All new logs and copied blocks are stored and synced.
+//! 2. The state line says that the pool is not closed. It still names the checkpoint: who repairs next learns from
+//!    its link counts which inodes had names.
+//! 3. The heads of what names others move first (lost+found, the root), then, after a sync, all others.
+//!
+//! It goes in rounds until a check finds nothing any more. Before each, recovery voids what a crash interrupted, if
+//! it can open the pool at all; after the last one the pool is opened and closed: a checkpoint is written.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::super::alloc::{Block, Run};
+use super::super::format::*;
+use super::super::log::{Owner, block_addr};
+use super::super::mount::{write_state, write_super};
+use super::super::types::Kind;
+use super::super::{Fs, OpenOptions};
+use super::image::{Entry, Image, Value};
+use super::rewrite::{self, Seed, no_space};
+use super::tree::Fix;
+use super::{Ask, Checked, Finding, Report, What, heads, run, unreadable};
+use crate::error::Result;
+use crate::media::{LINE, Media};
+
+/// Rounds of one repair: damage that hides other damage is nowhere deeper.
+const ROUNDS_MAX: usize = 8;
+const LOST_AND_FOUND: &[u8] = b"lost+found";
+
+/// What a repair did.
+#[derive(Clone, Debug, Default)]
+pub struct Repaired {
+    /// What was wrong, in the order in which it was found, and mended where `after` does not say it again.
+    pub found: Report,
+    /// What is left.
+    pub after: Report,
+}
+
+/// Mends the file system on `media`, which nobody uses. A pool without damage that was not closed is recovered and
+/// closed.
+pub fn repair<M: Media>(media: Arc<M>, power_lost: bool) -> Result<Repaired> {
+    let ask = Ask { power_lost, scrub: true };
+    let mut done = Repaired::default();
+    for _ in 0..ROUNDS_MAX {
+        let mut report = Report::default();
+        let (sb, state) = heads(&*media, &mut report)?;
+        if !report.is_clean() {
+            write_super(&*media, &sb)?;
+            write_state(&*media, &sb, &State { serial: state.serial + 1, ..state })?;
+            write_state(&*media, &sb, &State { serial: state.serial + 2, ..state })?;
+        }
+        // With a checkpoint it is a repair that was cut short: nothing is in doubt, and recovery would free what
+        // has no name yet.
+        if !state.clean && state.checkpoint == 0 {
+            // What it cannot open is mended first.
+            let options = OpenOptions { no_ticker: true, power_lost, ..OpenOptions::default() };
+            drop(Fs::open(media.clone(), &options));
+        }
+        let mut checked = run(&*media, ask, None)?;
+        checked.report.findings.splice(0..0, report.findings);
+        let mut mender = Mender::new(checked);
+        let wants = mender.plan()?;
+        mender.checked.name_paths();
+        done.found.merge(&mender.checked.report);
+        if !wants {
+            break;
+        }
+        mender.commit()?;
+    }
+    let (_, state) = heads(&*media, &mut Report::default())?;
+    if !state.clean {
+        let options = OpenOptions { no_ticker: true, power_lost, ..OpenOptions::default() };
+        match Fs::open(media.clone(), &options) {
+            Ok(fs) => fs.close()?,
+            Err(e) => tracing::warn!("the repaired pool does not open: {e}"),
+        }
+    }
+    done.after = run(&*media, ask, None)?.finish();
+    Ok(done)
+}
+
+struct Mender<'m, M: Media> {
+    checked: Checked<'m, M>,
+    seed: Seed,
+    /// What is written again.
+    images: BTreeMap<u32, Image>,
+    /// Headers of slots that are written, too.
+    headers: BTreeMap<u32, SlotHeader>,
+    /// Directories whose heads move before those of others.
+    first: BTreeSet<u32>,
+    /// Pages of the inode table that have a new block.
+    moved: BTreeSet<u32>,
+    generations: u64,
+}
+
+impl<'m, M: Media> Mender<'m, M> {
+    fn new(mut checked: Checked<'m, M>) -> Mender<'m, M> {
+        // The checkpoint may still be needed.
+        checked.keep_checkpoint();
+        let state = checked.pool.state;
+        let seed = Seed { key_crc: checked.pool.key_crc, incarnation: state.mount + 1, epoch: state.settled };
+        Mender {
+            checked,
+            seed,
+            images: BTreeMap::new(),
+            headers: BTreeMap::new(),
+            first: BTreeSet::new(),
+            moved: BTreeSet::new(),
+            generations: 0,
+        }
+    }
+
+    /// Decides what every damaged inode is from now on. Whether there is anything to do.
+    fn plan(&mut self) -> Result<bool> {
+        let dirty: Vec<u32> = self.checked.dirty.iter().copied().collect();
+        for ino in dirty {
+            self.image(ino);
+        }
+        self.table()?;
+        let rescued: Vec<(u32, SlotHeader)> =
+            self.checked.tree.rescued.iter().map(|(&ino, &header)| (ino, header)).collect();
+        for (ino, header) in rescued {
+            self.headers.insert(ino, header);
+            self.image(ino);
+        }
+        for ((dir, cookie), fix) in self.checked.tree.fixes.clone() {
+            let Some(image) = self.image(dir) else { continue };
+            match fix {
+                Fix::Remove => _ = image.take(cookie),
+                Fix::Type(kind) => {
+                    if let Some(e) = image.entries.get_mut(&cookie) {
+                        e.kind = kind;
+                    }
+                }
+            }
+        }
+        self.links_without_target();
+        self.values();
+        self.data()?;
+        self.blocks()?;
+        self.orphans()?;
+        let only_checkpoint = |f: &Finding| {
+            matches!(f.what, What::Checkpoint | What::BlockLost | What::BlockFree | What::Links)
+        };
+        Ok(!self.images.is_empty() || self.checked.report.findings.iter().any(only_checkpoint))
+    }
+
+    /// The image of an inode that is to be written again.
+    fn image(&mut self, ino: u32) -> Option<&mut Image> {
+        if ino == TABLE_INO {
+            return Some(self.images.entry(ino).or_insert_with(|| self.checked.table.clone()));
+        }
+        if !self.images.contains_key(&ino) {
+            let image = self.checked.tree.image(&self.checked.pool, ino)?;
+            self.images.insert(ino, Arc::unwrap_or_clone(image));
+        }
+        self.images.get_mut(&ino)
+    }
+
+    /// Table pages with slots that cannot be read get another block.
+    fn table(&mut self) -> Result<()> {
+        let pages: BTreeSet<u32> =
+            self.checked.pool.bad_slots.iter().map(|ino| ino / SLOTS_PER_BLOCK).collect();
+        for page in pages {
+            let old = self.checked.pool.table[page as usize];
+            let new = self.checked.space.allocate().ok_or_else(no_space)?;
+            self.copy_lines(old, new)?;
+            self.quarantine(old);
+            let table = self.image(TABLE_INO).expect("the table is always there");
+            table.map(page, super::image::Piece { count: 1, block: new.0, unwritten: false });
+            self.checked.pool.table[page as usize] = new.0;
+            self.moved.insert(page);
+        }
+        Ok(())
+    }
+
+    /// Copies what can be read of a block; zeros where nothing can.
+    fn copy_lines(&self, from: u32, to: Block) -> Result<()> {
+        let media = self.checked.pool.media;
+        let mut bytes = [0; BLOCK];
+        for (n, line) in bytes.chunks_exact_mut(LINE).enumerate() {
+            if media.read(block_addr(Block(from)).add((n * LINE) as u64), line).is_err() {
+                line.fill(0);
+            }
+        }
+        let flushed = media.copy_nt(block_addr(to), &bytes)?;
+        media.fence(flushed);
+        Ok(())
+    }
+
+    /// The block is never used again.
+    fn quarantine(&mut self, block: u32) {
+        let run = Run::new(Block(block), 1);
+        let table = self.image(TABLE_INO).expect("the table is always there");
+        if !table.bad.contains(&run) {
+            table.bad.push(run);
+        }
+    }
+
+    /// Symbolic links whose targets are lost go, with all their names.
+    fn links_without_target(&mut self) {
+        let empty: BTreeSet<(u32, u64)> = self
+            .images
+            .values()
+            .filter(|image| image.kind == Kind::Symlink && image.target.is_empty())
+            .map(|image| (image.owner.ino, image.owner.generation))
+            .collect();
+        if empty.is_empty() {
+            return;
+        }
+        let dirs: Vec<u32> = self.checked.tree.dirs.keys().copied().collect();
+        for dir in dirs {
+            let names = |e: &Entry| empty.contains(&(e.ino, e.generation));
+            let image = self.images.get(&dir).or_else(|| self.checked.tree.dirs.get(&dir).map(|d| &**d));
+            if image.is_some_and(|image| image.entries.values().any(names)) {
+                let image = self.image(dir).expect("it is there");
+                let gone: Vec<u32> =
+                    image.entries.iter().filter(|(_, e)| names(e)).map(|(&cookie, _)| cookie).collect();
+                gone.into_iter().for_each(|cookie| _ = image.take(cookie));
+            }
+        }
+        self.images.retain(|&ino, image| !empty.contains(&(ino, image.owner.generation)));
+    }
+
+    /// Attributes whose values do not hold go.
+    fn values(&mut self) {
+        let pool = &self.checked.pool;
+        for image in self.images.values_mut() {
+            image.xattrs.retain(|name, value| value.holds(pool) && value.is_list(pool, name));
+        }
+    }
+
+    /// Bytes that cannot be read are zeros from now on, in another block; bytes that do not match their checksum
+    /// stay, unless they may be another file's.
+    fn data(&mut self) -> Result<()> {
+        let inos: Vec<u32> = self.images.keys().copied().collect();
+        for ino in inos {
+            let image = &self.images[&ino];
+            if image.kind != Kind::File || ino == TABLE_INO {
+                continue;
+            }
+            let pool = &self.checked.pool;
+            let failed: Vec<(u64, u64)> = image
+                .sums
+                .iter()
+                .filter(|(start, sum)| image.holds(pool, **start, sum) != Some(true))
+                .map(|(&start, sum)| (start, sum.end))
+                .collect();
+            let faults = unreadable(pool, image);
+            let foreign = image.lost_records();
+            let bad: BTreeSet<u32> = faults.iter().map(|f| (f.2.0 / BLOCK as u64) as u32).collect();
+            for (from, to) in failed {
+                let image = self.images.get_mut(&ino).expect("it is there");
+                image.changed(from, to);
+                let unread = |block: u32| bad.contains(&block);
+                if foreign && !faults.iter().any(|&(a, b, _)| a < to && from < b) {
+                    let pages = (from / BLOCK as u64) as u32..to.div_ceil(BLOCK as u64) as u32;
+                    for page in pages {
+                        if image
+                            .place(page as u64 * BLOCK as u64)
+                            .is_some_and(|at| !unread((at.0 / BLOCK as u64) as u32))
+                        {
+                            image.unmap(page, 1);
+                        }
+                    }
+                }
+            }
+            for block in bad {
+                let new = self.checked.space.allocate().ok_or_else(no_space)?;
+                self.copy_lines(block, new)?;
+                self.quarantine(block);
+                let image = self.images.get_mut(&ino).expect("it is there");
+                image.replace(block, new.0);
+            }
+            let image = self.images.get_mut(&ino).expect("it is there");
+            let behind = image.size.div_ceil(BLOCK as u64) as u32;
+            let written: Vec<u32> = image
+                .pages
+                .iter()
+                .filter(|(_, p)| !p.unwritten)
+                .flat_map(|(&page, p)| page.max(behind)..(page + p.count).max(behind))
+                .collect();
+            written.into_iter().for_each(|page| image.unmap(page, 1));
+        }
+        Ok(())
+    }
+
+    /// Of those that have one block, one keeps it.
+    fn blocks(&mut self) -> Result<()> {
+        let twice = self.checked.space.twice.clone();
+        if twice.is_empty() {
+            return Ok(());
+        }
+        // Logs are written elsewhere, but what stood in the block is a log's.
+        let logs: BTreeSet<u32> = self
+            .images
+            .values()
+            .flat_map(|image| image.log.segments.iter().map(|&(at, _)| (at.0 / BLOCK as u64) as u32))
+            .collect();
+        let mut order: Vec<(u8, u32)> = Vec::new();
+        for (&ino, image) in &self.images {
+            order.push((if image.lost_records() { 1 } else { 0 }, ino));
+        }
+        order.sort_unstable();
+        let mut kept: BTreeSet<u32> = logs.intersection(&twice).copied().collect();
+        let logged = kept.clone();
+        // First those who can prove that a block is theirs.
+        let mut proved: BTreeMap<u32, u32> = BTreeMap::new();
+        for &(_, ino) in &order {
+            let image = &self.images[&ino];
+            let values = image.xattrs.values().filter_map(|v| v.blocks);
+            let sums = image
+                .sums
+                .iter()
+                .filter(|(start, sum)| image.holds(&self.checked.pool, **start, sum) == Some(true));
+            let places = sums.flat_map(|(&start, sum)| super::span(start, sum.end)).filter_map(|(at, _)| {
+                image.place(at).map(|at| Run::new(Block((at.0 / BLOCK as u64) as u32), 1))
+            });
+            for run in values.chain(places) {
+                for &block in twice.range(run.start.0..run.end().0) {
+                    proved.entry(block).or_insert(ino);
+                }
+            }
+        }
+        for (_, ino) in order {
+            if ino == TABLE_INO {
+                kept.extend(&twice);
+                continue;
+            }
+            self.give_up(ino, &twice, &proved, &logged, &mut kept)?;
+        }
+        Ok(())
+    }
+
+    /// Takes from an inode the blocks that are another's, with a copy where that may be its own content.
+    fn give_up(
+        &mut self,
+        ino: u32,
+        twice: &BTreeSet<u32>,
+        proved: &BTreeMap<u32, u32>,
+        logged: &BTreeSet<u32>,
+        kept: &mut BTreeSet<u32>,
+    ) -> Result<()> {
+        let image = self.images.get_mut(&ino).expect("the caller saw it");
+        let lost = image.lost_records();
+        let mine = |block: &u32| proved.get(block).is_none_or(|&owner| owner == ino) && !kept.contains(block);
+        let values: Vec<(Box<[u8]>, Run)> =
+            image.xattrs.iter().filter_map(|(name, v)| v.blocks.map(|run| (name.clone(), run))).collect();
+        let pages: Vec<(u32, u32)> = image
+            .pages
+            .iter()
+            .flat_map(|(&page, p)| {
+                twice.range(p.block..p.block + p.count).map(move |&block| (page + (block - p.block), block))
+            })
+            .collect();
+        let (keep, go): (Vec<_>, Vec<_>) = pages.into_iter().partition(|(_, block)| mine(block));
+        let mut seen = BTreeSet::new();
+        let (keep, again): (Vec<_>, Vec<_>) = keep.into_iter().partition(|&(_, block)| seen.insert(block));
+        let (stay, leave): (Vec<_>, Vec<_>) = values.into_iter().partition(|(_, run)| {
+            twice.range(run.start.0..run.end().0).all(|block| mine(block) && !seen.contains(block))
+        });
+        kept.extend(keep.iter().map(|&(_, block)| block));
+        kept.extend(stay.iter().flat_map(|(_, run)| twice.range(run.start.0..run.end().0)));
+        for (page, block) in go.into_iter().chain(again) {
+            let image = self.images.get_mut(&ino).expect("the caller saw it");
+            if lost || logged.contains(&block) {
+                image.unmap(page, 1);
+                continue;
+            }
+            let unwritten = image.piece_of(page).is_some_and(|(_, piece)| piece.unwritten);
+            let new = self.checked.space.allocate().ok_or_else(no_space)?;
+            self.copy_lines(block, new)?;
+            let image = self.images.get_mut(&ino).expect("the caller saw it");
+            image.map(page, super::image::Piece { count: 1, block: new.0, unwritten });
+        }
+        for (name, run) in leave {
+            let new = self.checked.space.allocate_run(run.count).ok_or_else(no_space)?;
+            for n in 0..run.count {
+                self.copy_lines(run.start.0 + n, Block(new.start.0 + n))?;
+            }
+            let image = self.images.get_mut(&ino).expect("the caller saw it");
+            let value = image.xattrs.get_mut(&name).expect("it is there");
+            (value.at, value.blocks) = (block_addr(new.start), Some(new));
+        }
+        Ok(())
+    }
+
+    /// What no path leads to gets a name in lost+found.
+    fn orphans(&mut self) -> Result<()> {
+        let orphans = self.checked.tree.orphans.clone();
+        if orphans.is_empty() {
+            return Ok(());
+        }
+        let found = self.lost_and_found()?;
+        for ino in orphans {
+            let Some(header) = self.checked.pool.header(ino) else { continue };
+            let Some(kind) = Kind::from_mode(header.mode) else { continue };
+            let image = self.image(found).expect("it was just found");
+            let mut name = format!("#{ino}").into_bytes();
+            while image.has_name(&name) {
+                name.push(b'~');
+            }
+            image.name(Entry { name: name.into(), ino, generation: header.generation, kind });
+        }
+        self.first.insert(found);
+        Ok(())
+    }
+
+    /// The directory lost+found of the root, made where there is none.
+    fn lost_and_found(&mut self) -> Result<u32> {
+        let root = self.image(ROOT_INO).expect("the root is always there");
+        let mut name = LOST_AND_FOUND.to_vec();
+        loop {
+            let entry = root.entries.values().find(|e| *e.name == *name);
+            match entry {
+                Some(e) if e.kind == Kind::Directory => return Ok(e.ino),
+                Some(_) => name.push(b'~'),
+                None => break,
+            }
+        }
+        let (uid, gid) = (root.uid, root.gid);
+        let taken = |ino: &u32| {
+            self.checked.tree.is_named(*ino)
+                || self.checked.pool.bad_slots.contains(ino)
+                || self.headers.contains_key(ino)
+        };
+        let ino = (ROOT_INO + 1..self.checked.pool.slots()).find(|ino| !taken(ino)).ok_or_else(no_space)?;
+        let generation = (self.seed.incarnation as u64) << 40 | self.generations;
+        self.generations += 1;
+        let now = super::super::now();
+        let mode = libc::S_IFDIR | 0o700;
+        let header = SlotHeader { mode, uid, gid, generation, rdev: 0, btime: now };
+        let owner = Owner { ino, generation, slot: self.checked.pool.slot(ino) };
+        self.headers.insert(ino, header);
+        self.images.insert(ino, Image::new(owner, header));
+        let root = self.image(ROOT_INO).expect("the root is always there");
+        root.name(Entry { name: name.into(), ino, generation, kind: Kind::Directory });
+        self.first.insert(ROOT_INO);
+        Ok(ino)
+    }
+
+    /// Stores it all: see the file's head.
+    fn commit(mut self) -> Result<()> {
+        let media = self.checked.pool.media;
+        let sync = || media.sync().map_err(|e| super::super::mount::sync_error(e, "check::repair"));
+        let mut heads = BTreeMap::new();
+        for (&ino, image) in &self.images {
+            let value = |v: &Value| {
+                let mut bytes = vec![0; v.len as usize];
+                media.read(v.at, &mut bytes)?;
+                Ok(bytes)
+            };
+            heads.insert(ino, rewrite::write(media, &mut self.checked.space, self.seed, image, &value)?);
+        }
+        // In a block that is not part of the table yet, slots are complete before it is.
+        let in_moved = |ino: u32| self.moved.contains(&(ino / SLOTS_PER_BLOCK)) && ino != TABLE_INO;
+        for &ino in heads.keys().filter(|&&ino| in_moved(ino)) {
+            self.write_slot(ino, heads[&ino])?;
+        }
+        sync()?;
+        let state = self.checked.pool.state;
+        let begun = State { clean: false, serial: state.serial + 1, mount: state.mount + 1, ..state };
+        write_state(media, &self.checked.pool.sb, &begun)?;
+        sync()?;
+        let last = u8::MAX;
+        let rank = |ino: u32| match ino {
+            TABLE_INO => 0,
+            _ if self.headers.contains_key(&ino) && self.first.contains(&ino) => 1,
+            ROOT_INO if self.first.contains(&ino) => 2,
+            _ if self.first.contains(&ino) => 3,
+            _ => last,
+        };
+        let mut order: Vec<(u8, u32)> = heads.keys().map(|&ino| (rank(ino), ino)).collect();
+        order.sort_unstable();
+        for step in order.chunk_by(|a, b| a.0 == b.0) {
+            for &(_, ino) in step.iter().filter(|&&(_, ino)| !in_moved(ino)) {
+                self.write_slot(ino, heads[&ino])?;
+            }
+            sync()?;
+        }
+        // What the checkpoint knew is put to use.
+        let done = State { serial: begun.serial + 1, checkpoint: 0, ..begun };
+        write_state(media, &self.checked.pool.sb, &done)?;
+        sync()
+    }
+
+    /// Lets a slot lead to its new log; its header, too, where that was lost.
+    fn write_slot(&self, ino: u32, head: crate::media::Addr) -> Result<()> {
+        let pool = &self.checked.pool;
+        let slot = if ino == TABLE_INO { block_addr(Block(TABLE_BLOCK)) } else { pool.slot(ino) };
+        let header = match ino {
+            TABLE_INO => (!self.checked.table_header).then_some(self.images[&ino].header),
+            _ => self.headers.get(&ino).copied(),
+        };
+        let flushed = match header {
+            Some(header) => {
+                let mut words = header.encode(pool.key_crc, ino);
+                words[LOG_HEAD_OFFSET as usize / 8] = pack_log_head(head);
+                pool.media.store_lines(slot, &[words])?
+            }
+            None => {
+                let dirty = pool.media.store64(slot.add(LOG_HEAD_OFFSET), pack_log_head(head))?;
+                pool.media.flush(dirty)
+            }
+        };
+        pool.media.fence(flushed);
+        Ok(())
+    }
+}

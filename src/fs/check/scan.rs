@@ -1,0 +1,438 @@
+//! Reads one inode's log, on its own: nothing here is shared with recovery but the format.
+//!
+//! Unlike recovery's reader it does not stop at damage. It says what is damaged and reads on as far as what
+//! follows can be told: behind a record that does not validate, and in a segment whose head is gone.
+
+use super::super::format::*;
+use super::super::inode::extents;
+use super::super::log::Owner;
+use super::Pool;
+use crate::limits::FILE_BYTES_MAX;
+use crate::media::{Addr, LINE, Media, crc32c};
+
+/// Incarnations that are tried for a log whose beginning is lost.
+const INCARNATIONS_TRIED_MAX: usize = 1 << 12;
+
+/// What is wrong with a log itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Damage {
+    /// The media cannot be read there.
+    Fault(Addr),
+    /// The log head is no address of a log.
+    Head,
+    /// Recovery wrote down that the log is damaged.
+    Condemned,
+    /// Lines that do not validate, in front of records that do. If it was a write, which file bytes it seems to have
+    /// been of.
+    Gap { at: Addr, lines: u32, bytes: Option<(u64, u64)> },
+    /// A segment does not begin as one.
+    Segment { at: Addr },
+    /// A record that cannot stand there validates.
+    Misplaced { at: Addr },
+}
+
+/// A record, as it was read.
+pub struct Rec<'a> {
+    pub kind: Type,
+    pub bytes: &'a [u8],
+    pub at: Addr,
+}
+
+/// The records of one operation.
+#[derive(Default)]
+pub struct Op {
+    bytes: Vec<u8>,
+    records: Vec<(Type, u32, u32, Addr)>,
+    pub seq: u32,
+    pub epoch: u64,
+}
+
+impl Op {
+    pub fn records(&self) -> impl Iterator<Item = Rec<'_>> {
+        let rec = |&(kind, from, to, at): &(Type, u32, u32, Addr)| Rec {
+            kind,
+            bytes: &self.bytes[from as usize..to as usize],
+            at,
+        };
+        self.records.iter().map(rec)
+    }
+
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.records.clear();
+        self.epoch = 0;
+    }
+
+    fn push(&mut self, head: &Head, bytes: &[u8], at: Addr) {
+        if self.records.is_empty() {
+            self.seq = head.seq;
+        }
+        let from = self.bytes.len() as u32;
+        self.bytes.extend_from_slice(bytes);
+        self.records.push((head.kind, from, from + bytes.len() as u32, at));
+        self.epoch = self.epoch.max(head.epoch);
+    }
+}
+
+/// Where a log stands and how it ended.
+#[derive(Clone, Debug, Default)]
+pub struct Found {
+    /// Segments outside the slot, and their lines.
+    pub segments: Vec<(Addr, u32)>,
+    pub damage: Vec<Damage>,
+    /// The number of the first record that the log still holds.
+    pub head_seq: u32,
+    /// The number that the next record would have.
+    pub next_seq: u32,
+    pub incarnation: u32,
+    pub newest_epoch: u64,
+}
+
+/// Part of a log: the lines in the slot, or a segment.
+struct Part {
+    at: Addr,
+    lines: u32,
+    bytes: [u8; BLOCK],
+}
+
+impl Part {
+    fn line(&self, line: u32) -> &[u8] {
+        &self.bytes[line as usize * LINE..self.lines as usize * LINE]
+    }
+
+    fn addr(&self, line: u32) -> Addr {
+        self.at.add(line as u64 * LINE as u64)
+    }
+}
+
+/// Which file bytes a record that does not validate says it is a write of: a hint, not more.
+fn written(record: &[u8]) -> Option<(u64, u64)> {
+    let head = Head::decode(record).filter(|head| head.kind == Type::Write)?;
+    let record = record.get(..head.lines as usize * LINE)?;
+    let (start, len) = (get64(record, field::write::START), get32(record, field::write::LEN) as u64);
+    let pages = extents(record).flatten().map(|e| {
+        let from = e.page as u64 * BLOCK as u64;
+        (from, from + e.count as u64 * BLOCK as u64)
+    });
+    let said = (len > 0).then(|| (start, start.saturating_add(len)));
+    let all = said.into_iter().chain(pages).reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))?;
+    (all.0 < all.1 && all.1 <= FILE_BYTES_MAX).then_some(all)
+}
+
+/// A segment's head that was found without following a log.
+#[derive(Clone, Copy, Debug)]
+pub struct Stray {
+    pub at: Addr,
+    pub lines: u32,
+    pub seq: u32,
+    pub incarnation: u32,
+}
+
+/// The segment of `owner` whose head stands at `at`, if one does.
+pub fn segment_of<M: Media>(pool: &Pool<M>, (ino, generation): (u32, u64), at: Addr) -> Option<Stray> {
+    let mut line = [0; LINE];
+    pool.media.read(at, &mut line).ok()?;
+    let head = Head::decode(&line).filter(|h| h.kind == Type::Segment && h.lines == 1)?;
+    let (lines, incarnation) =
+        (get32(&line, field::segment::LINES), get32(&line, field::segment::INCARNATION));
+    let seed = log_seed(pool.key_crc, ino, generation, incarnation);
+    let valid = crc32c(&line[4..], seed) == head.crc && is_segment(pool, at, lines);
+    valid.then_some(Stray { at, lines, seq: head.seq, incarnation })
+}
+
+fn is_segment<M: Media>(pool: &Pool<M>, at: Addr, lines: u32) -> bool {
+    (lines == MINI_LINES || lines == SEGMENT_LINES)
+        && at.0.is_multiple_of(lines as u64 * LINE as u64)
+        && pool.holds(at, lines as usize * LINE)
+}
+
+struct Scan<'p, 'm, M: Media> {
+    pool: &'p Pool<'m, M>,
+    owner: Owner,
+    seed: u32,
+    seq: u32,
+    /// Takes every record that validates, not only those that were certainly complete.
+    salvage: bool,
+    found: Found,
+}
+
+/// Reads the log of `owner` and hands each operation to `each`, with whether it is the last one.
+pub fn scan<M: Media>(pool: &Pool<M>, owner: Owner, each: &mut dyn FnMut(&Op, bool)) -> Found {
+    let mut scan = Scan { pool, owner, seed: 0, seq: 0, salvage: false, found: Found::default() };
+    scan.set_incarnation(incarnation(owner.generation));
+    scan.run(each);
+    scan.found.next_seq = scan.seq;
+    scan.found
+}
+
+impl<M: Media> Scan<'_, '_, M> {
+    fn set_incarnation(&mut self, incarnation: u32) {
+        self.found.incarnation = incarnation;
+        self.seed = log_seed(self.pool.key_crc, self.owner.ino, self.owner.generation, incarnation);
+    }
+
+    fn run(&mut self, each: &mut dyn FnMut(&Op, bool)) {
+        if let Some(from) = self.begin() {
+            self.follow_records(from, each);
+        }
+    }
+
+    fn follow_records(&mut self, from: (Part, u32), each: &mut dyn FnMut(&Op, bool)) {
+        let (mut part, mut line) = from;
+        // An operation is handed on when it is known whether another one follows.
+        let (mut op, mut whole) = (Op::default(), None::<Op>);
+        // Where the operation begun last began: what was cut short never happened, segments included.
+        let mut begun = None;
+        loop {
+            let Some(head) = self.record(&part, line) else {
+                if let Some(lines) = self.gap(&part, line) {
+                    let bytes = written(part.line(line));
+                    self.damaged(Damage::Gap { at: part.addr(line), lines, bytes });
+                    line += lines;
+                    self.seq = self.seq.wrapping_add(lines);
+                    continue;
+                }
+                let Some(segment) = self.stray_behind() else { break };
+                self.damaged(Damage::Segment { at: part.addr(line.min(part.lines - 1)) });
+                (part, line) = self.go_on(segment);
+                continue;
+            };
+            self.found.newest_epoch = self.found.newest_epoch.max(head.epoch);
+            let bytes = &part.line(line)[..head.lines as usize * LINE];
+            match head.kind {
+                Type::Link => {
+                    let (addr, lines) = (get64(bytes, field::link::ADDR), get32(bytes, field::link::LINES));
+                    let Some(next) = self.follow(&head, Addr(addr), lines) else { break };
+                    (part, line) = next;
+                    continue;
+                }
+                Type::Seal => {
+                    let incarnation = get32(bytes, field::seal::INCARNATION);
+                    self.set_incarnation(incarnation);
+                    op.clear();
+                    begun = None;
+                }
+                Type::Segment => self.damaged(Damage::Misplaced { at: part.addr(line) }),
+                _ => {
+                    op.push(&head, bytes, part.addr(line));
+                    begun = begun.or(Some((self.seq, self.found.segments.len())));
+                    if !head.more {
+                        begun = None;
+                        if let Some(before) = whole.as_ref() {
+                            each(before, false);
+                        }
+                        let mut next = whole.take().unwrap_or_default();
+                        std::mem::swap(&mut next, &mut op);
+                        op.clear();
+                        whole = Some(next);
+                    }
+                }
+            }
+            line += head.lines;
+            self.seq = self.seq.wrapping_add(head.lines);
+        }
+        if let Some((seq, segments)) = begun {
+            self.seq = seq;
+            self.found.segments.truncate(segments);
+        }
+        if let Some(last) = whole {
+            each(&last, true);
+        }
+    }
+
+    fn damaged(&mut self, damage: Damage) {
+        self.found.damage.push(damage);
+    }
+
+    /// The part in which the log begins, and the line.
+    fn begin(&mut self) -> Option<(Part, u32)> {
+        let at = self.owner.slot.add(LOG_HEAD_OFFSET);
+        let mut word = match self.pool.media.load64(at) {
+            Ok(word) => word,
+            Err(fault) => {
+                self.damaged(Damage::Fault(fault.at));
+                return None;
+            }
+        };
+        if is_condemned(word) {
+            self.damaged(Damage::Condemned);
+            self.salvage = true;
+            word ^= LOG_CONDEMNED;
+        }
+        if word == 0 {
+            return Some(self.in_slot());
+        }
+        let Some(at) = unpack_log_head(word).filter(|&at| self.pool.holds(at, MINI)) else {
+            self.damaged(Damage::Head);
+            return self.headless_log();
+        };
+        match self.segment_at(at) {
+            Some(segment) => Some(self.start(segment)),
+            None => {
+                self.damaged(Damage::Segment { at });
+                self.headless(at)
+            }
+        }
+    }
+
+    fn start(&mut self, segment: Stray) -> (Part, u32) {
+        self.set_incarnation(segment.incarnation);
+        self.found.head_seq = segment.seq;
+        self.go_on(segment)
+    }
+
+    fn go_on(&mut self, segment: Stray) -> (Part, u32) {
+        self.seq = segment.seq.wrapping_add(1);
+        (self.enter(segment.at, segment.lines), 1)
+    }
+
+    fn in_slot(&mut self) -> (Part, u32) {
+        (self.load(self.owner.slot.add(LINE as u64), SLOT_LINES), 0)
+    }
+
+    fn strays(&self) -> &[Stray] {
+        self.pool.strays.get(&(self.owner.ino, self.owner.generation)).map_or(&[], |strays| strays)
+    }
+
+    /// Where a log begins whose head is lost: where one reads furthest from. What stands in front of the true head
+    /// says nothing that the rest does not say again.
+    fn headless_log(&mut self) -> Option<(Part, u32)> {
+        let strays = self.strays().to_vec();
+        let mut best: Option<(u32, Option<Stray>)> = None;
+        for begin in std::iter::once(None).chain(strays.into_iter().map(Some)) {
+            let (pool, owner, found) = (self.pool, self.owner, Found::default());
+            let mut trial = Scan { pool, owner, seed: 0, seq: 0, salvage: false, found };
+            trial.set_incarnation(incarnation(owner.generation));
+            let from = match begin {
+                Some(segment) => trial.start(segment),
+                None => trial.in_slot(),
+            };
+            trial.follow_records(from, &mut |_, _| {});
+            if trial.seq > 0 && best.is_none_or(|(seq, _)| (trial.seq.wrapping_sub(seq) as i32) > 0) {
+                best = Some((trial.seq, begin));
+            }
+        }
+        Some(match best?.1 {
+            Some(segment) => self.start(segment),
+            None => self.in_slot(),
+        })
+    }
+
+    /// The segment that goes on behind the last record: the link to it is lost.
+    fn stray_behind(&self) -> Option<Stray> {
+        let ahead = |s: &Stray| s.seq.wrapping_sub(self.seq);
+        let fits = |s: &&Stray| s.incarnation == self.found.incarnation && ahead(s) <= SEGMENT_LINES;
+        self.strays().iter().filter(fits).min_by_key(|s| ahead(s)).copied()
+    }
+
+    /// A segment at the log's head that does not begin as one: what of it validates says which number it has.
+    fn headless(&mut self, at: Addr) -> Option<(Part, u32)> {
+        let lines = if at.0.is_multiple_of(BLOCK as u64) && self.pool.holds(at, BLOCK) {
+            SEGMENT_LINES
+        } else {
+            MINI_LINES
+        };
+        let part = self.load(at, lines);
+        // The log may have been sealed since: the incarnations that it can have are tried, the likely ones first.
+        let (born, mount) = (incarnation(self.owner.generation), self.pool.state.mount);
+        let tried = std::iter::once(born).chain((born..=mount).rev().take(INCARNATIONS_TRIED_MAX));
+        for incarnation in tried {
+            self.set_incarnation(incarnation);
+            for line in 1..lines {
+                let Some(head) = Head::decode(&part.line(line)[..LINE]) else { continue };
+                if self.validates(&part, line, &head) {
+                    self.seq = head.seq.wrapping_sub(line - 1);
+                    self.found.head_seq = self.seq.wrapping_sub(1);
+                    self.salvage = true;
+                    let part = self.enter(at, lines);
+                    return Some((part, 1));
+                }
+            }
+        }
+        None
+    }
+
+    fn enter(&mut self, at: Addr, lines: u32) -> Part {
+        self.found.segments.push((at, lines));
+        self.load(at, lines)
+    }
+
+    /// Lines that cannot be read become zeros, which are no record.
+    fn load(&mut self, at: Addr, lines: u32) -> Part {
+        let mut part = Part { at, lines, bytes: [0; BLOCK] };
+        let len = lines as usize * LINE;
+        if self.pool.media.read(at, &mut part.bytes[..len]).is_err() {
+            for line in 0..lines {
+                let bytes = &mut part.bytes[line as usize * LINE..][..LINE];
+                let at = at.add(line as u64 * LINE as u64);
+                if self.pool.media.read(at, bytes).is_err() {
+                    bytes.fill(0);
+                    self.found.damage.push(Damage::Fault(at));
+                }
+            }
+        }
+        part
+    }
+
+    fn segment_at(&self, at: Addr) -> Option<Stray> {
+        segment_of(self.pool, (self.owner.ino, self.owner.generation), at)
+    }
+
+    /// The segment that a link leads to. `None` where the log ends at the link.
+    fn follow(&mut self, link: &Head, at: Addr, lines: u32) -> Option<(Part, u32)> {
+        let certain = self.is_certain(link);
+        let in_pool = at.0.is_multiple_of(MINI as u64) && self.pool.holds(at, MINI);
+        let next = if in_pool { self.segment_at(at) } else { None };
+        let next =
+            next.filter(|s| s.seq == link.seq.wrapping_add(1) && s.incarnation == self.found.incarnation);
+        if next.is_none() && !certain && !self.salvage {
+            return None;
+        }
+        self.seq = link.seq.wrapping_add(1);
+        if let Some(segment) = next {
+            return Some(self.go_on(segment));
+        }
+        self.seq = self.seq.wrapping_add(1);
+        self.damaged(Damage::Segment { at });
+        if !in_pool || !is_segment(self.pool, at, lines) {
+            return None;
+        }
+        // Numbers only ascend: so nobody is led round in a circle.
+        let part = self.load(at, lines);
+        let continues = self.record(&part, 1).is_some() || self.gap(&part, 1).is_some();
+        continues.then(|| (self.enter(at, lines), 1))
+    }
+
+    /// Whether a record was on media when the pool was last settled; not where a crash may have left it.
+    fn is_certain(&self, head: &Head) -> bool {
+        self.found.incarnation > self.pool.state.crashed && head.epoch <= self.pool.state.settled
+    }
+
+    /// The record with the expected number.
+    fn record(&self, part: &Part, line: u32) -> Option<Head> {
+        if line >= part.lines {
+            return None;
+        }
+        let head = Head::decode(&part.line(line)[..LINE])?;
+        (head.seq == self.seq && self.validates(part, line, &head)).then_some(head)
+    }
+
+    fn validates(&self, part: &Part, line: u32, head: &Head) -> bool {
+        let end = line + head.lines;
+        // The last line is kept for a link.
+        let fits = if head.kind == Type::Link { head.lines == 1 } else { end < part.lines };
+        fits && crc32c(&part.line(line)[4..head.lines as usize * LINE], self.seed) == head.crc
+    }
+
+    /// Lines up to the next record of this part which shows that those in between were records, too.
+    fn gap(&self, part: &Part, line: u32) -> Option<u32> {
+        (1..part.lines.saturating_sub(line)).find(|&ahead| {
+            let at = line + ahead;
+            Head::decode(&part.line(at)[..LINE]).is_some_and(|head| {
+                head.seq == self.seq.wrapping_add(ahead)
+                    && (self.salvage || self.is_certain(&head))
+                    && self.validates(part, at, &head)
+            })
+        })
+    }
+}

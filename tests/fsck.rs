@@ -1,0 +1,992 @@
+//! `fsck` held against damage that is made on purpose: each kind is found, mended, and what is mended can be used;
+//! what was not damaged is as it was.
+
+use std::sync::Arc;
+
+use lodestone::fs::check::{self, Report, What};
+use lodestone::fs::format::*;
+use lodestone::fs::{Cred, DataMode, Fs, Ino, MkfsOptions, OpenOptions, SetAttr};
+use lodestone::media::{Domain, LINE, Media, crc32c};
+use lodestone::sim::media::{Keep, Rng, SimMedia};
+use parking_lot::Mutex;
+
+type F<M = SimMedia> = Arc<Fs<M>>;
+
+const POOL_BYTES: usize = 2 << 20;
+
+fn options() -> OpenOptions {
+    OpenOptions { no_ticker: true, ..OpenOptions::default() }
+}
+
+fn open(image: Vec<u8>, domain: Domain) -> F {
+    Fs::open(SimMedia::new(image, domain), &options()).expect("the pool opens")
+}
+
+fn create<M: Media>(fs: &F<M>, dir: Ino, name: &[u8]) -> Ino {
+    let ino = fs.create(&Cred::root(), dir, name, 0o644, 0, libc::O_EXCL).unwrap().0.ino;
+    fs.forget(ino, 2);
+    ino
+}
+
+fn mkdir<M: Media>(fs: &F<M>, dir: Ino, name: &[u8]) -> Ino {
+    let ino = fs.mkdir(&Cred::root(), dir, name, 0o755, 0).unwrap().ino;
+    fs.forget(ino, 1);
+    ino
+}
+
+fn write<M: Media>(fs: &F<M>, ino: Ino, offset: u64, bytes: &[u8]) {
+    fs.write(&Cred::root(), ino, offset, bytes, false).unwrap();
+}
+
+fn chmod<M: Media>(fs: &F<M>, ino: Ino, mode: u32) {
+    fs.setattr(&Cred::root(), ino, &SetAttr { mode: Some(mode), ..SetAttr::default() }).unwrap();
+}
+
+fn find(fs: &F, dir: Ino, name: &[u8]) -> Option<Ino> {
+    let ino = fs.lookup(&Cred::root(), dir, name).ok()?.ino;
+    fs.forget(ino, 1);
+    Some(ino)
+}
+
+fn content<M: Media>(fs: &F<M>, ino: Ino) -> Vec<u8> {
+    let mut bytes = vec![0; fs.getattr(ino).unwrap().size as usize];
+    assert_eq!(fs.read(ino, 0, &mut bytes).unwrap(), bytes.len());
+    bytes
+}
+
+/// A pool with a little of everything, closed or as a crash leaves it, and what is in it.
+struct Sample {
+    domain: Domain,
+    image: Vec<u8>,
+    sb: Super,
+    key_crc: u32,
+}
+
+/// Inodes of the sample, in the order in which they were made.
+const DIR: Ino = Ino(2);
+const INNER: Ino = Ino(3);
+const FILE: Ino = Ino(4);
+const OTHER: Ino = Ino(5);
+const DEEP: Ino = Ino(6);
+const LINK: Ino = Ino(7);
+const EMPTY: Ino = Ino(8);
+
+fn other_bytes() -> Vec<u8> {
+    (0..20_000u32).map(|n| ((n * 7) >> 3) as u8 | 1).collect()
+}
+
+/// A list that names one user.
+fn access_list() -> Vec<u8> {
+    let mut list = 2u32.to_le_bytes().to_vec();
+    for (tag, perm, id) in
+        [(1u16, 6u16, u32::MAX), (2, 4, 1000), (4, 4, u32::MAX), (16, 4, u32::MAX), (32, 4, u32::MAX)]
+    {
+        list.extend_from_slice(&tag.to_le_bytes());
+        list.extend_from_slice(&perm.to_le_bytes());
+        list.extend_from_slice(&id.to_le_bytes());
+    }
+    list
+}
+
+impl Sample {
+    fn new(domain: Domain, closed: bool) -> Sample {
+        let fresh = Fs::mkfs(SimMedia::new(vec![0; POOL_BYTES], domain), &MkfsOptions::default()).unwrap();
+        let fs = open(fresh.image(), domain);
+        let cred = Cred::root();
+        assert_eq!(mkdir(&fs, Ino::ROOT, b"dir"), DIR);
+        assert_eq!(mkdir(&fs, DIR, b"inner"), INNER);
+        assert_eq!(create(&fs, DIR, b"file"), FILE);
+        assert_eq!(create(&fs, Ino::ROOT, b"other"), OTHER);
+        assert_eq!(create(&fs, INNER, b"deep"), DEEP);
+        let link = fs.symlink(&cred, Ino::ROOT, b"link", b"dir/file").unwrap().ino;
+        fs.forget(link, 1);
+        assert_eq!(link, LINK);
+        assert_eq!(create(&fs, Ino::ROOT, b"empty"), EMPTY);
+        chmod(&fs, FILE, 0o601);
+        write(&fs, FILE, 0, &[0xa1; BLOCK]);
+        (0..3).for_each(|n| chmod(&fs, FILE, 0o610 | n));
+        write(&fs, FILE, BLOCK as u64, &[0xb2; BLOCK]);
+        write(&fs, OTHER, 0, &other_bytes());
+        write(&fs, DEEP, 0, b"deep down");
+        fs.link(&cred, OTHER, INNER, b"again").unwrap();
+        fs.forget(OTHER, 1);
+        fs.setxattr(&cred, FILE, b"user.small", &[0x51; 900], 0).unwrap();
+        fs.setxattr(&cred, FILE, b"user.large", &[0x52; 9000], 0).unwrap();
+        fs.setxattr(&cred, EMPTY, b"system.posix_acl_access", &access_list(), 0).unwrap();
+        chmod(&fs, FILE, 0o640);
+        (0..3).for_each(|_| fs.sync().unwrap());
+        fs.tick().unwrap();
+        if closed {
+            fs.close().unwrap();
+        }
+        let image = fs.media().image();
+        let at = SUPER_BLOCK as usize * BLOCK;
+        let sb = Super::decode(image[at..at + SUPER_BYTES].try_into().unwrap()).unwrap();
+        let key_crc = crc32c(&sb.key, 0);
+        Sample { domain, image, sb, key_crc }
+    }
+
+    fn slot(&self, ino: Ino) -> usize {
+        TABLE_BLOCK as usize * BLOCK + ino.0 as usize * SLOT
+    }
+
+    fn media(&self) -> Arc<SimMedia> {
+        Arc::new(SimMedia::new(self.image.clone(), self.domain))
+    }
+
+    fn report(&self) -> Report {
+        check::examine(self.media(), false).unwrap()
+    }
+
+    fn flip(&mut self, at: usize) {
+        self.image[at] ^= 0x55;
+    }
+
+    fn header(&self, ino: Ino) -> SlotHeader {
+        let at = self.slot(ino);
+        SlotHeader::decode(self.image[at..at + LINE].try_into().unwrap(), self.key_crc, ino.0).unwrap()
+    }
+
+    /// Where the records of a log stand, segment by segment.
+    fn records(&self, ino: Ino) -> Vec<(usize, Head)> {
+        self.walk(ino).into_iter().map(|(at, head, _)| (at, head)).collect()
+    }
+
+    /// The records of a log, each with its incarnation.
+    fn walk(&self, ino: Ino) -> Vec<(usize, Head, u32)> {
+        let mut at = self.slot(ino) + LINE;
+        let mut found = Vec::new();
+        let mut in_force = incarnation(self.header(ino).generation);
+        let mut seq = 0;
+        while let Some(head) = Head::decode(&self.image[at..]).filter(|h| h.seq == seq) {
+            if head.kind == Type::Seal {
+                in_force = get32(&self.image[at..], field::seal::INCARNATION);
+            }
+            found.push((at, head, in_force));
+            seq += head.lines;
+            at = match head.kind {
+                Type::Link => get64(&self.image[at..], field::link::ADDR) as usize,
+                _ => at + head.lines as usize * LINE,
+            };
+        }
+        found
+    }
+
+    /// The `n`th record of a type.
+    fn record(&self, ino: Ino, kind: Type, n: usize) -> usize {
+        let of_kind = |r: &&(usize, Head)| r.1.kind == kind;
+        self.records(ino).iter().filter(of_kind).nth(n).expect("the record is there").0
+    }
+
+    fn last(&self, ino: Ino, kind: Type) -> usize {
+        self.records(ino).iter().rfind(|r| r.1.kind == kind).expect("the record is there").0
+    }
+
+    /// Changes a record so that it validates all the same.
+    fn forge(&mut self, ino: Ino, at: usize, change: impl FnOnce(&mut [u8])) {
+        let generation = self.header(ino).generation;
+        let (_, head, in_force) = self.walk(ino).into_iter().find(|r| r.0 == at).unwrap();
+        let record = &mut self.image[at..at + head.lines as usize * LINE];
+        change(record);
+        let seed = log_seed(self.key_crc, ino.0, generation, in_force);
+        let more = if head.more { MORE } else { 0 };
+        Head::finish(record, head.seq, head.epoch, head.kind as u8 | more, seed);
+    }
+
+    /// The entry of a directory that names an inode.
+    fn entry(&self, dir: Ino, ino: Ino) -> usize {
+        let names =
+            |r: &&(usize, Head)| r.1.kind == Type::Add && get32(&self.image[r.0..], field::add::INO) == ino.0;
+        self.records(dir).iter().find(names).expect("the entry is there").0
+    }
+
+    /// Lets an entry lead elsewhere.
+    fn lead(&mut self, dir: Ino, entry: usize, to: Ino, kind: u8) {
+        let generation = self.header(to).generation;
+        self.forge(dir, entry, |r| {
+            put32(r, field::add::INO, to.0);
+            put64(r, field::add::GENERATION, generation);
+            r[field::add::KIND] = kind;
+        });
+    }
+
+    fn state(&self) -> State {
+        let lines = [0, LINE].map(|n| STATE_BLOCK as usize * BLOCK + n);
+        let decode = |at: usize| State::decode(self.image[at..at + LINE].try_into().unwrap(), &self.sb.key);
+        lines.into_iter().filter_map(decode).max_by_key(|s| s.serial).unwrap()
+    }
+
+    /// Changes the body of the checkpoint, as words.
+    fn forge_checkpoint(&mut self, change: impl FnOnce(&mut [u32])) {
+        let head = self.state().checkpoint as usize * BLOCK;
+        let bytes = get64(&self.image[head..], 8) as usize;
+        let block = get32(&self.image[head..], 24) as usize;
+        assert_eq!(get32(&self.image[head..], 16), 1, "the body is in one piece");
+        let body = &mut self.image[block * BLOCK..block * BLOCK + bytes];
+        let mut words: Vec<u32> = body.chunks(4).map(|w| get32(w, 0)).collect();
+        change(&mut words);
+        body.chunks_mut(4).zip(words).for_each(|(to, word)| put32(to, 0, word));
+        let crc = crc32c(
+            &self.image[block * BLOCK..][..bytes],
+            crc32c(&self.image[head + 8..head + BLOCK], self.key_crc),
+        );
+        put32(&mut self.image[head..], 4, crc);
+    }
+}
+
+const DT_DIR: u8 = 4;
+
+type Damage = fn(&mut Sample);
+
+/// A name; whether it takes a pool that was closed; the damage; what must be found; inodes that it may change.
+struct Row(&'static str, bool, Damage, What, &'static [Ino]);
+
+const ROWS: &[Row] = &[
+    Row("first superblock", false, |s| s.flip(SUPER_BLOCK as usize * BLOCK + 20), What::Superblock, &[]),
+    Row("second superblock", false, |s| s.flip(POOL_BYTES - BLOCK + 20), What::Superblock, &[]),
+    Row(
+        "first state lines",
+        false,
+        |s| s.image[STATE_BLOCK as usize * BLOCK..][..2 * LINE].fill(0),
+        What::StateLine,
+        &[],
+    ),
+    Row(
+        "second state lines",
+        false,
+        |s| s.image[POOL_BYTES - BLOCK + STATE_COPY_OFFSET as usize..][..2 * LINE].fill(0),
+        What::StateLine,
+        &[],
+    ),
+    Row("checkpoint", true, |s| s.flip(s.state().checkpoint as usize * BLOCK + 8), What::Checkpoint, &[]),
+    Row("log head", false, |s| s.flip(s.slot(FILE) + LOG_HEAD_OFFSET as usize + 1), What::LogHead, &[]),
+    Row(
+        "condemned log",
+        false,
+        |s| {
+            let at = s.slot(FILE) + LOG_HEAD_OFFSET as usize;
+            put64(&mut s.image[at..], 0, LOG_CONDEMNED);
+        },
+        What::LogCondemned,
+        &[],
+    ),
+    Row("attribute record", false, |s| s.flip(s.record(FILE, Type::Attr, 2) + 40), What::LogRecord, &[FILE]),
+    Row("write record", false, |s| s.flip(s.record(FILE, Type::Write, 0) + 40), What::LogRecord, &[FILE]),
+    Row("segment head", false, |s| s.flip(s.record(FILE, Type::Segment, 0) + 20), What::LogSegment, &[]),
+    Row("link", true, |s| s.flip(s.record(FILE, Type::Link, 0) + 20), What::LogSegment, &[]),
+    Row("later link", true, |s| s.flip(s.record(FILE, Type::Link, 1) + 20), What::LogSegment, &[]),
+    Row(
+        "directory record",
+        false,
+        |s| s.flip(s.entry(DIR, INNER) + 40),
+        What::LogRecord,
+        &[DIR, INNER, DEEP],
+    ),
+    Row("root record", true, |s| s.flip(s.entry(Ino::ROOT, DIR) + 40), What::LogRecord, &[DIR]),
+    Row(
+        "directory segment",
+        false,
+        |s| s.flip(s.record(Ino::ROOT, Type::Segment, 0) + 20),
+        What::LogSegment,
+        &[],
+    ),
+    Row("slot of a file", false, |s| s.flip(s.slot(FILE) + 20), What::Slot, &[FILE]),
+    Row("slot of a directory", false, |s| s.flip(s.slot(DIR) + 20), What::Slot, &[DIR]),
+    Row("slot of the root", false, |s| s.flip(s.slot(Ino::ROOT) + 20), What::Slot, &[Ino::ROOT]),
+    Row("slot of the table", false, |s| s.flip(s.slot(Ino(0)) + 20), What::Slot, &[]),
+    Row("record of the table", false, |s| s.flip(s.slot(Ino(0)) + LINE + 40), What::Table, &[]),
+    Row("data block", false, |s| s.flip(page_of(&s.image, 0xb2) + 77), What::Data, &[FILE]),
+    Row("attribute value", false, |s| s.flip(page_of(&s.image, 0x52) + 77), What::Value, &[FILE]),
+    Row(
+        "access list",
+        false,
+        |s| {
+            let at = s.record(EMPTY, Type::Xattr, 0);
+            s.forge(EMPTY, at, |r| {
+                let value = field::xattr::NAME + r[field::xattr::NAME_LEN] as usize;
+                let len = get32(r, field::xattr::VALUE_LEN) as usize;
+                r[value + 4] = 99;
+                let crc = crc32c(&r[value..value + len], 0);
+                put32(r, field::xattr::CRC, crc);
+            });
+        },
+        What::AccessList,
+        &[EMPTY],
+    ),
+    Row("target", false, |s| s.flip(s.record(LINK, Type::Symlink, 0) + 22), What::Target, &[LINK]),
+    Row(
+        "size",
+        false,
+        |s| {
+            let at = s.last(FILE, Type::Attr);
+            s.forge(FILE, at, |r| put64(r, field::attr::SIZE, 10));
+        },
+        What::Size,
+        &[FILE],
+    ),
+    Row(
+        "size of no file",
+        false,
+        |s| {
+            let at = s.last(FILE, Type::Attr);
+            s.forge(FILE, at, |r| put64(r, field::attr::SIZE, 1 << 60));
+        },
+        What::Record,
+        &[FILE],
+    ),
+    Row(
+        "block outside the pool",
+        false,
+        |s| {
+            let at = s.record(FILE, Type::Write, 0);
+            s.forge(FILE, at, |r| put32(r, field::write::FIRST + 8, 1 << 30));
+        },
+        What::Record,
+        &[FILE],
+    ),
+    Row(
+        "block of two",
+        false,
+        |s| {
+            let block = get32(&s.image[s.record(OTHER, Type::Write, 0)..], field::write::FIRST + 8);
+            let at = s.record(FILE, Type::Write, 0);
+            s.forge(FILE, at, |r| put32(r, field::write::FIRST + 8, block + 1));
+        },
+        What::BlockTwice,
+        &[FILE],
+    ),
+    Row(
+        "lost block",
+        true,
+        |s| s.forge_checkpoint(|words| words[first_run(words) + 1] -= 1),
+        What::BlockLost,
+        &[],
+    ),
+    Row(
+        "block that is free and used",
+        true,
+        |s| {
+            s.forge_checkpoint(|words| {
+                let run = first_run(words);
+                (words[run], words[run + 1]) = (words[run] - 1, words[run + 1] + 1);
+            })
+        },
+        What::BlockFree,
+        &[],
+    ),
+    Row(
+        "link count",
+        true,
+        |s| s.forge_checkpoint(|words| words[1 + 2 * OTHER.0 as usize] = 7),
+        What::Links,
+        &[],
+    ),
+    Row(
+        "entry to nowhere",
+        false,
+        |s| {
+            let at = s.slot(EMPTY);
+            s.image[at..at + SLOT].fill(0);
+        },
+        What::Entry,
+        &[EMPTY],
+    ),
+    Row(
+        "entry of another generation",
+        true,
+        |s| {
+            let at = s.entry(Ino::ROOT, EMPTY);
+            s.forge(Ino::ROOT, at, |r| put64(r, field::add::GENERATION, 77));
+        },
+        What::Entry,
+        &[EMPTY],
+    ),
+    Row(
+        "entry of another type",
+        false,
+        |s| {
+            let at = s.entry(Ino::ROOT, EMPTY);
+            s.forge(Ino::ROOT, at, |r| r[field::add::KIND] = DT_DIR);
+        },
+        What::EntryType,
+        &[],
+    ),
+    Row(
+        "name twice",
+        true,
+        |s| {
+            let at = s.entry(Ino::ROOT, EMPTY);
+            s.forge(Ino::ROOT, at, |r| r[field::add::NAME..field::add::NAME + 5].copy_from_slice(b"other"));
+        },
+        What::EntryName,
+        &[EMPTY, OTHER],
+    ),
+    Row(
+        "two parents",
+        false,
+        |s| {
+            let at = s.entry(INNER, DEEP);
+            s.lead(INNER, at, DIR, DT_DIR);
+        },
+        What::TwoParents,
+        &[DEEP],
+    ),
+    Row(
+        "circle",
+        true,
+        |s| {
+            let at = s.entry(INNER, DEEP);
+            s.lead(INNER, at, DIR, DT_DIR);
+            let at = s.entry(Ino::ROOT, DIR);
+            s.lead(Ino::ROOT, at, EMPTY, 8);
+        },
+        What::Orphan,
+        &[DIR, INNER, FILE, DEEP, EMPTY, OTHER],
+    ),
+];
+
+/// Where the first free run of a checkpoint stands in its words.
+fn first_run(words: &[u32]) -> usize {
+    2 + 2 * words[0] as usize
+}
+
+/// Where a page of this content stands.
+fn page_of(image: &[u8], fill: u8) -> usize {
+    let page = |at: &usize| image[*at..*at + BLOCK].iter().all(|&b| b == fill);
+    (0..image.len()).step_by(BLOCK).find(page).expect("the page is there")
+}
+
+/// What the files of the sample hold, by inode.
+fn contents(fs: &F) -> Vec<(Ino, Vec<u8>)> {
+    let files = [FILE, OTHER, DEEP, EMPTY];
+    files.into_iter().filter(|&ino| fs.getattr(ino).is_ok()).map(|ino| (ino, content(fs, ino))).collect()
+}
+
+/// Everything works: what is there can be read, changed and removed, and new things can be made.
+fn use_it(fs: &F, what: &str) {
+    let cred = Cred::root();
+    assert_eq!(fs.open_report().damaged, 0, "{what}");
+    let mut queue = vec![(Ino::ROOT, Vec::<(Vec<u8>, Ino, bool)>::new())];
+    let mut dirs = Vec::new();
+    while let Some((dir, mut names)) = queue.pop() {
+        fs.readdir(dir, 0, &mut |e| {
+            if e.name != b"." && e.name != b".." {
+                names.push((e.name.to_vec(), e.ino, e.kind == lodestone::fs::Kind::Directory));
+            }
+            true
+        })
+        .unwrap_or_else(|e| panic!("{what}: {e}"));
+        queue.extend(names.iter().filter(|n| n.2).map(|n| (n.1, Vec::new())));
+        dirs.push((dir, names));
+    }
+    for (dir, names) in dirs.iter().rev() {
+        let new = create(fs, *dir, b"new");
+        write(fs, new, 0, &[9; 30_000]);
+        for (name, ino, is_dir) in names {
+            fs.getattr(*ino).unwrap_or_else(|e| panic!("{what}: inode {}: {e}", ino.0));
+            fs.setattr(&cred, *ino, &SetAttr { mode: Some(0o700), ..SetAttr::default() }).unwrap();
+            if !is_dir {
+                fs.unlink(&cred, *dir, name).unwrap_or_else(|e| panic!("{what}: {e}"));
+            }
+        }
+        fs.unlink(&cred, *dir, b"new").unwrap();
+        for (name, ..) in names.iter().filter(|n| n.2) {
+            fs.rmdir(&cred, *dir, name).unwrap_or_else(|e| panic!("{what}: {e}"));
+        }
+    }
+    fs.sync().unwrap();
+    let report = fs.check().unwrap();
+    assert!(report.is_clean(), "{what}: in use: {:#?}", report.findings);
+}
+
+fn row(Row(name, needs_close, damage, wanted, changed): &Row, domain: Domain, closed: bool) {
+    if *needs_close && !closed {
+        return;
+    }
+    let what = format!("{name}, {domain:?}, {}", if closed { "closed" } else { "crashed" });
+    let mut sample = Sample::new(domain, closed);
+    let before = contents(&open(sample.image.clone(), domain));
+    damage(&mut sample);
+    let report = sample.report();
+    let found: Vec<What> = report.findings.iter().map(|f| f.what).collect();
+    assert!(found.contains(wanted), "{what}: {:#?}", report.findings);
+    for finding in &report.findings {
+        assert!(!finding.to_string().is_empty() && !finding.to_string().contains('\n'), "{what}");
+    }
+
+    // A look changes nothing.
+    let media = sample.media();
+    check::examine(media.clone(), false).unwrap();
+    assert!(media.image() == sample.image, "{what}: a look changes it");
+
+    let repaired = check::repair(media.clone(), false).unwrap_or_else(|e| panic!("{what}: {e}"));
+    assert!(repaired.found.findings.iter().any(|f| f.what == *wanted), "{what}: {:#?}", repaired.found);
+    assert!(
+        repaired.after.is_clean(),
+        "{what}: {:#?}, left {:#?}",
+        repaired.found.findings,
+        repaired.after.findings
+    );
+    let image = media.image();
+    let again = check::repair(media.clone(), false).unwrap();
+    assert!(again.found.is_clean(), "{what}: a second repair finds {:#?}", again.found.findings);
+    assert!(media.image() == image, "{what}: a second repair changes it");
+
+    let fs = open(image, domain);
+    assert!(fs.open_report().was_clean, "{what}");
+    let after = contents(&fs);
+    for kept in before.iter().filter(|(ino, _)| !changed.contains(ino)) {
+        assert!(after.contains(kept), "{what}: inode {} changed", kept.0.0);
+    }
+    use_it(&fs, &what);
+    fs.close().unwrap();
+    let report = check::check(&SimMedia::new(fs.media().image(), domain)).unwrap();
+    assert!(report.is_clean(), "{what}: {:#?}", report.findings);
+}
+
+/// Overwrites where data stand, without a record of their own: no checksum of what was there before holds.
+#[test]
+fn what_is_overwritten_is_no_damage() {
+    for domain in [Domain::Memory, Domain::CpuCache, Domain::PageCache] {
+        for data in [DataMode::Cow, DataMode::InPlace] {
+            let made = MkfsOptions { data, ..MkfsOptions::default() };
+            let fs =
+                open(Fs::mkfs(SimMedia::new(vec![0; POOL_BYTES], domain), &made).unwrap().image(), domain);
+            let f = create(&fs, Ino::ROOT, b"f");
+            let cred = Cred::root();
+            let mut rng = Rng::new(7);
+            for n in 0..300u64 {
+                match rng.below(12) {
+                    0 => {
+                        let size = rng.below(40_000);
+                        fs.setattr(&cred, f, &SetAttr { size: Some(size), ..SetAttr::default() }).unwrap();
+                    }
+                    1 => {
+                        let mode = [
+                            libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+                            libc::FALLOC_FL_ZERO_RANGE,
+                            libc::FALLOC_FL_KEEP_SIZE,
+                        ][rng.below(3) as usize];
+                        fs.fallocate(&cred, f, mode, rng.below(40_000), 1 + rng.below(20_000)).unwrap();
+                    }
+                    2 => {
+                        fs.setxattr(&cred, f, b"user.a", &vec![n as u8; rng.below(5000) as usize], 0).unwrap()
+                    }
+                    3 => fs.tick().unwrap(),
+                    kind => {
+                        let most = [10, 900, 6000, 30_000][kind as usize % 4];
+                        let bytes = vec![n as u8; 1 + rng.below(most) as usize];
+                        write(&fs, f, rng.below(40_000), &bytes);
+                    }
+                }
+                if n % 10 == 0 {
+                    let report = fs.check().unwrap();
+                    assert!(report.is_clean(), "{domain:?} {data:?} {n}: {:#?}", report.findings);
+                }
+            }
+            let media = Arc::new(SimMedia::new(fs.media().image(), domain));
+            let report = check::examine(media, true).unwrap();
+            assert!(report.is_clean(), "{domain:?} {data:?}, crashed: {:#?}", report.findings);
+            fs.close().unwrap();
+            let report = check::check(fs.media()).unwrap();
+            assert!(report.is_clean(), "{domain:?} {data:?}, closed: {:#?}", report.findings);
+        }
+    }
+}
+
+/// The crash simulator checks each state it makes.
+#[test]
+fn a_small_pool_is_checked_in_no_time() {
+    let sample = Sample::new(Domain::Memory, false);
+    let fs = open(sample.image, Domain::Memory);
+    let begun = std::time::Instant::now();
+    let mut checks = 0;
+    while begun.elapsed().as_millis() < 300 {
+        assert!(fs.check().unwrap().is_clean());
+        checks += 1;
+    }
+    println!("{checks} checks in {:?}", begun.elapsed());
+    // A hundredth of what it does on an idle machine.
+    assert!(checks > 20, "{checks} checks in 300 ms");
+}
+
+#[test]
+fn each_kind_of_damage_is_found_and_mended() {
+    let mut failed = Vec::new();
+    for r in ROWS {
+        for domain in [Domain::Memory, Domain::PageCache] {
+            for closed in [true, false] {
+                if std::panic::catch_unwind(|| row(r, domain, closed)).is_err() {
+                    failed.push((r.0, domain, closed));
+                }
+            }
+        }
+    }
+    assert!(failed.is_empty(), "{failed:?}");
+}
+
+#[test]
+fn what_a_damaged_directory_named_is_found_again() {
+    let mut sample = Sample::new(Domain::Memory, true);
+    let at = sample.entry(Ino::ROOT, DIR);
+    sample.flip(at + 40);
+    let media = sample.media();
+    let repaired = check::repair(media.clone(), false).unwrap();
+    assert!(repaired.found.findings.iter().any(|f| f.what == What::Orphan), "{:#?}", repaired.found);
+    assert!(check::check(&*media).unwrap().clean, "it is left closed");
+    let fs = open(media.image(), Domain::Memory);
+    let found = fs.lookup(&Cred::root(), Ino::ROOT, b"lost+found").expect("lost+found is there").ino;
+    assert_eq!(find(&fs, found, b"#2"), Some(DIR));
+    assert_eq!(find(&fs, DIR, b"file"), Some(FILE));
+    assert_eq!(find(&fs, Ino::ROOT, b"other"), Some(OTHER));
+    assert!(content(&fs, OTHER) == other_bytes());
+    assert_eq!(fs.getattr(OTHER).unwrap().nlink, 2);
+}
+
+#[test]
+fn a_pool_without_a_superblock_cannot_be_checked() {
+    let mut sample = Sample::new(Domain::Memory, true);
+    sample.flip(SUPER_BLOCK as usize * BLOCK + 20);
+    sample.flip(POOL_BYTES - BLOCK + 20);
+    let e = check::examine(sample.media(), false).unwrap_err();
+    assert_eq!(e.errno(), libc::EUCLEAN);
+    assert!(check::repair(sample.media(), false).is_err());
+}
+
+#[test]
+fn unreadable_media_cost_what_stood_there() {
+    for domain in [Domain::Memory, Domain::PageCache] {
+        for closed in [true, false] {
+            let sample = Sample::new(domain, closed);
+            let page = page_of(&sample.image, 0xb2);
+            for (what, at) in [
+                ("data", page + 3 * LINE),
+                ("value", page_of(&sample.image, 0x52)),
+                ("log", sample.record(FILE, Type::Attr, 2)),
+                ("directory", sample.entry(DIR, FILE)),
+                ("slot", sample.slot(Ino(FILE.0 + 40))),
+            ] {
+                let what = format!("{what} {domain:?} {closed}");
+                let media = sample.media();
+                media.poison(at..at + LINE);
+                let report = check::examine(media.clone(), false).unwrap();
+                if !what.starts_with("slot") {
+                    assert!(!report.is_clean(), "{what}");
+                }
+                let repaired = check::repair(media.clone(), false).unwrap();
+                assert!(repaired.after.is_clean(), "{what}: {:#?}", repaired.after.findings);
+                let fs = Fs::open(media, &options()).unwrap();
+                assert!(content(&fs, OTHER) == other_bytes(), "{what}");
+                if what.starts_with("data") {
+                    let ranges: Vec<_> = repaired.found.findings.iter().filter_map(|f| f.bytes).collect();
+                    let lost = (BLOCK + 3 * LINE) as u64;
+                    assert!(ranges.contains(&(lost, lost + LINE as u64)), "{what}: {ranges:?}");
+                    let mut bytes = vec![0xb2; BLOCK];
+                    bytes[3 * LINE..4 * LINE].fill(0);
+                    assert!(content(&fs, FILE)[BLOCK..] == bytes, "{what}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_whole_pool_is_clean() {
+    for domain in [Domain::Memory, Domain::PageCache] {
+        for closed in [true, false] {
+            let sample = Sample::new(domain, closed);
+            let report = sample.report();
+            assert!(report.is_clean(), "{domain:?} {closed}: {:#?}", report.findings);
+            assert_eq!((report.directories, report.files, report.clean), (3, 5, closed));
+            assert!(report.bytes_verified > 8000, "{}", report.bytes_verified);
+        }
+    }
+}
+
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
+}
+
+/// A pool that was used for a while: logs cleaned and swept, blocks gone from hand to hand.
+fn aged(domain: Domain, closed: bool) -> Vec<u8> {
+    let sample = Sample::new(domain, true);
+    let fs = open(sample.image, domain);
+    let cred = Cred::root();
+    for n in 0..500u32 {
+        chmod(&fs, FILE, 0o600 | (n % 64));
+        write(&fs, OTHER, (n as u64 * 37 % 5) * BLOCK as u64, &[n as u8; 700]);
+        write(&fs, OTHER, (n as u64 * 11 % 5) * BLOCK as u64, &[n as u8; BLOCK]);
+        let name = format!("n{}", n % 9);
+        let new = create(&fs, DIR, name.as_bytes());
+        write(&fs, new, 0, &[n as u8; 5000]);
+        if n % 3 == 0 {
+            fs.rename(&cred, DIR, name.as_bytes(), INNER, name.as_bytes(), 0).unwrap();
+            fs.unlink(&cred, INNER, name.as_bytes()).unwrap();
+        } else {
+            fs.unlink(&cred, DIR, name.as_bytes()).unwrap();
+        }
+        if n % 50 == 0 {
+            fs.sync().unwrap();
+            fs.tick().unwrap();
+        }
+    }
+    if closed {
+        fs.close().unwrap();
+    }
+    fs.media().image()
+}
+
+/// Damages an image in some places; how many.
+fn scatter(image: &mut [u8], rng: &mut Rng) -> u64 {
+    let lines: Vec<usize> =
+        (0..image.len()).step_by(LINE).filter(|&at| image[at..at + LINE].iter().any(|&b| b != 0)).collect();
+    let most = if rng.below(2) == 0 { 4 } else { 64 };
+    let flips = 1 + rng.below(most);
+    for _ in 0..flips {
+        // Mostly where something stands.
+        let line = match rng.below(20) {
+            0 => rng.below((image.len() / LINE) as u64) as usize * LINE,
+            _ => lines[rng.below(lines.len() as u64) as usize],
+        };
+        match rng.below(8) {
+            0..=3 => image[line + rng.below(LINE as u64) as usize] ^= 1 << rng.below(8),
+            4 => put64(image, line + 8 * rng.below(8) as usize, rng.draw()),
+            5 => image[line..line + LINE].fill(0),
+            // A line that stood elsewhere, or there before.
+            6 => {
+                let from = lines[rng.below(lines.len() as u64) as usize];
+                image.copy_within(from..from + LINE, line);
+            }
+            _ => {
+                let block = line / BLOCK * BLOCK;
+                if rng.below(4) == 0 && !(1..3).contains(&(block / BLOCK)) {
+                    image[block..block + BLOCK].fill(rng.draw() as u8);
+                }
+            }
+        }
+    }
+    flips
+}
+
+/// All regular files that can be read, with what they hold.
+fn readable<M: Media>(fs: &F<M>) -> Vec<(Ino, Vec<u8>)> {
+    let mut found = Vec::new();
+    for ino in (2..256).map(Ino) {
+        let Ok(attr) = fs.getattr(ino) else { continue };
+        if attr.kind() != lodestone::fs::Kind::File || attr.size > 4 << 20 {
+            continue;
+        }
+        let mut bytes = vec![0; attr.size as usize];
+        if fs.read(ino, 0, &mut bytes).is_ok_and(|n| n == bytes.len()) {
+            found.push((ino, bytes));
+        }
+    }
+    found
+}
+
+/// Takes all space that there is for new files: what was there before must be as it was.
+fn fill<M: Media>(fs: &F<M>, what: &str) {
+    let before = readable(fs);
+    let cred = Cred::root();
+    for n in 0..40 {
+        let name = format!("fill{n}");
+        let Ok((attr, _)) = fs.create(&cred, Ino::ROOT, name.as_bytes(), 0o644, 0, 0) else { break };
+        fs.forget(attr.ino, 2);
+        if fs.write(&cred, attr.ino, 0, &[0xee; 16 * BLOCK], false).is_err() {
+            break;
+        }
+        for m in 0..4 {
+            let set = SetAttr { mode: Some(0o600 | m), ..SetAttr::default() };
+            let _ = fs.setattr(&cred, attr.ino, &set);
+        }
+    }
+    let after = readable(fs);
+    for file in &before {
+        assert!(after.contains(file), "{what}: inode {} changed when others were written", file.0.0);
+    }
+}
+
+#[test]
+fn whatever_is_flipped_nothing_breaks_that_was_whole() {
+    let (first, wanted) = (setting("LODE_FSCK_SEED", 1), setting("LODE_FSCK_FLIPS", 20_000));
+    let domains = [Domain::Memory, Domain::PageCache];
+    let images: Vec<(Domain, Vec<u8>)> = domains
+        .iter()
+        .flat_map(|&d| [true, false].map(|closed| (d, closed)))
+        .flat_map(|(d, closed)| [(d, Sample::new(d, closed).image), (d, aged(d, closed))])
+        .chain(domains.map(|d| {
+            let media = SimMedia::new(vec![0; POOL_BYTES], d);
+            (d, Fs::mkfs(media, &MkfsOptions::default()).unwrap().image())
+        }))
+        .collect();
+    let (mut flips, mut mended, mut left, mut refused) = (0, 0, 0, 0);
+    let mut seed = first;
+    while flips < wanted {
+        let what = format!("LODE_FSCK_SEED={seed}");
+        let mut rng = Rng::new(seed);
+        seed += 1;
+        let (domain, whole) = &images[rng.below(images.len() as u64) as usize];
+        let mut image = whole.clone();
+        flips += scatter(&mut image, &mut rng);
+        let begun = std::time::Instant::now();
+        // As somebody would who notices nothing.
+        if let Ok(fs) = Fs::open(SimMedia::new(image.clone(), *domain), &options()) {
+            fill(&fs, &format!("{what}, mounted"));
+            let _ = fs.close();
+        }
+        let media = Arc::new(SimMedia::new(image.clone(), *domain));
+        let looked = check::examine(media.clone(), false);
+        assert!(media.image() == image, "{what}: a look changes it");
+        let repaired = match check::repair(media.clone(), false) {
+            Ok(repaired) => repaired,
+            Err(e) => {
+                assert!(!e.to_string().is_empty(), "{what}");
+                refused += 1;
+                continue;
+            }
+        };
+        if let Ok(looked) = looked {
+            assert_eq!(looked.is_clean(), repaired.found.is_clean(), "{what}: a look and a repair differ");
+        }
+        if repaired.after.is_clean() {
+            mended += 1;
+            let fs = Fs::open(media, &options()).unwrap_or_else(|e| panic!("{what}: repaired, but {e}"));
+            assert!(fs.open_report().was_clean, "{what}: it is left open");
+            fill(&fs, &format!("{what}, repaired"));
+            let report = fs.check().unwrap();
+            assert!(report.is_clean(), "{what}: {:#?}", report.findings);
+        } else {
+            left += 1;
+            eprintln!("{what}: left: {}", repaired.after.findings[0]);
+        }
+        assert!(begun.elapsed().as_secs() < 30, "{what}: it takes too long");
+    }
+    println!("{flips} flips in {} images: {mended} mended, {left} in part, {refused} refused", seed - first);
+    assert!(mended > (seed - first) / 2, "most can be mended");
+}
+
+/// Loads and stores of a whole pool whose block `at` failed work everywhere else, and go on to.
+fn goes_on(media: Arc<SimMedia>, what: &str) {
+    for closes in [true, false, true] {
+        let fs = Fs::open(media.clone(), &options()).unwrap_or_else(|e| panic!("{what}: {e}"));
+        assert_eq!(fs.bad_blocks(), 1, "{what}");
+        assert!(content(&fs, OTHER) == other_bytes(), "{what}");
+        fill(&fs, what);
+        for n in 0..40 {
+            let _ = fs.unlink(&Cred::root(), Ino::ROOT, format!("fill{n}").as_bytes());
+        }
+        let report = fs.check().unwrap();
+        assert!(report.is_clean(), "{what}: {:#?}", report.findings);
+        if closes {
+            fs.close().unwrap();
+        }
+        drop(fs);
+        assert_eq!(Fs::probe(&media).unwrap().bad_blocks, 1, "{what}");
+        assert_eq!(check::examine(media.clone(), false).unwrap().blocks_bad, 1, "{what}");
+    }
+}
+
+#[test]
+fn a_block_that_fails_is_not_used_again() {
+    for domain in [Domain::Memory, Domain::PageCache] {
+        for stores in [false, true] {
+            let what = format!("{domain:?}, {}", if stores { "store" } else { "load" });
+            let sample = Sample::new(domain, true);
+            let media = sample.media();
+            let fs = Fs::open(media.clone(), &options()).unwrap();
+            let cred = Cred::root();
+            if stores {
+                // The block freed last is the next one taken.
+                let free = create(&fs, Ino::ROOT, b"passing");
+                write(&fs, free, 0, &[0xc7; BLOCK]);
+                let at = page_of(&media.image(), 0xc7);
+                fs.unlink(&cred, Ino::ROOT, b"passing").unwrap();
+                (0..3).for_each(|_| fs.sync().unwrap());
+                media.poison(at..at + BLOCK);
+                let new = create(&fs, Ino::ROOT, b"new");
+                let mut failed = 0;
+                for n in 0..400 {
+                    match fs.write(&cred, new, n * BLOCK as u64, &[1; BLOCK], false) {
+                        Ok(_) => {}
+                        Err(e) if e.errno() == libc::EIO => failed += 1,
+                        Err(e) => {
+                            assert_eq!(e.errno(), libc::ENOSPC, "{what}: {e}");
+                            break;
+                        }
+                    }
+                }
+                assert_eq!(failed, 1, "{what}: one call fails, and only one");
+                fs.unlink(&cred, Ino::ROOT, b"new").unwrap();
+            } else {
+                let at = page_of(&sample.image, 0xa1);
+                media.poison(at..at + LINE);
+                let mut bytes = [0; 2 * BLOCK];
+                let read = fs.read(FILE, 0, &mut bytes).map_err(|e| e.errno());
+                assert_eq!(read, Err(libc::EIO), "{what}");
+                assert_eq!(
+                    fs.read(FILE, BLOCK as u64, &mut bytes).unwrap(),
+                    BLOCK,
+                    "{what}: the rest is there"
+                );
+                fs.unlink(&cred, DIR, b"file").unwrap();
+            }
+            fs.tick().unwrap();
+            drop(fs);
+            goes_on(media, &what);
+        }
+    }
+}
+
+#[test]
+fn what_was_acknowledged_and_cannot_be_read_is_no_silent_loss() {
+    let sample = Sample::new(Domain::Memory, true);
+    let fs = open(sample.image, Domain::Memory);
+    write(&fs, FILE, 0, &[0xd9; BLOCK]);
+    let image = fs.media().image();
+    let at = page_of(&image, 0xd9);
+    let media = SimMedia::new(image, Domain::Memory);
+    media.poison(at..at + LINE);
+    let fs = Fs::open(media, &options()).unwrap();
+    let mut bytes = [0; BLOCK];
+    let read = fs.read(FILE, 0, &mut bytes).map_err(|e| e.errno());
+    assert_eq!(read, Err(libc::EIO), "the older content came back without a word");
+    assert_eq!(fs.bad_blocks(), 1);
+}
+
+#[test]
+fn a_repair_may_be_cut_short_anywhere() {
+    let cases: [(&str, Damage); 3] = [
+        ("directory", |s| s.flip(s.entry(Ino::ROOT, DIR) + 40)),
+        ("file", |s| s.flip(s.record(FILE, Type::Attr, 2) + 40)),
+        ("slot", |s| s.flip(s.slot(FILE) + 20)),
+    ];
+    for (what, damage) in cases {
+        for domain in [Domain::Memory, Domain::PageCache] {
+            let mut sample = Sample::new(domain, true);
+            damage(&mut sample);
+            let media = sample.media();
+            let images: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
+            let queue = images.clone();
+            media.record(Some(Box::new(move |crash| {
+                let keeps = [Keep::Nothing, Keep::Everything, Keep::Random(crash.fences)];
+                queue.lock().extend(keeps.map(|keep| crash.image(keep)));
+            })));
+            let whole = check::repair(media.clone(), false).unwrap();
+            media.record(None);
+            assert!(whole.after.is_clean(), "{what}");
+            let kept = |fs: &F| {
+                let file = content(fs, FILE);
+                (content(fs, OTHER) == other_bytes(), file.len(), content(fs, DEEP) == b"deep down")
+            };
+            let wanted = kept(&open(media.image(), domain));
+            let images = std::mem::take(&mut *images.lock());
+            assert!(images.len() > 20);
+            for (n, image) in images.into_iter().enumerate() {
+                let media = Arc::new(SimMedia::new(image, domain));
+                let again = check::repair(media.clone(), true).unwrap();
+                assert!(again.after.is_clean(), "{what} {domain:?} {n}: {:#?}", again.after.findings);
+                assert_eq!(kept(&open(media.image(), domain)), wanted, "{what} {domain:?} {n}");
+            }
+        }
+    }
+}
