@@ -204,12 +204,28 @@ def guest():
     return summed("guest", sys.executable, "tests/guest/run.py", "--lode", LODE, *long, minutes=120 if long else 15)
 
 
+def crash():
+    """Simulated power failures: every single operation; nightly every pair, and a hundred thousand triples."""
+    runs = [("seq1", "--depth", "2")]
+    if OPTIONS.nightly:
+        runs += [("seq2", "--image", "fresh,cleaning"), ("seq3", "--samples", "100000", "--image", "fresh")]
+    results = []
+    for workload, *options in runs:
+        command = [LODE, "crash", "--json", "--workload", workload, *options]
+        status, output = run("crash", *command, minutes=120)
+        if status == 0:
+            results.append(Result(passed=1))
+        else:
+            results.append(Result(failed=1, lines=[f"FAIL {' '.join(command)}: status {status}", *output.splitlines()[:40]]))
+    return together(*results)
+
+
 def demo():
     """make demo, to the end (nightly)."""
     return step("demo", "make", "demo") if OPTIONS.nightly else None
 
 
-SUITES = [lint, build, cargo, c_api, fio_engine, install, kills, mount, guest, demo]
+SUITES = [lint, build, cargo, crash, c_api, fio_engine, install, kills, mount, guest, demo]
 
 
 def main():

@@ -986,3 +986,24 @@ fn fsck_finds_says_and_repairs() {
     }
     drop(held);
 }
+
+#[test]
+fn crash_counts_and_replays_what_a_file_says() {
+    let dir = Dir::new("crash");
+    dir.write("lines", b"# two sequences\nfoo:9000 | write foo 13 7\n\n| mkdir A\n| rename A B # moved\n");
+    let common = ["crash", "--workload", "lines", "--image", "fresh", "--data", "cow", "--json"];
+    let counts = |threads: &str| {
+        let found = json(&dir.ok(&[&common[..], &["--threads", threads]].concat()));
+        ["workloads", "crash_points", "covered_points", "states", "violations", "seed"]
+            .map(|name| found[name].as_u64().unwrap_or_else(|| panic!("{name} is missing: {found}")))
+    };
+    let [workloads, points, covered, states, violations, seed] = counts("1");
+    assert_eq!((workloads, violations, seed), (6, 0, 1), "two sequences in three domains");
+    assert!(points > workloads && covered <= points && states > points);
+    assert_eq!(counts("2"), [workloads, points, covered, states, violations, seed], "whatever the threads");
+
+    dir.write("bad", b"foo | write foo\n");
+    dir.run(&["crash", "--workload", "bad"]).fails(1, &["bad", "line 1"]);
+    dir.run(&["crash", "--workload", "absent"]).fails(1, &["absent", "seq1"]);
+    dir.run(&["crash", "--domain", "volatile"]).fails(2, &["volatile"]);
+}
