@@ -40,6 +40,8 @@ mod mount;
 mod namei;
 mod read;
 mod recover;
+#[cfg(all(test, shuttle))]
+mod schedules;
 mod space;
 mod table;
 pub mod types;
