@@ -21,6 +21,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -60,11 +61,18 @@ def build(sanitizer):
     env["RUSTFLAGS"] = " ".join(flags)
     # With a target named, build scripts and macros are built without the flags.
     command = [
-        CARGO, *toolchain, "build", "-q", "--release", "--locked", "--manifest-path", os.path.join(FUZZ, "Cargo.toml"),
+        CARGO, *toolchain, "build", "-q", "--release", "--manifest-path", os.path.join(FUZZ, "Cargo.toml"),
         "--target", host(), "--target-dir", target_dir,
     ]
     subprocess.run(command, env=env, check=True)
     return os.path.join(target_dir, host(), "release"), None
+
+
+def in_memory(command, **streams):
+    """Runs a target with a folder for its pools that is no disk where there is such; its status."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as pools:
+        env = os.environ | {"TMPDIR": pools, "RUST_BACKTRACE": "1"}
+        return subprocess.run(command, check=False, env=env, **streams).returncode
 
 
 def options():
@@ -85,7 +93,7 @@ def fuzz(binaries, target, seconds):
         f"-max_total_time={seconds}", f"-artifact_prefix={crashes}/", "-print_final_stats=1", *options(),
     ]
     with open(log_path, "wb") as log:
-        status = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+        status = in_memory(command, stdout=log, stderr=subprocess.STDOUT)
     with open(log_path, encoding="utf-8", errors="replace") as log:
         said = log.read()
     runs = re.search(r"stat::number_of_executed_units: (\d+)", said)
@@ -105,7 +113,7 @@ def fuzz(binaries, target, seconds):
 
 def replay(binaries, target, inputs):
     command = [os.path.join(binaries, target), *inputs, *options()]
-    return subprocess.run(command, check=False, env=os.environ | {"RUST_BACKTRACE": "1"}).returncode
+    return in_memory(command)
 
 
 def merge(binaries, target):
@@ -113,9 +121,9 @@ def merge(binaries, target):
     corpus, fresh = os.path.join(FUZZ, "corpus", target), os.path.join(OUT, "merged", target)
     shutil.rmtree(fresh, ignore_errors=True)
     os.makedirs(fresh)
-    subprocess.run(
+    in_memory(
         [os.path.join(binaries, target), "-merge=1", fresh, corpus, folder("found", target), *options()],
-        check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )
     # What once was a crash stays, whatever it covers.
     for name in os.listdir(corpus):

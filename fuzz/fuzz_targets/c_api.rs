@@ -4,14 +4,13 @@
 #![no_main]
 
 use std::ffi::{CString, c_char, c_int, c_long, c_uint, c_void};
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
-use std::sync::LazyLock;
 
 use libc::{mode_t, off_t, size_t, ssize_t, timespec};
 use libfuzzer_sys::{arbitrary, arbitrary::Arbitrary, fuzz_target};
 // Linked for the symbols below.
 use lode_c as _;
+use lodestone_fuzz::pool_path;
 
 enum Fs {}
 enum Dir {}
@@ -247,18 +246,11 @@ struct Caller {
     buffer: Vec<u8>,
 }
 
-/// A file without a name on any disk.
-static FILE: LazyLock<OwnedFd> = LazyLock::new(|| {
-    rustix::fs::memfd_create("lodestone-fuzz", rustix::fs::MemfdFlags::empty()).expect("memory")
-});
-
 fuzz_target!(|input: Input| {
-    let path = c_text(&format!("/proc/self/fd/{}", FILE.as_raw_fd()));
-    rustix::fs::ftruncate(&*FILE, 0).expect("memory");
-    rustix::fs::ftruncate(&*FILE, POOL_BYTES).expect("memory");
+    let path = c_text(pool_path().to_str().expect("a plain path"));
     let options = c_text(if input.data_in_place { "force,data=inplace" } else { "force" });
     // SAFETY: both strings end with a NUL and outlive the call.
-    let made = unsafe { lode_mkfs(path.as_ptr(), 0, options.as_ptr()) };
+    let made = unsafe { lode_mkfs(path.as_ptr(), POOL_BYTES, options.as_ptr()) };
     assert_eq!(made, 0, "{}", last_error());
     for session in input.sessions.iter().take(4) {
         let options = c_text(OPTIONS[session.options as usize % OPTIONS.len()]);

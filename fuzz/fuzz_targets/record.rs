@@ -46,6 +46,7 @@ fn decode(raw: &[u8; LINE]) {
         assert_eq!(State::decode(&state.encode(&key), &key), Some(state));
     }
     let mut line = *raw;
+    line[44..48].fill(0);
     let (key_crc, ino) = (crc32c(&key, 0), get32(raw, 40));
     let crc = crc32c(&line[4..48], key_crc);
     put32(&mut line, 0, crc);

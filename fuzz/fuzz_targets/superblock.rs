@@ -2,8 +2,6 @@
 //! through the production media.
 #![no_main]
 
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use libfuzzer_sys::{arbitrary, arbitrary::Arbitrary, fuzz_target};
@@ -11,7 +9,7 @@ use lodestone::fs::format::{BLOCK, put32};
 use lodestone::fs::{Fs, MkfsOptions, OpenOptions};
 use lodestone::media::{Domain, Pool, PoolOptions, crc32c};
 use lodestone_fuzz::edit::{self, Edit, Value};
-use lodestone_fuzz::visit;
+use lodestone_fuzz::{pool_path, visit};
 
 const POOL_BYTES: u64 = 1 << 20;
 
@@ -40,20 +38,10 @@ enum Head {
     Bytes { at: u16, value: Value },
 }
 
-/// A file without a name on any disk.
-static FILE: LazyLock<OwnedFd> = LazyLock::new(|| {
-    rustix::fs::memfd_create("lodestone-fuzz", rustix::fs::MemfdFlags::empty()).expect("memory")
-});
-
-fn path() -> PathBuf {
-    format!("/proc/self/fd/{}", FILE.as_raw_fd()).into()
-}
-
 static IMAGE: LazyLock<Vec<u8>> = LazyLock::new(|| {
-    rustix::fs::ftruncate(&*FILE, POOL_BYTES).expect("memory");
-    let pool = Pool::create(&[path()], Some(POOL_BYTES), &PoolOptions::default()).expect("a pool is made");
+    let pool = Pool::create(&[pool_path().to_owned()], Some(POOL_BYTES), &PoolOptions::default()).expect("a pool is made");
     drop(Fs::mkfs(pool, &MkfsOptions::default()).expect("a file system is made"));
-    std::fs::read(path()).expect("it is there")
+    std::fs::read(pool_path()).expect("it is there")
 });
 
 fuzz_target!(|input: Input| {
@@ -77,10 +65,10 @@ fuzz_target!(|input: Input| {
         Length::Bytes(n) => image.resize(n as usize % (2 * POOL_BYTES as usize), 0),
         Length::Blocks(n) => image.truncate(n as usize * BLOCK),
     }
-    std::fs::write(path(), &image).expect("memory");
+    std::fs::write(pool_path(), &image).expect("there is room");
     let assume = input.domain.map(|durable| if durable { Domain::Memory } else { Domain::PageCache });
     let options = PoolOptions { read_only: input.read_only, assume, ..PoolOptions::default() };
-    let Ok(pool) = Pool::open(&path(), &options) else { return };
+    let Ok(pool) = Pool::open(pool_path(), &options) else { return };
     let _ = Fs::probe(&pool);
     let options = OpenOptions { read_only: input.read_only, no_ticker: true, ..OpenOptions::default() };
     let Ok(fs) = Fs::open(pool, &options) else { return };
@@ -88,6 +76,6 @@ fuzz_target!(|input: Input| {
     visit::add(&fs);
     visit::close(fs);
     if input.read_only {
-        assert!(std::fs::read(path()).expect("it is there") == image, "a pool opened for reading changed");
+        assert!(std::fs::read(pool_path()).expect("it is there") == image, "a pool opened for reading changed");
     }
 });

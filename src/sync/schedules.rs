@@ -12,17 +12,26 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize as Unseen;
 use std::sync::atomic::Ordering::SeqCst;
 
-use shuttle::thread;
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::{Runner, thread};
 
 use super::primitive::yield_now;
 use super::reclaim::{Cell, collect, pin};
 use super::{Lock, PerThread};
 
+/// Of each thread: shuttle's own choice is too small for a panic in a debug build.
+const STACK_BYTES: usize = 1 << 20;
+/// Forced switches in a schedule of the second kind.
+const SWITCHES: usize = 3;
+
 /// Tries random schedules, and such with few switches at the worst places.
 pub fn explore(test: fn()) {
     let count = std::env::var("LODE_SCHEDULES").ok().and_then(|n| n.parse().ok()).unwrap_or(300);
-    shuttle::check_random(test, count);
-    shuttle::check_pct(test, count, 3);
+    let mut config = shuttle::Config::new();
+    config.stack_size = STACK_BYTES;
+    config.silence_warnings = true; // the head of `primitive` says what shuttle cannot see
+    Runner::new(RandomScheduler::new(count), config.clone()).run(test);
+    Runner::new(PctScheduler::new(SWITCHES, count), config).run(test);
 }
 
 fn add(lock: &Lock<(u32, u32)>) {
