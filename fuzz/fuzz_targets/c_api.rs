@@ -58,8 +58,22 @@ unsafe extern "C" {
     fn lode_readlink(fs: Fsp, path: Text, buf: *mut c_char, size: size_t) -> ssize_t;
     fn lode_mknod(fs: Fsp, path: Text, mode: mode_t, dev: u64) -> c_int;
     fn lode_lgetxattr(fs: Fsp, path: Text, name: Text, value: *mut c_void, size: size_t) -> ssize_t;
-    fn lode_lsetxattr(fs: Fsp, path: Text, name: Text, value: *const c_void, size: size_t, flags: c_int) -> c_int;
-    fn lode_fsetxattr(fs: Fsp, fd: c_int, name: Text, value: *const c_void, size: size_t, flags: c_int) -> c_int;
+    fn lode_lsetxattr(
+        fs: Fsp,
+        path: Text,
+        name: Text,
+        value: *const c_void,
+        size: size_t,
+        flags: c_int,
+    ) -> c_int;
+    fn lode_fsetxattr(
+        fs: Fsp,
+        fd: c_int,
+        name: Text,
+        value: *const c_void,
+        size: size_t,
+        flags: c_int,
+    ) -> c_int;
     fn lode_llistxattr(fs: Fsp, path: Text, list: *mut c_char, size: size_t) -> ssize_t;
     fn lode_lremovexattr(fs: Fsp, path: Text, name: Text) -> c_int;
     fn lode_opendir(fs: Fsp, path: Text) -> *mut Dir;
@@ -74,16 +88,31 @@ const POOL_BYTES: u64 = 1 << 20;
 const BUFFER_BYTES: usize = 1 << 18;
 /// Few, so that calls meet on the same inodes.
 const PATHS: &[&str] = &[
-    "/", "/a", "/b", "/c", "/a/b", "/a/b/c", "/a/d", "/a/../b", "a", ".", "..", "", "//a//b", "/a/", "/a/b/.", "/a/b/..",
-    "/l/b", "/l", "/m",
+    "/", "/a", "/b", "/c", "/a/b", "/a/b/c", "/a/d", "/a/../b", "a", ".", "..", "", "//a//b", "/a/",
+    "/a/b/.", "/a/b/..", "/l/b", "/l", "/m",
 ];
 const NAMES: &[&str] = &[
-    "user.a", "user.b", "trusted.a", "security.x", "system.posix_acl_access", "system.posix_acl_default", "user.", "",
+    "user.a",
+    "user.b",
+    "trusted.a",
+    "security.x",
+    "system.posix_acl_access",
+    "system.posix_acl_default",
+    "user.",
+    "",
     "nothing.a",
 ];
 const OPTIONS: &[&str] = &[
-    "", "assume=memory", "assume=page-cache", "user=root", "ro", "umask=777", "user=root,assume=cpu-cache", "umask=9",
-    "what", "ro,assume=volatile",
+    "",
+    "assume=memory",
+    "assume=page-cache",
+    "user=root",
+    "ro",
+    "umask=777",
+    "user=root,assume=cpu-cache",
+    "umask=9",
+    "what",
+    "ro,assume=volatile",
 ];
 
 #[derive(Debug, Arbitrary)]
@@ -390,7 +419,8 @@ impl Caller {
                 }
                 Call::Futimens(fd, both) => {
                     let both = times(both);
-                    lode_futimens(fs, self.fd(fd), both.as_ref().map_or(ptr::null(), |both| both.as_ptr())).into()
+                    lode_futimens(fs, self.fd(fd), both.as_ref().map_or(ptr::null(), |both| both.as_ptr()))
+                        .into()
                 }
                 Call::Statvfs(path) => lode_statvfs(fs, text(&path.text()), &mut std::mem::zeroed()).into(),
                 Call::Umask(mask) => lode_umask(fs, *mask).into(),
@@ -405,7 +435,9 @@ impl Caller {
                 }
                 Call::Link(from, to) => lode_link(fs, text(&from.text()), text(&to.text())).into(),
                 Call::Flink(fd, to) => lode_flink(fs, self.fd(fd), text(&to.text())).into(),
-                Call::Symlink(target, path) => lode_symlink(fs, text(&target.text()), text(&path.text())).into(),
+                Call::Symlink(target, path) => {
+                    lode_symlink(fs, text(&target.text()), text(&path.text())).into()
+                }
                 Call::Readlink(path, count) => {
                     let (buffer, count) = self.buffer(count);
                     lode_readlink(fs, text(&path.text()), buffer.cast(), count) as i64

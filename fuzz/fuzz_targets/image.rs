@@ -1,5 +1,5 @@
 //! A damaged or forged image is mounted, read, used, closed and mounted again: nothing may panic, hang or take
-//! memory without bound, and where recovery found it sound, new files may not change old ones.
+//! memory without bound, and where recovery has looked at it, new files may not change old ones.
 #![no_main]
 
 use libfuzzer_sys::{arbitrary, arbitrary::Arbitrary, fuzz_target};
@@ -20,20 +20,21 @@ struct Input {
 fuzz_target!(|input: Input| {
     let mut image = input.base.image().to_vec();
     edit::apply(&mut image, &input.edits);
-    let options =
-        OpenOptions { no_ticker: true, power_lost: input.power_lost, read_only: input.read_only };
+    let options = OpenOptions { no_ticker: true, power_lost: input.power_lost, read_only: input.read_only };
     let media = SimMedia::new(image, input.base.domain());
     let _ = Fs::probe(&media);
     let Ok(fs) = Fs::open(media, &options) else { return };
     let before = visit::look(&fs);
+    // A checkpoint is believed, and the logs are not held against it: where they disagree, as they never do unless
+    // somebody changed one of them, blocks may have two owners. Such a pool is only read.
+    if fs.open_report().was_clean && !input.edits.is_empty() {
+        return drop(fs.abandon());
+    }
     let added = visit::add(&fs);
     let after = visit::look(&fs);
-    // A checkpoint is believed: who forges one with a right checksum has blocks used twice.
-    if !fs.open_report().was_clean {
-        for (ino, crc) in &before {
-            let same = after.get(ino).is_none_or(|now| now == crc);
-            assert!(same || added.iter().any(|a| a.0 == *ino), "a new file changed inode {ino}");
-        }
+    for (ino, crc) in &before {
+        let same = after.get(ino).is_none_or(|now| now == crc);
+        assert!(same || added.iter().any(|a| a.0 == *ino), "a new file changed inode {ino}");
     }
     visit::change(&fs);
     let Some(media) = visit::close(fs) else { return };

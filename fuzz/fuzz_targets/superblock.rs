@@ -39,7 +39,8 @@ enum Head {
 }
 
 static IMAGE: LazyLock<Vec<u8>> = LazyLock::new(|| {
-    let pool = Pool::create(&[pool_path().to_owned()], Some(POOL_BYTES), &PoolOptions::default()).expect("a pool is made");
+    let pool = Pool::create(&[pool_path().to_owned()], Some(POOL_BYTES), &PoolOptions::default())
+        .expect("a pool is made");
     drop(Fs::mkfs(pool, &MkfsOptions::default()).expect("a file system is made"));
     std::fs::read(pool_path()).expect("it is there")
 });
@@ -73,9 +74,15 @@ fuzz_target!(|input: Input| {
     let options = OpenOptions { read_only: input.read_only, no_ticker: true, ..OpenOptions::default() };
     let Ok(fs) = Fs::open(pool, &options) else { return };
     visit::look(&fs);
-    visit::add(&fs);
+    // A forged state line may name a checkpoint of old, see the target `image`.
+    if !fs.open_report().was_clean {
+        visit::add(&fs);
+    }
     visit::close(fs);
     if input.read_only {
-        assert!(std::fs::read(pool_path()).expect("it is there") == image, "a pool opened for reading changed");
+        assert!(
+            std::fs::read(pool_path()).expect("it is there") == image,
+            "a pool opened for reading changed"
+        );
     }
 });

@@ -57,7 +57,10 @@ pub enum Word {
     Any(u32),
     Power(u8),
     /// Half of the generation of an inode.
-    Generation { ino: u8, high: bool },
+    Generation {
+        ino: u8,
+        high: bool,
+    },
 }
 
 /// What a field becomes.
@@ -295,7 +298,9 @@ fn walk(image: &[u8], ino: u8) -> Option<(Vec<Place>, Place)> {
     while records.len() < RECORDS_MAX {
         let found = Head::decode(image.get(place.at..place.at + LINE.min(place.room as usize * LINE))?)
             .filter(|head| head.seq == place.seq && head.lines <= place.room)
-            .filter(|head| crc32c(&image[place.at + 4..][..head.lines as usize * LINE - 4], place.seed) == head.crc);
+            .filter(|head| {
+                crc32c(&image[place.at + 4..][..head.lines as usize * LINE - 4], place.seed) == head.crc
+            });
         let Some(head) = found else { break };
         let bytes = &image[place.at..];
         place.lines = head.lines;

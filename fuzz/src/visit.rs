@@ -73,7 +73,9 @@ pub fn add<M: Media>(fs: &Fs<M>) -> Vec<Ino> {
     let mut added = Vec::new();
     for (i, bytes) in [100, 5000, 70_000].into_iter().enumerate() {
         let name = format!("added {i}");
-        let Ok((attr, _)) = fs.create(&cred, Ino::ROOT, name.as_bytes(), 0o644, 0, libc::O_EXCL) else { continue };
+        let Ok((attr, _)) = fs.create(&cred, Ino::ROOT, name.as_bytes(), 0o644, 0, libc::O_EXCL) else {
+            continue;
+        };
         let content = vec![0xa0 | i as u8; bytes];
         let written = fs.write(&cred, attr.ino, 0, &content, false).unwrap_or(0) as usize;
         let mut back = vec![0; written];
@@ -106,7 +108,9 @@ pub fn change<M: Media>(fs: &Fs<M>) {
         let Ok(attr) = fs.lookup(&cred, *dir, name) else { continue };
         let ino = attr.ino;
         let _ = match i % 4 {
-            0 => fs.setattr(&cred, ino, &SetAttr { size: Some(attr.size / 2), ..SetAttr::default() }).map(drop),
+            0 => {
+                fs.setattr(&cred, ino, &SetAttr { size: Some(attr.size / 2), ..SetAttr::default() }).map(drop)
+            }
             1 => fs.write(&cred, ino, attr.size.min(1 << 20), &[0xcc; 6000], true).map(drop),
             2 => fs.write(&cred, ino, 10, b"a few bytes", false).map(drop),
             _ => fs.setattr(&cred, ino, &SetAttr { mode: Some(0o600), ..SetAttr::default() }).map(drop),

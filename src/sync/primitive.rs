@@ -4,10 +4,10 @@
 //! who goes on after each of them; otherwise the standard library's and parking_lot's, at no cost. Shuttle's memory
 //! is sequentially consistent: it looks for wrong interleavings, not for orderings that are too weak (Miri does).
 
-#[cfg(not(shuttle))]
-pub use usual::*;
 #[cfg(shuttle)]
 pub use scheduled::*;
+#[cfg(not(shuttle))]
+pub use usual::*;
 
 #[cfg(not(shuttle))]
 mod usual {
@@ -37,12 +37,12 @@ mod usual {
         };
     }
     /// As `shared_static`, made at its first use.
-    macro_rules! lazy_static {
+    macro_rules! static_made_late {
         ($(#[$attribute:meta])* static $name:ident: $type:ty = $init:expr;) => {
             $(#[$attribute])* static $name: std::sync::LazyLock<$type> = std::sync::LazyLock::new(|| $init);
         };
     }
-    pub(crate) use {lazy_static, shared_static};
+    pub(crate) use {shared_static, static_made_late};
 }
 
 #[cfg(shuttle)]
@@ -166,5 +166,5 @@ mod scheduled {
             shuttle::lazy_static! { $(#[$attribute])* static ref $name: $type = $init; }
         };
     }
-    pub(crate) use {shared_static, shared_static as lazy_static};
+    pub(crate) use {shared_static, shared_static as static_made_late};
 }

@@ -19,14 +19,20 @@ use std::sync::Arc;
 use crossbeam_utils::CachePadded;
 
 use super::primitive::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
-use super::primitive::{RwLock, RwLockReadGuard, lazy_static, shared_static};
+use super::primitive::{RwLock, RwLockReadGuard, shared_static, static_made_late};
 use super::thread::NotSend;
 use super::{PerThread, barrier, thread};
 
 /// More than the pins that a thread has at a time.
 const EPOCH_UNIT: u64 = 1 << 16;
 /// What a thread takes out before it tries to free.
-const WAITING_MAX: usize = if cfg!(shuttle) { 2 } else if cfg!(miri) { 8 } else { 512 };
+const WAITING_MAX: usize = if cfg!(shuttle) {
+    2
+} else if cfg!(miri) {
+    8
+} else {
+    512
+};
 
 shared_static! {
     static EPOCH: AtomicU64 = AtomicU64::new(1);
@@ -40,7 +46,7 @@ shared_static! {
     /// For threads without a slot.
     static SLOTLESS: RwLock<()> = RwLock::new(());
 }
-lazy_static! {
+static_made_late! {
     static WAITING: PerThread<Vec<Waiting>> = PerThread::new();
 }
 
