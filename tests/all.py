@@ -225,7 +225,47 @@ def demo():
     return step("demo", "make", "demo") if OPTIONS.nightly else None
 
 
-SUITES = [lint, build, cargo, crash, c_api, fio_engine, install, kills, mount, guest, demo]
+def fuzz():
+    """Every fuzzer for a minute, from the committed corpus; nightly for longer, and under address sanitizer."""
+    if not OPTIONS.nightly:
+        return fuzz_once("--seconds", "60", minutes=20)
+    return together(
+        fuzz_once("--seconds", "1800", minutes=90),
+        fuzz_once("--seconds", "600", "--sanitizer", "address", minutes=60),
+    )
+
+
+def fuzz_once(*options, minutes):
+    status, output = run("fuzz", sys.executable, "tests/fuzz.py", *options, minutes=minutes)
+    summary = re.search(r"^fuzz: (\d+) passed, (\d+) failed, (\d+) skipped$", output, re.MULTILINE)
+    if not summary:
+        return Result(failed=1, lines=[f"FAIL fuzz: status {status}", *output.splitlines()[-15:]])
+    shown = re.findall(r"^((?:FAIL|SKIP) .*(?:\n {2,}.*)*)", output, re.MULTILINE)
+    return Result(*map(int, summary.groups()), lines=shown)
+
+
+def schedules():
+    """Locks, epochs and allocator under schedules that shuttle chooses (nightly)."""
+    if not OPTIONS.nightly:
+        return None
+    return step(
+        "schedules", CARGO, "test", "--lib", "--target-dir", os.path.join(TARGET, "shuttle"), "schedules", minutes=60,
+        env={"RUSTFLAGS": "--cfg shuttle", "LODE_SCHEDULES": "20000"},
+    )
+
+
+def races():
+    """Thread sanitizer on what is concurrent (nightly)."""
+    if not OPTIONS.nightly:
+        return None
+    if subprocess.run(["rustc", "+nightly", "-V"], capture_output=True, check=False).returncode:
+        return Result(skipped=1, lines=["SKIP races: thread sanitizer takes nightly Rust with rust-src (rustup)"])
+    return step("races", "tests/sanitize.sh", minutes=120)
+
+
+SUITES = [
+    lint, build, cargo, crash, c_api, fio_engine, install, kills, mount, guest, fuzz, schedules, races, demo,
+]
 
 
 def main():

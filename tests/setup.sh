@@ -8,7 +8,7 @@ set -eu
 
 # package:probe, the probe a command or a file that shows that the package is there.
 demo="fuse3:fusermount3 python3:python3 e2fsprogs:mkfs.ext4 util-linux:mount"
-test="$demo gcc:cc libc6-dev:/usr/include/stdio.h make:make git:git tar:tar rsync:rsync diffutils:diff
+test="$demo gcc:cc g++:c++ libc6-dev:/usr/include/stdio.h make:make git:git tar:tar rsync:rsync diffutils:diff
 acl:setfacl libacl1-dev:/usr/include/sys/acl.h attr:setfattr pkg-config:pkg-config fio:fio xz-utils:xz
 bindfs:bindfs"
 # What boots a machine with emulated NVDIMMs. Its kernel is downloaded by tests/guest, not installed.

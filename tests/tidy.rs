@@ -43,6 +43,7 @@ const UNSAFE_ALLOWED: &[(&str, &str)] = &[
     ("crates/study/", "comparison peers behind C interfaces"),
     ("crates/lode/tests/", "system calls that the standard library lacks"),
     ("examples/copy", "the plain copies that ours are measured against"),
+    ("fuzz/", "the C interface, called as C does"),
     ("tests/", "system calls that the standard library lacks"),
 ];
 

@@ -34,14 +34,14 @@
 //!    minis are used and distinct.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 
 use crossbeam_utils::CachePadded;
-use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::limits::POOL_BLOCKS_MAX;
+use crate::sync::primitive::atomic::Ordering::{Relaxed, SeqCst};
+use crate::sync::primitive::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
+use crate::sync::primitive::{Mutex, yield_now};
 use crate::sync::{Lock, thread};
 
 /// Blocks in a group: 2 MiB, and one cache line of bitmap.
@@ -449,14 +449,10 @@ impl Allocator {
     pub fn new(total_blocks: u32) -> Allocator {
         assert!(total_blocks > 0 && total_blocks as u64 <= POOL_BLOCKS_MAX);
         let count = (total_blocks as usize).div_ceil(GROUP_BLOCKS as usize);
-        // Memory that the kernel zeroes when it is first used: a type with an alignment of its own would be
-        // zeroed here, which takes 16 ms for 1 TiB instead of none.
-        let zeroed = Box::<[AtomicU64]>::new_zeroed_slice((count + 1) * GROUP_WORDS);
-        // SAFETY: all zeros is a value of atomic integers.
-        let words = unsafe { zeroed.assume_init() };
+        let (words, skip) = zeroed_groups(count);
         let mut allocator = Allocator {
             total: total_blocks,
-            skip: words.as_ptr().align_offset(GROUP_WORDS * size_of::<u64>()),
+            skip,
             words,
             full: Flags::new(count),
             touched: Flags::new(count),
@@ -801,7 +797,7 @@ impl Allocator {
                     return None;
                 }
                 waits += 1;
-                std::thread::yield_now();
+                yield_now();
                 continue;
             };
             let got = self.claim(group * GROUP_BLOCKS + bit, len);
@@ -1132,6 +1128,24 @@ impl Allocator {
         }
         longest
     }
+}
+
+/// Words for `count` groups, and how many stand before the first, so that each group is one cache line.
+#[cfg(not(shuttle))]
+fn zeroed_groups(count: usize) -> (Box<[AtomicU64]>, usize) {
+    // Memory that the kernel zeroes when it is first used: a type with an alignment of its own would be
+    // zeroed here, which takes 16 ms for 1 TiB instead of none.
+    let zeroed = Box::<[AtomicU64]>::new_zeroed_slice((count + 1) * GROUP_WORDS);
+    // SAFETY: all zeros is a value of atomic integers.
+    let words = unsafe { zeroed.assume_init() };
+    let skip = words.as_ptr().align_offset(GROUP_WORDS * size_of::<u64>());
+    (words, skip)
+}
+
+/// Shuttle's atomics are no plain integers.
+#[cfg(shuttle)]
+fn zeroed_groups(count: usize) -> (Box<[AtomicU64]>, usize) {
+    ((0..count * GROUP_WORDS).map(|_| AtomicU64::new(0)).collect(), 0)
 }
 
 /// Takes the free bits that begin with `bit`, at most `len`; answers how many.

@@ -6,11 +6,11 @@
 //! instruction, because each thread counts for itself and `advance` has the barrier that both need.
 
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_utils::{Backoff, CachePadded};
-use parking_lot::Mutex;
 
+use crate::sync::primitive::atomic::{AtomicU64, Ordering};
+use crate::sync::primitive::{Mutex, wait};
 use crate::sync::{barrier, thread};
 
 pub struct Epochs {
@@ -103,7 +103,7 @@ impl Epochs {
         for counts in self.inside[..used].iter().chain(self.inside.last()) {
             let backoff = Backoff::new();
             while counts[(ended & 1) as usize].load(Ordering::SeqCst) != 0 {
-                backoff.snooze();
+                wait(&backoff);
             }
         }
         ended

@@ -47,6 +47,8 @@ mod names;
 mod quarantine;
 mod read;
 mod recover;
+#[cfg(all(test, shuttle))]
+mod schedules;
 mod space;
 mod statline;
 mod table;

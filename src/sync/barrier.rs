@@ -7,7 +7,8 @@
 //! `PRIVATE_EXPEDITED`; threads that do not run passed one when they were scheduled away.)
 
 use std::sync::OnceLock;
-use std::sync::atomic::{Ordering, compiler_fence, fence};
+
+use super::primitive::atomic::{Ordering, compiler_fence, fence};
 
 /// Whether [`heavy`] works here; otherwise both sides must use full barriers.
 #[inline]
@@ -19,7 +20,7 @@ pub fn is_available() -> bool {
 /// The frequent side: between its store and its load.
 #[inline(always)]
 pub fn light() {
-    if cfg!(miri) { fence(Ordering::SeqCst) } else { compiler_fence(Ordering::SeqCst) }
+    if cfg!(any(miri, shuttle)) { fence(Ordering::SeqCst) } else { compiler_fence(Ordering::SeqCst) }
 }
 
 /// The rare side: between its store and its load. Some microseconds.
@@ -30,7 +31,7 @@ pub fn heavy() {
     assert!(expedite() || register() && expedite(), "the kernel took back its memory barrier");
 }
 
-#[cfg(not(miri))]
+#[cfg(not(any(miri, shuttle)))]
 mod kernel {
     const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
     const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
@@ -50,8 +51,9 @@ mod kernel {
 }
 
 /// Miri has no such call. There both sides use full barriers, which is a pair of barriers as well: so it
-/// follows what leans, and its model of weak memory tells where an ordering is too weak.
-#[cfg(miri)]
+/// follows what leans, and its model of weak memory tells where an ordering is too weak. Under shuttle memory is
+/// sequentially consistent: every access is a barrier, and these are nothing.
+#[cfg(any(miri, shuttle))]
 mod kernel {
     pub fn register() -> bool {
         true

@@ -25,18 +25,17 @@
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicUsize, Ordering};
-use std::time::Duration;
 
 use crossbeam_utils::{Backoff, CachePadded};
-use parking_lot::RawRwLock;
 use parking_lot::lock_api::{RawRwLock as _, RawRwLockDowngrade as _};
 
+use super::primitive::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicUsize, Ordering};
+use super::primitive::{RawRwLock, shared_static, wait};
 use super::thread::NotSend;
 use super::{barrier, thread};
 
 /// Times in a row that a thread takes an upright lock before it leans towards it, at first.
-const PATIENCE_FIRST: u16 = 32;
+const PATIENCE_FIRST: u16 = if cfg!(shuttle) { 2 } else { 32 };
 /// Doublings of that.
 const PATIENCE_STEPS_MAX: u8 = 10;
 /// More is not counted.
@@ -46,9 +45,11 @@ const UPRIGHT: u32 = thread::NONE - 1;
 /// Locks that a thread may be in by leaning at one time; the others it takes upright.
 const NOTES_MAX: usize = 7;
 
-/// The notes of each slot: addresses of locks, or 0.
-static NOTES: [CachePadded<[AtomicUsize; NOTES_MAX]>; thread::SLOTS_MAX] =
-    [const { CachePadded::new([const { AtomicUsize::new(0) }; NOTES_MAX]) }; thread::SLOTS_MAX];
+shared_static! {
+    /// The notes of each slot: addresses of locks, or 0.
+    static NOTES: [CachePadded<[AtomicUsize; NOTES_MAX]>; thread::SLOTS_MAX] =
+        [const { CachePadded::new([const { AtomicUsize::new(0) }; NOTES_MAX]) }; thread::SLOTS_MAX];
+}
 
 /// See the file's head. In memory order: beside what is read first of the value.
 #[repr(C)]
@@ -239,12 +240,7 @@ impl<T> Lock<T> {
         let backoff = Backoff::new();
         // Acquire: what the other thread did under the lock is seen here.
         while NOTES[slot as usize].iter().any(|note| note.load(Ordering::Acquire) == self.address()) {
-            if backoff.is_completed() {
-                // It copies much, or does not run.
-                std::thread::sleep(Duration::from_micros(50));
-            } else {
-                backoff.snooze();
-            }
+            wait(&backoff);
         }
         let patience = self.patience.load(Ordering::Relaxed);
         self.patience.store((patience + 1).min(PATIENCE_STEPS_MAX), Ordering::Relaxed);
@@ -305,6 +301,7 @@ impl<T> Drop for WriteGuard<'_, T> {
 mod tests {
     use super::*;
     use std::sync::Barrier;
+    use std::time::Duration;
 
     impl<T> Lock<T> {
         fn new_leaning(value: T) -> Lock<T> {

@@ -8,6 +8,7 @@
 //!
 //! | file | owns |
 //! |---|---|
+//! | `primitive` | what the others stand on: the standard library's, or a model checker's |
 //! | `barrier` | the pair of barriers: one free, one dear |
 //! | `thread` | small numbers that threads have to themselves |
 //! | `lock` | a readers-writer lock that leans towards one thread |
@@ -20,7 +21,10 @@
 pub mod barrier;
 pub mod lock;
 pub mod per_thread;
+pub mod primitive;
 pub mod reclaim;
+#[cfg(all(test, shuttle))]
+pub mod schedules;
 pub mod thread;
 
 pub use lock::{Lock, ReadGuard, WriteGuard};

@@ -14,27 +14,41 @@
 //! elsewhere any more.
 
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
-use parking_lot::{RwLock, RwLockReadGuard};
 
+use super::primitive::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
+use super::primitive::{RwLock, RwLockReadGuard, shared_static, static_made_late};
 use super::thread::NotSend;
 use super::{PerThread, barrier, thread};
 
 /// More than the pins that a thread has at a time.
 const EPOCH_UNIT: u64 = 1 << 16;
 /// What a thread takes out before it tries to free.
-const WAITING_MAX: usize = if cfg!(miri) { 8 } else { 512 };
+const WAITING_MAX: usize = if cfg!(shuttle) {
+    2
+} else if cfg!(miri) {
+    8
+} else {
+    512
+};
 
-static EPOCH: AtomicU64 = AtomicU64::new(1);
-/// By slot: the epoch of the outermost pin times [`EPOCH_UNIT`], and how many pins there are; 0 without any.
-static PINNED: [CachePadded<AtomicU64>; thread::SLOTS_MAX] =
-    [const { CachePadded::new(AtomicU64::new(0)) }; thread::SLOTS_MAX];
-/// For threads without a slot.
-static SLOTLESS: RwLock<()> = RwLock::new(());
-static WAITING: LazyLock<PerThread<Vec<Waiting>>> = LazyLock::new(PerThread::new);
+shared_static! {
+    static EPOCH: AtomicU64 = AtomicU64::new(1);
+}
+shared_static! {
+    /// By slot: the epoch of the outermost pin times [`EPOCH_UNIT`], and how many pins there are; 0 without any.
+    static PINNED: [CachePadded<AtomicU64>; thread::SLOTS_MAX] =
+        [const { CachePadded::new(AtomicU64::new(0)) }; thread::SLOTS_MAX];
+}
+shared_static! {
+    /// For threads without a slot.
+    static SLOTLESS: RwLock<()> = RwLock::new(());
+}
+static_made_late! {
+    static WAITING: PerThread<Vec<Waiting>> = PerThread::new();
+}
 
 /// Taken out of a cell.
 struct Waiting {
@@ -203,6 +217,15 @@ fn take_free(waiting: &mut Vec<Waiting>) -> Vec<Waiting> {
     waiting.extract_if(.., |w| oldest.is_none_or(|oldest| w.tag < oldest)).collect()
 }
 
+/// Frees all that waits and nobody can be reading.
+#[cfg(test)]
+pub fn collect() {
+    for part in WAITING.all() {
+        let free = take_free(&mut part.write());
+        drop(free);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -253,10 +276,7 @@ mod tests {
                 done.store(true, Ordering::Relaxed);
             });
         });
-        for part in WAITING.all() {
-            let free = take_free(&mut part.write());
-            drop(free);
-        }
+        collect();
         // Other tests of the process may be pinned meanwhile, or hold back nothing: then all are gone.
         let gone = drops.load(Ordering::SeqCst);
         assert!(gone <= made.load(Ordering::SeqCst) && (gone > 0 || cfg!(miri)), "{gone}");

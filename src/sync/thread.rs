@@ -6,19 +6,25 @@
 
 use std::cell::Cell;
 use std::marker::PhantomData;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicU64, AtomicUsize};
+
+use super::primitive::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use super::primitive::atomic::{AtomicU64, AtomicUsize};
+use super::primitive::{shared_static, thread_local};
 
 /// Threads with a slot, at most.
-pub const SLOTS_MAX: usize = 256;
+pub const SLOTS_MAX: usize = if cfg!(shuttle) { 64 } else { 256 };
 /// The slot of threads that have none.
 pub const NONE: u32 = u32::MAX;
 
 /// In a type that must stay with the thread that made it.
 pub type NotSend = PhantomData<*const ()>;
 
-static TAKEN: [AtomicU64; SLOTS_MAX / 64] = [const { AtomicU64::new(0) }; SLOTS_MAX / 64];
-static USED: AtomicUsize = AtomicUsize::new(0);
+shared_static! {
+    static TAKEN: [AtomicU64; SLOTS_MAX / 64] = [const { AtomicU64::new(0) }; SLOTS_MAX / 64];
+}
+shared_static! {
+    static USED: AtomicUsize = AtomicUsize::new(0);
+}
 
 /// What `SLOT` holds before the thread asked.
 const UNASKED: u32 = u32::MAX - 1;
@@ -32,7 +38,7 @@ thread_local! {
 /// The calling thread's slot, or [`NONE`].
 #[inline]
 pub fn slot() -> u32 {
-    match SLOT.get() {
+    match SLOT.with(Cell::get) {
         UNASKED => ask(),
         known => known,
     }
@@ -46,7 +52,7 @@ pub fn slots_used() -> usize {
 #[cold]
 fn ask() -> u32 {
     let slot = OWNED.try_with(|owned| owned.0).unwrap_or(NONE);
-    SLOT.set(slot);
+    SLOT.with(|known| known.set(slot));
     slot
 }
 
@@ -76,7 +82,8 @@ impl Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        SLOT.set(NONE);
+        // Under shuttle it may be gone already.
+        let _ = SLOT.try_with(|known| known.set(NONE));
         if self.0 != NONE {
             let (index, bit) = (self.0 as usize / 64, self.0 % 64);
             TAKEN[index].fetch_and(!(1 << bit), Release);

@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+"""Builds and runs the fuzzers of fuzz/: each target for a while, beginning with the committed corpus.
+
+    tests/fuzz.py                          all targets, a minute each, two at a time
+    tests/fuzz.py image --seconds 600      one, for longer
+    tests/fuzz.py image CRASH-FILE ...     replays inputs: how a crash is looked at
+    tests/fuzz.py image --merge            adds what the runs found to fuzz/corpus, as few files as cover it
+
+No tool is needed beside cargo and a C++ compiler: the flags are those of cargo-fuzz, which can be used as well
+(`cargo fuzz run image`, on nightly Rust). Without a sanitizer the stable Rust does; `--sanitizer address` takes
+nightly. What a run finds stays in target/fuzz/found, crashes in target/fuzz/crashes; nothing is written to
+fuzz/ but by --merge.
+
+A run that finds a crash, a hang of 20 s or 2 GiB of memory fails, and says how to replay it.
+"""
+
+import argparse
+import concurrent.futures
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+FUZZ = os.path.join(ROOT, "fuzz")
+OUT = os.path.join(os.environ.get("CARGO_TARGET_DIR") or os.path.join(ROOT, "target"), "fuzz")
+CARGO = os.environ.get("CARGO", "cargo")
+TARGETS = ["image", "record", "superblock", "c_api"]
+# Coverage for libFuzzer, as cargo-fuzz asks for it.
+COVERAGE = [
+    "-Cpasses=sancov-module", "-Cllvm-args=-sanitizer-coverage-level=4",
+    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters", "-Cllvm-args=-sanitizer-coverage-pc-table",
+    "-Cllvm-args=-sanitizer-coverage-trace-compares", "--cfg", "fuzzing",
+]
+INPUT_BYTES_MAX = 4096
+HANG_S = 20
+MEMORY_MIB = 2048
+SAY = threading.Lock()
+
+
+def host():
+    said = subprocess.run(["rustc", "-vV"], capture_output=True, text=True, check=True).stdout
+    return re.search(r"^host: (.*)$", said, re.MULTILINE)[1]
+
+
+def build(sanitizer):
+    """Where the binaries are; or why they cannot be built here."""
+    if not (shutil.which("c++") or shutil.which("g++")):
+        return None, "no C++ compiler (make setup installs it)"
+    toolchain, flags = [], list(COVERAGE)
+    if sanitizer != "none":
+        toolchain, flags = ["+nightly"], [*COVERAGE, f"-Zsanitizer={sanitizer}"]
+        if subprocess.run(["rustc", "+nightly", "-V"], capture_output=True, check=False).returncode:
+            return None, f"the {sanitizer} sanitizer takes nightly Rust (rustup toolchain install nightly)"
+    target_dir = os.path.join(OUT, sanitizer)
+    # Of the toolchain of the caller's cargo nothing may be left for another one.
+    env = {k: v for k, v in os.environ.items() if not toolchain or k != "RUSTUP_TOOLCHAIN"}
+    env["RUSTFLAGS"] = " ".join(flags)
+    # With a target named, build scripts and macros are built without the flags.
+    command = [
+        CARGO, *toolchain, "build", "-q", "--release", "--manifest-path", os.path.join(FUZZ, "Cargo.toml"),
+        "--target", host(), "--target-dir", target_dir,
+    ]
+    subprocess.run(command, env=env, check=True)
+    return os.path.join(target_dir, host(), "release"), None
+
+
+def in_memory(command, **streams):
+    """Runs a target with a folder for its pools that is no disk where there is such; its status."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as pools:
+        env = os.environ | {"TMPDIR": pools, "RUST_BACKTRACE": "1"}
+        return subprocess.run(command, check=False, env=env, **streams).returncode
+
+
+def options():
+    return [f"-timeout={HANG_S}", f"-rss_limit_mb={MEMORY_MIB}", f"-max_len={INPUT_BYTES_MAX}"]
+
+
+def folder(*parts):
+    path = os.path.join(OUT, *parts)
+    os.makedirs(path, exist_ok=True)
+    return path
+
+
+def fuzz(binaries, target, seconds):
+    """Runs one target; whether it found nothing."""
+    crashes, log_path = folder("crashes", target), os.path.join(folder("logs"), f"{target}.log")
+    command = [
+        os.path.join(binaries, target), folder("found", target), os.path.join(FUZZ, "corpus", target),
+        f"-max_total_time={seconds}", f"-artifact_prefix={crashes}/", "-print_final_stats=1", *options(),
+    ]
+    with open(log_path, "wb") as log:
+        status = in_memory(command, stdout=log, stderr=subprocess.STDOUT)
+    with open(log_path, encoding="utf-8", errors="replace") as log:
+        said = log.read()
+    runs = re.search(r"stat::number_of_executed_units: (\d+)", said)
+    covered = re.findall(r"cov: (\d+)", said)
+    with SAY:
+        if status == 0:
+            print(f"{target}: {runs[1]} inputs in {seconds} s, {covered[-1]} edges covered", flush=True)
+            return True
+        found = re.search(r"Test unit written to (\S+)", said)
+        replay = f"tests/fuzz.py {target} {found[1]}" if found else f"see {log_path}"
+        print(f"FAIL {target}: replay with: {replay}")
+        for line in re.findall(r"panicked at .*\n.*|^.*ERROR: .*$|^SUMMARY: .*$", said, re.MULTILINE)[:4]:
+            print("  " + line.replace("\n", "\n  "))
+        sys.stdout.flush()
+        return False
+
+
+def replay(binaries, target, inputs):
+    command = [os.path.join(binaries, target), *inputs, *options()]
+    return in_memory(command)
+
+
+def merge(binaries, target):
+    """Makes the committed corpus the fewest files that cover what it and the runs covered."""
+    corpus, fresh = os.path.join(FUZZ, "corpus", target), os.path.join(OUT, "merged", target)
+    shutil.rmtree(fresh, ignore_errors=True)
+    os.makedirs(fresh)
+    in_memory(
+        [os.path.join(binaries, target), "-merge=1", fresh, corpus, folder("found", target), *options()],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )
+    # What once was a crash stays, whatever it covers.
+    for name in os.listdir(corpus):
+        if not name.startswith("crash-"):
+            os.remove(os.path.join(corpus, name))
+    for name in os.listdir(fresh):
+        shutil.copy(os.path.join(fresh, name), corpus)
+    files = [os.path.join(corpus, name) for name in os.listdir(corpus)]
+    print(f"{target}: {len(files)} files, {sum(map(os.path.getsize, files))} bytes")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", nargs="?", choices=TARGETS)
+    parser.add_argument("inputs", nargs="*", help="files to replay")
+    parser.add_argument("--seconds", type=int, default=60, help="for each target")
+    parser.add_argument("--jobs", type=int, default=2, help="targets at a time")
+    parser.add_argument("--sanitizer", choices=["none", "address"], default="none")
+    parser.add_argument("--merge", action="store_true")
+    given = parser.parse_args()
+    targets = [given.target] if given.target else TARGETS
+    binaries, why_not = build(given.sanitizer)
+    if not binaries:
+        print(f"SKIP fuzz: {why_not}")
+        print(f"fuzz: 0 passed, 0 failed, {len(targets)} skipped")
+        return 0
+    if given.inputs:
+        return replay(binaries, given.target, given.inputs)
+    if given.merge:
+        for target in targets:
+            merge(binaries, target)
+        return 0
+    with concurrent.futures.ThreadPoolExecutor(given.jobs) as pool:
+        passed = list(pool.map(lambda target: fuzz(binaries, target, given.seconds), targets))
+    print(f"fuzz: {sum(passed)} passed, {passed.count(False)} failed, 0 skipped")
+    return 0 if all(passed) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
