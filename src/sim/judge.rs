@@ -239,6 +239,17 @@ pub fn independent(fs: &Fs<SimMedia>) -> Result<(), String> {
     Ok(())
 }
 
+/// What the checker says of it, which shares with recovery the format alone.
+pub fn checked(fs: &Fs<SimMedia>) -> Result<(), String> {
+    let report = fs.check().map_err(|e| format!("it cannot be checked: {e:?}"))?;
+    match report.findings.first() {
+        Some(finding) => {
+            Err(format!("the check finds {}: {finding}", report.findings.len() as u64 + report.more))
+        }
+        None => Ok(()),
+    }
+}
+
 /// Opens it again, uses it, removes everything: nothing may have been lost on the way. `free_when_empty` blocks
 /// are free then, or nearly.
 pub fn use_up(point: &CrashPoint, found: &Tree, free_when_empty: u64) -> Result<(), String> {
@@ -262,6 +273,7 @@ pub fn use_up(point: &CrashPoint, found: &Tree, free_when_empty: u64) -> Result<
     if !closed.open_report().was_clean {
         return Err("a clean close is not seen by the next open".to_owned());
     }
+    checked(&closed)?;
     let left = Tree::read(&closed, [])?;
     if left.named.len() > 1 { Err("what was removed is back after a clean close".to_owned()) } else { Ok(()) }
 }

@@ -534,6 +534,7 @@ fn visit(
         return Ok(hash);
     }
     *distinct += 1;
+    judge::checked(&fs)?;
     let left = effort.twice.then(|| fs.media().as_found());
     judge::use_up(&judge::settled(fs), &found, start.free_when_empty)?;
     let Some(left) = left else { return Ok(hash) };
