@@ -1,5 +1,6 @@
 //! `fsck` held against damage that is made on purpose: each kind is found, mended, and what is mended can be used;
-//! what was not damaged is as it was.
+//! what was not damaged is as it was. And damage that is scattered by chance: `LODE_FSCK_SEED` and
+//! `LODE_FSCK_FLIPS` choose other and more than the default.
 
 use std::sync::Arc;
 

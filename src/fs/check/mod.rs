@@ -206,12 +206,9 @@ impl Report {
         self.findings.is_empty()
     }
 
-    /// Takes in what a later look found.
+    /// Takes in what a later look found, too.
     fn merge(&mut self, later: &Report) {
-        let findings = std::mem::take(&mut self.findings);
-        let more = self.more + later.more;
-        let first = if findings.is_empty() && self.more == 0 { later } else { &self.clone() };
-        *self = Report { findings, more, ..first.clone() };
+        self.more += later.more;
         for finding in &later.findings {
             if !self.findings.contains(finding) {
                 self.add(finding.clone());

@@ -33,7 +33,7 @@ const ROUNDS_MAX: usize = 8;
 const LOST_AND_FOUND: &[u8] = b"lost+found";
 
 /// What a repair did.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Repaired {
     /// What was wrong, in the order in which it was found, and mended where `after` does not say it again.
     pub found: Report,
@@ -45,7 +45,7 @@ pub struct Repaired {
 /// closed.
 pub fn repair<M: Media>(media: Arc<M>, power_lost: bool) -> Result<Repaired> {
     let ask = Ask { power_lost, scrub: true };
-    let mut done = Repaired::default();
+    let mut found = None::<Report>;
     for _ in 0..ROUNDS_MAX {
         let mut report = Report::default();
         let (sb, state) = heads(&*media, &mut report)?;
@@ -66,7 +66,10 @@ pub fn repair<M: Media>(media: Arc<M>, power_lost: bool) -> Result<Repaired> {
         let mut mender = Mender::new(checked);
         let wants = mender.plan()?;
         mender.checked.name_paths();
-        done.found.merge(&mender.checked.report);
+        match &mut found {
+            Some(found) => found.merge(&mender.checked.report),
+            None => found = Some(mender.checked.report.clone()),
+        }
         if !wants {
             break;
         }
@@ -80,8 +83,8 @@ pub fn repair<M: Media>(media: Arc<M>, power_lost: bool) -> Result<Repaired> {
             Err(e) => tracing::warn!("the repaired pool does not open: {e}"),
         }
     }
-    done.after = run(&*media, ask, None)?.finish();
-    Ok(done)
+    let after = run(&*media, ask, None)?.finish();
+    Ok(Repaired { found: found.expect("there was a round"), after })
 }
 
 struct Mender<'m, M: Media> {
