@@ -51,11 +51,16 @@ fn look(args: &cli::Fsck) -> lodestone::Result<Document> {
     let _waiting = Waiting::new(if args.repair { "repairing" } else { "checking" });
     let media = Arc::new(map(Path::new(&args.pool), args.repair)?);
     if args.repair {
-        let done = check::repair(media, false)?;
-        Ok(Document::new(&args.pool, &done.found, Some(&done.after)))
-    } else {
-        Ok(Document::new(&args.pool, &check::examine(media, false)?, None))
+        match check::repair(media.clone(), false) {
+            Ok(done) => return Ok(Document::new(&args.pool, &done.found, Some(&done.after))),
+            // What is wrong is known all the same.
+            Err(e) if matches!(e.errno(), libc::ENOSPC | libc::EIO) => {
+                complain(&format!("not all could be repaired: {}", about(&args.pool, &e)));
+            }
+            Err(e) => return Err(e),
+        }
     }
+    Ok(Document::new(&args.pool, &check::examine(media, false)?, None))
 }
 
 fn map(pool: &Path, writable: bool) -> lodestone::Result<Pool> {
