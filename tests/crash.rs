@@ -415,7 +415,7 @@ fn run(seed: u64, ops: u64, domain: Domain, churns: bool) -> u64 {
         }
         before = after;
     }
-    assert!(!churns || ops < 60 || cleanings > 0, "no log was cleaned");
+    assert!(!churns || ops < 30 || cleanings > 0, "no log was cleaned");
     states
 }
 
@@ -504,7 +504,7 @@ fn run_page_cache(seed: u64, ops: u64, churns: bool) -> u64 {
 
 #[test]
 fn what_was_synced_survives_any_order_of_write_back() {
-    let (seed, ops) = (setting("LODE_CRASH_SEED", 1), setting("LODE_CRASH_OPS", 60));
+    let (seed, ops) = (setting("LODE_CRASH_SEED", 1), setting("LODE_CRASH_OPS", 30));
     let states: u64 = std::thread::scope(|s| {
         let seeds = (seed..seed + 4).chain(FOUND_PAGE_CACHE);
         let runs: Vec<_> = seeds.map(|seed| s.spawn(move || run_page_cache(seed, ops, false))).collect();
@@ -520,7 +520,7 @@ fn setting(name: &str, default: u64) -> u64 {
 
 #[test]
 fn every_interrupted_operation_is_all_or_nothing() {
-    let (seed, ops) = (setting("LODE_CRASH_SEED", 1), setting("LODE_CRASH_OPS", 60));
+    let (seed, ops) = (setting("LODE_CRASH_SEED", 1), setting("LODE_CRASH_OPS", 30));
     let states: u64 = std::thread::scope(|s| {
         let runs: Vec<_> = [Domain::Memory, Domain::CpuCache]
             .into_iter()
@@ -535,7 +535,7 @@ fn every_interrupted_operation_is_all_or_nothing() {
 
 #[test]
 fn a_crash_around_log_cleaning_costs_nothing() {
-    let (seed, ops) = (setting("LODE_CRASH_SEED", 1), setting("LODE_CRASH_OPS", 60));
+    let (seed, ops) = (setting("LODE_CRASH_SEED", 1), setting("LODE_CRASH_OPS", 30));
     let states: u64 = std::thread::scope(|s| {
         let runs = [
             s.spawn(move || run(seed, ops, Domain::Memory, true)),
@@ -614,7 +614,7 @@ fn run_recovery(seed: u64, ops: u64, domain: Domain) -> u64 {
 
 #[test]
 fn a_crash_in_recovery_and_a_look_change_nothing() {
-    let (seed, ops) = (setting("LODE_CRASH_SEED", 1), setting("LODE_CRASH_OPS", 60) / 2);
+    let (seed, ops) = (setting("LODE_CRASH_SEED", 1), setting("LODE_CRASH_OPS", 30) / 2);
     let states: u64 = std::thread::scope(|s| {
         let domains = [Domain::Memory, Domain::CpuCache, Domain::PageCache];
         let runs: Vec<_> =
@@ -771,7 +771,7 @@ fn differs(a: &[u8], b: &[u8]) -> String {
 
 #[test]
 fn a_crash_in_a_sweep_costs_nothing() {
-    let (seed, ops) = (setting("LODE_CRASH_SEED", 1), setting("LODE_CRASH_OPS", 60) * 30);
+    let (seed, ops) = (setting("LODE_CRASH_SEED", 1), setting("LODE_CRASH_OPS", 30) * 30);
     let states: u64 = std::thread::scope(|s| {
         let domains = [Domain::Memory, Domain::CpuCache, Domain::PageCache, Domain::PageCache];
         let runs: Vec<_> =
