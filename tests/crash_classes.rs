@@ -200,6 +200,6 @@ fn trap_a_freed_block_is_not_used_too_early() {
 #[test]
 fn found_a_removed_directory_takes_no_change_time_with_it() {
     let text = "foo A/ A/bar=foo | unlink A/bar ; rmdir A\n\nfoo A/ A/bar=foo B/ | unlink A/bar ; rename B A\n\n\
-                foo bar=foo A/bar=foo | rename A/bar bar\n| rmdir A\n\nfoo A/ A/bar=foo | unlink foo ; unlink A/bar";
+                foo A/ A/bar=foo | unlink A/bar\n| rmdir A\n\nfoo A/ A/bar=foo | unlink foo ; unlink A/bar";
     explore(ALL, Image::Fresh, text);
 }
