@@ -195,3 +195,11 @@ fn trap_a_freed_block_is_not_used_too_early() {
     explore(ALL, Image::Fresh, text);
     explore(ALL, Image::Full, text);
 }
+
+/// Found by pairs: a directory that was removed took with it the change time of a file that had lost a name in it.
+#[test]
+fn found_a_removed_directory_takes_no_change_time_with_it() {
+    let text = "foo A/ A/bar=foo | unlink A/bar ; rmdir A\n\nfoo A/ A/bar=foo B/ | unlink A/bar ; rename B A\n\n\
+                foo A/ A/bar=foo | unlink A/bar\n| rmdir A\n\nfoo A/ A/bar=foo | unlink foo ; unlink A/bar";
+    explore(ALL, Image::Fresh, text);
+}

@@ -332,6 +332,8 @@ pub struct Fs<M: Media> {
     /// Held by every rename that moves between directories or locks two of them below one: the tree's shape
     /// stands still for it.
     rename_lock: Mutex<()>,
+    /// By directory: files that lost a name in it and have others. Its log alone knows their change times.
+    left: Mutex<std::collections::HashMap<u32, Vec<u32>>>,
     /// Changes whenever a directory's path or permissions may have: what cached walks check.
     namespace: CachePadded<AtomicU64>,
     /// The time at the last tick: to see cheaply that an access time is not a day old.

@@ -218,6 +218,7 @@ impl<M: Media> Fs<M> {
             slot_count: AtomicU32::new(opened.slot_count),
             table_inode: opened.table_inode,
             rename_lock: Mutex::new(()),
+            left: Mutex::default(),
             namespace: CachePadded::new(AtomicU64::new(0)),
             seconds: CachePadded::new(AtomicU64::new(now())),
             id: NEXT.fetch_add(1, Ordering::Relaxed),

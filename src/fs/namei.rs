@@ -516,6 +516,7 @@ impl<M: Media> Fs<M> {
             }
             _ => {}
         }
+        self.keep_times(victim, guard)?;
         let now = now();
         let mut line = [remove_line(&entry, now)];
         let pending = Flushed::issued();
@@ -537,9 +538,34 @@ impl<M: Media> Fs<M> {
             links.store(0, Ordering::SeqCst);
             self.table.links_to_change(dir.ino.0).fetch_sub(1, Ordering::AcqRel);
             self.namespace.fetch_add(1, Ordering::AcqRel);
-        } else {
-            links.fetch_sub(1, Ordering::SeqCst);
+        } else if links.fetch_sub(1, Ordering::SeqCst) > 1 && !self.core.deferring {
+            self.left.lock().entry(dir.ino.0).or_default().push(victim.ino.0);
         }
+    }
+
+    /// Before a directory goes with its log: change times that stand in it alone, of files that have other names,
+    /// go into their own logs. (On an ordinary file nothing orders those two: there an older time may come back.)
+    fn keep_times(&self, dir: &Inode, guard: &epoch::Guard) -> Result<()> {
+        if dir.kind != Kind::Directory {
+            return Ok(());
+        }
+        let Some(left) = self.left.lock().remove(&dir.ino.0) else { return Ok(()) };
+        let mut pending = Flushed::issued();
+        for inode in left.into_iter().filter_map(|ino| self.table.entry(ino).node.share()) {
+            let mut body = self.table.change(&inode);
+            if body.dead {
+                continue;
+            }
+            let mut batch = Batch::new();
+            body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
+            match self.append(&inode, &mut body, &mut batch, guard, Class::Release) {
+                Ok(flushed) => pending = pending.and(flushed),
+                Err(e) if e.errno() == libc::ENOSPC => {} // the older time stays
+                Err(e) => return Err(e),
+            }
+        }
+        self.core.fence(pending);
+        Ok(())
     }
 
     /// `flags`: 0, `RENAME_NOREPLACE` or `RENAME_EXCHANGE`; others are EINVAL.
@@ -743,6 +769,9 @@ impl<M: Media> Fs<M> {
         let replaced = target.map(|t| self.inode(t.ino)).transpose()?;
         let (mut moved_body, mut replaced_body) = self.lock_children(&moved, replaced.as_deref());
         self.check_rename(cred, body, body, &moved_body, replaced_body.as_deref(), false, flags)?;
+        if let Some(replaced) = replaced.as_deref().filter(|_| flags != RENAME_EXCHANGE) {
+            self.keep_times(replaced, guard)?;
+        }
         let now = now();
         let exchange = target.filter(|_| flags == RENAME_EXCHANGE);
         let first = AddRecord {
@@ -806,6 +835,9 @@ impl<M: Media> Fs<M> {
         let replaced = target.map(|t| self.inode(t.ino)).transpose()?;
         let (mut moved_body, mut replaced_body) = self.lock_children(&moved, replaced.as_deref());
         self.check_rename(cred, from, to, &moved_body, replaced_body.as_deref(), true, flags)?;
+        if let Some(replaced) = replaced.as_deref().filter(|_| flags != RENAME_EXCHANGE) {
+            self.keep_times(replaced, guard)?;
+        }
         let now = now();
         let transaction = self.core.transaction();
         let partner = |dir: &Inode, body: &Body| {

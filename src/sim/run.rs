@@ -274,7 +274,7 @@ fn grow_logs(machine: &mut Machine) -> Result<(), String> {
                 machine.step(),
             )?;
             let points = record(&copy);
-            let op = Op::Chmod(path(name), 0o700 | n as u32 % 64);
+            let op = Op::Chmod(path(name), 0o700 | (n as u32 % 64));
             must(&mut copy, op.clone())?;
             copy.fs().media().record(None);
             due = points.lock().len() > 1;

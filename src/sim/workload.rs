@@ -397,7 +397,7 @@ impl Op {
         let target = || Target::Path(path.clone());
         let step = |n: usize| match n % 3 {
             0 => Op::Setxattr(target(), "user.churn".to_owned(), n % 40, Setting::Any),
-            _ => Op::Chmod(target(), 0o700 | n as u32 % 64),
+            _ => Op::Chmod(target(), 0o700 | (n as u32 % 64)),
         };
         (0..*count).map(step).collect()
     }
