@@ -8,7 +8,7 @@
 #   make bench        the whole bench, as a table (BENCH="--only write-rand-4k --json" and the like)
 #   make install      PREFIX=/usr/local DESTDIR=
 #   make uninstall    the same, backwards
-#   make nightly      tests with more seeds and more cases; takes an hour
+#   make nightly      more seeds, cases, fuzzing; model checker, sanitizers; takes hours
 #   make setup        only what `make test` installs
 #   make clean        what was built; test tools included
 

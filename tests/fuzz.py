@@ -35,7 +35,9 @@ COVERAGE = [
     "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters", "-Cllvm-args=-sanitizer-coverage-pc-table",
     "-Cllvm-args=-sanitizer-coverage-trace-compares", "--cfg", "fuzzing",
 ]
-INPUT_BYTES_MAX = 4096
+# Some dozen edits or calls, and reached soon.
+INPUT_BYTES_MAX = 1024
+LENGTH_PATIENCE = 20
 HANG_S = 20
 MEMORY_MIB = 2048
 SAY = threading.Lock()
@@ -76,7 +78,7 @@ def in_memory(command, **streams):
 
 
 def options():
-    return [f"-timeout={HANG_S}", f"-rss_limit_mb={MEMORY_MIB}", f"-max_len={INPUT_BYTES_MAX}"]
+    return [f"-timeout={HANG_S}", f"-rss_limit_mb={MEMORY_MIB}", f"-max_len={INPUT_BYTES_MAX}", f"-len_control={LENGTH_PATIENCE}"]
 
 
 def folder(*parts):

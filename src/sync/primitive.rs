@@ -121,6 +121,7 @@ mod scheduled {
             free
         }
 
+        // SAFETY: the caller has the lock, so there is a reader to count off.
         unsafe fn unlock_shared(&self) {
             *self.inside.lock() -= 1;
             self.left.notify_all();
@@ -137,6 +138,7 @@ mod scheduled {
             free
         }
 
+        // SAFETY: the caller has the lock alone.
         unsafe fn unlock_exclusive(&self) {
             *self.inside.lock() = 0;
             self.left.notify_all();
@@ -145,6 +147,7 @@ mod scheduled {
 
     // SAFETY: as above; there is no moment between writer and reader.
     unsafe impl parking_lot::lock_api::RawRwLockDowngrade for RawRwLock {
+        // SAFETY: the caller has the lock alone.
         unsafe fn downgrade(&self) {
             *self.inside.lock() = 1;
             self.left.notify_all();
