@@ -146,7 +146,7 @@ mod tests {
     use crate::media::{Addr, Domain, LINE, Media, crc32c};
 
     const ENTRIES: usize = 12;
-    const WHOLE: [Range<usize>; 1] = [8..LINE];
+    const WHOLE: [Range<usize>; 2] = [8..16, 16..LINE];
 
     /// A log of entries of one line, each with a checksum over `covered` bytes, stored under one fence.
     fn toy_log(entries: usize, covered: &[Range<usize>]) -> CrashPoint {

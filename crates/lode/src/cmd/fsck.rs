@@ -55,7 +55,7 @@ fn look(args: &cli::Fsck) -> lodestone::Result<Document> {
             Ok(done) => return Ok(Document::new(&args.pool, &done.found, Some(&done.after))),
             // What is wrong is known all the same.
             Err(e) if matches!(e.errno(), libc::ENOSPC | libc::EIO) => {
-                complain(&format!("not all could be repaired: {}", about(&args.pool, &e)));
+                complain(format!("not all could be repaired: {}", about(&args.pool, &e)));
             }
             Err(e) => return Err(e),
         }
