@@ -1,5 +1,5 @@
 //! Every sequence of one operation (ACE's set), with power failing at each of its fences, in every domain, data
-//! mode and on every kind of pool. `lode crash` runs longer ones.
+//! mode, on new pools and on ones that were not closed. `lode crash` runs longer ones, and on all kinds of pools.
 
 use lodestone::fs::DataMode;
 use lodestone::media::Domain;
@@ -30,15 +30,15 @@ fn all(domain: Domain, images: &[Image]) {
 
 #[test]
 fn one_operation_on_persistent_memory() {
-    all(Domain::Memory, Image::ALL);
+    all(Domain::Memory, &[Image::Fresh, Image::Crashed]);
 }
 
 #[test]
 fn one_operation_with_caches_that_are_flushed() {
-    all(Domain::CpuCache, Image::ALL);
+    all(Domain::CpuCache, &[Image::Fresh, Image::Crashed]);
 }
 
 #[test]
 fn one_operation_on_an_ordinary_file() {
-    all(Domain::PageCache, Image::ALL);
+    all(Domain::PageCache, &[Image::Fresh, Image::Crashed]);
 }
