@@ -273,6 +273,7 @@ const ROWS: &[Row] = &[
     ),
     Row("attribute record", false, |s| s.flip(s.record(FILE, Type::Attr, 2) + 40), What::LogRecord, &[FILE]),
     Row("write record", false, |s| s.flip(s.record(FILE, Type::Write, 0) + 40), What::LogRecord, &[FILE]),
+    Row("last record", true, |s| s.flip(s.last(FILE, Type::Attr) + 40), What::LogRecord, &[FILE]),
     Row("segment head", false, |s| s.flip(s.record(FILE, Type::Segment, 0) + 20), What::LogSegment, &[]),
     Row("link", true, |s| s.flip(s.record(FILE, Type::Link, 0) + 20), What::LogSegment, &[]),
     Row("later link", true, |s| s.flip(s.record(FILE, Type::Link, 1) + 20), What::LogSegment, &[]),
@@ -378,7 +379,7 @@ const ROWS: &[Row] = &[
     Row(
         "link count",
         true,
-        |s| s.forge_checkpoint(|words| words[1 + 2 * OTHER.0 as usize] = 7),
+        |s| s.forge_checkpoint(|words| words[1 + 3 * OTHER.0 as usize] = 7),
         What::Links,
         &[],
     ),
@@ -448,7 +449,7 @@ const ROWS: &[Row] = &[
 
 /// Where the first free run of a checkpoint stands in its words.
 fn first_run(words: &[u32]) -> usize {
-    2 + 2 * words[0] as usize
+    2 + 3 * words[0] as usize
 }
 
 /// Where a page of this content stands.

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! head block   magic, CRC-32C of the body, bytes of the body, how many runs, the runs
-//! body         slots; per slot: link count, parent
+//! body         slots; per slot: link count, parent, where its log ends
 //!              runs of free blocks: count, then first block and length each
 //!              blocks split in minis: count, then block and mask of used minis each
 //! ```
@@ -54,13 +54,18 @@ pub(super) fn store<M: Media>(fs: &Fs<M>) -> Result<Option<u32>> {
 
 fn encode<M: Media>(fs: &Fs<M>) -> Vec<u8> {
     let slots = fs.slot_count.load(Ordering::Acquire);
-    let mut body = Vec::with_capacity(slots as usize * 8 + 4096);
+    let mut body = Vec::with_capacity(slots as usize * 12 + 4096);
     let mut put = |v: u32| body.extend_from_slice(&v.to_le_bytes());
     put(slots);
     for ino in 0..slots {
         let entry = fs.table.entry(ino);
         put(entry.links());
         put(entry.parent.load(Ordering::Acquire));
+        put(match entry.node.share() {
+            Some(inode) => inode.body.read().log.seq(),
+            None if ino == TABLE_INO => fs.table_inode.body.read().log.seq(),
+            None => fs.table.log_end(ino).load(Ordering::Relaxed),
+        });
     }
     let mut runs = Vec::new();
     fs.core.alloc.for_each_free_run(true, &mut |run| runs.push(run));
@@ -92,11 +97,15 @@ pub(super) fn load<M: Media>(core: &mut Core<M>, head: u32) -> Result<Opened> {
     let table = table::Table::default();
     let mut free_slots = Vec::new();
     for ino in 0..slots {
-        let (links, parent) = (fields.next()?, fields.next()?);
+        let (links, parent, end) = (fields.next()?, fields.next()?, fields.next()?);
+        if ino == TABLE_INO && end != table_inode.body.read().log.seq() {
+            return Err(damaged("the inode table's log does not end where it says"));
+        }
         if links > 0 {
             let entry = table.entry(ino);
             entry.nlink.store(links, Ordering::Relaxed);
             entry.parent.store(parent, Ordering::Relaxed);
+            table.log_end(ino).store(end, Ordering::Relaxed);
         } else if ino > ROOT_INO {
             free_slots.push(ino);
         }

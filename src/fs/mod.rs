@@ -407,7 +407,13 @@ impl<M: Media> Fs<M> {
         if entry.node.was_filled() {
             return entry.node.share().ok_or_else(gone);
         }
-        let loaded = self.table.share(inode::load(&self.core, ino.0, self.slot(ino.0)?)?);
+        let mut inode = inode::load(&self.core, ino.0, self.slot(ino.0)?)?;
+        let (known, end) =
+            (self.table.log_end(ino.0).load(Ordering::Relaxed), inode.body.get_mut().log.seq());
+        if known != 0 && known != end {
+            return Err(log::damaged(&inode.owner(), "its log does not end where it did"));
+        }
+        let loaded = self.table.share(inode);
         self.table.fill(loaded.clone());
         Ok(loaded)
     }

@@ -594,7 +594,7 @@ impl<M: Media> Recovery<'_, M> {
             for ino in range {
                 let is_named = table.entry(ino).links() > 0;
                 if is_named && self.headers[ino as usize].is_some() && !self.is_dir(ino) {
-                    self.recover_file(ino, stamps.get(&ino).copied(), out)?;
+                    self.recover_file(table, ino, stamps.get(&ino).copied(), out)?;
                 } else if self.is_dir(ino)
                     && let (Some(&time), Some(dir)) = (stamps.get(&ino), table.entry(ino).node.share())
                     && time > dir.body.read().ctime
@@ -612,7 +612,13 @@ impl<M: Media> Recovery<'_, M> {
         Ok(())
     }
 
-    fn recover_file(&self, ino: u32, stamp: Option<u64>, repairs: &mut Repairs) -> Result<()> {
+    fn recover_file(
+        &self,
+        table: &table::Table,
+        ino: u32,
+        stamp: Option<u64>,
+        repairs: &mut Repairs,
+    ) -> Result<()> {
         let (body, redos) = match self.replay_file(ino, repairs) {
             Ok(replayed) => replayed,
             Err(e) => {
@@ -621,6 +627,7 @@ impl<M: Media> Recovery<'_, M> {
             }
         };
         mark(self.core, ino, &body)?;
+        table.log_end(ino).store(body.log.seq(), Ordering::Relaxed);
         if let Data::File(index) = &body.data
             && let Err(e) = redos.apply(self.core, index)
         {
@@ -764,6 +771,7 @@ impl<M: Media> Recovery<'_, M> {
             }
             let flushed = log.seal_void(self.core, &owner, epoch)?;
             self.core.fence(flushed);
+            table.log_end(owner.ino).store(log.seq(), Ordering::Relaxed);
             if let Some(dir) = table.entry(owner.ino).node.share() {
                 table.change(&dir).log = log;
             }
@@ -790,6 +798,7 @@ impl<M: Media> Recovery<'_, M> {
             match body.log.append(self.core, &node.owner(), &mut batch, epoch, Class::Release) {
                 Ok(flushed) => {
                     self.core.fence(flushed);
+                    table.log_end(ino).store(body.log.seq(), Ordering::Relaxed);
                 }
                 Err(e) if e.errno() == libc::ENOSPC => {} // the older time stays
                 Err(e) => return Err(e),

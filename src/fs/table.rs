@@ -35,6 +35,7 @@ impl Entry {
 pub struct Table {
     entries: ByNumber<Entry>,
     lines: ByNumber<StatLine>,
+    ends: ByNumber<AtomicU32>,
 }
 
 impl Table {
@@ -46,6 +47,13 @@ impl Table {
     #[inline]
     pub fn line(&self, ino: u32) -> &StatLine {
         self.lines.of(ino)
+    }
+
+    /// Where the log of an inode ended that was not loaded since the pool was opened: the number that its next record
+    /// will have; 0 where that is not known.
+    #[inline]
+    pub fn log_end(&self, ino: u32) -> &AtomicU32 {
+        self.ends.of(ino)
     }
 
     /// Asks for what is changed soon of a number that is not used yet.

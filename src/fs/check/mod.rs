@@ -254,6 +254,8 @@ pub(super) struct Pool<'m, M: Media> {
     /// Where the inode table's blocks stand, by page.
     pub table: Vec<u32>,
     pub headers: Vec<Option<SlotHeader>>,
+    /// Where logs end, by inode, if the pool was closed; 0 where that is not known.
+    pub ends: Vec<u32>,
     /// Slots that cannot be read.
     pub bad_slots: Vec<u32>,
     /// Segments of logs that cannot be followed, by inode and generation.
@@ -271,6 +273,7 @@ impl<'m, M: Media> Pool<'m, M> {
             live: false,
             table: Vec::new(),
             headers: Vec::new(),
+            ends: Vec::new(),
             bad_slots: Vec::new(),
             strays: Strays::new(),
         }
@@ -339,6 +342,8 @@ pub(super) fn span(start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
 pub(super) struct Account {
     /// By inode number: links and, of directories, the parent.
     pub links: Vec<(u32, u32)>,
+    /// By inode number: where its log ends. Of a checkpoint alone.
+    pub ends: Vec<u32>,
     pub free: Vec<Run>,
     /// Free, or free once something is synced.
     pub freed: Vec<Run>,
@@ -359,6 +364,7 @@ impl Account {
         let mut account = Account::default();
         for _ in 0..next()? {
             account.links.push((next()?, next()?));
+            account.ends.push(next()?);
         }
         for _ in 0..next()? {
             account.free.push(Run { start: Block(next()?), count: next()? });
@@ -509,6 +515,9 @@ fn look<M: Media>(media: &M, ask: Ask, live: Option<Account>, strays: Strays) ->
         None if state.checkpoint != 0 => read_checkpoint(&pool, &mut report),
         None => None,
     };
+    if let Some(account) = account.as_ref().filter(|_| pool.state.clean) {
+        pool.ends.clone_from(&account.ends);
+    }
     let tree = tree::Tree::read(&pool, account.as_ref());
     let dirty = if table_is_whole { BTreeSet::new() } else { BTreeSet::from([TABLE_INO]) };
     let scrub = ask.scrub;
@@ -601,6 +610,13 @@ fn report_log(image: &Image, report: &mut Report) {
             Damage::Segment { at } => {
                 Finding::of(What::LogSegment, ino, "a segment of its log does not begin as one").at(at)
             }
+            Damage::End { lines } => {
+                let detail = match lines {
+                    0.. => format!("the last {lines} lines of its log are missing"),
+                    _ => format!("its log has {} lines more than when it was closed", -(lines as i64)),
+                };
+                Finding::of(What::LogRecord, ino, detail)
+            }
             Damage::Misplaced { at } => {
                 Finding::of(What::LogSegment, ino, "a segment begins in the middle of another").at(at)
             }
@@ -683,7 +699,9 @@ impl<M: Media> Checked<'_, M> {
                 self.add(Finding::of(What::AccessList, ino, detail).at(value.at));
             }
         }
-        if image.kind == Kind::Symlink && image.target.is_empty() && !image.lost_records() {
+        // What is missing begins with the target's record.
+        let ends_early = matches!(image.log.damage[..], [Damage::End { .. }]);
+        if image.kind == Kind::Symlink && image.target.is_empty() && (ends_early || !image.lost_records()) {
             self.add(Finding::of(What::Target, ino, "the symbolic link has no target"));
         }
     }

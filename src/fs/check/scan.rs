@@ -29,6 +29,8 @@ pub enum Damage {
     Segment { at: Addr },
     /// A record that cannot stand there validates.
     Misplaced { at: Addr },
+    /// So many lines are missing at its end: what the last close wrote down.
+    End { lines: i32 },
 }
 
 /// A record, as it was read.
@@ -162,6 +164,10 @@ pub fn scan<M: Media>(pool: &Pool<M>, owner: Owner, each: &mut dyn FnMut(&Op, bo
     scan.set_incarnation(incarnation(owner.generation));
     scan.run(each);
     scan.found.next_seq = scan.seq;
+    let end = pool.ends.get(owner.ino as usize).copied().filter(|&end| end != 0 && end != scan.seq);
+    if let Some(end) = end.filter(|_| scan.found.damage.is_empty()) {
+        scan.found.damage.push(Damage::End { lines: end.wrapping_sub(scan.seq) as i32 });
+    }
     scan.found
 }
 
