@@ -367,7 +367,7 @@ fn guarded(members: &[Open]) -> (Vec<Choice>, Vec<Choice>) {
     only_first[first] = members[first].only_first();
     let mut whole = vec![all().collect(), nothing];
     let mut torn = vec![but(last, members[last].all_but_last()), only_first];
-    let salt = members.iter().fold(0, |salt, m| salt * 31 + m.first());
+    let salt = members.iter().fold(0u64, |salt, m| salt.wrapping_mul(31).wrapping_add(m.first()));
     let mut rng = Rng::new(salt);
     torn.push(members.iter().map(|m| m.by_chance(&mut rng)).collect());
     let words: usize = members.iter().map(|m| m.free.len()).sum();
