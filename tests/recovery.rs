@@ -653,7 +653,9 @@ fn a_log_that_lost_its_last_record_after_a_clean_close_is_damaged() {
     for domain in [Domain::Memory, Domain::PageCache] {
         let fs = fresh(domain);
         let (a, b) = (create(&fs, Ino::ROOT, b"a"), create(&fs, Ino::ROOT, b"b"));
-        let write = |fs: &F, ino, byte| drop(fs.write(&Cred::root(), ino, 0, &[byte; BLOCK], false).unwrap());
+        let write = |fs: &F, ino, byte| {
+            fs.write(&Cred::root(), ino, 0, &[byte; BLOCK], false).unwrap();
+        };
         write(&fs, a, 1);
         settle(&fs);
         write(&fs, a, 2);

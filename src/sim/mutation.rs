@@ -146,10 +146,11 @@ fn meet(plan: &Plan, starts: &[Start]) -> BTreeMap<Site, Vec<usize>> {
 }
 
 /// Runs sequences without the site until one shows it.
-fn try_out<'a>(plan: &Plan, starts: impl Iterator<Item = &'a Start> + Clone, site: Site) -> Mutant {
+fn try_out<'a>(plan: &Plan, starts: impl Iterator<Item = &'a Start>, site: Site) -> Mutant {
     let mut mutant = Mutant { site, sequences: 0, killed: None };
-    for n in 0..plan.count {
-        for start in starts.clone() {
+    // Most die on the first pool, whatever it is.
+    for start in starts {
+        for n in 0..plan.count {
             let mutation = Some(Arc::new(Mutation::without(site)));
             let effort = Effort { mutation, ..plan.effort.clone() };
             mutant.sequences += 1;
