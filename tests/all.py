@@ -269,6 +269,8 @@ SUITES = [
 
 
 def main():
+    # A background job of a shell ignores it, and so would all that is started here: there are tests of interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.makedirs(LOGS, exist_ok=True)
     total = Result()
     begun = time.monotonic()
