@@ -206,9 +206,9 @@ def guest():
 
 def crash():
     """Simulated power failures: every single operation; nightly every pair, and a hundred thousand triples."""
-    runs = [("seq1", "--depth", "2")]
+    runs = [("seq1", "--data", "cow"), ("seq1", "--data", "inplace", "--image", "fresh", "--depth", "2")]
     if OPTIONS.nightly:
-        runs += [("seq2", "--image", "fresh,cleaning"), ("seq3", "--samples", "100000", "--image", "fresh")]
+        runs += [("seq1", "--depth", "2"), ("seq2", "--image", "fresh,cleaning"), ("seq3", "--samples", "100000", "--image", "fresh")]
     results = []
     for workload, *options in runs:
         command = [LODE, "crash", "--json", "--workload", workload, *options]
