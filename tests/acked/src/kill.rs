@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::{JoinHandle, sleep, spawn};
 use std::time::Duration;
 
+use lodestone::fs::format::SLOTS_PER_BLOCK;
 use lodestone::media::Domain;
 
 use crate::judge::Judge;
@@ -44,6 +45,9 @@ struct Total {
     happened: usize,
 }
 
+/// Blocks that what is never removed may have.
+const STAYS_BLOCKS_MAX: u64 = 256;
+
 struct Campaign<'a> {
     pool: &'a Path,
     assume: Option<Domain>,
@@ -69,11 +73,15 @@ impl Campaign<'_> {
         }
         self.empty()?;
         let left = self.free()?;
-        // A directory's log may keep a few blocks.
-        if left + 64 < free {
+        // The directories and the shared file stay, with their logs and its data.
+        if left + STAYS_BLOCKS_MAX < free {
             return Err(
                 format!("{free} blocks were free at first, {left} after everything was removed").into()
             );
+        }
+        let report = open(self.pool, self.assume)?.check()?;
+        if let Some(finding) = report.findings.first() {
+            return Err(format!("the check finds {}: {finding}", report.findings.len()).into());
         }
         Ok(())
     }
@@ -132,9 +140,10 @@ impl Campaign<'_> {
         Ok(lines)
     }
 
+    /// Blocks that are free or the inode table's, which never shrinks.
     fn free(&self) -> Result<u64> {
         let fs = open(self.pool, self.assume)?;
-        let free = fs.statfs().blocks_free;
+        let free = fs.statfs().inodes / SLOTS_PER_BLOCK as u64;
         fs.close()?;
         Ok(free)
     }
