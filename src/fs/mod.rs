@@ -333,7 +333,7 @@ pub struct Fs<M: Media> {
     /// stands still for it.
     rename_lock: Mutex<()>,
     /// By directory: files that lost a name in it and have others. Its log alone knows their change times.
-    left: Mutex<std::collections::HashMap<u32, Vec<u32>>>,
+    left: Mutex<std::collections::HashMap<u32, Vec<(u32, u64)>>>,
     /// Changes whenever a directory's path or permissions may have: what cached walks check.
     namespace: CachePadded<AtomicU64>,
     /// The time at the last tick: to see cheaply that an access time is not a day old.

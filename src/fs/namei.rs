@@ -539,7 +539,7 @@ impl<M: Media> Fs<M> {
             self.table.links_to_change(dir.ino.0).fetch_sub(1, Ordering::AcqRel);
             self.namespace.fetch_add(1, Ordering::AcqRel);
         } else if links.fetch_sub(1, Ordering::SeqCst) > 1 && !self.core.deferring {
-            self.left.lock().entry(dir.ino.0).or_default().push(victim.ino.0);
+            self.left.lock().entry(dir.ino.0).or_default().push((victim.ino.0, victim.generation));
         }
     }
 
@@ -551,7 +551,12 @@ impl<M: Media> Fs<M> {
         }
         let Some(left) = self.left.lock().remove(&dir.ino.0) else { return Ok(()) };
         let mut pending = Flushed::issued();
-        for inode in left.into_iter().filter_map(|ino| self.table.entry(ino).node.share()) {
+        for (ino, generation) in left {
+            // Another inode of that number may be a directory that the caller has locked.
+            let Some(inode) = self.table.entry(ino).node.share().filter(|i| i.generation == generation)
+            else {
+                continue;
+            };
             let mut body = self.table.change(&inode);
             if body.dead {
                 continue;
