@@ -194,6 +194,14 @@ impl Sample {
         Head::finish(record, head.seq, head.epoch, head.kind as u8 | more, seed);
     }
 
+    /// Gives an inode another type; its slot validates all the same.
+    fn retype(&mut self, ino: Ino, mode: u32) {
+        let header = SlotHeader { mode, ..self.header(ino) };
+        let words = header.encode(self.key_crc, ino.0);
+        let at = self.slot(ino);
+        words.iter().zip(self.image[at..].chunks_mut(8)).for_each(|(word, to)| put64(to, 0, *word));
+    }
+
     /// The entry of a directory that names an inode.
     fn entry(&self, dir: Ino, ino: Ino) -> usize {
         let names =
@@ -296,6 +304,7 @@ const ROWS: &[Row] = &[
     Row("slot of a directory", false, |s| s.flip(s.slot(DIR) + 20), What::Slot, &[DIR]),
     Row("slot of the root", false, |s| s.flip(s.slot(Ino::ROOT) + 20), What::Slot, &[Ino::ROOT]),
     Row("slot of the table", false, |s| s.flip(s.slot(Ino(0)) + 20), What::Slot, &[]),
+    Row("type of the table", false, |s| s.retype(Ino(0), libc::S_IFMT), What::Slot, &[]),
     Row("record of the table", false, |s| s.flip(s.slot(Ino(0)) + LINE + 40), What::Table, &[]),
     Row("data block", false, |s| s.flip(page_of(&s.image, 0xb2) + 77), What::Data, &[FILE]),
     Row("attribute value", false, |s| s.flip(page_of(&s.image, 0x52) + 77), What::Value, &[FILE]),
@@ -653,6 +662,15 @@ fn a_pool_without_a_superblock_cannot_be_checked() {
     let e = check::examine(sample.media(), false).unwrap_err();
     assert_eq!(e.errno(), libc::EUCLEAN);
     assert!(check::repair(sample.media(), false).is_err());
+}
+
+#[test]
+fn what_is_malformed_is_shown_as_such() {
+    let mut sample = Sample::new(Domain::Memory, true);
+    let at = sample.last(EMPTY, Type::Xattr);
+    sample.forge(EMPTY, at, |r| r[field::xattr::NAME_LEN] = 255);
+    let fs = open(sample.image, Domain::Memory);
+    assert!(fs.dump_inode(EMPTY).unwrap().contains("attribute (malformed)"));
 }
 
 #[test]

@@ -166,7 +166,8 @@ fn describe(r: &Record) -> String {
             pair(&Partner::decode(&b[field::remove::PARTNER..]))
         ),
         Type::Xattr => {
-            let n = name(&b[field::xattr::NAME..][..b[field::xattr::NAME_LEN] as usize]);
+            let end = field::xattr::NAME + b[field::xattr::NAME_LEN] as usize;
+            let Some(n) = b.get(field::xattr::NAME..end).map(name) else { return "attribute (malformed)".into() };
             if b[field::xattr::FLAGS] & field::xattr::REMOVE != 0 {
                 format!("attribute {n} removed")
             } else {

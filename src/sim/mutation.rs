@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
@@ -99,12 +99,12 @@ pub fn run(
 ) -> Result<Vec<Mutant>, String> {
     let starts: Vec<Start> = plan.places.iter().map(|p| Start::new(*p)).collect::<Result<_, _>>()?;
     let met = meet(plan, &starts);
-    let sites: Vec<(&Site, &Vec<usize>)> = met.iter().collect();
+    let sites: Vec<(&Site, &Vec<Job>)> = met.iter().collect();
     let mutants = Mutex::new(BTreeMap::new());
     let next = AtomicUsize::new(0);
     let work = || {
-        while let Some((site, places)) = sites.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let mutant = try_out(plan, places.iter().map(|n| &starts[*n]), **site);
+        while let Some((site, jobs)) = sites.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let mutant = try_out(plan, &starts, jobs, **site);
             let mut mutants = mutants.lock();
             if !progress(mutants.len() + 1, sites.len(), &mutant) {
                 next.store(sites.len(), Ordering::Relaxed);
@@ -119,42 +119,48 @@ pub fn run(
     Ok(mutants.into_inner().into_values().collect())
 }
 
-/// Sites, and at which starts they are met.
-fn meet(plan: &Plan, starts: &[Start]) -> BTreeMap<Site, Vec<usize>> {
-    let met: Mutex<BTreeMap<Site, Vec<usize>>> = Mutex::default();
-    let next = AtomicUsize::new(0);
+/// A sequence on a pool: their numbers, the pool's first.
+type Job = (usize, u64);
+
+/// Sites, and which sequences meet them where.
+fn meet(plan: &Plan, starts: &[Start]) -> BTreeMap<Site, Vec<Job>> {
+    let met: Mutex<BTreeMap<Site, Vec<Job>>> = Mutex::default();
+    let next = AtomicU64::new(0);
+    // A few states of each crash point: most recoveries of one take the same steps.
+    let bounds = Bounds { leaves_max: 32, lane_states: 1, ..plan.effort.bounds.clone() };
     let work = || {
         loop {
             let n = next.fetch_add(1, Ordering::Relaxed);
-            let Some(start) = starts.get(n) else { return };
-            let noted = Arc::new(Mutation::default());
-            // Where a failure leaves most of what was stored recovery does most.
-            let bounds = Bounds { leaves_max: 8, lane_states: 1, ..plan.effort.bounds.clone() };
-            let effort = Effort { bounds, twice: false, mutation: Some(noted.clone()) };
-            for sequence in 0..plan.count {
-                run::sequence(start, &(plan.sequence)(sequence), &effort);
+            let (start, sequence) = ((n / plan.count) as usize, n % plan.count);
+            if start >= starts.len() {
+                return;
             }
+            let noted = Arc::new(Mutation::default());
+            let effort = Effort { bounds: bounds.clone(), twice: false, mutation: Some(noted.clone()) };
+            run::sequence(&starts[start], &(plan.sequence)(sequence), &effort);
             let mut met = met.lock();
-            noted.sites().into_iter().for_each(|site| met.entry(site).or_default().push(n));
+            noted.sites().into_iter().for_each(|site| met.entry(site).or_default().push((start, sequence)));
         }
     };
     std::thread::scope(|s| {
         (1..plan.threads.max(1)).for_each(|_| drop(s.spawn(work)));
         work();
     });
-    met.into_inner()
+    let mut met = met.into_inner();
+    met.values_mut().for_each(|jobs| jobs.sort_unstable());
+    met
 }
 
-/// Runs sequences without the site until one shows it.
-fn try_out<'a>(plan: &Plan, starts: impl Iterator<Item = &'a Start>, site: Site) -> Mutant {
+/// Runs the sequences that meet the site without it until one shows it: with one failure, and then with another
+/// one in the recovery.
+fn try_out(plan: &Plan, starts: &[Start], jobs: &[Job], site: Site) -> Mutant {
     let mut mutant = Mutant { site, sequences: 0, killed: None };
-    // Most die on the first pool, whatever it is.
-    for start in starts {
-        for n in 0..plan.count {
+    for twice in [false, true] {
+        for &(start, n) in jobs {
             let mutation = Some(Arc::new(Mutation::without(site)));
-            let effort = Effort { mutation, ..plan.effort.clone() };
+            let effort = Effort { mutation, twice, ..plan.effort.clone() };
             mutant.sequences += 1;
-            mutant.killed = run::sequence(start, &(plan.sequence)(n), &effort).1;
+            mutant.killed = run::sequence(&starts[start], &(plan.sequence)(n), &effort).1;
             if mutant.killed.is_some() {
                 return mutant;
             }
