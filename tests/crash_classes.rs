@@ -203,3 +203,13 @@ fn found_a_removed_directory_takes_no_change_time_with_it() {
                 foo A/ A/bar=foo | unlink A/bar\n| rmdir A\n\nfoo A/ A/bar=foo | unlink foo ; unlink A/bar";
     explore(ALL, Image::Fresh, text);
 }
+
+/// Found by threads: cleaning a directory's log lost the change time of a file that had lost a name in it, at once
+/// where another file had taken the name.
+#[test]
+fn found_a_cleaned_directory_takes_no_change_time_with_it() {
+    explore(ALL, Image::Cleaning, "A/foo A/bar B/bar=A/bar | rename A/foo B/bar");
+    let text = "foo A/ A/bar=foo | unlink A/bar ; churn A 600\n\n\
+                foo bar A/ A/bar=foo | rename bar A/bar ; churn A 600";
+    explore(ALL, Image::Fresh, text);
+}

@@ -237,6 +237,7 @@ impl<M: Media> Fs<M> {
         live: Live,
         count: usize,
     ) -> Result<()> {
+        self.keep_times(inode, guard)?;
         let Live { mut batch, copies } = live;
         // Attributes may have been set by any record that goes.
         body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);

@@ -167,7 +167,9 @@ fn describe(r: &Record) -> String {
         ),
         Type::Xattr => {
             let end = field::xattr::NAME + b[field::xattr::NAME_LEN] as usize;
-            let Some(n) = b.get(field::xattr::NAME..end).map(name) else { return "attribute (malformed)".into() };
+            let Some(n) = b.get(field::xattr::NAME..end).map(name) else {
+                return "attribute (malformed)".into();
+            };
             if b[field::xattr::FLAGS] & field::xattr::REMOVE != 0 {
                 format!("attribute {n} removed")
             } else {

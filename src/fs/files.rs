@@ -28,7 +28,7 @@ use crate::error::{Error, Result};
 use crate::fs::{Cred, Fs, Ino, Kind, Node};
 use crate::limits::{OPEN_FILES_MAX, PATH_BYTES_MAX, WALK_RETRIES_MAX};
 use crate::media::Media;
-use parking_lot::Mutex;
+use crate::sync::primitive::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use table::{Held, Table};

@@ -17,7 +17,7 @@ use super::dirindex::DirIndex;
 use super::format::*;
 use super::index::PageIndex;
 use super::log::{self, Log, Op, Owner, Reader, Record};
-use super::statline::{BodyLock, StatLine};
+use super::statline::BodyLock;
 use super::types::{Attr, Ino, Kind};
 use crate::error::{Error, Result};
 use crate::limits::FILE_BYTES_MAX;
@@ -80,8 +80,10 @@ pub struct Redone {
 
 /// What an inode costs before its index is built, what the table has of it and reference counts included.
 #[cfg(not(shuttle))]
-const _: () =
-    assert!(size_of::<Inode>() + 16 + size_of::<super::table::Entry>() + size_of::<StatLine>() <= 400);
+const _: () = assert!(
+    size_of::<Inode>() + 16 + size_of::<super::table::Entry>() + size_of::<super::statline::StatLine>()
+        <= 400
+);
 
 pub enum Data {
     File(PageIndex),

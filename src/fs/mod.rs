@@ -60,8 +60,8 @@ mod xattr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use crate::sync::primitive::Mutex;
 use crossbeam_utils::CachePadded;
-use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 use crate::media::{Addr, Domain, Durable, Flushed, Media, Words};

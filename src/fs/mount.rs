@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_utils::CachePadded;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Condvar;
 
 use super::alloc::{Allocator, Block, Class};
 use super::format::*;
@@ -19,6 +19,7 @@ use super::log::{self, Batch, Owner};
 use super::*;
 use crate::limits::{POOL_BLOCKS_MAX, POOL_BYTES_MIN};
 use crate::media::LINE;
+use crate::sync::primitive::Mutex;
 
 /// How often complete operations are named as settled, and, on an ordinary file, synced.
 const TICK: Duration = Duration::from_secs(1);
@@ -36,7 +37,7 @@ pub(super) struct Synced {
 }
 
 pub(super) struct Ticker {
-    stop: Arc<(Mutex<bool>, Condvar)>,
+    stop: Arc<(parking_lot::Mutex<bool>, Condvar)>,
     thread: JoinHandle<()>,
 }
 
@@ -433,7 +434,7 @@ fn table_record(batch: &mut Batch, extent: Extent, size: u64) {
 impl Ticker {
     /// Names epochs as settled in the background, as long as the file system lives.
     fn start<M: Media>(fs: &Arc<Fs<M>>) -> Ticker {
-        let stop = Arc::new((Mutex::new(false), Condvar::new()));
+        let stop = Arc::new((parking_lot::Mutex::new(false), Condvar::new()));
         let (weak, signal) = (Arc::downgrade(fs), stop.clone());
         let thread = std::thread::Builder::new()
             .name("lode-epochs".into())
@@ -442,7 +443,7 @@ impl Ticker {
         Ticker { stop, thread }
     }
 
-    fn run<M: Media>(fs: &Weak<Fs<M>>, stop: &(Mutex<bool>, Condvar)) {
+    fn run<M: Media>(fs: &Weak<Fs<M>>, stop: &(parking_lot::Mutex<bool>, Condvar)) {
         let mut ticks = 0;
         loop {
             {

@@ -543,9 +543,10 @@ impl<M: Media> Fs<M> {
         }
     }
 
-    /// Before a directory goes with its log: change times that stand in it alone, of files that have other names,
-    /// go into their own logs. (On an ordinary file nothing orders those two: there an older time may come back.)
-    fn keep_times(&self, dir: &Inode, guard: &epoch::Guard) -> Result<()> {
+    /// Before records of a directory go, with its log or by cleaning: change times that stand in them alone, of
+    /// files that lost a name there and have others, go into their own logs. (On an ordinary file nothing orders
+    /// those two: there an older time may come back.) The caller has the directory's lock, and no file's.
+    pub(super) fn keep_times(&self, dir: &Inode, guard: &epoch::Guard) -> Result<()> {
         if dir.kind != Kind::Directory {
             return Ok(());
         }
@@ -558,13 +559,16 @@ impl<M: Media> Fs<M> {
                 continue;
             };
             let mut body = self.table.change(&inode);
-            if body.dead {
+            if body.dead || !inode.attrs_ahead.load(Ordering::Relaxed) {
                 continue;
             }
             let mut batch = Batch::new();
             body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
             match self.append(&inode, &mut body, &mut batch, guard, Class::Release) {
-                Ok(flushed) => pending = pending.and(flushed),
+                Ok(flushed) => {
+                    inode.attrs_ahead.store(false, Ordering::Relaxed);
+                    pending = pending.and(flushed);
+                }
                 Err(e) if e.errno() == libc::ENOSPC => {} // the older time stays
                 Err(e) => return Err(e),
             }

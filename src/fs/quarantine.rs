@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::Mutex;
+use crate::sync::primitive::Mutex;
 
 use super::alloc::{Block, Run};
 use super::format::*;

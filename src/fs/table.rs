@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::Mutex;
+use crate::sync::primitive::Mutex;
 
 use super::inode::Inode;
 use super::statline::{Changing, StatLine, set_atime};

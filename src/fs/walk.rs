@@ -36,7 +36,7 @@ impl Remembered {
     }
 }
 
-thread_local!(static LAST: RefCell<Option<Remembered>> = const { RefCell::new(None) });
+crate::sync::primitive::thread_local!(static LAST: RefCell<Option<Remembered>> = const { RefCell::new(None) });
 
 /// What the thread remembers: nothing any more where it is being torn down, and a destructor of it asks.
 #[inline]

@@ -38,6 +38,18 @@ impl Machine {
         Ok(machine)
     }
 
+    /// Another user of the same file system, without descriptors: for another thread. Operations are tried on it
+    /// with [`attempt`](Machine::attempt), and the times are this one's last.
+    pub fn beside(&self) -> Machine {
+        let files = Files::new(self.fs().clone(), Cred::root(), 0);
+        Machine { files, model: self.model.clone(), slots: BTreeMap::new(), step: self.step }
+    }
+
+    /// One operation on the production code alone; `tag` makes the bytes that are written.
+    pub fn attempt(&mut self, op: &Op, tag: u64) -> Outcome {
+        self.call(op, tag).map_err(|e| e.errno())
+    }
+
     pub fn fs(&self) -> &Arc<Fs<SimMedia>> {
         self.files.fs()
     }
@@ -64,7 +76,7 @@ impl Machine {
         self.tell_time();
         let done = match op {
             Op::Reopen => self.reopen().map(Ok)?,
-            _ => self.call(op).map_err(|e| e.errno()),
+            _ => self.attempt(op, self.step as u64),
         };
         if done == Err(libc::ENOSPC) {
             return Ok(done);
@@ -109,9 +121,8 @@ impl Machine {
         Ok(fs)
     }
 
-    fn call(&mut self, op: &Op) -> crate::Result<()> {
+    fn call(&mut self, op: &Op, tag: u64) -> crate::Result<()> {
         let f = &self.files;
-        let tag = self.step as u64;
         match op {
             Op::Create(path) => {
                 let flags = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR;

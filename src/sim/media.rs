@@ -15,8 +15,9 @@
 //! A [`CrashPoint`] is what one moment leaves to chance; `explore` makes states of it. Pages are shared and copied
 //! on write, so that both are cheap.
 //!
-//! Threads: the model is one CPU. Several threads may use it, but a fence of one completes the stores of
-//! all, so it must not be used to judge code that relies on fences of other threads.
+//! Threads: a fence completes what its own thread flushed or stored past the caches, and nothing of others; in
+//! `cpu-cache` also all cached stores before its thread's last one, because they have one order. Built with
+//! `--cfg shuttle` each store, flush and fence is a moment at which another thread may go on.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -47,6 +48,8 @@ pub(super) struct Atom {
     pub at: usize,
     pub value: [u8; ATOM],
     pub way: Way,
+    /// Who flushed it, or stored it if nobody did; a bit for each.
+    pub by: u64,
     /// Its place in the program's order, over all media.
     pub seq: u64,
     /// The last one of its store.
@@ -393,6 +396,20 @@ impl Memory {
     }
 }
 
+/// The calling thread.
+fn me() -> u64 {
+    1 << (crate::sync::thread::slot() % u64::BITS)
+}
+
+/// Another thread may go on here, where a scheduler decides who does.
+fn moment() {
+    #[cfg(shuttle)]
+    {
+        use crate::sync::primitive::atomic::{AtomicBool, Ordering};
+        AtomicBool::new(false).load(Ordering::SeqCst);
+    }
+}
+
 /// xorshift: the same sequence for the same seed, everywhere.
 #[derive(Clone)]
 pub struct Rng(u64);
@@ -495,6 +512,8 @@ impl SimMedia {
     }
 
     fn store(&self, at: Addr, bytes: &[u8], way: Way) -> Result<(), Fault> {
+        moment();
+        let me = me();
         let mut memory = self.memory.lock();
         let (from, to) = (at.0 as usize, at.0 as usize + bytes.len());
         memory.check(from..to)?;
@@ -522,7 +541,7 @@ impl SimMedia {
                 way => way,
             };
             memory.stores += 1;
-            let atom = Atom { at, value, way, seq: memory.stores, ends: at + ATOM == last };
+            let atom = Atom { at, value, way, by: me, seq: memory.stores, ends: at + ATOM == last };
             memory.pending.entry(at / unit).or_default().push(atom);
         }
         Ok(())
@@ -605,14 +624,20 @@ impl Media for SimMedia {
 
     #[track_caller]
     fn flush(&self, dirty: Dirty) -> Flushed {
+        moment();
+        let me = me();
         let mut memory = self.memory.lock();
         if dirty.is_empty() || self.domain == Domain::PageCache || memory.leaves_out(Step::Flush) {
             return Flushed::issued();
         }
         let (from, to) = (dirty.at().0 as usize / LINE, (dirty.at().0 as usize + dirty.len() - 1) / LINE);
         for (_, atoms) in memory.pending.range_mut(from..=to) {
-            for atom in atoms.iter_mut().filter(|a| a.way == Way::Cached) {
-                atom.way = Way::Flushed;
+            for atom in atoms.iter_mut() {
+                match atom.way {
+                    Way::Cached => (atom.way, atom.by) = (Way::Flushed, me),
+                    Way::Flushed => atom.by |= me,
+                    Way::NonTemporal => {}
+                }
             }
         }
         Flushed::issued()
@@ -620,19 +645,31 @@ impl Media for SimMedia {
 
     #[track_caller]
     fn fence(&self, _flushed: Flushed) -> Durable {
+        moment();
+        let me = me();
         let mut guard = self.memory.lock();
         let memory = &mut *guard;
         self.show(memory);
         if self.domain == Domain::PageCache || memory.leaves_out(Step::Fence) {
             return Durable::fenced();
         }
-        let all = self.domain == Domain::CpuCache;
+        let mine = |a: &Atom| a.by & me != 0;
+        // In one order everything before the thread's last store is there with it.
+        let seen = match self.domain {
+            Domain::CpuCache => {
+                memory.pending.values().flatten().filter(|a| !a.is_free() && mine(a)).map(|a| a.seq).max()
+            }
+            _ => None,
+        };
         for (line, atoms) in std::mem::take(&mut memory.pending) {
             // What was written back takes the line's earlier cached stores with it.
-            let through = atoms.iter().rposition(|a| a.way == Way::Flushed);
+            let through = atoms.iter().rposition(|a| a.way == Way::Flushed && mine(a));
             let mut kept: Vec<Atom> = Vec::new();
             for (i, atom) in atoms.into_iter().enumerate() {
-                let lasts = all || atom.way != Way::Cached || through.is_some_and(|t| i < t);
+                let lasts = match atom.is_free() {
+                    true => mine(&atom),
+                    false => through.is_some_and(|t| i <= t) || seen.is_some_and(|last| atom.seq <= last),
+                };
                 if lasts {
                     memory.settle(&atom);
                     // Memory is coherent: an older store never comes back over a newer one.

@@ -11,8 +11,11 @@
 //! | `machine` | one operation on the production code and on the oracle, in step |
 //! | `judge` | whether a state that a failure left is one that is allowed |
 //! | `run` | sequences of operations, cut short by failures |
+//! | `concurrent` | threads, whose outcome must be some serial order, cut short by failures |
 //! | `mutation` | steps left out on purpose, and whether that is noticed |
 
+#[cfg(all(test, shuttle))]
+mod concurrent;
 pub mod explore;
 pub mod judge;
 pub mod machine;

@@ -165,6 +165,13 @@ impl fmt::Display for Broken {
 // Pools to begin on
 
 impl Start {
+    /// Begins on a copy of it.
+    pub fn machine(&self, mutation: Option<Arc<Mutation>>) -> Result<Machine, String> {
+        let media = self.media.media(Keep::Everything);
+        media.mutate(mutation);
+        Machine::new(media, self.model.clone(), self.step)
+    }
+
     /// Makes one. Fails where the production code and the oracle disagree already.
     pub fn new(place: Place) -> Result<Start, String> {
         let began = Machine::begin();
@@ -368,9 +375,7 @@ fn plain(what: String) -> Violation {
 impl Run<'_> {
     fn sequence(&mut self, sequence: &Sequence, at: &Mutex<String>) -> Result<(), Violation> {
         let start = self.start;
-        let media = start.media.media(Keep::Everything);
-        media.mutate(self.effort.mutation.clone());
-        let mut machine = Machine::new(media, start.model.clone(), start.step).map_err(plain)?;
+        let mut machine = start.machine(self.effort.mutation.clone()).map_err(plain)?;
         let Some((last, earlier)) = sequence.lines.split_last() else { return Ok(()) };
         let mut history = History { trees: Vec::new() };
         for (n, line) in earlier.iter().enumerate() {

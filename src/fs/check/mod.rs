@@ -545,8 +545,9 @@ fn read_table<M: Media>(pool: &mut Pool<M>, report: &mut Report) -> (Image, bool
     let owner = Owner { ino: TABLE_INO, generation, slot };
     let mut line = [0; LINE];
     let read = pool.media.read(slot, &mut line);
-    let header = SlotHeader::decode(&line, pool.key_crc, TABLE_INO)
-        .filter(|h| read.is_ok() && h.generation == generation && Kind::from_mode(h.mode) == Some(Kind::File));
+    let header = SlotHeader::decode(&line, pool.key_crc, TABLE_INO).filter(|h| {
+        read.is_ok() && h.generation == generation && Kind::from_mode(h.mode) == Some(Kind::File)
+    });
     if header.is_none() {
         report.add(Finding::of(What::Slot, TABLE_INO, "the slot of the inode table is damaged"));
     }

@@ -7,11 +7,11 @@ use crate::error::{Error, Result};
 use crate::fs::{Attr, Kind, Node};
 use crate::limits::SYMLINK_DEPTH_MAX;
 use crate::media::Media;
+use crate::sync::primitive::Mutex;
 use libc::{
     O_ACCMODE, O_CLOEXEC, O_CREAT, O_DIRECTORY, O_EXCL, O_NOFOLLOW, O_PATH, O_RDONLY, O_TMPFILE, O_TRUNC,
     S_IFREG,
 };
-use parking_lot::Mutex;
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::AtomicI32;

@@ -10,9 +10,9 @@
 //! Giving out and taking back numbers is serial, as "the lowest free one" demands of any implementation.
 
 use crate::error::{Error, Result};
+use crate::sync::primitive::Mutex;
 use crate::sync::{Lock, ReadGuard};
 use crossbeam_utils::CachePadded;
-use parking_lot::Mutex;
 use std::ops::Deref;
 use std::sync::OnceLock;
 

@@ -1,0 +1,340 @@
+//! Threads: two to four of them use one file system, under schedules that shuttle chooses. What they were answered,
+//! and what there is in the end, must be that of some serial order of their operations; and power may fail at any
+//! fence of any of them: then what is left is that of some serial order of what was acknowledged, and of some of
+//! what was under way.
+//!
+//! Run as the other schedules are: see `sync/schedules.rs`.
+
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::{Config, FailurePersistence, Runner, thread};
+
+use super::explore::{Bounds, explore};
+use super::judge;
+use super::machine::{self, Machine};
+use super::media::CrashPoint;
+use super::model::{Model, Outcome};
+use super::run::{Image, Place, Start};
+use super::tree::{self, Tree};
+use super::workload::Op;
+use crate::fs::DataMode;
+use crate::media::Domain;
+
+/// What is there first.
+const BEFORE: &[&str] = &[
+    "mkdir A",
+    "mkdir B",
+    "mkdir A/C",
+    "create foo",
+    "write foo 0 9000",
+    "create A/foo",
+    "write A/foo 0 100",
+    "create B/bar",
+    "link B/bar A/bar",
+    "setxattr foo user.a 20",
+    "sync",
+];
+
+/// What threads do: all of it around the same few names.
+const OPS: &[&str] = &[
+    "create foo",
+    "create bar",
+    "create A/foo",
+    "create A/new",
+    "create B/new",
+    "create A/C/new",
+    "mkdir A/new",
+    "mkdir B/new",
+    "mkdir bar",
+    "symlink foo A/new",
+    "symlink ~300 bar",
+    "unlink foo",
+    "unlink A/foo",
+    "unlink A/bar",
+    "unlink B/bar",
+    "unlink bar",
+    "rmdir A/C",
+    "rmdir B",
+    "rmdir A",
+    "link foo bar",
+    "link foo A/new",
+    "link A/foo B/new",
+    "link B/bar foo",
+    "rename foo bar",
+    "rename foo A/foo",
+    "rename A/foo foo",
+    "rename A/foo B/bar",
+    "rename B/bar A/new",
+    "rename A/bar B/bar",
+    "rename foo A/foo exchange",
+    "rename A/foo B/bar exchange",
+    "rename foo bar noreplace",
+    "rename A/C B/C",
+    "rename A/C C",
+    "rename B A/B",
+    "rename A B/A",
+    "rename A/C B exchange",
+    "write foo 0 100",
+    "write foo 4000 300",
+    "write foo 8192 4096",
+    "write A/foo 50 100",
+    "append foo 100",
+    "append A/foo 5000",
+    "append B/bar 10",
+    "truncate foo 0",
+    "truncate foo 5000",
+    "truncate foo 20000",
+    "truncate A/foo 10",
+    "fallocate foo punch 0 4096",
+    "fallocate foo zero 100 5000",
+    "fallocate A/foo reserve 0 9000",
+    "setxattr foo user.a 10",
+    "setxattr foo user.b 5000",
+    "removexattr foo user.a",
+    "setxattr A user.a 100",
+    "chmod foo 600",
+    "chmod A 700",
+    "chown A/foo 5 6",
+    "fsync foo",
+    "sync",
+    "tick",
+];
+
+const THREADS_MAX: usize = 4;
+const OPS_MAX: usize = 5;
+/// Crash points of one run that are looked at.
+const POINTS_MAX: usize = 3;
+const STACK_BYTES: usize = 4 << 20;
+/// Forced switches in a schedule of the second kind.
+const SWITCHES: usize = 4;
+
+/// One operation of a thread.
+#[derive(Clone)]
+struct Call {
+    thread: usize,
+    op: Op,
+    tag: u64,
+    /// When it began and ended, as places in one order.
+    begun: Option<usize>,
+    ended: Option<(usize, Outcome)>,
+}
+
+impl Call {
+    /// A link's two paths are followed one after the other: it may be refused for what never was at one moment.
+    fn is_refused_link(&self, answered: Outcome) -> bool {
+        matches!(self.op, Op::Link(..)) && matches!(answered, Err(libc::EEXIST | libc::ENOENT))
+    }
+}
+
+/// All of them, a thread's in its order.
+#[derive(Clone, Default)]
+struct History {
+    calls: Vec<Call>,
+    events: usize,
+}
+
+impl History {
+    fn event(&mut self) -> usize {
+        self.events += 1;
+        self.events
+    }
+
+    /// Whether some serial order, in which nothing stands before what had ended when it began, gives all answers,
+    /// and the tree in its end. What has not ended may stand in it or not. If there is none: what the ends of those
+    /// that give all answers differ in.
+    fn serial(&self, begin: &Model, found: &Tree) -> Result<(), String> {
+        let mut differ = BTreeSet::new();
+        match self.search(begin, &mut vec![false; self.calls.len()], found, &mut differ) {
+            true => Ok(()),
+            false => Err(format!("no serial order gives {:?}: {differ:#?}", found.paths())),
+        }
+    }
+
+    fn search(&self, model: &Model, done: &mut [bool], found: &Tree, differ: &mut BTreeSet<String>) -> bool {
+        if !self.calls.iter().zip(&*done).any(|(c, done)| c.ended.is_some() && !done) {
+            match tree::compare(found, model, &[]) {
+                Ok(()) => return true,
+                Err(difference) => drop(differ.insert(difference)),
+            }
+        }
+        for (n, call) in self.calls.iter().enumerate() {
+            let Some(begun) = call.begun.filter(|_| !done[n]) else { continue };
+            let before = |c: &Call| c.ended.is_some_and(|(ended, _)| ended < begun);
+            if self.calls.iter().zip(&*done).any(|(c, done)| !done && before(c)) {
+                continue;
+            }
+            let mut next = model.clone();
+            let outcome = call.op.on_model(&mut next, call.tag);
+            // What was interrupted and would fail changes nothing.
+            let fits = |answered| answered == outcome || call.is_refused_link(answered);
+            if !call.ended.map_or(outcome.is_ok(), |(_, answered)| fits(answered)) {
+                continue;
+            }
+            if call.ended.is_some_and(|(_, answered)| answered.is_err()) {
+                next = model.clone();
+            }
+            done[n] = true;
+            if self.search(&next, done, found, differ) {
+                return true;
+            }
+            done[n] = false;
+        }
+        false
+    }
+}
+
+impl std::fmt::Display for History {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        for call in &self.calls {
+            writeln!(f, "thread {}: {}: from {:?} to {:?}", call.thread, call.op, call.begun, call.ended)?;
+        }
+        Ok(())
+    }
+}
+
+/// Pools to begin on; made once, in a schedule of its own.
+fn starts() -> &'static [(Start, DataMode)] {
+    static STARTS: OnceLock<Vec<(Start, DataMode)>> = OnceLock::new();
+    STARTS.get_or_init(|| {
+        let made: Arc<Mutex<Vec<(Start, DataMode)>>> = Arc::default();
+        let to = made.clone();
+        let make = move || {
+            for domain in [Domain::Memory, Domain::CpuCache] {
+                for image in [Image::Fresh, Image::Cleaning] {
+                    for data in [DataMode::Cow, DataMode::InPlace] {
+                        let start = Start::new(Place { domain, data, image }).expect("a pool to begin on");
+                        to.lock().push((start, data));
+                    }
+                }
+            }
+        };
+        Runner::new(RandomScheduler::new(1), config()).run(make);
+        std::mem::take(&mut *made.lock())
+    })
+}
+
+fn config() -> Config {
+    let mut config = Config::new();
+    config.stack_size = STACK_BYTES;
+    config.max_steps = shuttle::MaxSteps::None;
+    config.failure_persistence = FailurePersistence::None; // the seed repeats it
+    config.silence_warnings = true; // the head of `sync/primitive` says what shuttle cannot see
+    config
+}
+
+fn draw_history() -> History {
+    let mut rng = thread_rng();
+    let threads = rng.gen_range(2..=THREADS_MAX);
+    let count = rng.gen_range(threads..=OPS_MAX);
+    let mut calls: Vec<Call> = (0..count)
+        .map(|n| {
+            let op: Op = OPS[rng.gen_range(0..OPS.len())].parse().expect("an operation");
+            Call { thread: n % threads, op, tag: 1000 + n as u64, begun: None, ended: None }
+        })
+        .collect();
+    calls.sort_by_key(|c| c.thread);
+    History { calls, events: 0 }
+}
+
+/// Threads use a file system; what they did, how it was at its fences, and what began it.
+fn run(machine: &mut Machine) -> (History, Vec<(CrashPoint, History)>) {
+    let history = Arc::new(Mutex::new(draw_history()));
+    let points: Arc<Mutex<Vec<(CrashPoint, History)>>> = Arc::default();
+    let (kept, seen) = (points.clone(), history.clone());
+    machine
+        .fs()
+        .media()
+        .record(Some(Box::new(move |point| kept.lock().push((point.clone(), seen.lock().clone())))));
+    let threads = history.lock().calls.last().map_or(0, |c| c.thread + 1);
+    let running: Vec<_> = (0..threads)
+        .map(|thread| {
+            let (mut machine, history) = (machine.beside(), history.clone());
+            thread::spawn(move || {
+                let own: Vec<usize> = {
+                    let history = history.lock();
+                    (0..history.calls.len()).filter(|n| history.calls[*n].thread == thread).collect()
+                };
+                for n in own {
+                    let (op, tag) = {
+                        let mut history = history.lock();
+                        let event = history.event();
+                        let call = &mut history.calls[n];
+                        call.begun = Some(event);
+                        (call.op.clone(), call.tag)
+                    };
+                    let outcome = machine.attempt(&op, tag);
+                    let mut history = history.lock();
+                    let event = history.event();
+                    history.calls[n].ended = Some((event, outcome));
+                }
+            })
+        })
+        .collect();
+    running.into_iter().for_each(|t| t.join().expect("no thread panics"));
+    machine.fs().media().record(None);
+    let history = history.lock().clone();
+    (history, std::mem::take(&mut *points.lock()))
+}
+
+fn once() {
+    let (start, data) = &starts()[thread_rng().gen_range(0..starts().len())];
+    let mut machine = start.machine(None).expect("it opens");
+    for op in BEFORE {
+        // On a pool that was used some of it is there.
+        let _ = machine.apply(&op.parse().expect("an operation")).expect("as the oracle says");
+    }
+    let (history, points) = run(&mut machine);
+    let end = Tree::read(machine.fs(), []).expect("it can be read");
+    if let Err(what) = history.serial(&machine.model, &end) {
+        panic!("{what}\n{history}");
+    }
+    let end = judge::settled(machine.fs().clone());
+    // An overwrite in place may be torn.
+    let whole = |h: &History| {
+        *data == DataMode::Cow || h.calls.iter().all(|c| c.ended.is_some() || !matches!(c.op, Op::Write(..)))
+    };
+    let mut chosen: Vec<_> = points.into_iter().filter(|(_, h)| whole(h)).collect();
+    while chosen.len() > POINTS_MAX {
+        let lot = thread_rng().gen_range(0..chosen.len());
+        chosen.swap_remove(lot);
+    }
+    chosen.push((end, history));
+    let bounds = Bounds { leaves_max: 24, lane_states: 2, seed: thread_rng().gen_range(0..1 << 32) };
+    for (point, history) in chosen {
+        let visit = |fs: &crate::fs::Fs<_>| {
+            let found = Tree::read(fs, [])?;
+            history.serial(&machine.model, &found)?;
+            judge::independent(fs)?;
+            judge::checked(fs)?;
+            Ok(found.digest())
+        };
+        let (_, violation) = explore(&point, &bounds, &mut |media| visit(&*machine::open(media)?));
+        if let Some(v) = violation {
+            panic!("after a power failure: {}\nlost: {}\n{history}", v.what, v.lost);
+        }
+    }
+}
+
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
+}
+
+/// `LODE_SCHEDULES` histories, from `LODE_SCHEDULE_SEED` on.
+#[test]
+fn threads_have_a_serial_order_and_power_failures_keep_it() {
+    starts();
+    let first = setting("LODE_SCHEDULE_SEED", 1);
+    for seed in first..first + setting("LODE_SCHEDULES", 300) {
+        let run = || match seed % 2 {
+            0 => Runner::new(RandomScheduler::new_from_seed(seed, 1), config()).run(once),
+            _ => Runner::new(PctScheduler::new_from_seed(seed, SWITCHES, 1), config()).run(once),
+        };
+        let held = catch_unwind(AssertUnwindSafe(run));
+        assert!(held.is_ok(), "repeated by LODE_SCHEDULE_SEED={seed} LODE_SCHEDULES=1");
+    }
+}
