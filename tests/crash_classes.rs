@@ -213,3 +213,14 @@ fn found_a_cleaned_directory_takes_no_change_time_with_it() {
                 foo bar A/ A/bar=foo | rename bar A/bar ; churn A 600";
     explore(ALL, Image::Fresh, text);
 }
+
+/// Found by a long sequence on an ordinary file: after a sync and a power loss an entry was back in the directory that
+/// it had left, because the one it had left for was gone; that had been removed in between.
+#[test]
+fn found_a_synced_rename_stays_when_its_directory_was_removed() {
+    let text = "A/foo B/bar | rename A/foo B/bar exchange ; unlink A/foo ; rmdir A ; tick\n\n\
+                B/bar A/ !A/foo | rename B/bar A/foo ; unlink A/foo ; rmdir A ; tick\n\n\
+                B/bar A/ C/ !A/foo !C/foo | rename B/bar A/foo ; rename A/foo C/foo ; rmdir A ; tick\n\n\
+                B/bar A/C/ !A/C/foo | rename B/bar A/C/foo ; unlink A/C/foo ; rmdir A/C ; rmdir A ; tick";
+    explore(ALL, Image::Fresh, text);
+}

@@ -22,14 +22,19 @@ const HEAD_BYTES: usize = 24;
 /// Runs that the head block has room for.
 const RUNS_MAX: usize = (BLOCK - HEAD_BYTES) / 8;
 
-/// Writes the checkpoint, durably; the head's block, or `None` where there is no room.
-pub(super) fn store<M: Media>(fs: &Fs<M>) -> Result<Option<u32>> {
+/// Writes the checkpoint, durably, as is then what `pending` stands for; the head's block, or `None` where there is
+/// no room.
+pub(super) fn store<M: Media>(fs: &Fs<M>, mut pending: Flushed) -> Result<Option<u32>> {
     let body = encode(fs);
     let core = &fs.core;
-    let Some(head) = core.alloc.alloc(1, Class::Release, None) else { return Ok(None) };
+    let Some(head) = core.alloc.alloc(1, Class::Release, None) else {
+        core.media.fence(pending);
+        return Ok(None);
+    };
     let mut runs = Runs::new();
     let blocks = body.len().div_ceil(BLOCK) as u32;
     if core.alloc.alloc_all(blocks, Class::Release, &mut runs).is_err() || runs.len() > RUNS_MAX {
+        core.media.fence(pending);
         return Ok(None);
     }
     let mut block = [0; BLOCK];
@@ -41,14 +46,13 @@ pub(super) fn store<M: Media>(fs: &Fs<M>) -> Result<Option<u32>> {
         put32(&mut block, HEAD_BYTES + 8 * i, run.start.0);
         put32(&mut block, HEAD_BYTES + 8 * i + 4, run.count);
         let (part, later) = rest.split_at(rest.len().min(run.count as usize * BLOCK));
-        let flushed = core.media.copy_nt(log::block_addr(run.start), part)?;
-        core.media.fence(flushed);
+        pending = pending.and(core.media.copy_nt(log::block_addr(run.start), part)?);
         rest = later;
     }
     let crc = crc32c(&body, crc32c(&block[8..], core.key_crc));
     put32(&mut block, 4, crc);
-    let flushed = core.media.copy_nt(log::block_addr(head.start), &block)?;
-    core.media.fence(flushed);
+    pending = pending.and(core.media.copy_nt(log::block_addr(head.start), &block)?);
+    core.media.fence(pending);
     Ok(Some(head.start.0))
 }
 

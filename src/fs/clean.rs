@@ -73,16 +73,14 @@ pub(super) struct HeadMove {
 }
 
 impl<M: Media> Fs<M> {
-    /// Moves the heads whose copies are of `epoch` or before, which a durable state line names. The caller holds
+    /// On an ordinary file: moves the heads whose copies are of `epoch` or before, which a durable state line names. The caller holds
     /// the lock of syncs.
     pub(super) fn move_heads(&self, epoch: u64) -> Result<()> {
         let mut waiting = self.core.head_moves.lock();
-        let mut pending = Flushed::issued();
         // In the order of their pushes: of one log's the last counts.
         for m in waiting.extract_if(.., |m| m.epoch <= epoch) {
-            pending = pending.and(log::swing(&self.core, m.slot, m.head)?);
+            log::swing(&self.core, m.slot, m.head)?.left_to_sync();
         }
-        self.core.fence(pending);
         Ok(())
     }
 

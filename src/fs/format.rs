@@ -142,6 +142,14 @@ impl Super {
 
     /// `Err` says what is wrong, in words.
     pub fn decode(b: &[u8; SUPER_BYTES]) -> Result<Super, SuperFault> {
+        Super::decode_if(b, |intact| intact)
+    }
+
+    /// As [`decode`](Super::decode); `verified` hears whether the checksum holds, and answers whether to go on.
+    pub fn decode_if(
+        b: &[u8; SUPER_BYTES],
+        verified: impl FnOnce(bool) -> bool,
+    ) -> Result<Super, SuperFault> {
         if b[0..8] != MAGIC {
             return Err(SuperFault::Foreign);
         }
@@ -149,7 +157,7 @@ impl Super {
         if version > VERSION {
             return Err(SuperFault::Newer(version));
         }
-        if crc32c(&b[16..], version) != get32(b, 12) || version == 0 {
+        if !verified(crc32c(&b[16..], version) == get32(b, 12)) || version == 0 {
             return Err(SuperFault::Damaged);
         }
         let label = &b[72..135];

@@ -21,7 +21,7 @@ use super::statline::BodyLock;
 use super::types::{Attr, Ino, Kind};
 use crate::error::{Error, Result};
 use crate::limits::FILE_BYTES_MAX;
-use crate::media::{Addr, LINE, Media, Words, crc32c};
+use crate::media::{Addr, Flushed, LINE, Media, Words, crc32c};
 
 /// In memory order: what stat reads comes first and close together.
 #[repr(C)]
@@ -318,6 +318,7 @@ impl Redos {
     /// Stores what is left. Idempotent. Where media is bad the rest is stored all the same.
     pub fn apply<M: Media>(&self, core: &Core<M>, index: &PageIndex) -> Result<u64> {
         let (mut applied, mut failed) = (0, None);
+        let mut pending = Flushed::issued();
         for (&page, pieces) in &self.pages {
             if core.media.omits("redo records are stored again") {
                 continue;
@@ -327,14 +328,14 @@ impl Redos {
                 let at = log::block_addr(block).add(piece.at as u64);
                 match core.media.copy_cached(at, &piece.bytes) {
                     Ok(dirty) => {
-                        let flushed = core.media.flush(dirty);
-                        core.media.fence(flushed);
+                        pending = pending.and(core.media.flush(dirty));
                         applied += 1;
                     }
                     Err(fault) => failed = Some(fault),
                 }
             }
         }
+        core.media.fence(pending);
         failed.map_or(Ok(applied), |fault| Err(fault.into()))
     }
 }

@@ -328,7 +328,7 @@ impl<M: Media> Fs<M> {
             self.settle()?; // nothing freed at once may be in doubt
         }
         self.reclaim_orphans();
-        self.write_back()?;
+        let written_back = self.write_back()?;
         self.settle_durably()?;
         if self.core.deferring {
             self.settle()?; // the heads of cleaned logs
@@ -336,7 +336,7 @@ impl<M: Media> Fs<M> {
         // Everything is durable and named: what waited for that is free.
         self.core.alloc.release(u64::MAX);
         self.slots.release(u64::MAX);
-        let Some(checkpoint) = checkpoint::store(self)? else {
+        let Some(checkpoint) = checkpoint::store(self, written_back)? else {
             tracing::warn!("no room for a checkpoint: the next mount scans the logs instead");
             return Ok(());
         };
@@ -373,8 +373,8 @@ impl<M: Media> Fs<M> {
         }
     }
 
-    /// Puts into the logs what only DRAM knows.
-    fn write_back(&self) -> Result<()> {
+    /// Puts into the logs what only DRAM knows; the caller fences.
+    fn write_back(&self) -> Result<Flushed> {
         let mut pending = Flushed::issued();
         for inode in self.loaded() {
             let mut body = self.table.change(&inode);
@@ -391,8 +391,7 @@ impl<M: Media> Fs<M> {
                 }
             }
         }
-        self.core.fence(pending);
-        Ok(())
+        Ok(pending)
     }
 
     /// Gives the inode table more slots. ENOSPC where the pool has no block left for them.
@@ -493,10 +492,7 @@ impl SuperCopies {
             if at + SUPER_BYTES as u64 > media.len() || media.read(Addr(at), &mut b).is_err() {
                 return Err(SuperFault::Damaged);
             }
-            // Written once, and never over what is in use: a torn one is no crash's doing.
-            let decoded = Super::decode(&b);
-            let _ = media.verified(&[(Addr(at), SUPER_BYTES)], decoded.is_ok());
-            decoded
+            Super::decode_if(&b, |intact| media.verified(&[(Addr(at), SUPER_BYTES)], intact))
         };
         let first = read(SUPER_BLOCK * BLOCK as u64);
         let end = match &first {

@@ -56,14 +56,23 @@ struct Recovery<'a, M: Media> {
 /// Inodes with names that cannot be read.
 type Damaged = Vec<(u32, Error)>;
 
-/// Directories replayed, and what they say of change times: (directory, inode, time).
+/// Directories replayed.
 #[derive(Default)]
 struct Replayed {
     dirs: HashMap<u32, Arc<Inode>>,
-    stamps: Vec<(u32, u32, u64)>,
+    said: Said,
     /// Those that cannot be read. A removed directory's log is anything by now, and may be on bad media; only
     /// the root's reach decides whether it matters.
     broken: HashMap<u32, Error>,
+}
+
+/// What directories say of others.
+#[derive(Default)]
+struct Said {
+    /// Change times: (directory, inode, time).
+    stamps: Vec<(u32, u32, u64)>,
+    /// Inodes that lost a name for good, with their generations.
+    removed: HashSet<(u32, u64)>,
 }
 
 /// What a scan of a directory's log found.
@@ -257,10 +266,10 @@ impl<M: Media> Recovery<'_, M> {
             self.settle_pairs(&mut scans);
             let mut replayed = self.replay_directories(&scans, slots)?;
             let (reached, damaged) = self.reach(&mut replayed)?;
-            if self.power_loss && self.keep_in_reach(&mut scans, &reached) {
+            if self.power_loss && self.keep_in_reach(&mut scans, &reached, &replayed) {
                 continue; // an entry had left for a directory that the power loss took
             }
-            for (dir, ino, time) in replayed.stamps {
+            for (dir, ino, time) in replayed.said.stamps {
                 if reached.contains_key(&dir) {
                     note(&mut repairs.stamps, ino, time);
                 }
@@ -303,7 +312,8 @@ impl<M: Media> Recovery<'_, M> {
                     Some(_) => true,
                     None => false,
                 },
-                Type::Xattr => self.has_value(record.bytes)?,
+                // On persistent memory values are durable before their records.
+                Type::Xattr => !self.power_loss || self.has_value(record.bytes)?,
                 _ => true,
             };
             if !holds {
@@ -341,7 +351,7 @@ impl<M: Media> Recovery<'_, M> {
                 Ok(false) => return Ok(false),
                 Err(_) => return Ok(true), // it is damaged, but it was there
             }
-            // Elsewhere values are durable before their records; and what was settled may be gone again.
+            // What was settled may be gone again.
             if self.power_loss && self.in_doubt(&op, false) && !self.depends_on_media(&op)? {
                 return Ok(false);
             }
@@ -412,7 +422,7 @@ impl<M: Media> Recovery<'_, M> {
         let parts = parallel(slots, |range, out: &mut Replayed| {
             for ino in range.filter(|&ino| self.is_dir(ino)) {
                 let cut = scans.get(&ino).and_then(|s| s.cut);
-                match self.replay_directory(ino, cut, &mut out.stamps) {
+                match self.replay_directory(ino, cut, &mut out.said) {
                     Ok(dir) => {
                         out.dirs.insert(ino, Arc::new(dir));
                     }
@@ -426,18 +436,14 @@ impl<M: Media> Recovery<'_, M> {
         let mut all = Replayed::default();
         for part in parts {
             all.dirs.extend(part.dirs);
-            all.stamps.extend(part.stamps);
+            all.said.stamps.extend(part.said.stamps);
+            all.said.removed.extend(part.said.removed);
             all.broken.extend(part.broken);
         }
         Ok(all)
     }
 
-    fn replay_directory(
-        &self,
-        ino: u32,
-        cut: Option<u32>,
-        stamps: &mut Vec<(u32, u32, u64)>,
-    ) -> Result<Inode> {
+    fn replay_directory(&self, ino: u32, cut: Option<u32>, said: &mut Said) -> Result<Inode> {
         let owner = self.owner(ino);
         let header = self.headers[ino as usize].expect("a directory has one");
         let mut reader = Reader::new(self.core, owner)?;
@@ -452,25 +458,26 @@ impl<M: Media> Recovery<'_, M> {
             for record in op.records().filter(|r| r.kind == Type::Add) {
                 let replaced = body.dir()?.by_cookie(get32(record.bytes, field::add::REPLACES));
                 if let Some(old) = replaced {
-                    stamps.push((ino, old.entry.ino.0, get64(record.bytes, field::add::MTIME)));
+                    said.removed.insert((old.entry.ino.0, old.entry.generation));
+                    said.stamps.push((ino, old.entry.ino.0, get64(record.bytes, field::add::MTIME)));
                 }
             }
             inode::apply(self.core, &owner, &mut body, &mut atime, &op, None)?;
             for record in op.records() {
                 match record.kind {
                     Type::Add if record.bytes[field::add::FLAGS] & field::add::CREATE == 0 => {
-                        stamps.push((
+                        said.stamps.push((
                             ino,
                             get32(record.bytes, field::add::INO),
                             get64(record.bytes, field::add::MTIME),
                         ));
                     }
                     Type::Remove | Type::RemoveMoved => {
-                        stamps.push((
-                            ino,
-                            get32(record.bytes, field::remove::INO),
-                            get64(record.bytes, field::remove::MTIME),
-                        ));
+                        let gone = get32(record.bytes, field::remove::INO);
+                        said.stamps.push((ino, gone, get64(record.bytes, field::remove::MTIME)));
+                        if record.kind == Type::Remove {
+                            said.removed.insert((gone, get64(record.bytes, field::remove::GENERATION)));
+                        }
                     }
                     _ => {}
                 }
@@ -520,8 +527,19 @@ impl<M: Media> Recovery<'_, M> {
         Ok((parents, damaged))
     }
 
-    /// Cuts logs before entries that left for a directory which is not reached. Whether it changed any.
-    fn keep_in_reach(&self, scans: &mut HashMap<u32, Scan>, reached: &HashMap<u32, u32>) -> bool {
+    /// Cuts logs before entries that left for a directory which is not reached, unless that was removed, and
+    /// nothing is left in it. Whether it changed any.
+    fn keep_in_reach(
+        &self,
+        scans: &mut HashMap<u32, Scan>,
+        reached: &HashMap<u32, u32>,
+        replayed: &Replayed,
+    ) -> bool {
+        let is_empty = |dir: &Arc<Inode>| dir.body.read().dir().is_ok_and(|entries| entries.is_empty());
+        let was_removed = |partner: &Partner| {
+            replayed.said.removed.contains(&(partner.ino, partner.generation))
+                && replayed.dirs.get(&partner.ino).is_some_and(is_empty)
+        };
         // Of an exchange both halves are additions, and both take an entry away.
         let mut additions: HashMap<u64, u32> = HashMap::new();
         for pair in scans.values().flat_map(Scan::counted).filter(|p| !p.leaves) {
@@ -534,6 +552,7 @@ impl<M: Media> Recovery<'_, M> {
                 (p.leaves || additions[&p.partner.transaction] == 2)
                     && p.in_doubt
                     && !reached.contains_key(&p.partner.ino)
+                    && !was_removed(&p.partner)
                     && self
                         .headers
                         .get(p.partner.ino as usize)
@@ -765,12 +784,12 @@ impl<M: Media> Recovery<'_, M> {
             self.condemn(ino)?;
         }
         let epoch = self.core.epochs.current();
+        let mut pending = Flushed::issued();
         for (owner, mut log) in repairs.seals {
             if self.core.media.omits("a log that was cut is sealed") {
                 continue;
             }
-            let flushed = log.seal_void(self.core, &owner, epoch)?;
-            self.core.fence(flushed);
+            pending = pending.and(log.seal_void(self.core, &owner, epoch)?);
             table.log_end(owner.ino).store(log.seq(), Ordering::Relaxed);
             if let Some(dir) = table.entry(owner.ino).node.share() {
                 table.change(&dir).log = log;
@@ -797,13 +816,14 @@ impl<M: Media> Recovery<'_, M> {
             body.attr_record(node.atime.load(Ordering::Relaxed), 0, &mut batch);
             match body.log.append(self.core, &node.owner(), &mut batch, epoch, Class::Release) {
                 Ok(flushed) => {
-                    self.core.fence(flushed);
+                    pending = pending.and(flushed);
                     table.log_end(ino).store(body.log.seq(), Ordering::Relaxed);
                 }
                 Err(e) if e.errno() == libc::ENOSPC => {} // the older time stays
                 Err(e) => return Err(e),
             }
         }
+        self.core.fence(pending);
         Ok(())
     }
 }

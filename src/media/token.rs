@@ -53,6 +53,11 @@ impl Dirty {
 }
 
 impl Flushed {
+    /// Not fenced: on a medium where a fence makes nothing durable the next sync does it, and nothing relies on
+    /// it before.
+    #[inline]
+    pub fn left_to_sync(self) {}
+
     /// For media implementations only.
     #[inline]
     pub fn issued() -> Flushed {

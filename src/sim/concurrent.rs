@@ -125,9 +125,10 @@ struct Call {
 }
 
 impl Call {
-    /// A link's two paths are followed one after the other: it may be refused for what never was at one moment.
-    fn is_refused_link(&self, answered: Outcome) -> bool {
-        matches!(self.op, Op::Link(..)) && matches!(answered, Err(libc::EEXIST | libc::ENOENT))
+    /// Two paths are followed one after the other, on Linux too: the call may be refused for what never was at one
+    /// moment.
+    fn is_refused_on_the_way(&self, answered: Outcome) -> bool {
+        matches!(self.op, Op::Link(..) | Op::Rename(..)) && answered.is_err()
     }
 }
 
@@ -171,7 +172,7 @@ impl History {
             let mut next = model.clone();
             let outcome = call.op.on_model(&mut next, call.tag);
             // What was interrupted and would fail changes nothing.
-            let fits = |answered| answered == outcome || call.is_refused_link(answered);
+            let fits = |answered| answered == outcome || call.is_refused_on_the_way(answered);
             if !call.ended.map_or(outcome.is_ok(), |(_, answered)| fits(answered)) {
                 continue;
             }

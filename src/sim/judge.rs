@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::machine;
-use super::media::{CrashPoint, Keep, SimMedia};
+use super::media::{CrashPoint, Keep, Rng, SimMedia};
 use super::tree::{Inodes, Seen, Tree};
 use crate::fs::{Cred, Fs, Ino, Kind};
 
@@ -280,6 +280,36 @@ pub fn use_up(point: &CrashPoint, found: &Tree, free_when_empty: u64) -> Result<
     checked(&closed)?;
     let left = Tree::read(&closed, [])?;
     if left.named.len() > 1 { Err("what was removed is back after a clean close".to_owned()) } else { Ok(()) }
+}
+
+/// Opens what is left when one bit of it goes wrong, `count` times: it is as it was, but for the bytes of files
+/// (nothing promises that a read verifies them), or an error says that it is not.
+pub fn flipped(closed: &CrashPoint, whole: &Tree, count: u32, seed: u64) -> Result<(), String> {
+    let image = closed.image(Keep::Everything);
+    let used: Vec<usize> = (0..image.len()).filter(|at| image[*at] != 0).collect();
+    let wanted = without_content(whole);
+    let mut rng = Rng::new(seed);
+    for _ in 0..count {
+        let at = used[rng.below(used.len() as u64) as usize];
+        let media = closed.media(Keep::Everything);
+        media.flip(at, rng.below(8) as u32);
+        let what = |e: String| format!("byte {at:#x} went wrong, and nobody says so: {e}");
+        let Ok(fs) = machine::open(media) else { continue };
+        let Ok(found) = Tree::read(&fs, []) else { continue };
+        let found = without_content(&found);
+        if fs.open_report().damaged == 0 && found.named != wanted.named {
+            return Err(what(found.differs(&wanted)));
+        }
+    }
+    Ok(())
+}
+
+fn without_content(tree: &Tree) -> Tree {
+    let mut tree = tree.clone();
+    for seen in tree.named.values_mut().filter(|seen| seen.mode & libc::S_IFMT == libc::S_IFREG) {
+        Arc::make_mut(seen).content.clear();
+    }
+    tree
 }
 
 /// A little of everything; a full pool may refuse it.

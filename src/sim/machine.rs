@@ -76,6 +76,7 @@ impl Machine {
         self.tell_time();
         let done = match op {
             Op::Reopen => self.reopen().map(Ok)?,
+            Op::Crash => self.crash().map(Ok)?,
             _ => self.attempt(op, self.step as u64),
         };
         if done == Err(libc::ENOSPC) {
@@ -109,9 +110,20 @@ impl Machine {
         if !reopened.open_report().was_clean {
             return Err("after a clean close its logs had to be scanned".to_owned());
         }
-        self.slots.clear();
-        self.files = Files::new(reopened, Cred::root(), 0);
+        self.go_on_with(reopened);
         Ok(())
+    }
+
+    fn crash(&mut self) -> Result<(), String> {
+        self.fs().sync().map_err(|e| format!("it cannot be synced: {e:?}"))?;
+        let left = self.fs().media().crash_point().media(super::media::Keep::Nothing);
+        self.go_on_with(open(left)?);
+        Ok(())
+    }
+
+    fn go_on_with(&mut self, fs: Arc<Fs<SimMedia>>) {
+        self.slots.clear();
+        self.files = Files::new(fs, Cred::root(), 0);
     }
 
     /// Ends the use of the pool with a clean close.
@@ -217,7 +229,7 @@ impl Machine {
             Op::Fsync(target) => self.on_open(target, libc::O_RDONLY, |f, fd| f.fsync(fd)),
             Op::Sync => self.fs().sync(),
             Op::Tick => self.fs().tick(),
-            Op::Reopen | Op::Churn(..) => unreachable!("not a call"),
+            Op::Reopen | Op::Crash | Op::Churn(..) => unreachable!("not a call"),
         }
     }
 

@@ -466,6 +466,16 @@ impl SimMedia {
         self.memory.lock().poison.push(bytes);
     }
 
+    /// One bit of a byte goes wrong, durably.
+    pub fn flip(&self, at: usize, bit: u32) {
+        let mut memory = self.memory.lock();
+        let mut byte = [0];
+        memory.now.read(at, &mut byte);
+        byte[0] ^= 1 << bit;
+        memory.now.write(at, &byte);
+        memory.durable.write(at, &byte);
+    }
+
     /// What loads see, as if everything had been written back.
     pub fn image(&self) -> Vec<u8> {
         let mut memory = self.memory.lock();

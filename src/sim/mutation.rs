@@ -15,6 +15,9 @@ use parking_lot::Mutex;
 use super::explore::Bounds;
 use super::run::{self, Broken, Effort, Plan, Start};
 
+/// Bits that go wrong after a sequence, where a checksum is not looked at.
+const FLIPS: u32 = 200;
+
 /// What is done at a site.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Step {
@@ -98,7 +101,7 @@ pub fn run(
     progress: &(dyn Fn(usize, usize, &Mutant) -> bool + Sync),
 ) -> Result<Vec<Mutant>, String> {
     let starts: Vec<Start> = plan.places.iter().map(|p| Start::new(*p)).collect::<Result<_, _>>()?;
-    let met = meet(plan, &starts);
+    let met = meet(plan, &starts)?;
     let sites: Vec<(&Site, &Vec<Job>)> = met.iter().collect();
     let mutants = Mutex::new(BTreeMap::new());
     let next = AtomicUsize::new(0);
@@ -123,8 +126,9 @@ pub fn run(
 type Job = (usize, u64);
 
 /// Sites, and which sequences meet them where.
-fn meet(plan: &Plan, starts: &[Start]) -> BTreeMap<Site, Vec<Job>> {
+fn meet(plan: &Plan, starts: &[Start]) -> Result<BTreeMap<Site, Vec<Job>>, String> {
     let met: Mutex<BTreeMap<Site, Vec<Job>>> = Mutex::default();
+    let failed: Mutex<Option<String>> = Mutex::default();
     let next = AtomicU64::new(0);
     // A few states of each crash point: most recoveries of one take the same steps.
     let bounds = Bounds { leaves_max: 32, lane_states: 1, ..plan.effort.bounds.clone() };
@@ -136,8 +140,13 @@ fn meet(plan: &Plan, starts: &[Start]) -> BTreeMap<Site, Vec<Job>> {
                 return;
             }
             let noted = Arc::new(Mutation::default());
-            let effort = Effort { bounds: bounds.clone(), twice: false, mutation: Some(noted.clone()) };
-            run::sequence(&starts[start], &(plan.sequence)(sequence), &effort);
+            let mutation = Some(noted.clone());
+            let effort = Effort { bounds: bounds.clone(), twice: false, flips: FLIPS, mutation };
+            let broken = run::sequence(&starts[start], &(plan.sequence)(sequence), &effort).1;
+            if let Some(broken) = broken {
+                failed.lock().get_or_insert(format!("with nothing left out: {broken}"));
+                return;
+            }
             let mut met = met.lock();
             noted.sites().into_iter().for_each(|site| met.entry(site).or_default().push((start, sequence)));
         }
@@ -148,7 +157,7 @@ fn meet(plan: &Plan, starts: &[Start]) -> BTreeMap<Site, Vec<Job>> {
     });
     let mut met = met.into_inner();
     met.values_mut().for_each(|jobs| jobs.sort_unstable());
-    met
+    failed.into_inner().map_or(Ok(met), Err)
 }
 
 /// Runs the sequences that meet the site without it until one shows it: with one failure, and then with another
@@ -158,7 +167,8 @@ fn try_out(plan: &Plan, starts: &[Start], jobs: &[Job], site: Site) -> Mutant {
     for twice in [false, true] {
         for &(start, n) in jobs {
             let mutation = Some(Arc::new(Mutation::without(site)));
-            let effort = Effort { mutation, twice, ..plan.effort.clone() };
+            let flips = if site.step == Step::Check { FLIPS } else { 0 };
+            let effort = Effort { mutation, twice, flips, ..plan.effort.clone() };
             mutant.sequences += 1;
             mutant.killed = run::sequence(&starts[start], &(plan.sequence)(n), &effort).1;
             if mutant.killed.is_some() {

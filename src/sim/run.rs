@@ -95,6 +95,8 @@ pub struct Effort {
     pub bounds: Bounds,
     /// Power fails again during recovery.
     pub twice: bool,
+    /// Bits that go wrong on the media, one at a time, when all is done and the pool is closed.
+    pub flips: u32,
     /// What is left out on purpose.
     pub mutation: Option<Arc<Mutation>>,
 }
@@ -400,6 +402,11 @@ impl Run<'_> {
         if before.named != after.named {
             return Err(plain(after.differs(&before)));
         }
+        if self.effort.flips > 0 {
+            let closed = judge::settled(machine.close().map_err(plain)?);
+            *at.lock() = "the end, closed".to_owned();
+            judge::flipped(&closed, &after, self.effort.flips, self.effort.bounds.seed).map_err(plain)?;
+        }
         Ok(())
     }
 
@@ -591,7 +598,7 @@ impl History {
     }
 
     fn settled(&mut self, op: &Op, done: bool) {
-        if done && matches!(op, Op::Sync | Op::Fsync(_) | Op::Tick | Op::Reopen) {
+        if done && matches!(op, Op::Sync | Op::Fsync(_) | Op::Tick | Op::Reopen | Op::Crash) {
             self.trees.drain(..self.trees.len() - 1);
         }
     }

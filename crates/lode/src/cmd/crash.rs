@@ -58,7 +58,7 @@ pub fn run(args: &cli::Crash) -> Result<()> {
         effort: Effort {
             bounds: Bounds { leaves_max: LEAVES_MAX, lane_states: LANE_STATES, seed: args.seed },
             twice: args.depth > 1,
-            mutation: None,
+            ..Effort::default()
         },
         threads: args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get())),
     };
