@@ -246,12 +246,12 @@ def fuzz_once(*options, minutes):
 
 
 def schedules():
-    """Locks, epochs and allocator under schedules that shuttle chooses (nightly)."""
+    """Locks, epochs, allocator, and whole file systems, under schedules that shuttle chooses (nightly)."""
     if not OPTIONS.nightly:
         return None
     return step(
-        "schedules", CARGO, "test", "--lib", "--target-dir", os.path.join(TARGET, "shuttle"), "schedules", minutes=60,
-        env={"RUSTFLAGS": "--cfg shuttle", "LODE_SCHEDULES": "20000"},
+        "schedules", CARGO, "test", "--release", "--lib", "--target-dir", os.path.join(TARGET, "shuttle"), "--", "schedules",
+        "concurrent", minutes=120, env={"RUSTFLAGS": "--cfg shuttle", "LODE_SCHEDULES": "20000"},
     )
 
 

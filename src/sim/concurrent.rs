@@ -19,6 +19,7 @@ use super::judge;
 use super::machine::{self, Machine};
 use super::media::CrashPoint;
 use super::model::{Model, Outcome};
+use super::mutation::Mutation;
 use super::run::{Image, Place, Start};
 use super::tree::{self, Tree};
 use super::workload::Op;
@@ -284,7 +285,9 @@ fn run(machine: &mut Machine) -> (History, Vec<(CrashPoint, History)>) {
 
 fn once() {
     let (start, data) = &starts()[thread_rng().gen_range(0..starts().len())];
-    let mut machine = start.machine(None).expect("it opens");
+    let without = std::env::var("LODE_SCHEDULE_WITHOUT").ok();
+    let mutation = without.map(|site| Arc::new(Mutation::without_named(site)));
+    let mut machine = start.machine(mutation).expect("it opens");
     for op in BEFORE {
         // On a pool that was used some of it is there.
         let _ = machine.apply(&op.parse().expect("an operation")).expect("as the oracle says");
@@ -325,7 +328,8 @@ fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
 }
 
-/// `LODE_SCHEDULES` histories, from `LODE_SCHEDULE_SEED` on.
+/// `LODE_SCHEDULES` histories, from `LODE_SCHEDULE_SEED` on. `LODE_SCHEDULE_WITHOUT` leaves out a step, as
+/// `lode crash --mutants` names it ("fence at src/fs/namei.rs:302"): then it should fail.
 #[test]
 fn threads_have_a_serial_order_and_power_failures_keep_it() {
     starts();

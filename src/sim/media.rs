@@ -141,6 +141,7 @@ struct Memory {
     /// What is left out on purpose; passed on to media after a failure.
     mutation: Option<Arc<Mutation>>,
     poison: Vec<Range<usize>>,
+    syncs_fail: bool,
 }
 
 /// Called before each fence and each sync with the state of the media: where a crash is worth looking at.
@@ -452,6 +453,7 @@ impl SimMedia {
             recorder: None,
             mutation: None,
             poison: Vec::new(),
+            syncs_fail: false,
         };
         SimMedia { memory: Mutex::new(memory), len, domain }
     }
@@ -464,6 +466,11 @@ impl SimMedia {
     /// From now on loads and stores of these bytes fail.
     pub fn poison(&self, bytes: Range<usize>) {
         self.memory.lock().poison.push(bytes);
+    }
+
+    /// Whether syncs fail from now on. What they should have made durable stays in doubt.
+    pub fn fail_syncs(&self, fail: bool) {
+        self.memory.lock().syncs_fail = fail;
     }
 
     /// One bit of a byte goes wrong, durably.
@@ -701,6 +708,9 @@ impl Media for SimMedia {
         let memory = &mut *guard;
         if self.domain == Domain::PageCache {
             self.show(memory);
+            if memory.syncs_fail {
+                return Err(std::io::Error::from_raw_os_error(libc::EIO));
+            }
             if memory.leaves_out(Step::Sync) {
                 return Ok(());
             }

@@ -1,0 +1,132 @@
+//! An `fdatasync` that fails: who asked for durability hears of it, nothing that failed is ever called durable
+//! afterwards, what was synced before is there, and the pool is usable again once it is opened anew.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use lodestone::fs::{Cred, Fs, Ino, MkfsOptions, OpenOptions};
+use lodestone::media::{Domain, Media, Pool, PoolOptions};
+use lodestone::sim::media::{Keep, SimMedia};
+
+const POOL_BYTES: usize = 2 << 20;
+
+fn options() -> OpenOptions {
+    OpenOptions { no_ticker: true, power_lost: true, ..OpenOptions::default() }
+}
+
+fn create<M: Media>(fs: &Fs<M>, name: &[u8], byte: u8) -> lodestone::Result<Ino> {
+    let ino = fs.create(&Cred::root(), Ino::ROOT, name, 0o644, 0, libc::O_EXCL)?.0.ino;
+    fs.write(&Cred::root(), ino, 0, &[byte; 9000], false)?;
+    Ok(ino)
+}
+
+/// Whether the file is there, whole; a part of it may not be.
+fn has<M: Media>(fs: &Fs<M>, name: &[u8], byte: u8) -> bool {
+    let Ok(attr) = fs.lookup(&Cred::root(), Ino::ROOT, name) else { return false };
+    let mut bytes = vec![0; 9000];
+    let n = fs.read(attr.ino, 0, &mut bytes).unwrap();
+    assert!(n == 0 || bytes.iter().all(|b| *b == byte), "{} is torn", name.escape_ascii());
+    n == bytes.len()
+}
+
+/// The file system after its sync failed: `fails` makes it fail from then on.
+fn fail<M: Media>(fs: &Fs<M>, fails: impl FnOnce()) {
+    let synced = create(fs, b"synced", 1).unwrap();
+    fs.fsync(synced, true).unwrap();
+    let lost = create(fs, b"lost", 2).unwrap();
+    fails();
+    for call in ["first", "second"] {
+        let e = fs.fsync(lost, true).expect_err(call);
+        assert_eq!(e.errno(), libc::EIO, "the {call} fsync: {e}");
+    }
+    let e = fs.fsync(synced, true).expect_err("a sync covers all files");
+    assert_eq!(e.errno(), libc::EIO, "{e}");
+    assert_eq!(create(fs, b"later", 3).unwrap_err().errno(), libc::EIO);
+    assert_eq!(fs.write(&Cred::root(), synced, 0, &[4; 10], false).unwrap_err().errno(), libc::EIO);
+    assert_eq!(fs.unlink(&Cred::root(), Ino::ROOT, b"synced").unwrap_err().errno(), libc::EIO);
+    assert!(has(fs, b"synced", 1) && has(fs, b"lost", 2), "what is there can be read");
+    assert!(fs.sync().is_err() && fs.close().is_err(), "it must not pass for clean");
+}
+
+#[test]
+fn a_failed_sync_is_never_forgotten() {
+    let pool =
+        Fs::mkfs(SimMedia::new(vec![0; POOL_BYTES], Domain::PageCache), &MkfsOptions::default()).unwrap();
+    let fs = Fs::open(pool, &options()).unwrap();
+    fail(&fs, || fs.media().fail_syncs(true));
+    let point = fs.media().crash_point();
+    for keep in [Keep::Nothing, Keep::Everything].into_iter().chain((0..200).map(Keep::Random)) {
+        let fs = Fs::open(point.media(keep), &options()).unwrap_or_else(|e| panic!("{keep:?}: {e}"));
+        assert!(has(&fs, b"synced", 1), "{keep:?}");
+        has(&fs, b"lost", 2);
+        assert!(!has(&fs, b"later", 3), "{keep:?}");
+        assert!(fs.check().unwrap().is_clean(), "{keep:?}");
+        create(&fs, b"again", 5).unwrap();
+        fs.close().unwrap();
+    }
+}
+
+#[test]
+fn a_sync_that_fails_at_the_close_leaves_a_pool_to_recover() {
+    let pool =
+        Fs::mkfs(SimMedia::new(vec![0; POOL_BYTES], Domain::PageCache), &MkfsOptions::default()).unwrap();
+    let fs = Fs::open(pool, &options()).unwrap();
+    let synced = create(&fs, b"synced", 1).unwrap();
+    fs.fsync(synced, false).unwrap();
+    create(&fs, b"lost", 2).unwrap();
+    fs.media().fail_syncs(true);
+    assert_eq!(fs.close().unwrap_err().errno(), libc::EIO);
+    let point = fs.media().crash_point();
+    for seed in 0..200 {
+        let fs = Fs::open(point.media(Keep::Random(seed)), &options()).unwrap();
+        assert!(has(&fs, b"synced", 1), "{seed}");
+        assert!(fs.check().unwrap().is_clean(), "{seed}");
+    }
+}
+
+/// From now on `fdatasync` fails in this thread, as on a disk that is broken. The kernel does it: a filter of
+/// system calls.
+fn break_fdatasync() -> std::io::Result<()> {
+    let op = |code: u32, k: u32, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
+    let mut filter = [
+        op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0), // the call's number
+        op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::SYS_fdatasync as u32, 0, 1),
+        op(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EIO as u32, 0, 0),
+        op(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: both calls change the calling thread alone; the program and its instructions outlive the second.
+    let failed = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
+            || libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program) != 0
+    };
+    if failed { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[test]
+fn a_disk_that_cannot_sync_is_told_of() {
+    let path: PathBuf = std::env::temp_dir().join(format!("lodestone-sync-fault-{}", std::process::id()));
+    let made = Pool::create(&[path.clone()], Some(POOL_BYTES as u64), &PoolOptions::default()).unwrap();
+    drop(Fs::mkfs(made, &MkfsOptions::default()).unwrap());
+    let open = || Pool::open(&path, &PoolOptions::default()).unwrap();
+    if open().domain() != Domain::PageCache {
+        println!("SKIPPED: a_disk_that_cannot_sync_is_told_of: the temporary directory is on memory");
+        std::fs::remove_file(&path).unwrap();
+        return;
+    }
+    let fs: Arc<Fs<Pool>> = Fs::open(open(), &OpenOptions { power_lost: false, ..options() }).unwrap();
+    // A filter stays: the thread must not be the tests' own.
+    let done = std::thread::spawn({
+        let fs = fs.clone();
+        move || fail(&fs, || break_fdatasync().expect("a filter of system calls"))
+    });
+    done.join().unwrap();
+    drop(fs);
+    let fs = Fs::open(open(), &options()).unwrap();
+    assert!(has(&fs, b"synced", 1) && !has(&fs, b"later", 3));
+    has(&fs, b"lost", 2);
+    create(&fs, b"again", 5).unwrap();
+    fs.close().unwrap();
+    drop(fs);
+    std::fs::remove_file(&path).unwrap();
+}
