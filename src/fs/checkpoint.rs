@@ -22,21 +22,17 @@ const HEAD_BYTES: usize = 24;
 /// Runs that the head block has room for.
 const RUNS_MAX: usize = (BLOCK - HEAD_BYTES) / 8;
 
-/// Writes the checkpoint, durably, as is then what `pending` stands for; the head's block, or `None` where there is
-/// no room.
-pub(super) fn store<M: Media>(fs: &Fs<M>, mut pending: Flushed) -> Result<Option<u32>> {
+/// Writes the checkpoint, durably; the head's block, or `None` where there is no room.
+pub(super) fn store<M: Media>(fs: &Fs<M>) -> Result<Option<u32>> {
     let body = encode(fs);
     let core = &fs.core;
-    let Some(head) = core.alloc.alloc(1, Class::Release, None) else {
-        core.media.fence(pending);
-        return Ok(None);
-    };
+    let Some(head) = core.alloc.alloc(1, Class::Release, None) else { return Ok(None) };
     let mut runs = Runs::new();
     let blocks = body.len().div_ceil(BLOCK) as u32;
     if core.alloc.alloc_all(blocks, Class::Release, &mut runs).is_err() || runs.len() > RUNS_MAX {
-        core.media.fence(pending);
         return Ok(None);
     }
+    let mut pending = Flushed::issued();
     let mut block = [0; BLOCK];
     put32(&mut block, 0, MAGIC);
     put64(&mut block, 8, body.len() as u64);

@@ -328,7 +328,7 @@ impl<M: Media> Fs<M> {
             self.settle()?; // nothing freed at once may be in doubt
         }
         self.reclaim_orphans();
-        let written_back = self.write_back()?;
+        self.write_back()?;
         self.settle_durably()?;
         if self.core.deferring {
             self.settle()?; // the heads of cleaned logs
@@ -336,7 +336,7 @@ impl<M: Media> Fs<M> {
         // Everything is durable and named: what waited for that is free.
         self.core.alloc.release(u64::MAX);
         self.slots.release(u64::MAX);
-        let Some(checkpoint) = checkpoint::store(self, written_back)? else {
+        let Some(checkpoint) = checkpoint::store(self)? else {
             tracing::warn!("no room for a checkpoint: the next mount scans the logs instead");
             return Ok(());
         };
@@ -373,8 +373,8 @@ impl<M: Media> Fs<M> {
         }
     }
 
-    /// Puts into the logs what only DRAM knows; the caller fences.
-    fn write_back(&self) -> Result<Flushed> {
+    /// Puts into the logs what only DRAM knows. Durably: the state line that follows names it as settled.
+    fn write_back(&self) -> Result<()> {
         let mut pending = Flushed::issued();
         for inode in self.loaded() {
             let mut body = self.table.change(&inode);
@@ -391,7 +391,8 @@ impl<M: Media> Fs<M> {
                 }
             }
         }
-        Ok(pending)
+        self.core.fence(pending);
+        Ok(())
     }
 
     /// Gives the inode table more slots. ENOSPC where the pool has no block left for them.

@@ -216,6 +216,9 @@ pub const LONG: &[&str] = &[
     // What was stored in place, when cleaning takes its redo record away; the same after a recovery stored it again.
     "foo:9000 | write foo 13 7 ; churn foo 290",
     "foo:9000 | write foo 13 7 ; crash ; churn foo 290",
+    // What only DRAM knows, and goes into logs that grow at a close.
+    "foo:9000 | fallocate foo zerokeep 4096 9001 ; reopen",
+    "foo A/ A/bar=foo | chmod foo 4755 ; unlink A/bar ; reopen",
     // Change times that only a directory knows, when it goes, or its log is cleaned.
     "foo A/ A/bar=foo | unlink A/bar ; rmdir A",
     "foo A/ A/bar=foo | unlink A/bar ; churn A 290",
