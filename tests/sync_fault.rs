@@ -106,7 +106,8 @@ fn break_fdatasync() -> std::io::Result<()> {
 #[test]
 fn a_disk_that_cannot_sync_is_told_of() {
     let path: PathBuf = std::env::temp_dir().join(format!("lodestone-sync-fault-{}", std::process::id()));
-    let made = Pool::create(&[path.clone()], Some(POOL_BYTES as u64), &PoolOptions::default()).unwrap();
+    let made =
+        Pool::create(std::slice::from_ref(&path), Some(POOL_BYTES as u64), &PoolOptions::default()).unwrap();
     drop(Fs::mkfs(made, &MkfsOptions::default()).unwrap());
     let open = || Pool::open(&path, &PoolOptions::default()).unwrap();
     if open().domain() != Domain::PageCache {
