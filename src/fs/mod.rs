@@ -130,6 +130,8 @@ pub struct PoolInfo {
 pub struct OpenReport {
     /// The last user closed it; nothing was scanned.
     pub was_clean: bool,
+    /// The last user closed it, and its checkpoint is damaged: the logs were scanned instead.
+    pub checkpoint_damaged: bool,
     pub inodes_scanned: u64,
     /// Interrupted operations voided.
     pub voided: u64,

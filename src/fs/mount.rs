@@ -225,7 +225,11 @@ impl<M: Media> Fs<M> {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             state: Mutex::new(state),
             syncing: Mutex::new(Synced::default()),
-            report: OpenReport { seconds: begun.elapsed().as_secs_f64(), ..opened.report },
+            report: OpenReport {
+                checkpoint_damaged: previous.clean && !was_clean,
+                seconds: begun.elapsed().as_secs_f64(),
+                ..opened.report
+            },
             ticker: Mutex::new(None),
         };
         if !was_clean && !fs.core.read_only {

@@ -151,6 +151,7 @@ pub(super) fn recover<M: Media>(core: &mut Core<M>, previous: &State, power_lost
     free_slots.reverse();
     let report = OpenReport {
         was_clean: false,
+        checkpoint_damaged: false, // the caller knows
         inodes_scanned: slots as u64 - free_slots.len() as u64,
         voided: r.voided.load(Ordering::Relaxed) as u64,
         orphans,

@@ -15,7 +15,9 @@ use std::sync::Arc;
 
 use super::machine;
 use super::media::{CrashPoint, Keep, Rng, SimMedia};
+use super::mutation::Mutation;
 use super::tree::{Inodes, Seen, Tree};
+use crate::fs::format::SUPER_BYTES;
 use crate::fs::{Cred, Fs, Ino, Kind};
 
 /// What a failure may leave.
@@ -237,6 +239,9 @@ pub fn independent(fs: &Fs<SimMedia>) -> Result<(), String> {
     if report.damaged > 0 {
         return Err(format!("{} inodes are called damaged, and only power failed", report.damaged));
     }
+    if report.checkpoint_damaged {
+        return Err("its checkpoint is damaged, and only power failed".to_owned());
+    }
     if stat.blocks_free > stat.blocks || stat.inodes_free > stat.inodes {
         return Err(format!("it counts more free than there is: {stat:?}"));
     }
@@ -283,20 +288,37 @@ pub fn use_up(point: &CrashPoint, found: &Tree, free_when_empty: u64) -> Result<
 }
 
 /// Opens what is left when one bit of it goes wrong, `count` times: it is as it was, but for the bytes of files
-/// (nothing promises that a read verifies them), or an error says that it is not.
-pub fn flipped(closed: &CrashPoint, whole: &Tree, count: u32, seed: u64) -> Result<(), String> {
+/// (nothing promises that a read verifies them), or an error says that it is not. `mutation`: what is left out.
+pub fn flipped(
+    closed: &CrashPoint,
+    whole: &Tree,
+    mutation: Option<&Arc<Mutation>>,
+    count: u32,
+    seed: u64,
+) -> Result<(), String> {
     let image = closed.image(Keep::Everything);
     let used: Vec<usize> = (0..image.len()).filter(|at| image[*at] != 0).collect();
     let wanted = without_content(whole);
+    let says = |fs: &Fs<SimMedia>| {
+        let info = fs.info();
+        (info.uuid, info.label, info.format_version, info.bytes, info.created)
+    };
+    let said = says(&*machine::open(closed.media(Keep::Everything))?);
     let mut rng = Rng::new(seed);
-    for _ in 0..count {
+    for n in 0..count as usize {
+        // The superblock is small, and the first there is.
+        let used = if n % 8 == 0 { &used[..used.len().min(SUPER_BYTES)] } else { &used[..] };
         let at = used[rng.below(used.len() as u64) as usize];
         let media = closed.media(Keep::Everything);
+        media.mutate(mutation.cloned());
         media.flip(at, rng.below(8) as u32);
         let what = |e: String| format!("byte {at:#x} went wrong, and nobody says so: {e}");
         let Ok(fs) = machine::open(media) else { continue };
         let Ok(found) = Tree::read(&fs, []) else { continue };
         let found = without_content(&found);
+        if says(&fs) != said {
+            return Err(what(format!("the pool calls itself {:?}, not {said:?}", says(&fs))));
+        }
         if fs.open_report().damaged == 0 && found.named != wanted.named {
             return Err(what(found.differs(&wanted)));
         }

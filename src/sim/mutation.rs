@@ -67,6 +67,11 @@ impl Mutation {
         Mutation { named: Some(site), ..Mutation::default() }
     }
 
+    /// Whether it leaves out anything.
+    pub fn leaves_out(&self) -> bool {
+        self.without.is_some() || self.named.is_some()
+    }
+
     /// The sites met.
     pub fn sites(&self) -> Vec<Site> {
         self.met.lock().iter().copied().collect()

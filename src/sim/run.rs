@@ -405,7 +405,10 @@ impl Run<'_> {
         if self.effort.flips > 0 {
             let closed = judge::settled(machine.close().map_err(plain)?);
             *at.lock() = "the end, closed".to_owned();
-            judge::flipped(&closed, &after, self.effort.flips, self.effort.bounds.seed).map_err(plain)?;
+            // What mends a damaged pool is not what a sequence meets.
+            let mutation = self.effort.mutation.as_ref().filter(|m| m.leaves_out());
+            let Bounds { seed, .. } = self.effort.bounds;
+            judge::flipped(&closed, &after, mutation, self.effort.flips, seed).map_err(plain)?;
         }
         Ok(())
     }
