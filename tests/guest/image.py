@@ -141,6 +141,9 @@ class Archive:
         self.add("bin/" + (name or os.path.basename(path)), stripped(path))
         for library in re.findall(r"(?:=> )?(/\S+) \(0x", command_output("ldd", path)):
             self.add(library, stripped(os.path.realpath(library)))
+            # What a program was linked with in a folder that the guest hides (/tmp) the loader finds here.
+            if not library.startswith(("/lib", "/usr/lib")):
+                self.add("lib/" + os.path.basename(library), stripped(os.path.realpath(library)))
 
     def close(self):
         self.entry("TRAILER!!!", 0)

@@ -427,8 +427,11 @@ impl<'m, M: Media> Mender<'m, M> {
             }
         }
         let (uid, gid) = (root.uid, root.gid);
+        // Another inode where a rename's other half is looked for would void it.
+        let is_partner = |ino: u32| self.checked.tree.halves_in_doubt().any(|half| half.partner.ino == ino);
         let taken = |ino: &u32| {
             self.checked.tree.is_named(*ino)
+                || is_partner(*ino)
                 || self.checked.pool.bad_slots.contains(ino)
                 || self.headers.contains_key(ino)
         };

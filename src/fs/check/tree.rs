@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::super::format::*;
 use super::super::types::Kind;
-use super::image::{self, Entry, Image};
+use super::image::{self, Entry, Half, Image};
 use super::space::Space;
 use super::{Account, Finding, Pool, What};
 use crate::media::{LINE, Media};
@@ -49,6 +49,11 @@ impl Tree {
             tree.find_orphans(pool, account);
             return tree;
         }
+    }
+
+    /// Halves of operations on two directories that count only with the other one.
+    pub fn halves_in_doubt(&self) -> impl Iterator<Item = &Half> {
+        self.dirs.values().flat_map(|dir| &dir.halves).filter(|half| half.in_doubt)
     }
 
     /// Inodes with a name (or that get one), ascending.
@@ -185,8 +190,15 @@ impl Tree {
                             (other.log.head_seq.wrapping_sub(h.partner.seq) as i32) <= 0
                                 && !other.lost_records()
                         }
-                        // A directory that is gone, or that is not reached: was its half there once?
-                        _ => pool.header(h.partner.ino).is_some_and(|x| x.generation == h.partner.generation),
+                        // A directory that is gone, or that is not reached: its log may still say it.
+                        _ => {
+                            let header = pool.header(h.partner.ino);
+                            header.filter(|x| x.generation == h.partner.generation).is_some_and(|header| {
+                                let owner = pool.owner(h.partner.ino, header.generation);
+                                let gone = image::read(pool, owner, header, None);
+                                !gone.halves.iter().any(|g| g.partner.transaction == h.partner.transaction)
+                            })
+                        }
                     }
             });
             if let Some(half) = void {
