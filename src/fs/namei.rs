@@ -551,7 +551,6 @@ impl<M: Media> Fs<M> {
             return Ok(());
         }
         let Some(left) = self.left.lock().remove(&dir.ino.0) else { return Ok(()) };
-        let mut pending = Flushed::issued();
         for (ino, generation) in left {
             // Another inode of that number may be a directory that the caller has locked.
             let Some(inode) = self.table.entry(ino).node.share().filter(|i| i.generation == generation)
@@ -567,13 +566,13 @@ impl<M: Media> Fs<M> {
             match self.append(&inode, &mut body, &mut batch, guard, Class::Release) {
                 Ok(flushed) => {
                     inode.attrs_ahead.store(false, Ordering::Relaxed);
-                    pending = pending.and(flushed);
+                    // Before others append behind it.
+                    self.core.fence(flushed);
                 }
                 Err(e) if e.errno() == libc::ENOSPC => {} // the older time stays
                 Err(e) => return Err(e),
             }
         }
-        self.core.fence(pending);
         Ok(())
     }
 

@@ -10,14 +10,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
-use shuttle::rand::{Rng, thread_rng};
+use shuttle::rand::{Rng as _, thread_rng};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, FailurePersistence, Runner, thread};
 
 use super::explore::{Bounds, explore};
 use super::judge;
 use super::machine::{self, Machine};
-use super::media::CrashPoint;
+use super::media::{CrashPoint, Rng};
 use super::model::{Model, Outcome};
 use super::mutation::Mutation;
 use super::run::{Image, Place, Start};
@@ -36,6 +36,8 @@ const BEFORE: &[&str] = &[
     "create A/foo",
     "write A/foo 0 100",
     "create B/bar",
+    "mkdir D",
+    "link B/bar D/bar",
     "link B/bar A/bar",
     "setxattr foo user.a 20",
     "sync",
@@ -106,12 +108,23 @@ const OPS: &[&str] = &[
     "tick",
 ];
 
+/// Histories that are tried more often than chance would: of each thread what it does.
+const GIVEN: &[&[&str]] = &[
+    // A directory goes while somebody changes a file that had lost a name in it.
+    &["unlink D/bar ; rmdir D", "chmod B/bar 600 ; append B/bar 10"],
+    &["unlink D/bar ; rmdir D", "setxattr B/bar user.a 10", "unlink A/bar"],
+];
+/// One history in so many is a given one.
+const GIVEN_IN: u64 = 8;
+
 const THREADS_MAX: usize = 4;
 const OPS_MAX: usize = 5;
 /// Crash points of one run that are looked at.
 const POINTS_MAX: usize = 3;
 const STACK_BYTES: usize = 4 << 20;
-/// Forced switches in a schedule of the second kind.
+/// Schedules in which a history is run. The first of the second kind has no switch: it only counts steps.
+const SCHEDULES_EACH: usize = 8;
+/// One more than there are forced switches in a schedule of the second kind.
 const SWITCHES: usize = 4;
 
 /// One operation of a thread.
@@ -229,23 +242,28 @@ fn config() -> Config {
     config
 }
 
-fn draw_history() -> History {
-    let mut rng = thread_rng();
-    let threads = rng.gen_range(2..=THREADS_MAX);
-    let count = rng.gen_range(threads..=OPS_MAX);
-    let mut calls: Vec<Call> = (0..count)
-        .map(|n| {
-            let op: Op = OPS[rng.gen_range(0..OPS.len())].parse().expect("an operation");
-            Call { thread: n % threads, op, tag: 1000 + n as u64, begun: None, ended: None }
-        })
-        .collect();
-    calls.sort_by_key(|c| c.thread);
-    History { calls, events: 0 }
+fn draw_history(seed: u64) -> History {
+    let mut rng = Rng::new(seed);
+    let mut below = |n: usize| rng.below(n as u64) as usize;
+    let mut calls: Vec<(usize, &str)> = if seed.is_multiple_of(GIVEN_IN) {
+        let threads = GIVEN[below(GIVEN.len())].iter().enumerate();
+        threads.flat_map(|(thread, text)| text.split(" ; ").map(move |op| (thread, op))).collect()
+    } else {
+        let threads = 2 + below(THREADS_MAX - 1);
+        let count = threads + below(OPS_MAX + 1 - threads);
+        (0..count).map(|n| (n % threads, OPS[below(OPS.len())])).collect()
+    };
+    calls.sort_by_key(|(thread, _)| *thread);
+    let call = |(n, (thread, op)): (usize, (usize, &str))| {
+        let op = op.parse().expect("an operation");
+        Call { thread, op, tag: 1000 + n as u64, begun: None, ended: None }
+    };
+    History { calls: calls.into_iter().enumerate().map(call).collect(), events: 0 }
 }
 
 /// Threads use a file system; what they did, how it was at its fences, and what began it.
-fn run(machine: &mut Machine) -> (History, Vec<(CrashPoint, History)>) {
-    let history = Arc::new(Mutex::new(draw_history()));
+fn run(history: History, machine: &mut Machine) -> (History, Vec<(CrashPoint, History)>) {
+    let history = Arc::new(Mutex::new(history));
     let points: Arc<Mutex<Vec<(CrashPoint, History)>>> = Arc::default();
     let (kept, seen) = (points.clone(), history.clone());
     machine
@@ -283,7 +301,7 @@ fn run(machine: &mut Machine) -> (History, Vec<(CrashPoint, History)>) {
     (history, std::mem::take(&mut *points.lock()))
 }
 
-fn once() {
+fn once(history: History) {
     let (start, data) = &starts()[thread_rng().gen_range(0..starts().len())];
     let without = std::env::var("LODE_SCHEDULE_WITHOUT").ok();
     let mutation = without.map(|site| Arc::new(Mutation::without_named(site)));
@@ -292,7 +310,7 @@ fn once() {
         // On a pool that was used some of it is there.
         let _ = machine.apply(&op.parse().expect("an operation")).expect("as the oracle says");
     }
-    let (history, points) = run(&mut machine);
+    let (history, points) = run(history, &mut machine);
     let end = Tree::read(machine.fs(), []).expect("it can be read");
     if let Err(what) = history.serial(&machine.model, &end) {
         panic!("{what}\n{history}");
@@ -335,9 +353,13 @@ fn threads_have_a_serial_order_and_power_failures_keep_it() {
     starts();
     let first = setting("LODE_SCHEDULE_SEED", 1);
     for seed in first..first + setting("LODE_SCHEDULES", 300) {
-        let run = || match seed % 2 {
-            0 => Runner::new(RandomScheduler::new_from_seed(seed, 1), config()).run(once),
-            _ => Runner::new(PctScheduler::new_from_seed(seed, SWITCHES, 1), config()).run(once),
+        let history = draw_history(seed);
+        let once = move || once(history.clone());
+        let random = RandomScheduler::new_from_seed(seed, SCHEDULES_EACH);
+        let switching = PctScheduler::new_from_seed(seed, SWITCHES, SCHEDULES_EACH);
+        let run = || match seed % 3 {
+            0 => Runner::new(random, config()).run(once),
+            _ => Runner::new(switching, config()).run(once),
         };
         let held = catch_unwind(AssertUnwindSafe(run));
         assert!(held.is_ok(), "repeated by LODE_SCHEDULE_SEED={seed} LODE_SCHEDULES=1");
