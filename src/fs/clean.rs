@@ -4,8 +4,9 @@
 //! time: the pause is that of copying some 60 lines. What a log may waste is bounded: somewhat more than is
 //! live, and a little.
 //!
-//! **Files** are *swept*: a pass over the index appends the mapping of all pages, some at a time, while the file goes on being used. When it is through, everything that was in the log before it began
-//! is dead, unread: what has changed behind its back stands behind its beginning.
+//! **Files** are *swept*: a pass over the index appends the mapping of all pages, some at a time, while the
+//! file goes on being used. When it is through, everything that was in the log before it began is dead,
+//! unread: what has changed behind its back stands behind its beginning.
 //!
 //! **Directories** (and extended attributes) are cleaned first in, first out: the oldest segment is read, and
 //! the records that DRAM knows as live are appended again. So a remove record can only be dropped after every
@@ -73,8 +74,8 @@ pub(super) struct HeadMove {
 }
 
 impl<M: Media> Fs<M> {
-    /// On an ordinary file: moves the heads whose copies are of `epoch` or before, which a durable state line names. The caller holds
-    /// the lock of syncs.
+    /// On an ordinary file: moves the heads whose copies are of `epoch` or before, which a durable state line
+    /// names. The caller holds the lock of syncs.
     pub(super) fn move_heads(&self, epoch: u64) -> Result<()> {
         let mut waiting = self.core.head_moves.lock();
         // In the order of their pushes: of one log's the last counts.

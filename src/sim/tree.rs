@@ -12,6 +12,7 @@ use crate::fs::{Attr, Cred, Fs, Ino, Kind, Time};
 use crate::media::Media;
 
 use super::model::{self, Body, Model};
+use super::undecided;
 
 /// One inode.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -139,7 +140,9 @@ impl Seen {
                     && let Ok(from) = fs.seek_node(&node, at, libc::SEEK_DATA)
                 {
                     at = fs.seek_node(&node, from, libc::SEEK_HOLE)?;
-                    fs.read_at(&node, from, &mut seen.content[from as usize..at as usize])?;
+                    undecided::content(|| {
+                        fs.read_at(&node, from, &mut seen.content[from as usize..at as usize])
+                    })?;
                     seen.data.push((from, at));
                 }
             }

@@ -9,7 +9,11 @@
 //! **The guard.** Bytes that the reader then holds against a checksum are one choice together, of few options:
 //! all there, nothing, and some torn forms. That a torn form is told from a whole one is the checksum's business,
 //! and does not depend on other choices: so a torn form is tried once, with everything else there.
+//!
+//! **Content.** Bytes of files that nobody but the judge looks at ([`content`]) lead to nothing else, and are held
+//! against what may be there word by word. So of each line what it could be is tried with the other lines there.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,6 +27,18 @@ const OPTIONS_MAX: u64 = 1 << 10;
 const VERSIONS_MAX: usize = 12;
 /// Words under a checksum each of which is missed once.
 const WORDS_MAX: usize = 24;
+
+thread_local! {
+    static CONTENT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What `read` reads is looked at by the judge alone.
+pub(super) fn content<T>(read: impl FnOnce() -> T) -> T {
+    CONTENT.set(true);
+    let done = read();
+    CONTENT.set(false);
+    done
+}
 
 /// A moment between stores: everything up to this store is there.
 type Moment = u64;
@@ -63,6 +79,8 @@ pub(super) struct Open {
     free: Vec<Moment>,
     /// The verification that covers it.
     guard: Option<usize>,
+    /// See [`content`].
+    is_content: bool,
 }
 
 /// What is known of an atom.
@@ -179,7 +197,9 @@ impl Undecided {
     /// What is not decided of these bytes.
     fn doubts(&mut self, unit: usize, bytes: Range<usize>) -> Option<Open> {
         let (from, to) = *self.moments(unit);
-        let mut open = Open { unit, bytes, from, to, steps: Vec::new(), free: Vec::new(), guard: None };
+        let is_content = CONTENT.get();
+        let mut open =
+            Open { unit, bytes, from, to, steps: Vec::new(), free: Vec::new(), guard: None, is_content };
         for (n, atom) in self.pending[unit].1.iter().enumerate() {
             if !open.bytes.contains(&atom.at) || self.fate(unit, n) != Fate::Open {
                 continue;
@@ -352,6 +372,15 @@ impl Open {
         }
         (unique(options.into_iter().map(|o| vec![o]).collect()), all)
     }
+
+    /// Everything, nothing, every other word; and moments in between: whether it is all of these.
+    fn content(&self) -> (Vec<Choice>, bool) {
+        let mut options = vec![self.everything(), self.nothing()];
+        options.push(self.with(self.steps.len(), |n| n % 2 == 0));
+        let every = self.steps.len() / VERSIONS_MAX + 1;
+        options.extend((1..self.steps.len()).step_by(every).map(|s| self.with(s, |_| true)));
+        (unique(options.into_iter().map(|o| vec![o]).collect()), every == 1)
+    }
 }
 
 /// The options of bytes under one checksum: versions that were whole, and torn forms.
@@ -400,6 +429,8 @@ pub(super) struct Level {
     options: Vec<Choice>,
     /// Options from here on are torn forms.
     torn_from: usize,
+    /// Torn forms are tried whatever was chosen before.
+    is_content: bool,
     taken: usize,
 }
 
@@ -419,7 +450,7 @@ pub(super) fn advance(levels: &mut Vec<Level>) -> bool {
         levels.truncate(torn + 1);
     }
     while let Some(mut level) = levels.pop() {
-        let tears = levels.iter().all(|l| l.taken == 0);
+        let tears = level.is_content || levels.iter().all(|l| l.taken == 0);
         let end = if tears { level.options.len() } else { level.torn_from };
         level.taken += 1;
         if level.taken < end {
@@ -449,11 +480,16 @@ pub(super) fn levels(open: Vec<Open>) -> (Vec<Level>, bool) {
             let (mut options, torn) = guarded(&group);
             let torn_from = options.len();
             options.extend(torn);
-            return Level { options, torn_from, taken: 0 };
+            return Level { options, torn_from, is_content: false, taken: 0 };
+        }
+        if group[0].is_content {
+            let (options, all) = group[0].content();
+            whole &= all;
+            return Level { options, torn_from: 1, is_content: true, taken: 0 };
         }
         let (options, all) = group[0].options();
         whole &= all;
-        Level { torn_from: options.len(), options, taken: 0 }
+        Level { torn_from: options.len(), options, is_content: false, taken: 0 }
     };
     (groups.into_iter().map(level).collect(), whole)
 }

@@ -296,6 +296,10 @@ pub struct Crash {
     /// 2: power fails again while the pool is recovered
     #[arg(long, value_name = "1|2", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub depth: u8,
+    /// States of each crash point that are searched; where there are more, half of them are drawn by chance, and
+    /// the point counts as not covered
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u64).range(2..))]
+    pub leaves: u64,
     /// Threads [default: all CPUs]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,

@@ -12,7 +12,7 @@
 //! It goes in rounds until a check finds nothing any more. Before each, recovery voids what a crash interrupted, if
 //! it can open the pool at all; after the last one the pool is opened and closed: a checkpoint is written.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use super::super::alloc::{Block, Run};
@@ -428,10 +428,11 @@ impl<'m, M: Media> Mender<'m, M> {
         }
         let (uid, gid) = (root.uid, root.gid);
         // Another inode where a rename's other half is looked for would void it.
-        let is_partner = |ino: u32| self.checked.tree.halves_in_doubt().any(|half| half.partner.ino == ino);
+        let partners: HashSet<u32> =
+            self.checked.tree.halves_in_doubt().map(|half| half.partner.ino).collect();
         let taken = |ino: &u32| {
             self.checked.tree.is_named(*ino)
-                || is_partner(*ino)
+                || partners.contains(ino)
                 || self.checked.pool.bad_slots.contains(ino)
                 || self.headers.contains_key(ino)
         };

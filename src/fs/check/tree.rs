@@ -1,6 +1,6 @@
 //! The names: which inodes the root reaches, by which entries, and which it should.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::super::format::*;
@@ -180,6 +180,13 @@ impl Tree {
         for half in self.dirs.values().flat_map(|dir| &dir.halves) {
             *halves.entry(half.partner.transaction).or_default() += 1;
         }
+        // A directory that is gone, or that is not reached: its log may still say it.
+        let mut told: HashMap<(u32, u64), Option<HashSet<u64>>> = HashMap::new();
+        let read = |(ino, generation)| -> Option<HashSet<u64>> {
+            let header = pool.header(ino).filter(|header| header.generation == generation)?;
+            let image = image::read(pool, pool.owner(ino, generation), header, None);
+            Some(image.halves.iter().map(|half| half.partner.transaction).collect())
+        };
         let mut changed = false;
         for (&ino, dir) in &self.dirs {
             let void = dir.halves.iter().find(|h| {
@@ -190,14 +197,10 @@ impl Tree {
                             (other.log.head_seq.wrapping_sub(h.partner.seq) as i32) <= 0
                                 && !other.lost_records()
                         }
-                        // A directory that is gone, or that is not reached: its log may still say it.
                         _ => {
-                            let header = pool.header(h.partner.ino);
-                            header.filter(|x| x.generation == h.partner.generation).is_some_and(|header| {
-                                let owner = pool.owner(h.partner.ino, header.generation);
-                                let gone = image::read(pool, owner, header, None);
-                                !gone.halves.iter().any(|g| g.partner.transaction == h.partner.transaction)
-                            })
+                            let partner = (h.partner.ino, h.partner.generation);
+                            let told = told.entry(partner).or_insert_with(|| read(partner));
+                            told.as_ref().is_some_and(|said| !said.contains(&h.partner.transaction))
                         }
                     }
             });

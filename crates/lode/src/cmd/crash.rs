@@ -15,8 +15,7 @@ use serde::Serialize;
 use crate::cli::{self, Data};
 use crate::failure::{Failure, Output, Result};
 
-/// Leaves of each crash point's search, and states of each lane without the checksum guard.
-const LEAVES_MAX: u64 = 1 << 12;
+/// States of each lane without the checksum guard.
 const LANE_STATES: u32 = 2;
 /// Sequences of three that are tried where none says how many.
 const SAMPLES: u64 = 1000;
@@ -56,7 +55,7 @@ pub fn run(args: &cli::Crash) -> Result<()> {
         count,
         sequence,
         effort: Effort {
-            bounds: Bounds { leaves_max: LEAVES_MAX, lane_states: LANE_STATES, seed: args.seed },
+            bounds: Bounds { leaves_max: args.leaves, lane_states: LANE_STATES, seed: args.seed },
             twice: args.depth > 1,
             ..Effort::default()
         },
@@ -84,8 +83,8 @@ pub fn run(args: &cli::Crash) -> Result<()> {
     let seconds = begun.elapsed().as_secs_f64();
     let mut out = Output::new();
     match args.json {
-        true => out.json(&document(&name, args.seed, &report, seconds))?,
-        false => table(&mut out, &name, args.seed, &report, seconds)?,
+        true => out.json(&document(&name, args, &report, seconds))?,
+        false => table(&mut out, &name, args, &report, seconds)?,
     }
     out.finish()?;
     if report.stopped {
@@ -234,11 +233,12 @@ impl cli::CrashImage {
     }
 }
 
-fn replay(broken: &Broken, seed: u64) -> String {
-    format!("lode crash --workload FILE {} --seed {seed}", broken.place)
+fn replay(broken: &Broken, args: &cli::Crash) -> String {
+    let cli::Crash { seed, leaves, .. } = args;
+    format!("lode crash --workload FILE {} --seed {seed} --leaves {leaves}", broken.place)
 }
 
-fn document<'a>(name: &'a str, seed: u64, report: &Report, seconds: f64) -> Document<'a> {
+fn document<'a>(name: &'a str, args: &cli::Crash, report: &Report, seconds: f64) -> Document<'a> {
     let t = &report.tally;
     Document {
         workload: name,
@@ -251,7 +251,7 @@ fn document<'a>(name: &'a str, seed: u64, report: &Report, seconds: f64) -> Docu
         recovery_states: t.recovery_states,
         refused: t.refused,
         violations: t.violations,
-        seed,
+        seed: args.seed,
         seconds,
         states_per_s: (t.states + t.recovery_states) as f64 / seconds,
         broken: report
@@ -262,16 +262,16 @@ fn document<'a>(name: &'a str, seed: u64, report: &Report, seconds: f64) -> Docu
                 at: b.at.clone(),
                 lost: b.lost.clone(),
                 sequence: b.sequence.to_string(),
-                replay: replay(b, seed),
+                replay: replay(b, args),
             })
             .collect(),
     }
 }
 
-fn table(out: &mut Output, name: &str, seed: u64, report: &Report, seconds: f64) -> Result<()> {
+fn table(out: &mut Output, name: &str, args: &cli::Crash, report: &Report, seconds: f64) -> Result<()> {
     let t = &report.tally;
     let rate = (t.states + t.recovery_states) as f64 / seconds;
-    out.line(format_args!("workload          {name}, seed {seed}"))?;
+    out.line(format_args!("workload          {name}, seed {}", args.seed))?;
     out.line(format_args!("sequences         {}", t.sequences))?;
     out.line(format_args!("crash points      {}, {} of them covered", t.crash_points, t.covered_points))?;
     out.line(format_args!("states            {}, {} of them distinct", t.states, t.distinct))?;
@@ -282,7 +282,7 @@ fn table(out: &mut Output, name: &str, seed: u64, report: &Report, seconds: f64)
     out.line(format_args!("speed             {rate:.0} states/s, {seconds:.1} s in all"))?;
     out.line(format_args!("violations        {}", t.violations))?;
     for broken in &report.broken {
-        out.line(format_args!("\n{broken}replay with these lines as FILE: {}", replay(broken, seed)))?;
+        out.line(format_args!("\n{broken}replay with these lines as FILE: {}", replay(broken, args)))?;
     }
     Ok(())
 }
