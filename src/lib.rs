@@ -12,6 +12,7 @@ pub mod error;
 pub mod fs;
 pub mod limits;
 pub mod media;
+pub mod mover;
 pub mod sim;
 mod sync;
 

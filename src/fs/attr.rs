@@ -13,29 +13,29 @@ use crate::media::Flushed;
 
 impl<M: Media> Fs<M> {
     pub fn getattr(&self, ino: Ino) -> Result<Attr> {
-        self.attr_of(&Node(self.inode(ino)?))
+        self.attr_of(&Node::new(self.inode(ino)?))
     }
 
     pub fn attr_of(&self, node: &Node) -> Result<Attr> {
-        let body = node.0.body.read();
+        let body = node.inode.body.read();
         if body.dead {
             return Err(Error::new(libc::ESTALE, "attr::attr_of"));
         }
-        Ok(self.attr(&node.0, &body))
+        Ok(self.attr(&node.inode, &body))
     }
 
     pub fn node(&self, ino: Ino) -> Result<Node> {
-        self.inode(ino).map(Node)
+        self.inode(ino).map(Node::new)
     }
 
     /// chmod, chown, utimens and truncate in one durable, atomic step. Nothing set is a chown that names
     /// neither user nor group: it takes set-id bits all the same.
     pub fn setattr(&self, cred: &Cred, ino: Ino, set: &SetAttr) -> Result<Attr> {
-        self.setattr_node(cred, &Node(self.inode(ino)?), set)
+        self.setattr_node(cred, &Node::new(self.inode(ino)?), set)
     }
 
     pub fn setattr_node(&self, cred: &Cred, node: &Node, set: &SetAttr) -> Result<Attr> {
-        let inode = &node.0;
+        let inode = &node.inode;
         let mut body = self.table.change(inode);
         let guard = self.core.enter()?;
         let body = &mut *body;
@@ -128,12 +128,12 @@ impl<M: Media> Fs<M> {
 
     /// open(2) on an inode: permission by the access mode, O_TRUNC. Takes an open.
     pub fn open_node(&self, cred: &Cred, ino: Ino, flags: i32) -> Result<()> {
-        self.open_inode(cred, &Node(self.inode(ino)?), flags)
+        self.open_inode(cred, &Node::new(self.inode(ino)?), flags)
     }
 
     /// [`Fs::open_node`] for callers that hold the node.
     pub fn open_inode(&self, cred: &Cred, node: &Node, flags: i32) -> Result<()> {
-        let inode = &node.0;
+        let inode = &node.inode;
         let mode = flags & libc::O_ACCMODE;
         let writes = mode != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
         {
@@ -167,12 +167,12 @@ impl<M: Media> Fs<M> {
     /// Takes an open of a directory that names are looked up in: ESTALE where it has gone, EACCES where
     /// `cred` may not search it.
     pub(super) fn hold_directory(&self, cred: &Cred, node: &Node) -> Result<()> {
-        let body = node.0.body.read();
+        let body = node.inode.body.read();
         if body.dead {
             return Err(Error::new(libc::ESTALE, "attr::hold_directory"));
         }
         permit(cred, &body, libc::X_OK as u32)?;
-        node.0.uses.fetch_add(1, Ordering::AcqRel);
+        node.inode.uses.fetch_add(1, Ordering::AcqRel);
         Ok(())
     }
 

@@ -857,7 +857,8 @@ mod tests {
 
     /// What the logs hold if the failure keeps these stores. Read only: nothing is voided on media.
     fn logs(point: &CrashPoint, keep: Keep) -> Vec<Option<(u64, Vec<u32>)>> {
-        let options = OpenOptions { read_only: true, no_ticker: true, power_lost: true };
+        let options =
+            OpenOptions { read_only: true, no_ticker: true, power_lost: true, ..OpenOptions::default() };
         let fs = Fs::open(point.media(keep), &options).expect("it opens");
         (1..fs.slot_count.load(std::sync::atomic::Ordering::Relaxed))
             .map(|ino| operations(&fs, ino))

@@ -65,6 +65,8 @@ use crossbeam_utils::CachePadded;
 
 use crate::error::{Error, Result};
 use crate::media::{Addr, Domain, Durable, Flushed, Media, Words};
+use crate::mover::profile::Profile;
+use crate::mover::{EngineKind, Mover};
 use crate::sync::PerThread;
 use crate::sync::reclaim::{Pin, pin};
 use alloc::{Allocator, Class, Run};
@@ -105,6 +107,8 @@ pub struct OpenOptions {
     /// Take it that the host lost power since the pool was last used, whatever its boot says: for a copy of
     /// the media that was made while it was in use.
     pub power_lost: bool,
+    /// Who copies data, where an open file or a call does not say.
+    pub engine: EngineKind,
 }
 
 /// What the pool says of itself (`lode info`).
@@ -145,21 +149,36 @@ pub struct OpenReport {
 /// An inode held in memory: what a descriptor keeps. Cheap to clone. It does not keep a nameless inode
 /// alive; an *open* ([`Fs::open_node`]) does.
 #[derive(Clone)]
-pub struct Node(pub(crate) Arc<Inode>);
+pub struct Node {
+    inode: Arc<Inode>,
+    /// Who copies what is read and written through it; none: as the pool was opened.
+    engine: Option<EngineKind>,
+}
 
 impl Node {
+    fn new(inode: Arc<Inode>) -> Node {
+        Node { inode, engine: None }
+    }
+
+    /// The same inode, with data that this engine copies: for a descriptor, or for one call.
+    pub fn via(mut self, engine: EngineKind) -> Node {
+        self.engine = Some(engine);
+        self
+    }
+
     pub fn ino(&self) -> Ino {
-        self.0.ino
+        self.inode.ino
     }
 
     pub fn kind(&self) -> Kind {
-        self.0.kind
+        self.inode.kind
     }
 }
 
 /// What all parts of a mounted file system share.
 pub struct Core<M: Media> {
     pub(crate) media: quarantine::Watched<M>,
+    pub(crate) mover: Mover<M>,
     pub(crate) alloc: Allocator,
     pub(crate) key_crc: u32,
     sb: Super,
@@ -535,7 +554,7 @@ impl<M: Media> Fs<M> {
 
     /// The counterpart of [`Fs::open_node`] for callers that hold the node.
     pub fn release_node(&self, node: &Node) {
-        self.put(&node.0, 1);
+        self.put(&node.inode, 1);
     }
 
     fn put(&self, inode: &Inode, count: u64) {

@@ -169,7 +169,9 @@ impl<M: Media> Fs<M> {
         let deferring = Fs::<M>::defers(media.domain());
         let blocks = sb.blocks as u32;
         let bad = check::bad_blocks(&media, &sb, previous);
+        let mover = Mover::new(&media, options.engine, Profile::default());
         let mut core = Core {
+            mover,
             media: quarantine::Watched::new(media),
             alloc: Allocator::new(blocks),
             key_crc,

@@ -89,6 +89,12 @@ impl<M: Media> Watched<M> {
         self.media.store_lines(at, lines).inspect_err(|fault| self.note(fault))
     }
 
+    /// What somebody else did to media: see `mover`.
+    #[inline]
+    pub fn watch<T>(&self, does: impl FnOnce(&M) -> Tried<T>) -> Tried<T> {
+        does(&self.media).inspect_err(|fault| self.note(fault))
+    }
+
     #[inline]
     pub fn zero_nt(&self, at: Addr, len: usize) -> Tried<Flushed> {
         self.media.zero_nt(at, len).inspect_err(|fault| self.note(fault))

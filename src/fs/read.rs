@@ -16,7 +16,7 @@ const DAY: u64 = (24 * 60 * 60) << 30;
 impl<M: Media> Fs<M> {
     /// Bytes read; less than asked only at the end of file. EISDIR for directories, EIO for bad media.
     pub fn read_at(&self, node: &Node, offset: u64, dst: &mut [u8]) -> Result<usize> {
-        let inode = &*node.0;
+        let inode = &*node.inode;
         let body = inode.body.read();
         let index = match &body.data {
             Data::File(index) if !body.dead => index,
@@ -33,7 +33,7 @@ impl<M: Media> Fs<M> {
             let n = (count as u64 * PAGE - at % PAGE).min((len - done) as u64) as usize;
             let part = &mut dst[done..done + n];
             match mapping {
-                Mapping::Written(block) => self.core.media.read(block_addr(block).add(at % PAGE), part)?,
+                Mapping::Written(block) => self.copy_out(node, block_addr(block).add(at % PAGE), part)?,
                 Mapping::Hole | Mapping::Unwritten(_) => part.fill(0),
             }
             done += n;
@@ -44,17 +44,28 @@ impl<M: Media> Fs<M> {
         Ok(len)
     }
 
+    #[inline]
+    fn copy_out(&self, node: &Node, at: Addr, to: &mut [u8]) -> Result<()> {
+        let Core { media, mover, .. } = &self.core;
+        if mover.takes(node.engine, to.len()) {
+            media.watch(|media| mover.load(media, node.engine, at, to))?;
+        } else {
+            media.read(at, to)?;
+        }
+        Ok(())
+    }
+
     pub fn read(&self, ino: Ino, offset: u64, dst: &mut [u8]) -> Result<usize> {
-        self.read_at(&Node(self.inode(ino)?), offset, dst)
+        self.read_at(&Node::new(self.inode(ino)?), offset, dst)
     }
 
     /// SEEK_DATA and SEEK_HOLE; ENXIO behind the end of file.
     pub fn seek(&self, ino: Ino, offset: u64, whence: i32) -> Result<u64> {
-        self.seek_node(&Node(self.inode(ino)?), offset, whence)
+        self.seek_node(&Node::new(self.inode(ino)?), offset, whence)
     }
 
     pub fn seek_node(&self, node: &Node, offset: u64, whence: i32) -> Result<u64> {
-        let body = node.0.body.read();
+        let body = node.inode.body.read();
         let Data::File(index) = &body.data else {
             return Err(Error::new(libc::EINVAL, "read::seek"));
         };

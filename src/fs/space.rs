@@ -20,7 +20,7 @@ impl<M: Media> Fs<M> {
     /// makes later writes to it succeed on a full pool; it reads as zeros.
     /// Set-id bits are dropped unless `cred` is the superuser.
     pub fn fallocate(&self, cred: &Cred, ino: Ino, mode: i32, offset: u64, len: u64) -> Result<()> {
-        self.fallocate_node(cred, &Node(self.inode(ino)?), mode, offset, len)
+        self.fallocate_node(cred, &Node::new(self.inode(ino)?), mode, offset, len)
     }
 
     pub fn fallocate_node(&self, cred: &Cred, node: &Node, mode: i32, offset: u64, len: u64) -> Result<()> {
@@ -35,22 +35,22 @@ impl<M: Media> Fs<M> {
         let mut releases = self.releases();
         loop {
             let done = {
-                let mut body = self.table.change(&node.0);
+                let mut body = self.table.change(&node.inode);
                 let guard = self.core.enter()?;
                 check_allocatable(&body)?;
                 let mode = body.mode;
                 let mut batch = Batch::new();
-                self.drop_set_id(cred, &node.0, &mut body, &mut batch);
+                self.drop_set_id(cred, &node.inode, &mut body, &mut batch);
                 let done = match what {
                     0 | libc::FALLOC_FL_UNSHARE_RANGE => {
-                        self.reserve(&node.0, &mut body, &guard, offset, end, keep, batch)
+                        self.reserve(&node.inode, &mut body, &guard, offset, end, keep, batch)
                     }
-                    _ => self.zero_range(&node.0, &mut body, &guard, offset, end, keep, what, batch),
+                    _ => self.zero_range(&node.inode, &mut body, &guard, offset, end, keep, what, batch),
                 };
                 if done.is_err() {
                     body.mode = mode;
                 }
-                self.tidy_log(&node.0, &mut body, &guard);
+                self.tidy_log(&node.inode, &mut body, &guard);
                 done
             };
             match done {

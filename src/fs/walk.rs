@@ -52,7 +52,7 @@ impl<M: Media> Fs<M> {
         check_path(path)?;
         let (dir_part, name) = split(path);
         if name.is_empty() || path.ends_with(b"/") {
-            return self.resolve(cred, self.start_of(base, path)?, path, true, &mut 0).map(Node);
+            return self.resolve(cred, self.start_of(base, path)?, path, true, &mut 0).map(Node::new);
         }
         let dir = self.directory(cred, base, dir_part)?;
         let child = {
@@ -60,9 +60,9 @@ impl<M: Media> Fs<M> {
             self.child(cred, &dir, &body, name)?
         };
         if follow && child.kind == Kind::Symlink {
-            return self.resolve(cred, dir, name, true, &mut 0).map(Node);
+            return self.resolve(cred, dir, name, true, &mut 0).map(Node::new);
         }
-        Ok(Node(child))
+        Ok(Node::new(child))
     }
 
     /// What stat(2) reports of a path from `base`; `follow`: the last component too. As
@@ -73,7 +73,7 @@ impl<M: Media> Fs<M> {
         let (dir_part, name) = split(path);
         if !name.is_empty() {
             let known = match base {
-                Some(dir) if dir_part.is_empty() => self.stat_in(cred, &dir.0, name, follow),
+                Some(dir) if dir_part.is_empty() => self.stat_in(cred, &dir.inode, name, follow),
                 Some(_) if !path.starts_with(b"/") => None,
                 _ => remembered(|last| {
                     let last = last.filter(|l| l.holds(self, cred, dir_part))?;
@@ -133,12 +133,12 @@ impl<M: Media> Fs<M> {
         if dir.kind != Kind::Directory {
             return Err(Error::new(libc::ENOTDIR, "walk::walk_parent"));
         }
-        Ok((Node(dir), name))
+        Ok((Node::new(dir), name))
     }
 
     fn start_of(&self, base: Option<&Node>, path: &[u8]) -> Result<Arc<Inode>> {
         match base {
-            Some(node) if !path.starts_with(b"/") => Ok(node.0.clone()),
+            Some(node) if !path.starts_with(b"/") => Ok(node.inode.clone()),
             _ => self.inode(Ino::ROOT),
         }
     }
@@ -148,7 +148,7 @@ impl<M: Media> Fs<M> {
     fn directory(&self, cred: &Cred, base: Option<&Node>, path: &[u8]) -> Result<Arc<Inode>> {
         if let Some(node) = base.filter(|_| !path.starts_with(b"/")) {
             if path.is_empty() {
-                return Ok(node.0.clone());
+                return Ok(node.inode.clone());
             }
             return self.resolve(cred, self.start_of(base, path)?, path, true, &mut 0);
         }

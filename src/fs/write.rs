@@ -57,21 +57,41 @@ enum Way {
     Blocks,
 }
 
-/// The state of a copy to media: the running CRC, or none where two fences are cheaper.
+/// What is written where.
+#[derive(Clone, Copy)]
+struct Input<'a> {
+    offset: u64,
+    bytes: &'a [u8],
+    /// Packed time.
+    now: u64,
+    engine: Option<EngineKind>,
+}
+
+/// The state of a copy to media.
 struct Sink {
+    /// Continued; none where two fences are cheaper.
     crc: Option<u32>,
     flushed: Flushed,
+    engine: Option<EngineKind>,
 }
 
 impl Sink {
+    fn new(crc: Option<u32>, engine: Option<EngineKind>) -> Sink {
+        Sink { crc, flushed: Flushed::issued(), engine }
+    }
+
     fn store<M: Media>(&mut self, core: &Core<M>, at: Addr, bytes: &[u8]) -> Result<()> {
-        let flushed = match &mut self.crc {
-            Some(crc) => {
-                let (next, flushed) = core.media.copy_nt_crc(at, bytes, *crc)?;
-                *crc = next;
-                flushed
-            }
-            None => core.media.copy_nt(at, bytes)?,
+        let flushed = if core.mover.takes(self.engine, bytes.len()) {
+            let store = |media: &M| core.mover.store(media, self.engine, at, bytes, self.crc);
+            let (crc, flushed) = core.media.watch(store)?;
+            self.crc = crc;
+            flushed
+        } else if let Some(crc) = &mut self.crc {
+            let (next, flushed) = core.media.copy_nt_crc(at, bytes, *crc)?;
+            *crc = next;
+            flushed
+        } else {
+            core.media.copy_nt(at, bytes)?
         };
         self.flushed = std::mem::replace(&mut self.flushed, Flushed::issued()).and(flushed);
         Ok(())
@@ -85,14 +105,18 @@ impl<M: Media> Fs<M> {
     ///
     /// EFBIG behind the largest file, ENOSPC with nothing changed, EIO for bad media.
     pub fn write_at(&self, cred: &Cred, node: &Node, offset: u64, src: &[u8], append: bool) -> Result<u64> {
-        let inode = &*node.0;
-        let src = &src[..src.len().min(WRITE_BYTES_MAX)];
+        let inode = &*node.inode;
+        let mut input =
+            Input { offset, bytes: &src[..src.len().min(WRITE_BYTES_MAX)], now: 0, engine: node.engine };
         let mut releases = self.releases();
         loop {
             let done = {
                 let mut body = self.table.change(inode);
                 let guard = self.core.enter()?;
-                self.write_locked(cred, inode, &mut body, &guard, offset, src, append)
+                if append {
+                    input.offset = body.size;
+                }
+                self.write_locked(cred, inode, &mut body, &guard, input)
             };
             match done {
                 Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut releases) => continue,
@@ -102,36 +126,33 @@ impl<M: Media> Fs<M> {
     }
 
     pub fn write(&self, cred: &Cred, ino: Ino, offset: u64, src: &[u8], append: bool) -> Result<u64> {
-        self.write_at(cred, &Node(self.inode(ino)?), offset, src, append)
+        self.write_at(cred, &Node::new(self.inode(ino)?), offset, src, append)
     }
 
-    #[allow(clippy::too_many_arguments)]
     fn write_locked(
         &self,
         cred: &Cred,
         inode: &Inode,
         body: &mut Body,
         guard: &epoch::Guard,
-        offset: u64,
-        src: &[u8],
-        append: bool,
+        mut input: Input,
     ) -> Result<u64> {
         check_writable(body)?;
-        let offset = if append { body.size } else { offset };
-        let end = offset.checked_add(src.len() as u64).filter(|&e| e <= FILE_BYTES_MAX);
+        let offset = input.offset;
+        let end = offset.checked_add(input.bytes.len() as u64).filter(|&e| e <= FILE_BYTES_MAX);
         let Some(end) = end else { return Err(Error::new(libc::EFBIG, "write::write_at")) };
-        if src.is_empty() {
+        if input.bytes.is_empty() {
             return Ok(offset);
         }
         let mut batch = Batch::new();
         let mode = body.mode;
         self.drop_set_id(cred, inode, body, &mut batch);
         let uncapped = self.drop_capability(body, &mut batch);
-        let now = now();
+        input.now = now();
         let written = match self.way(body, offset, end) {
-            Way::Redo => self.overwrite_by_redo(inode, body, guard, offset, src, now, batch),
-            Way::InPlace => self.overwrite_in_place(inode, body, guard, offset, src, now, batch),
-            Way::Blocks => self.write_blocks(inode, body, guard, offset, src, now, batch),
+            Way::Redo => self.overwrite_by_redo(inode, body, guard, input, batch),
+            Way::InPlace => self.overwrite_in_place(inode, body, guard, input, batch),
+            Way::Blocks => self.write_blocks(inode, body, guard, input, batch),
         };
         match &written {
             Ok(_) => {
@@ -172,15 +193,12 @@ impl<M: Media> Fs<M> {
 
     /// The bytes go into the record; recovery stores them again if need be, so the stores in place need no
     /// fence before the cleaner drops the record.
-    #[allow(clippy::too_many_arguments)]
     fn overwrite_by_redo(
         &self,
         inode: &Inode,
         body: &mut Body,
         guard: &epoch::Guard,
-        offset: u64,
-        src: &[u8],
-        now: u64,
+        Input { offset, bytes: src, now, .. }: Input,
         mut batch: Batch,
     ) -> Result<u64> {
         if let Mapping::Written(block) = body.file().expect("check_writable").get((offset / PAGE) as u32) {
@@ -238,15 +256,12 @@ impl<M: Media> Fs<M> {
 
     /// `data=inplace`: the times commit first, so that no record whose data could still be verified is
     /// the log's last when its data changes.
-    #[allow(clippy::too_many_arguments)]
     fn overwrite_in_place(
         &self,
         inode: &Inode,
         body: &mut Body,
         guard: &epoch::Guard,
-        offset: u64,
-        src: &[u8],
-        now: u64,
+        Input { offset, bytes: src, now, engine }: Input,
         mut batch: Batch,
     ) -> Result<u64> {
         (body.mtime, body.ctime) = (now, now);
@@ -255,7 +270,7 @@ impl<M: Media> Fs<M> {
         }
         self.commit(inode, body, &mut batch, guard, Class::Data, Flushed::issued())?;
         let index = body.file().expect("check_writable");
-        let mut sink = Sink { crc: None, flushed: Flushed::issued() };
+        let mut sink = Sink::new(None, engine);
         let mut at = offset;
         while at < offset + src.len() as u64 {
             let done = (at - offset) as usize;
@@ -271,20 +286,17 @@ impl<M: Media> Fs<M> {
 
     /// New blocks for what has none or may not be overwritten; in place behind the end of file and in
     /// reserved blocks.
-    #[allow(clippy::too_many_arguments)]
     fn write_blocks(
         &self,
         inode: &Inode,
         body: &mut Body,
         guard: &epoch::Guard,
-        offset: u64,
-        src: &[u8],
-        now: u64,
+        Input { offset, bytes: src, now, engine }: Input,
         mut batch: Batch,
     ) -> Result<u64> {
         let end = offset + src.len() as u64;
         let verify = self.core.deferring || src.len() < TWO_FENCE_BYTES;
-        let mut sink = Sink { crc: verify.then_some(0), flushed: Flushed::issued() };
+        let mut sink = Sink::new(verify.then_some(0), engine);
         let mut plan = Plan::default();
         let (start, tail) = match self.zero_tail(body, offset, &mut sink, &mut batch, &mut plan) {
             Ok(done) => done,

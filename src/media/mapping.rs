@@ -110,6 +110,18 @@ impl Mapping {
         self.bytes
     }
 
+    /// The NUMA node that holds its first page; none where the kernel does not say.
+    pub fn node(&self) -> Option<u32> {
+        const MPOL_F_NODE: usize = 1 << 0;
+        const MPOL_F_ADDR: usize = 1 << 1;
+        let (mut node, no_mask): (libc::c_int, *mut libc::c_ulong) = (-1, null_mut());
+        let (at, flags) = (self.base.as_ptr(), MPOL_F_NODE | MPOL_F_ADDR);
+        // SAFETY: the kernel stores one integer, and reads nothing: the mask is absent, the address is looked up.
+        let failed =
+            unsafe { libc::syscall(libc::SYS_get_mempolicy, &raw mut node, no_mask, 0usize, at, flags) };
+        if failed == 0 { u32::try_from(node).ok() } else { None }
+    }
+
     /// Takes every page now instead of at first use.
     pub fn prefault(&self, sharing: Sharing) -> Result<()> {
         self.advise(match sharing {

@@ -74,6 +74,21 @@ pub trait Media: Send + Sync + 'static {
 
     fn domain(&self) -> Domain;
 
+    /// Regions: each is memory of its own, whose bandwidth the copies there share.
+    fn regions(&self) -> usize {
+        1
+    }
+
+    /// The region of an address, and how many bytes follow there in one piece.
+    fn region(&self, at: Addr) -> (usize, u64) {
+        (0, self.len() - at.0)
+    }
+
+    /// The NUMA node of a region, where the host says.
+    fn node(&self, _region: usize) -> Option<u32> {
+        None
+    }
+
     /// Copies media to DRAM (`copy_out`: several page-spaced streams for large sizes).
     fn read(&self, at: Addr, dst: &mut [u8]) -> Result<(), Fault>;
 

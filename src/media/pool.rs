@@ -236,6 +236,19 @@ impl Media for Pool {
         self.domain
     }
 
+    fn regions(&self) -> usize {
+        self.regions.len()
+    }
+
+    fn region(&self, at: Addr) -> (usize, u64) {
+        let (region, _, room) = self.region_of(at);
+        (region, room)
+    }
+
+    fn node(&self, region: usize) -> Option<u32> {
+        self.regions[region].map.node()
+    }
+
     #[inline]
     fn read(&self, at: Addr, dst: &mut [u8]) -> Result<(), Fault> {
         let copier = &self.copier;
@@ -402,7 +415,7 @@ impl Media for Pool {
         while from < end {
             let (region, offset, room) = self.region_of(Addr(from));
             let now = room.min(end - from);
-            region.discard(offset, now);
+            self.regions[region].discard(offset, now);
             from += now;
         }
     }
@@ -410,14 +423,14 @@ impl Media for Pool {
 
 impl Pool {
     /// The region of a pool address, the offset in it, and the bytes that follow there.
-    fn region_of(&self, at: Addr) -> (&Region, u64, u64) {
-        let Some(shift) = self.stripe_shift else { return (&self.regions[0], at.0, self.bytes - at.0) };
+    fn region_of(&self, at: Addr) -> (usize, u64, u64) {
+        let Some(shift) = self.stripe_shift else { return (0, at.0, self.bytes - at.0) };
         let (pointer, room) = self.locate(at, shift);
-        let inside = |r: &&Region| {
+        let inside = |r: &Region| {
             let offset = pointer.addr().wrapping_sub(r.map.base().addr());
             offset < r.map.bytes()
         };
-        let region = self.regions.iter().find(inside).expect("locate answers with a region of this pool");
-        (region, (pointer.addr() - region.map.base().addr()) as u64, room as u64)
+        let region = self.regions.iter().position(inside).expect("locate answers with a region of this pool");
+        (region, (pointer.addr() - self.regions[region].map.base().addr()) as u64, room as u64)
     }
 }

@@ -18,7 +18,7 @@ use super::explore::{Bounds, explore};
 use super::judge;
 use super::machine::{self, Machine};
 use super::media::{CrashPoint, Rng};
-use super::model::{Model, Outcome};
+use super::model::{Model, Outcome, Target};
 use super::mutation::Mutation;
 use super::run::{Image, Place, Start};
 use super::tree::{self, Tree};
@@ -127,6 +127,9 @@ const SCHEDULES_EACH: usize = 8;
 /// One more than there are forced switches in a schedule of the second kind.
 const SWITCHES: usize = 4;
 
+/// Slots of the model that hold what calls have walked to.
+const WALKED: u8 = 100;
+
 /// One operation of a thread.
 #[derive(Clone)]
 struct Call {
@@ -144,6 +147,11 @@ impl Call {
     fn is_refused_on_the_way(&self, answered: Outcome) -> bool {
         matches!(self.op, Op::Link(..) | Op::Rename(..)) && answered.is_err()
     }
+
+    /// Whether a path may lead elsewhere afterwards.
+    fn moves(&self) -> bool {
+        matches!(self.op, Op::Rename(..) | Op::Unlink(..) | Op::Rmdir(..) | Op::Link(..) | Op::Create(..))
+    }
 }
 
 /// All of them, a thread's in its order.
@@ -160,12 +168,14 @@ impl History {
     }
 
     /// Whether some serial order, in which nothing stands before what had ended when it began, gives all answers,
-    /// and the tree in its end. What has not ended may stand in it or not. If there is none: what the ends of those
-    /// that give all answers differ in.
+    /// and the tree in its end. What has not ended may stand in it or not. A call that changes a file may have walked
+    /// to it before others moved it, as Linux's do. If there is no such order: what the ends of those that give all
+    /// answers differ in.
     fn serial(&self, begin: &Model, found: &Tree) -> Result<(), String> {
         let mut differ = BTreeSet::new();
         match self.search(begin, &mut vec![false; self.calls.len()], found, &mut differ) {
             true => Ok(()),
+            false if differ.is_empty() => Err("no serial order gives what was answered".to_owned()),
             false => Err(format!("no serial order gives {:?}: {differ:#?}", found.paths())),
         }
     }
@@ -184,7 +194,21 @@ impl History {
                 continue;
             }
             let mut next = model.clone();
-            let outcome = call.op.on_model(&mut next, call.tag);
+            let (mut op, slot) = (call.op.clone(), WALKED + n as u8);
+            if let Some(target) = op.target_mut() {
+                let walked = model.opens().contains_key(&slot);
+                if !walked && let Target::Path(path) = target {
+                    let mut walks = model.clone();
+                    let moves = self.calls.iter().zip(&*done).any(|(c, done)| !done && c.moves());
+                    if moves && walks.hold(slot, path).is_ok() && self.search(&walks, done, found, differ) {
+                        return true;
+                    }
+                } else if walked {
+                    *target = Target::Slot(slot);
+                }
+            }
+            let outcome = op.on_model(&mut next, call.tag);
+            let _ = next.close(slot);
             // What was interrupted and would fail changes nothing.
             let fits = |answered| answered == outcome || call.is_refused_on_the_way(answered);
             if !call.ended.map_or(outcome.is_ok(), |(_, answered)| fits(answered)) {
@@ -192,6 +216,7 @@ impl History {
             }
             if call.ended.is_some_and(|(_, answered)| answered.is_err()) {
                 next = model.clone();
+                let _ = next.close(slot);
             }
             done[n] = true;
             if self.search(&next, done, found, differ) {

@@ -529,6 +529,13 @@ impl Model {
         Ok(())
     }
 
+    /// What a path leads to, whatever it is, open at a slot.
+    pub fn hold(&mut self, slot: u8, path: &str) -> Outcome {
+        let id = self.resolve(path, true)?;
+        self.opens.insert(slot, id);
+        Ok(())
+    }
+
     /// A file without a name.
     pub fn tmpfile(&mut self, slot: u8, dir: &str) -> Outcome {
         let dir = self.resolve(dir, true)?;

@@ -425,6 +425,23 @@ impl Op {
         }
     }
 
+    /// The file that it changes, where it changes one: it is found first, and changed then.
+    pub fn target_mut(&mut self) -> Option<&mut Target> {
+        match self {
+            Op::Write(target, ..)
+            | Op::Append(target, ..)
+            | Op::Truncate(target, ..)
+            | Op::Fallocate(target, ..)
+            | Op::Setxattr(target, ..)
+            | Op::Removexattr(target, ..)
+            | Op::Chmod(target, ..)
+            | Op::Chown(target, ..)
+            | Op::Utimens(target, ..)
+            | Op::Fsync(target) => Some(target),
+            _ => None,
+        }
+    }
+
     /// Itself, or the many that it stands for.
     pub fn steps(&self) -> Vec<Op> {
         let Op::Churn(path, count) = self else { return vec![self.clone()] };

@@ -778,7 +778,7 @@ fn calls_with_two_descriptors_do_not_wait_for_each_other() {
             }
             start.wait();
             let nodes = [b"a", b"b"].map(|name| files.fs().walk(&Cred::root(), None, name, true).unwrap());
-            let held = [&nodes[0], &nodes[1]].map(|node| files.fs().table.change(&node.0));
+            let held = [&nodes[0], &nodes[1]].map(|node| files.fs().table.change(&node.inode));
             start.wait();
             // Both have their own descriptor, and go on to the other's.
             std::thread::sleep(std::time::Duration::from_millis(50));
@@ -825,7 +825,7 @@ fn who_waits_for_an_inode_is_in_no_epoch_yet() {
         let files = Arc::new(files());
         make(&files, "f", "text");
         let node = files.fs().walk(&Cred::root(), None, b"f", true).unwrap();
-        let held = files.fs().table.change(&node.0);
+        let held = files.fs().table.change(&node.inode);
         let waiting = {
             let (files, node) = (files.clone(), node.clone());
             std::thread::spawn(move || files.fs().write_at(&Cred::root(), &node, 0, b"next", false).unwrap())

@@ -1,0 +1,226 @@
+//! What all engines have in common: how copies are handed over, and how they are waited for.
+//!
+//! `submit` is the only unsafe step. Safe code calls [`carry`], which lends the bytes for as long as it runs.
+
+use std::time::Instant;
+
+use super::completion::{Completion, Status};
+use crate::media::{Addr, Fault, Flushed, Media};
+
+/// When what an engine copied to media is durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// When it reports completion, as far as the domain goes.
+    OnCompletion,
+    /// After a write-back and a fence by the CPU: it stores into the caches (DDIO; Fastmove §5.2).
+    WriteBack,
+}
+
+/// What an engine can.
+#[derive(Clone, Copy, Debug)]
+pub struct Capability {
+    /// Smaller copies are the CPU's, in bytes (EasyIO §4.4: selective offload).
+    pub smallest_bytes: usize,
+    /// Both addresses of a copy to media are multiples of this; what stands out at the edges is the CPU's.
+    pub alignment: usize,
+    pub durability: Durability,
+    /// The CPU copies a share of large reads meanwhile (Fastmove §5.3).
+    pub shares_reads: bool,
+    /// Queues per region.
+    pub channels: usize,
+}
+
+/// A copy between media and DRAM.
+pub enum Transfer<'a> {
+    ToMedia { at: Addr, from: &'a [u8] },
+    FromMedia { at: Addr, to: &'a mut [u8] },
+}
+
+impl Transfer<'_> {
+    pub fn len(&self) -> usize {
+        match self {
+            Transfer::ToMedia { from, .. } => from.len(),
+            Transfer::FromMedia { to, .. } => to.len(),
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn raw(&mut self) -> RawTransfer {
+        match self {
+            Transfer::ToMedia { at, from } => {
+                RawTransfer { at: *at, dram: Dram::From(from.as_ptr()), len: from.len() }
+            }
+            Transfer::FromMedia { at, to } => {
+                RawTransfer { at: *at, dram: Dram::To(to.as_mut_ptr()), len: to.len() }
+            }
+        }
+    }
+}
+
+/// The DRAM end of a copy.
+#[derive(Clone, Copy, Debug)]
+pub enum Dram {
+    From(*const u8),
+    To(*mut u8),
+}
+
+/// A transfer whose bytes somebody vouches for: see [`Engine::submit`].
+#[derive(Clone, Copy, Debug)]
+pub struct RawTransfer {
+    pub at: Addr,
+    pub dram: Dram,
+    pub len: usize,
+}
+
+// SAFETY: the addresses are followed only between `submit` and the end of its ticket, for which time its caller
+// vouches that the bytes are there and nobody's else.
+unsafe impl Send for RawTransfer {}
+
+impl RawTransfer {
+    /// Copies it on this thread, and fences what went to media; the checksum continued, where one is asked for.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Engine::submit`], during this call.
+    unsafe fn copy<M: Media>(&self, media: &M, crc: Option<u32>) -> Result<Option<u32>, Fault> {
+        match self.dram {
+            Dram::From(from) => {
+                // SAFETY: the caller vouches for the bytes.
+                let from = unsafe { std::slice::from_raw_parts(from, self.len) };
+                let (crc, flushed) = store(media, self.at, from, crc)?;
+                media.fence(flushed);
+                Ok(crc)
+            }
+            Dram::To(to) => {
+                // SAFETY: the caller vouches for the bytes, and that nobody else uses them.
+                let to = unsafe { std::slice::from_raw_parts_mut(to, self.len) };
+                media.read(self.at, to).map(|()| None)
+            }
+        }
+    }
+}
+
+/// A batch on this thread.
+///
+/// # Safety
+///
+/// As for [`Engine::submit`], during this call.
+pub(super) unsafe fn copy_batch<M: Media>(
+    media: &M,
+    batch: &[RawTransfer],
+    mut crc: Option<u32>,
+) -> Completion {
+    let begun = Instant::now();
+    let mut status = Status::Done;
+    let mut bytes = 0;
+    for transfer in batch {
+        // SAFETY: the caller vouches for all of the batch.
+        match unsafe { transfer.copy(media, crc) } {
+            Ok(next) => crc = next,
+            Err(_) => {
+                status = if bytes == 0 { Status::Failed } else { Status::Partial };
+                break;
+            }
+        }
+        bytes += transfer.len as u64;
+    }
+    let nanoseconds = begun.elapsed().as_nanos() as u64;
+    Completion { status, bytes, crc: crc.unwrap_or(0), nanoseconds }
+}
+
+/// Stores on this thread.
+pub(super) fn store<M: Media>(
+    media: &M,
+    at: Addr,
+    from: &[u8],
+    crc: Option<u32>,
+) -> Result<(Option<u32>, Flushed), Fault> {
+    match crc {
+        Some(crc) => media.copy_nt_crc(at, from, crc).map(|(crc, flushed)| (Some(crc), flushed)),
+        None => media.copy_nt(at, from).map(|flushed| (None, flushed)),
+    }
+}
+
+/// Why an engine takes nothing: then the CPU copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// All places of its queue are taken.
+    Full,
+    /// It cannot work here any more.
+    Gone,
+}
+
+/// A batch under way. It ends once: by [`Engine::wait`].
+#[derive(Debug)]
+#[must_use = "its bytes are lent until it is waited for"]
+pub struct Ticket {
+    pub region: usize,
+    /// Which place of the engine's table it has.
+    pub slot: usize,
+    /// Set by engines that are through when `submit` returns.
+    pub done: Option<Completion>,
+}
+
+/// Who copies.
+pub trait Engine<M: Media>: Send + Sync {
+    fn capability(&self) -> Capability;
+
+    /// Hands over transfers of one region, all to media or all from it, as one batch. With `crc` the checksum of
+    /// what goes to media is continued from there.
+    ///
+    /// # Safety
+    ///
+    /// Until `wait` returned for the ticket: the DRAM bytes of each transfer are there; nobody changes them, and
+    /// nobody uses those that are copied to; and media lives. The ranges of media lie in it.
+    unsafe fn submit(
+        &self,
+        media: &M,
+        region: usize,
+        channel: usize,
+        batch: &[RawTransfer],
+        crc: Option<u32>,
+    ) -> Result<Ticket, Refused>;
+
+    /// Whether it has ended.
+    fn poll(&self, ticket: &Ticket) -> bool;
+
+    /// Sleeps until it has ended.
+    fn wait(&self, ticket: Ticket) -> Completion;
+
+    /// No batch begins in front of this region until it is resumed; those under way end.
+    fn suspend(&self, region: usize);
+
+    fn resume(&self, region: usize);
+}
+
+/// Submits, does `meanwhile`, and waits; or does neither, where the engine refuses.
+pub fn carry<M: Media, T>(
+    engine: &dyn Engine<M>,
+    media: &M,
+    (region, channel): (usize, usize),
+    transfer: &mut Transfer<'_>,
+    crc: Option<u32>,
+    meanwhile: impl FnOnce() -> T,
+) -> Result<(Completion, T), Refused> {
+    /// Waits in any case, so that the bytes are not given back before.
+    struct Flight<'a, M: Media>(&'a dyn Engine<M>, Option<Ticket>);
+
+    impl<M: Media> Drop for Flight<'_, M> {
+        fn drop(&mut self) {
+            if let Some(ticket) = self.1.take() {
+                self.0.wait(ticket);
+            }
+        }
+    }
+
+    // SAFETY: the bytes and media are borrowed until this function returns, `to` alone by it; before that `Flight`
+    // has waited. Media checks its range at each access.
+    let ticket = unsafe { engine.submit(media, region, channel, &[transfer.raw()], crc)? };
+    let mut flight = Flight(engine, Some(ticket));
+    let made = meanwhile();
+    let ticket = flight.1.take().expect("it is taken once");
+    Ok((engine.wait(ticket), made))
+}

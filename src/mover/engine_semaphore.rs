@@ -1,0 +1,99 @@
+//! The calling thread, but at most so many at a time per region (efficient-pm §4, *semaphore*): beyond what a region
+//! bears, more copies at once only make each of them slower, and each burns a CPU while it waits.
+
+use parking_lot::{Condvar, Mutex};
+
+use super::completion::Completion;
+use super::engine_port::{Capability, Durability, Engine, RawTransfer, Refused, Ticket, copy_batch};
+use super::profile::SMALLEST_BYTES;
+use crate::media::Media;
+
+pub struct Semaphore {
+    regions: Box<[Gate]>,
+}
+
+struct Gate {
+    state: Mutex<State>,
+    opened: Condvar,
+}
+
+struct State {
+    free: usize,
+    suspended: bool,
+}
+
+/// A place that is given back.
+struct Entered<'a>(&'a Gate);
+
+impl Gate {
+    fn enter(&self) -> Entered<'_> {
+        let mut state = self.state.lock();
+        while state.free == 0 || state.suspended {
+            self.opened.wait(&mut state);
+        }
+        state.free -= 1;
+        Entered(self)
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().free += 1;
+        self.0.opened.notify_one();
+    }
+}
+
+impl Semaphore {
+    /// At most `copies` at a time in front of each region.
+    pub fn new(regions: usize, copies: usize) -> Semaphore {
+        let gate = |_| Gate {
+            state: Mutex::new(State { free: copies.max(1), suspended: false }),
+            opened: Condvar::new(),
+        };
+        Semaphore { regions: (0..regions).map(gate).collect() }
+    }
+}
+
+impl<M: Media> Engine<M> for Semaphore {
+    fn capability(&self) -> Capability {
+        Capability {
+            smallest_bytes: SMALLEST_BYTES,
+            alignment: 1,
+            durability: Durability::OnCompletion,
+            shares_reads: false,
+            channels: 1,
+        }
+    }
+
+    unsafe fn submit(
+        &self,
+        media: &M,
+        region: usize,
+        _channel: usize,
+        batch: &[RawTransfer],
+        crc: Option<u32>,
+    ) -> Result<Ticket, Refused> {
+        let _entered = self.regions[region].enter();
+        // SAFETY: the caller vouches for the batch.
+        let done = unsafe { copy_batch(media, batch, crc) };
+        Ok(Ticket { region, slot: 0, done: Some(done) })
+    }
+
+    fn poll(&self, _: &Ticket) -> bool {
+        true
+    }
+
+    fn wait(&self, ticket: Ticket) -> Completion {
+        ticket.done.expect("submit went through with it")
+    }
+
+    fn suspend(&self, region: usize) {
+        self.regions[region].state.lock().suspended = true;
+    }
+
+    fn resume(&self, region: usize) {
+        let gate = &self.regions[region];
+        gate.state.lock().suspended = false;
+        gate.opened.notify_all();
+    }
+}

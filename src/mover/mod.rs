@@ -1,0 +1,387 @@
+//! Data between media and DRAM: who copies it.
+//!
+//! | engine | what it is |
+//! |---|---|
+//! | `cpu` | the calling thread |
+//! | `semaphore` | the calling thread, at most so many at a time per region (efficient-pm §4) |
+//! | `delegate` | threads of their own per region; callers sleep (efficient-pm §4, OdinFS) |
+//!
+//! [`Mover`] brings a copy to its end in any case: what an engine refuses, or leaves undone, the calling thread
+//! copies. So faults show up as they do without an engine, and engines need not understand them.
+//!
+//! What is stored is **not durable** on return, whoever stored it: it is when the caller has fenced.
+
+pub mod completion;
+mod engine_delegate;
+pub mod engine_port;
+mod engine_semaphore;
+pub mod node;
+pub mod profile;
+pub mod schedule;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Instant;
+
+use completion::Completion;
+use engine_delegate::Delegate;
+use engine_port::{Durability, Engine, Transfer, carry, store};
+use engine_semaphore::Semaphore;
+use profile::{Profile, SMALLEST_BYTES};
+use schedule::{Decision, Direction, Job, Scheduler, decide};
+
+use crate::media::{Addr, Fault, Flushed, Media};
+
+/// Who copies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum EngineKind {
+    /// The calling thread.
+    #[default]
+    Cpu,
+    /// The calling thread, at most so many at a time.
+    Semaphore,
+    /// Other threads.
+    Delegate,
+    /// The one that [`Mover::give`] got: a simulator's.
+    Given,
+}
+
+impl EngineKind {
+    /// Those that can be named.
+    pub const NAMED: [EngineKind; 3] = [EngineKind::Cpu, EngineKind::Semaphore, EngineKind::Delegate];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            EngineKind::Cpu => "cpu",
+            EngineKind::Semaphore => "semaphore",
+            EngineKind::Delegate => "delegate",
+            EngineKind::Given => "given",
+        }
+    }
+}
+
+impl fmt::Display for EngineKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A name that no engine has.
+#[derive(Debug, PartialEq, Eq)]
+pub struct UnknownEngine(String);
+
+impl fmt::Display for UnknownEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = EngineKind::NAMED.map(EngineKind::name).join(", ");
+        write!(f, "there is no engine '{}': {names} are wanted", self.0)
+    }
+}
+
+impl std::error::Error for UnknownEngine {}
+
+impl FromStr for EngineKind {
+    type Err = UnknownEngine;
+
+    fn from_str(name: &str) -> Result<EngineKind, UnknownEngine> {
+        let named = EngineKind::NAMED.into_iter().find(|kind| kind.name() == name);
+        named.ok_or_else(|| UnknownEngine(name.to_owned()))
+    }
+}
+
+/// What engines did so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Copies handed over, and bytes that engines copied of them.
+    pub copies: u64,
+    pub bytes: u64,
+    /// Copies that were left to the CPU because of the engine's limit, or because it refused.
+    pub busy: u64,
+    /// Copies of which the CPU did what the engine left undone.
+    pub finished: u64,
+}
+
+#[derive(Default)]
+struct Counters {
+    copies: AtomicU64,
+    bytes: AtomicU64,
+    busy: AtomicU64,
+    finished: AtomicU64,
+}
+
+/// Copies by the engine of one's choice.
+pub struct Mover<M: Media> {
+    kind: EngineKind,
+    /// Copies of so many bytes are not the calling thread's.
+    smallest: AtomicUsize,
+    profile: Profile,
+    regions: Box<[Option<node::Node>]>,
+    semaphore: OnceLock<Run<Semaphore>>,
+    delegate: OnceLock<Run<Delegate<M>>>,
+    given: OnceLock<Run<Box<dyn Engine<M>>>>,
+    counters: Counters,
+}
+
+/// An engine in use.
+struct Run<E> {
+    engine: E,
+    scheduler: Scheduler,
+}
+
+impl<M: Media> Mover<M> {
+    /// `kind` is the engine of whoever names none.
+    pub fn new(media: &M, kind: EngineKind, profile: Profile) -> Mover<M> {
+        let known = |region| {
+            let number = media.node(region)?;
+            node::nodes().iter().find(|node| node.number == number).cloned()
+        };
+        Mover {
+            kind,
+            smallest: AtomicUsize::new(smallest(kind)),
+            profile,
+            regions: (0..media.regions()).map(known).collect(),
+            semaphore: OnceLock::new(),
+            delegate: OnceLock::new(),
+            given: OnceLock::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// An engine from elsewhere, which from now on is everybody's who names none. Once.
+    pub fn give(&self, engine: Box<dyn Engine<M>>) {
+        let given = self.given.set(self.run(engine));
+        assert!(given.is_ok(), "one engine is given");
+        self.smallest.store(smallest(EngineKind::Given), Ordering::Relaxed);
+    }
+
+    /// The engine of whoever names none.
+    pub fn kind(&self) -> EngineKind {
+        if self.given.get().is_some() { EngineKind::Given } else { self.kind }
+    }
+
+    pub fn moved(&self) -> Moved {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Counters { copies, bytes, busy, finished } = &self.counters;
+        Moved { copies: of(copies), bytes: of(bytes), busy: of(busy), finished: of(finished) }
+    }
+
+    /// Whether a copy is for [`store`](Mover::store) or [`load`](Mover::load): otherwise the calling thread copies it
+    /// without further ado.
+    #[inline]
+    pub fn takes(&self, via: Option<EngineKind>, bytes: usize) -> bool {
+        match via {
+            None => bytes >= self.smallest.load(Ordering::Relaxed),
+            Some(kind) => bytes >= smallest(kind),
+        }
+    }
+
+    fn run<E>(&self, engine: E) -> Run<E> {
+        Run { engine, scheduler: Scheduler::new(self.regions.len()) }
+    }
+
+    fn engine(&self, kind: EngineKind) -> Option<(&dyn Engine<M>, &Scheduler)> {
+        let concurrency = self.profile.concurrency;
+        match kind {
+            EngineKind::Cpu => None,
+            EngineKind::Semaphore => {
+                let new = || self.run(Semaphore::new(self.regions.len(), concurrency));
+                let run = self.semaphore.get_or_init(new);
+                Some((&run.engine, &run.scheduler))
+            }
+            EngineKind::Delegate => {
+                let new = || self.run(Delegate::new(self.regions.clone(), concurrency));
+                let run = self.delegate.get_or_init(new);
+                Some((&run.engine, &run.scheduler))
+            }
+            EngineKind::Given => self.given.get().map(|run| (&*run.engine, &run.scheduler)),
+        }
+    }
+
+    /// Copies `from` to media, and continues its CRC-32C where one is given. To be fenced by this thread. Panics for
+    /// a range outside of media.
+    pub fn store(
+        &self,
+        media: &M,
+        via: Option<EngineKind>,
+        at: Addr,
+        from: &[u8],
+        mut crc: Option<u32>,
+    ) -> Result<(Option<u32>, Flushed), Fault> {
+        check(media, at, from.len());
+        let mut flushed = Flushed::issued();
+        let mut done = 0;
+        while done < from.len() {
+            let at = at.add(done as u64);
+            let (region, room) = media.region(at);
+            let part = &from[done..done + room.min((from.len() - done) as u64) as usize];
+            let (next, stored) = self.store_part(media, via, region, at, part, crc)?;
+            crc = next;
+            flushed = flushed.and(stored);
+            done += part.len();
+        }
+        Ok((crc, flushed))
+    }
+
+    /// Within one region.
+    fn store_part(
+        &self,
+        media: &M,
+        via: Option<EngineKind>,
+        region: usize,
+        at: Addr,
+        from: &[u8],
+        crc: Option<u32>,
+    ) -> Result<(Option<u32>, Flushed), Fault> {
+        let kind = via.unwrap_or_else(|| self.kind());
+        let Some((engine, scheduler)) = self.engine(kind) else { return store(media, at, from, crc) };
+        let (capability, limits) = (engine.capability(), self.profile.limits(kind));
+        let job = Job {
+            direction: Direction::Write,
+            remote: self.is_remote(region),
+            bytes: from.len(),
+            media: at.0,
+            dram: from.as_ptr().addr() as u64,
+        };
+        let Decision::Engine { head, tail } = decide(&job, &capability, limits, 0.0) else {
+            return store(media, at, from, crc);
+        };
+        let Some(claim) = scheduler.claim(region, &capability, limits) else {
+            self.counters.busy.fetch_add(1, Ordering::Relaxed);
+            return store(media, at, from, crc);
+        };
+        let (edge, rest) = from.split_at(head);
+        let (middle, end) = rest.split_at(rest.len() - tail);
+        let (mut crc, mut flushed) = match edge.len() {
+            0 => (crc, Flushed::issued()),
+            _ => store(media, at, edge, crc)?,
+        };
+        let at = at.add(head as u64);
+        let mut transfer = Transfer::ToMedia { at, from: middle };
+        let carried = carry(engine, media, (region, claim.channel), &mut transfer, crc, || ());
+        drop(claim);
+        let done = match &carried {
+            Ok((completion, ())) => {
+                let done = self.ended(completion, middle.len());
+                crc = crc.map(|before| if done > 0 { completion.crc } else { before });
+                done
+            }
+            Err(_) => {
+                self.counters.busy.fetch_add(1, Ordering::Relaxed);
+                0
+            }
+        };
+        if done > 0 && capability.durability == Durability::WriteBack {
+            flushed = flushed.and(media.write_back(at, done));
+        }
+        for (from, part) in [(done, &middle[done..]), (middle.len(), end)] {
+            if !part.is_empty() {
+                let (next, stored) = store(media, at.add(from as u64), part, crc)?;
+                crc = next;
+                flushed = flushed.and(stored);
+            }
+        }
+        Ok((crc, flushed))
+    }
+
+    /// Copies from media. Panics for a range outside of it.
+    pub fn load(&self, media: &M, via: Option<EngineKind>, at: Addr, to: &mut [u8]) -> Result<(), Fault> {
+        check(media, at, to.len());
+        let mut done = 0;
+        while done < to.len() {
+            let at = at.add(done as u64);
+            let (region, room) = media.region(at);
+            let until = done + room.min((to.len() - done) as u64) as usize;
+            self.load_part(media, via, region, at, &mut to[done..until])?;
+            done = until;
+        }
+        Ok(())
+    }
+
+    fn load_part(
+        &self,
+        media: &M,
+        via: Option<EngineKind>,
+        region: usize,
+        at: Addr,
+        to: &mut [u8],
+    ) -> Result<(), Fault> {
+        let kind = via.unwrap_or_else(|| self.kind());
+        let Some((engine, scheduler)) = self.engine(kind) else { return media.read(at, to) };
+        let (capability, limits) = (engine.capability(), self.profile.limits(kind));
+        let bytes = to.len();
+        let job = Job {
+            direction: Direction::Read,
+            remote: self.is_remote(region),
+            bytes,
+            media: at.0,
+            dram: to.as_ptr().addr() as u64,
+        };
+        let until = match decide(&job, &capability, limits, scheduler.share(bytes)) {
+            Decision::Cpu(_) => return media.read(at, to),
+            Decision::Engine { .. } => bytes,
+            Decision::Shared { engine } => engine,
+        };
+        let Some(claim) = scheduler.claim(region, &capability, limits) else {
+            self.counters.busy.fetch_add(1, Ordering::Relaxed);
+            return media.read(at, to);
+        };
+        let (engines, own) = to.split_at_mut(until);
+        let mut transfer = Transfer::FromMedia { at, to: engines };
+        let meanwhile = || -> Result<u64, Fault> {
+            let begun = Instant::now();
+            if !own.is_empty() {
+                media.read(at.add(until as u64), own)?;
+            }
+            Ok(begun.elapsed().as_nanos() as u64)
+        };
+        let carried = carry(engine, media, (region, claim.channel), &mut transfer, None, meanwhile);
+        drop(claim);
+        let Ok((completion, own_time)) = carried else {
+            self.counters.busy.fetch_add(1, Ordering::Relaxed);
+            return media.read(at, to);
+        };
+        let done = self.ended(&completion, until);
+        let own_time = own_time?;
+        if until < bytes && done == until {
+            let engine = (done as u64, completion.nanoseconds);
+            scheduler.shared(bytes, engine, ((bytes - until) as u64, own_time));
+        }
+        if done < until {
+            media.read(at.add(done as u64), &mut to[done..until])?;
+        }
+        Ok(())
+    }
+
+    /// Counts a batch of `bytes`; how many of them need no second look.
+    fn ended(&self, completion: &Completion, bytes: usize) -> usize {
+        let done = (completion.bytes as usize).min(bytes);
+        self.counters.copies.fetch_add(1, Ordering::Relaxed);
+        self.counters.bytes.fetch_add(done as u64, Ordering::Relaxed);
+        if done < bytes {
+            self.counters.finished.fetch_add(1, Ordering::Relaxed);
+        }
+        done
+    }
+
+    fn is_remote(&self, region: usize) -> bool {
+        match (&self.regions[region], node::current()) {
+            (Some(there), Some(here)) => there.number != here,
+            _ => false,
+        }
+    }
+}
+
+/// From which size on copies are not the calling thread's at once.
+#[inline]
+fn smallest(kind: EngineKind) -> usize {
+    if kind == EngineKind::Cpu { usize::MAX } else { SMALLEST_BYTES }
+}
+
+/// Panics for a range outside of media, as media does: the caller validates what it read from there.
+fn check<M: Media>(media: &M, at: Addr, bytes: usize) {
+    let end = at.0.checked_add(bytes as u64);
+    assert!(end.is_some_and(|end| end <= media.len()), "{bytes} bytes at {at:?} are outside of media");
+}

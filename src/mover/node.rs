@@ -1,0 +1,76 @@
+//! NUMA nodes: which CPUs one has, and on which one a thread runs.
+
+use std::sync::{Arc, LazyLock};
+
+use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
+
+/// A node with CPUs.
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub number: u32,
+    cpus: Arc<[usize]>,
+}
+
+impl Node {
+    /// Keeps the calling thread on its CPUs; where the host forbids it, it runs anywhere.
+    pub(super) fn keep_thread(&self) {
+        let mut set = CpuSet::new();
+        for cpu in self.cpus.iter().filter(|cpu| **cpu < CpuSet::MAX_CPU) {
+            set.set(*cpu);
+        }
+        if let Err(e) = sched_setaffinity(None, &set) {
+            tracing::debug!("a thread that copies is not kept on node {}: {e}", self.number);
+        }
+    }
+}
+
+/// Nodes with CPUs, as the kernel lists them; none where it does not.
+pub fn nodes() -> &'static [Node] {
+    static NODES: LazyLock<Vec<Node>> = LazyLock::new(|| {
+        let dir = std::fs::read_dir("/sys/devices/system/node");
+        let mut found: Vec<Node> =
+            dir.into_iter().flatten().flatten().filter_map(|e| node(&e.path())).collect();
+        found.sort_by_key(|node| node.number);
+        found
+    });
+    &NODES
+}
+
+fn node(dir: &std::path::Path) -> Option<Node> {
+    let number = dir.file_name()?.to_str()?.strip_prefix("node")?.parse().ok()?;
+    let cpus = cpu_list(&std::fs::read_to_string(dir.join("cpulist")).ok()?)?;
+    (!cpus.is_empty()).then(|| Node { number, cpus: cpus.into() })
+}
+
+/// `0-3,8`, as sysfs has it.
+fn cpu_list(text: &str) -> Option<Vec<usize>> {
+    let mut cpus = Vec::new();
+    for part in text.trim().split(',').filter(|part| !part.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        cpus.extend(first.parse::<usize>().ok()?..=last.parse().ok()?);
+    }
+    Some(cpus)
+}
+
+/// The node that this thread runs on; none where there is one only, or nobody knows.
+pub(super) fn current() -> Option<u32> {
+    let nodes = nodes();
+    if nodes.len() < 2 {
+        return None;
+    }
+    let cpu = sched_getcpu();
+    nodes.iter().find(|node| node.cpus.contains(&cpu)).map(|node| node.number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_cpus_are_read() {
+        assert_eq!(cpu_list("0-3,8\n"), Some(vec![0, 1, 2, 3, 8]));
+        assert_eq!(cpu_list("5"), Some(vec![5]));
+        assert_eq!(cpu_list("\n"), Some(vec![]));
+        assert_eq!(cpu_list("3-x"), None);
+    }
+}

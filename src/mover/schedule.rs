@@ -1,0 +1,345 @@
+//! Which way a copy takes: Fastmove §5.4, as a function that the caller runs.
+//!
+//! In this order, the first rule that holds:
+//!
+//! 1. A store that an engine would send past the caches to an address which differs from its source's within a line
+//!    is the CPU's: engines do that badly (§3.2.4, §5.2).
+//! 2. What is smaller than the threshold of its kind (read or write, local or remote) is the CPU's.
+//! 3. If as many copies are under way as the region's engine bears, it is the CPU's.
+//! 4. Large reads are shared with the CPU, where the engine leaves bandwidth (§5.3), in the ratio of what both were
+//!    seen to reach; writes never.
+//! 5. Otherwise the engine takes all but the unaligned edges, on the next channel in turn.
+//!
+//! There is no thread and no lock: two counters for each region, and bandwidths that are averaged over 50 ms.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Instant;
+
+use crossbeam_utils::CachePadded;
+
+use super::engine_port::{Capability, Durability};
+use super::profile::{Limits, SMALLEST_BYTES};
+use crate::media::LINE;
+
+/// Smaller shares of a read are not worth a descriptor, in bytes.
+const SHARE_BYTES_MIN: usize = 8 << 10;
+/// Upper ends of the bins by size in which bandwidths are kept, in bytes; the last has none.
+const BIN_BYTES: [usize; BINS - 1] = [16 << 10, 64 << 10, 256 << 10, 1 << 20];
+const BINS: usize = 5;
+/// Bandwidths are averages over at least so long.
+const WINDOW_NS: u64 = 50_000_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    Write,
+    Read,
+}
+
+/// A copy, as far as the way it takes depends on it.
+#[derive(Clone, Copy, Debug)]
+pub struct Job {
+    pub direction: Direction,
+    /// The media is on another node than the CPU.
+    pub remote: bool,
+    pub bytes: usize,
+    /// Address in media, of which only the place in a line counts.
+    pub media: u64,
+    /// Address in DRAM, likewise.
+    pub dram: u64,
+}
+
+/// Why the CPU copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    Misaligned,
+    Small,
+    Busy,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    Cpu(Why),
+    /// All but this many bytes at its ends, which are the CPU's.
+    Engine {
+        head: usize,
+        tail: usize,
+    },
+    /// So many bytes from its beginning on; the CPU copies the rest meanwhile.
+    Shared {
+        engine: usize,
+    },
+}
+
+/// Rules 1, 2, 4 and 5: what depends on nothing but the copy. `share` is the engine's share of a read, of 1.
+#[inline]
+pub fn decide(job: &Job, capability: &Capability, limits: &Limits, share: f32) -> Decision {
+    let alignment = capability.alignment as u64;
+    let past_caches = capability.durability == Durability::OnCompletion && alignment > 1;
+    let write = job.direction == Direction::Write;
+    if write && past_caches && !(job.media ^ job.dram).is_multiple_of(LINE as u64) {
+        return Decision::Cpu(Why::Misaligned);
+    }
+    let t = &limits.thresholds;
+    let threshold = match (job.direction, job.remote) {
+        (Direction::Write, false) => t.local_write,
+        (Direction::Read, false) => t.local_read,
+        (Direction::Write, true) => t.remote_write,
+        (Direction::Read, true) => t.remote_read,
+    };
+    if job.bytes < threshold.max(capability.smallest_bytes).max(SMALLEST_BYTES) {
+        return Decision::Cpu(Why::Small);
+    }
+    if write {
+        let head = job.media.wrapping_neg() % alignment;
+        let tail = (job.media + job.bytes as u64) % alignment;
+        return Decision::Engine { head: head as usize, tail: tail as usize };
+    }
+    if capability.shares_reads {
+        let engine = (job.bytes as f32 * share) as usize / LINE * LINE;
+        if engine >= SHARE_BYTES_MIN && job.bytes - engine >= SHARE_BYTES_MIN {
+            return Decision::Shared { engine };
+        }
+    }
+    Decision::Engine { head: 0, tail: 0 }
+}
+
+/// What is counted about one engine.
+pub struct Scheduler {
+    regions: Box<[CachePadded<Load>]>,
+    cpu: Bandwidth,
+    engine: Bandwidth,
+    began: Instant,
+}
+
+#[derive(Default)]
+struct Load {
+    in_flight: AtomicU32,
+    next_channel: AtomicU32,
+}
+
+/// A place among the copies under way.
+pub struct Claim<'a> {
+    load: &'a Load,
+    pub channel: usize,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.load.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Scheduler {
+    pub fn new(regions: usize) -> Scheduler {
+        Scheduler {
+            regions: (0..regions).map(|_| CachePadded::default()).collect(),
+            cpu: Bandwidth::default(),
+            engine: Bandwidth::default(),
+            began: Instant::now(),
+        }
+    }
+
+    /// Rules 3 and 5: a place in front of the region's engine, and a channel in turn.
+    #[inline]
+    pub fn claim(&self, region: usize, capability: &Capability, limits: &Limits) -> Option<Claim<'_>> {
+        let load = &*self.regions[region];
+        let before = load.in_flight.fetch_add(1, Ordering::Relaxed);
+        if limits.in_flight_max.is_some_and(|max| before >= max) {
+            load.in_flight.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        let turn = load.next_channel.fetch_add(1, Ordering::Relaxed);
+        Some(Claim { load, channel: turn as usize % capability.channels.max(1) })
+    }
+
+    /// The engine's share of a read of so many bytes: by what both reached, or half while nobody knows.
+    #[inline]
+    pub fn share(&self, bytes: usize) -> f32 {
+        let bin = bin(bytes);
+        match (self.cpu.of(bin), self.engine.of(bin)) {
+            (Some(cpu), Some(engine)) => engine / (cpu + engine),
+            _ => 0.5,
+        }
+    }
+
+    /// A read of `bytes` was shared: what each copied, and in how many nanoseconds.
+    pub fn shared(&self, bytes: usize, engine: (u64, u64), cpu: (u64, u64)) {
+        let (bin, now) = (bin(bytes), self.began.elapsed().as_nanos() as u64);
+        self.engine.add(bin, engine, now);
+        self.cpu.add(bin, cpu, now);
+    }
+}
+
+fn bin(bytes: usize) -> usize {
+    BIN_BYTES.iter().position(|end| bytes <= *end).unwrap_or(BINS - 1)
+}
+
+/// Bandwidths by size. Threads may overtake each other within a window: then some copies count twice or not.
+#[derive(Default)]
+struct Bandwidth {
+    bins: [CachePadded<Bin>; BINS],
+}
+
+#[derive(Default)]
+struct Bin {
+    /// Bytes a nanosecond, as the bits of a float; 0 before the first window ends.
+    average: AtomicU32,
+    bytes: AtomicU64,
+    nanoseconds: AtomicU64,
+    /// When the window began.
+    since: AtomicU64,
+}
+
+impl Bandwidth {
+    fn of(&self, bin: usize) -> Option<f32> {
+        let average = f32::from_bits(self.bins[bin].average.load(Ordering::Relaxed));
+        (average > 0.0).then_some(average)
+    }
+
+    fn add(&self, bin: usize, (bytes, nanoseconds): (u64, u64), now: u64) {
+        let bin = &self.bins[bin];
+        let bytes = bin.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let nanoseconds = bin.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed) + nanoseconds;
+        let since = bin.since.load(Ordering::Relaxed);
+        let over = now.saturating_sub(since) >= WINDOW_NS && nanoseconds > 0;
+        let mine = |new| bin.since.compare_exchange(since, new, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if over && mine(now) {
+            bin.average.store((bytes as f32 / nanoseconds as f32).to_bits(), Ordering::Relaxed);
+            bin.bytes.store(0, Ordering::Relaxed);
+            bin.nanoseconds.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::profile::Thresholds;
+    use super::*;
+
+    const LIMITS: Limits = Limits {
+        thresholds: Thresholds {
+            local_write: 16 << 10,
+            local_read: 32 << 10,
+            remote_write: 8 << 10,
+            remote_read: 24 << 10,
+        },
+        in_flight_max: Some(2),
+    };
+
+    const DMA: Capability = Capability {
+        smallest_bytes: 4 << 10,
+        alignment: LINE,
+        durability: Durability::OnCompletion,
+        shares_reads: true,
+        channels: 3,
+    };
+
+    fn job(direction: Direction, bytes: usize) -> Job {
+        Job { direction, remote: false, bytes, media: 0x1000, dram: 0x7f00 }
+    }
+
+    #[test]
+    fn rule_1_misaligned_stores_past_the_caches_are_the_cpus() {
+        let off = Job { dram: 0x7f01, ..job(Direction::Write, 1 << 20) };
+        assert_eq!(decide(&off, &DMA, &LIMITS, 0.5), Decision::Cpu(Why::Misaligned));
+        // Both equally off: only the edges are.
+        let both = Job { media: 0x1010, ..off };
+        let both = Job { dram: 0x7f10, ..both };
+        assert_eq!(decide(&both, &DMA, &LIMITS, 0.5), Decision::Engine { head: 48, tail: 16 });
+        // Into the caches it does no harm, nor does it for reads.
+        let ddio = Capability { durability: Durability::WriteBack, ..DMA };
+        assert!(matches!(decide(&off, &ddio, &LIMITS, 0.5), Decision::Engine { .. }));
+        let read = Job { dram: 0x7f01, ..job(Direction::Read, 1 << 20) };
+        assert!(matches!(decide(&read, &DMA, &LIMITS, 0.5), Decision::Shared { .. }));
+        // A CPU that does it for us has no alignment.
+        let thread = Capability { alignment: 1, ..DMA };
+        assert_eq!(decide(&off, &thread, &LIMITS, 0.5), Decision::Engine { head: 0, tail: 0 });
+    }
+
+    #[test]
+    fn rule_2_each_kind_has_its_threshold() {
+        for (direction, remote, threshold) in [
+            (Direction::Write, false, 16 << 10),
+            (Direction::Read, false, 32 << 10),
+            (Direction::Write, true, 8 << 10),
+            (Direction::Read, true, 24 << 10),
+        ] {
+            let of = |bytes| decide(&Job { remote, ..job(direction, bytes) }, &DMA, &LIMITS, 0.0);
+            assert_eq!(of(threshold - 1), Decision::Cpu(Why::Small), "{direction:?} {remote}");
+            assert_eq!(of(threshold), Decision::Engine { head: 0, tail: 0 }, "{direction:?} {remote}");
+        }
+        let coarse = Capability { smallest_bytes: 1 << 20, ..DMA };
+        assert_eq!(
+            decide(&job(Direction::Write, (1 << 20) - 1), &coarse, &LIMITS, 0.5),
+            Decision::Cpu(Why::Small)
+        );
+        let none = Thresholds { local_write: 0, local_read: 0, remote_write: 0, remote_read: 0 };
+        let (eager, none) =
+            (Capability { smallest_bytes: 0, ..DMA }, Limits { thresholds: none, in_flight_max: None });
+        assert_eq!(decide(&job(Direction::Write, 4095), &eager, &none, 0.5), Decision::Cpu(Why::Small));
+    }
+
+    #[test]
+    fn rule_3_no_more_than_the_engine_bears() {
+        let scheduler = Scheduler::new(2);
+        let claim = |region| scheduler.claim(region, &DMA, &LIMITS);
+        let (a, b) = (claim(0).unwrap(), claim(0).unwrap());
+        assert!(claim(0).is_none(), "two are under way");
+        assert!(claim(1).is_some(), "another region has its own");
+        drop(a);
+        assert!(claim(0).is_some());
+        drop(b);
+        let unlimited = Limits { in_flight_max: None, ..LIMITS };
+        let all: Vec<_> = (0..100).map(|_| scheduler.claim(0, &DMA, &unlimited).unwrap()).collect();
+        drop(all);
+        assert!(claim(0).is_some(), "all places were given back");
+    }
+
+    #[test]
+    fn rule_4_reads_are_shared_and_writes_never() {
+        let of = |direction, bytes, share| decide(&job(direction, bytes), &DMA, &LIMITS, share);
+        assert_eq!(of(Direction::Read, 64 << 10, 0.25), Decision::Shared { engine: 16 << 10 });
+        assert!(matches!(of(Direction::Write, 64 << 10, 0.25), Decision::Engine { .. }));
+        // A share that is too small is none.
+        assert_eq!(of(Direction::Read, 64 << 10, 0.1), Decision::Engine { head: 0, tail: 0 });
+        assert_eq!(of(Direction::Read, 64 << 10, 0.95), Decision::Engine { head: 0, tail: 0 });
+        let alone = Capability { shares_reads: false, ..DMA };
+        assert_eq!(
+            decide(&job(Direction::Read, 64 << 10), &alone, &LIMITS, 0.5),
+            Decision::Engine { head: 0, tail: 0 }
+        );
+    }
+
+    #[test]
+    fn rule_5_channels_take_turns() {
+        let scheduler = Scheduler::new(1);
+        let unlimited = Limits { in_flight_max: None, ..LIMITS };
+        let turns: Vec<usize> =
+            (0..7).map(|_| scheduler.claim(0, &DMA, &unlimited).unwrap().channel).collect();
+        assert_eq!(turns, [0, 1, 2, 0, 1, 2, 0]);
+    }
+
+    #[test]
+    fn the_share_follows_what_both_reach() {
+        let scheduler = Scheduler::new(1);
+        assert_eq!(scheduler.share(64 << 10), 0.5, "while nobody knows");
+        let add = |bandwidth: &Bandwidth, bytes, now| bandwidth.add(bin(64 << 10), (bytes, 1000), now);
+        for now in [1, WINDOW_NS / 2, WINDOW_NS] {
+            add(&scheduler.engine, 3000, now);
+            add(&scheduler.cpu, 1000, now);
+        }
+        assert_eq!(scheduler.share(64 << 10), 0.75);
+        assert_eq!(scheduler.share(4 << 20), 0.5, "another size has its own");
+        // It learns anew, window by window.
+        add(&scheduler.engine, 500, WINDOW_NS + 1);
+        assert_eq!(scheduler.share(64 << 10), 0.75, "the window is not over");
+        add(&scheduler.engine, 1500, 2 * WINDOW_NS);
+        assert_eq!(scheduler.share(64 << 10), 0.5);
+    }
+
+    #[test]
+    fn bins_are_five() {
+        let of: Vec<usize> = [1, 16 << 10, 17 << 10, 64 << 10, 65 << 10, 1 << 20, 2 << 20].map(bin).to_vec();
+        assert_eq!(of, [0, 0, 1, 1, 2, 3, 4]);
+    }
+}

@@ -1,0 +1,411 @@
+//! One conformance test for all engines: whatever an engine does or fails to do, each byte arrives, each checksum is
+//! right, nothing else changes, and a fence by the caller makes it durable.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+use super::completion::{Completion, Status};
+use super::engine_port::*;
+use super::*;
+use crate::media::{Dirty, Domain, Durable, LINE, Pool, PoolOptions, crc32c};
+use crate::sim::media::{Keep, Rng, SimMedia};
+
+const MEDIA_BYTES: usize = 4 << 20;
+const COPY_BYTES_MAX: usize = 300 << 10;
+
+/// An engine that copies as one does that stores into the caches, and that does not always come to the end.
+struct Faulty {
+    capability: Capability,
+    turns: AtomicU32,
+}
+
+impl Faulty {
+    fn new(alignment: usize, durability: Durability) -> Box<Faulty> {
+        let capability =
+            Capability { smallest_bytes: 4 << 10, alignment, durability, shares_reads: true, channels: 3 };
+        Box::new(Faulty { capability, turns: AtomicU32::new(0) })
+    }
+}
+
+impl<M: Media> Engine<M> for Faulty {
+    fn capability(&self) -> Capability {
+        self.capability
+    }
+
+    unsafe fn submit(
+        &self,
+        media: &M,
+        region: usize,
+        channel: usize,
+        batch: &[RawTransfer],
+        crc: Option<u32>,
+    ) -> Result<Ticket, Refused> {
+        assert!(channel < 3, "channel {channel}");
+        let bytes: usize = batch.iter().map(|t| t.len).sum();
+        let until = match self.turns.fetch_add(1, Ordering::Relaxed) % 7 {
+            0 => return Err(Refused::Full),
+            1 => return Err(Refused::Gone),
+            2 => 0,
+            3 => bytes / 3,
+            4 => bytes - 1,
+            _ => bytes,
+        };
+        let (mut done, mut crc) = (0, crc.unwrap_or(0));
+        for transfer in batch {
+            let now = transfer.len.min(until - done);
+            match transfer.dram {
+                Dram::From(from) => {
+                    assert!(transfer.at.0.is_multiple_of(self.capability.alignment as u64));
+                    assert!(transfer.len.is_multiple_of(self.capability.alignment));
+                    // SAFETY: whoever submits vouches for the bytes.
+                    let from = unsafe { std::slice::from_raw_parts(from, now) };
+                    let dirty = media.copy_cached(transfer.at, from).unwrap();
+                    match self.capability.durability {
+                        Durability::WriteBack => dirty.redundant("the mover writes it back"),
+                        Durability::OnCompletion => {
+                            media.fence(media.flush(dirty));
+                        }
+                    }
+                    crc = crc32c(from, crc);
+                }
+                Dram::To(to) => {
+                    // SAFETY: likewise.
+                    media.read(transfer.at, unsafe { std::slice::from_raw_parts_mut(to, now) }).unwrap();
+                }
+            }
+            done += now;
+        }
+        let status = match done {
+            0 => Status::Failed,
+            n if n < bytes => Status::Partial,
+            _ => Status::Done,
+        };
+        let done = Completion { status, bytes: done as u64, crc, nanoseconds: 1000 };
+        Ok(Ticket { region, slot: 0, done: Some(done) })
+    }
+
+    fn poll(&self, _: &Ticket) -> bool {
+        true
+    }
+
+    fn wait(&self, ticket: Ticket) -> Completion {
+        ticket.done.unwrap()
+    }
+
+    fn suspend(&self, _: usize) {}
+
+    fn resume(&self, _: usize) {}
+}
+
+fn random(rng: &mut Rng, len: usize) -> Vec<u8> {
+    let mut bytes: Vec<u8> = (0..len.div_ceil(8)).flat_map(|_| rng.draw().to_le_bytes()).collect();
+    bytes.truncate(len);
+    bytes
+}
+
+/// A copy that few others are like: of any size, at any place.
+fn place(rng: &mut Rng, from: usize, to: usize) -> (usize, usize) {
+    let len = match rng.below(4) {
+        0 => rng.below(64),
+        1 => rng.below(9000),
+        2 => 4096 << rng.below(6),
+        _ => rng.below(COPY_BYTES_MAX as u64),
+    };
+    let len = (len as usize).min(to - from);
+    let mut at = from + rng.below((to - from - len) as u64 + 1) as usize;
+    if rng.below(3) == 0 {
+        at = (at / LINE * LINE).max(from);
+    }
+    (at, len)
+}
+
+/// Copies in one part of media against a copy of it in DRAM.
+fn exercise<M: Media>(
+    media: &M,
+    mover: &Mover<M>,
+    via: Option<EngineKind>,
+    part: std::ops::Range<usize>,
+    seed: u64,
+    copies: usize,
+) {
+    let mut rng = Rng::new(seed);
+    let mut model = vec![0; part.len()];
+    media.read(Addr(part.start as u64), &mut model).unwrap();
+    for n in 0..copies {
+        let (at, len) = place(&mut rng, part.start, part.end);
+        let own = at - part.start..at - part.start + len;
+        let skew = rng.below(70) as usize;
+        if rng.below(2) == 0 {
+            let bytes = random(&mut rng, len + skew);
+            let begin = (rng.below(2) == 0).then_some(rng.draw() as u32);
+            let (crc, flushed) = mover.store(media, via, Addr(at as u64), &bytes[skew..], begin).unwrap();
+            media.fence(flushed);
+            assert_eq!(crc, begin.map(|begin| crc32c(&bytes[skew..], begin)), "{n}: {len} bytes at {at}");
+            model[own].copy_from_slice(&bytes[skew..]);
+        } else {
+            let mut bytes = vec![0xee; len + skew + 1];
+            mover.load(media, via, Addr(at as u64), &mut bytes[skew..skew + len]).unwrap();
+            assert!(bytes[skew..skew + len] == model[own], "{n}: {len} bytes at {at}");
+            assert!(bytes[..skew].iter().chain(&bytes[skew + len..]).all(|b| *b == 0xee), "{n}: beside it");
+        }
+    }
+    let mut now = vec![0; part.len()];
+    media.read(Addr(part.start as u64), &mut now).unwrap();
+    assert!(now == model, "what nobody stored to changed");
+}
+
+/// Pools of one region and of three, stripes so small that copies cross them.
+fn pools() -> Vec<Pool> {
+    let options =
+        PoolOptions { assume: Some(Domain::Memory), stripe_bytes: Some(64 << 10), ..PoolOptions::default() };
+    static MADE: AtomicUsize = AtomicUsize::new(0);
+    let dir = std::env::temp_dir();
+    [1, 3]
+        .into_iter()
+        .map(|regions| {
+            let name = |_| {
+                let n = MADE.fetch_add(1, Ordering::Relaxed);
+                dir.join(format!("lodestone-mover-{}-{n}", std::process::id()))
+            };
+            let paths: Vec<_> = (0..regions).map(name).collect();
+            let pool = Pool::create(&paths, Some((2 * MEDIA_BYTES) as u64), &options).unwrap();
+            paths.iter().for_each(|path| std::fs::remove_file(path).unwrap());
+            pool
+        })
+        .collect()
+}
+
+fn copies() -> usize {
+    std::env::var("LODE_COPIES").ok().and_then(|n| n.parse().ok()).unwrap_or(if cfg!(miri) {
+        20
+    } else {
+        2000
+    })
+}
+
+/// From four threads, each in its own part, of which the edges share lines.
+fn conforms<M: Media>(media: &M, mover: &Mover<M>, via: Option<EngineKind>) {
+    const THREADS: usize = 4;
+    std::thread::scope(|scope| {
+        for n in 0..THREADS {
+            scope.spawn(move || {
+                let of = |n| 4096 + n * (MEDIA_BYTES - 4096) / THREADS;
+                exercise(media, mover, via, of(n)..of(n + 1), 7 + n as u64, copies() / THREADS);
+            });
+        }
+    });
+}
+
+#[test]
+fn every_engine_conforms() {
+    for pool in &pools() {
+        for kind in EngineKind::NAMED {
+            // Chosen for all, and by whoever calls.
+            let for_all = Mover::new(pool, kind, Profile::default());
+            conforms(pool, &for_all, None);
+            let mover = Mover::new(pool, EngineKind::Cpu, Profile::default());
+            conforms(pool, &mover, Some(kind));
+            for mover in [for_all, mover] {
+                let moved = mover.moved();
+                assert_eq!(moved.bytes > 0, kind != EngineKind::Cpu, "{kind}: {moved:?}");
+                assert_eq!((moved.finished, moved.busy), (0, 0), "{kind}: {moved:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_an_engine_leaves_undone_is_done() {
+    for pool in &pools() {
+        for alignment in [1, LINE] {
+            for durability in [Durability::OnCompletion, Durability::WriteBack] {
+                let mover = Mover::new(pool, EngineKind::Cpu, Profile::default());
+                mover.give(Faulty::new(alignment, durability));
+                conforms(pool, &mover, None);
+                let moved = mover.moved();
+                assert!(moved.busy > 0 && moved.finished > 0 && moved.copies > moved.finished, "{moved:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_fence_makes_durable_what_any_engine_stored() {
+    for kind in EngineKind::NAMED.into_iter().chain([EngineKind::Given, EngineKind::Given]) {
+        let media = SimMedia::new(vec![0; MEDIA_BYTES], Domain::Memory);
+        let mover = Mover::new(&media, EngineKind::Cpu, Profile::default());
+        if kind == EngineKind::Given {
+            mover.give(Faulty::new(LINE, Durability::WriteBack));
+        }
+        let mut rng = Rng::new(3);
+        for _ in 0..60 {
+            let (at, len) = place(&mut rng, 0, MEDIA_BYTES);
+            let bytes = random(&mut rng, len);
+            let (_, flushed) = mover.store(&media, Some(kind), Addr(at as u64), &bytes, Some(0)).unwrap();
+            media.fence(flushed);
+            let mut found = vec![0; len];
+            media.crash_point().media(Keep::Nothing).read(Addr(at as u64), &mut found).unwrap();
+            assert!(found == bytes, "{kind}: {len} bytes at {at}");
+        }
+    }
+}
+
+#[test]
+fn a_bad_line_is_met_as_without_an_engine() {
+    for kind in EngineKind::NAMED {
+        let media = SimMedia::new(vec![0; MEDIA_BYTES], Domain::Memory);
+        let mover = Mover::new(&media, kind, Profile::default());
+        media.poison(100 << 10..(100 << 10) + LINE);
+        let fault = mover.store(&media, None, Addr(64 << 10), &[1; 64 << 10], None).unwrap_err();
+        assert_eq!(fault.at, Addr(100 << 10), "{kind}");
+        let mut bytes = vec![0; 64 << 10];
+        assert_eq!(mover.load(&media, None, Addr(64 << 10), &mut bytes).unwrap_err().at, Addr(100 << 10));
+        // The engine goes on.
+        mover.load(&media, None, Addr(1 << 20), &mut bytes).unwrap();
+    }
+}
+
+#[test]
+#[should_panic(expected = "outside")]
+fn a_range_outside_panics_in_the_caller() {
+    let pool = pools().remove(0);
+    let mover = Mover::new(&pool, EngineKind::Delegate, Profile::default());
+    let (at, bytes) = (Addr(pool.len() - 4096), vec![0; 64 << 10]);
+    let _ = mover.store(&pool, None, at, &bytes, None);
+}
+
+/// How many copies there are at a time: each waits until nobody came for a while.
+struct Crowd {
+    media: SimMedia,
+    inside: AtomicUsize,
+    most: AtomicUsize,
+}
+
+impl Crowd {
+    fn new() -> Crowd {
+        let media = SimMedia::new(vec![0; MEDIA_BYTES], Domain::Memory);
+        Crowd { media, inside: AtomicUsize::new(0), most: AtomicUsize::new(0) }
+    }
+}
+
+impl Media for Crowd {
+    fn len(&self) -> u64 {
+        self.media.len()
+    }
+
+    fn domain(&self) -> Domain {
+        self.media.domain()
+    }
+
+    fn copy_nt(&self, at: Addr, src: &[u8]) -> Result<Flushed, Fault> {
+        let inside = self.inside.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most.fetch_max(inside, Ordering::SeqCst);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let copied = self.media.copy_nt(at, src);
+        self.inside.fetch_sub(1, Ordering::SeqCst);
+        copied
+    }
+
+    fn fence(&self, flushed: Flushed) -> Durable {
+        self.media.fence(flushed)
+    }
+
+    fn read(&self, _: Addr, _: &mut [u8]) -> Result<(), Fault> {
+        unreachable!("nobody reads a crowd")
+    }
+
+    fn load64(&self, _: Addr) -> Result<u64, Fault> {
+        unreachable!("nobody reads a crowd")
+    }
+
+    fn crc32c(&self, _: Addr, _: usize, _: u32) -> Result<u32, Fault> {
+        unreachable!("nobody reads a crowd")
+    }
+
+    fn store64(&self, _: Addr, _: u64) -> Result<Dirty, Fault> {
+        unreachable!("copies are non-temporal")
+    }
+
+    fn copy_cached(&self, _: Addr, _: &[u8]) -> Result<Dirty, Fault> {
+        unreachable!("copies are non-temporal")
+    }
+
+    fn copy_nt_crc(&self, _: Addr, _: &[u8], _: u32) -> Result<(u32, Flushed), Fault> {
+        unreachable!("no checksum is asked for")
+    }
+
+    fn zero_nt(&self, _: Addr, _: usize) -> Result<Flushed, Fault> {
+        unreachable!("copies have bytes")
+    }
+
+    fn flush(&self, _: Dirty) -> Flushed {
+        unreachable!("copies are non-temporal")
+    }
+
+    fn sync(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn the_limited_engines_limit() {
+    for kind in [EngineKind::Semaphore, EngineKind::Delegate] {
+        let crowd = Crowd::new();
+        let mover = Mover::new(&crowd, kind, Profile { concurrency: 2, ..Profile::default() });
+        std::thread::scope(|scope| {
+            for n in 0..6 {
+                let (crowd, mover) = (&crowd, &mover);
+                scope.spawn(move || {
+                    let (_, flushed) =
+                        mover.store(crowd, None, Addr(n << 17), &[n as u8; 64 << 10], None).unwrap();
+                    crowd.fence(flushed);
+                });
+            }
+        });
+        assert_eq!(crowd.most.load(Ordering::Relaxed), 2, "{kind}");
+    }
+}
+
+#[test]
+fn a_suspended_region_holds_and_resumes() {
+    let pool = Arc::new(pools().remove(0));
+    for kind in [EngineKind::Semaphore, EngineKind::Delegate] {
+        let mover = Arc::new(Mover::new(&*pool, kind, Profile::default()));
+        mover.engine(kind).unwrap().0.suspend(0);
+        let copy = std::thread::spawn({
+            let (pool, mover) = (pool.clone(), mover.clone());
+            move || mover.store(&*pool, None, Addr(4096), &[9; 64 << 10], None).map(|(_, f)| pool.fence(f))
+        });
+        std::thread::sleep(std::time::Duration::from_millis(30));
+        assert!(!copy.is_finished(), "{kind}");
+        mover.engine(kind).unwrap().0.resume(0);
+        copy.join().unwrap().unwrap();
+        let mut found = vec![0; 64 << 10];
+        pool.read(Addr(4096), &mut found).unwrap();
+        assert!(found.iter().all(|b| *b == 9));
+    }
+}
+
+#[test]
+fn a_panic_meanwhile_waits_for_the_copy() {
+    let pool = pools().remove(0);
+    let engine: Delegate<Pool> = Delegate::new(vec![None].into(), 1);
+    let bytes = vec![5; 1 << 20];
+    let mut transfer = Transfer::ToMedia { at: Addr(4096), from: &bytes };
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        carry(&engine, &pool, (0, 0), &mut transfer, None, || panic!("meanwhile"))
+    }));
+    assert!(panicked.is_err());
+    let mut found = vec![0; 1 << 20];
+    pool.read(Addr(4096), &mut found).unwrap();
+    assert!(found == bytes, "it had ended");
+}
+
+#[test]
+fn names_of_engines_are_read() {
+    for kind in EngineKind::NAMED {
+        assert_eq!(kind.name().parse(), Ok(kind));
+    }
+    let said = "gpu".parse::<EngineKind>().unwrap_err().to_string();
+    assert_eq!(said, "there is no engine 'gpu': cpu, semaphore, delegate are wanted");
+}
