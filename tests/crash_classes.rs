@@ -7,7 +7,7 @@
 use lodestone::fs::DataMode;
 use lodestone::media::Domain;
 use lodestone::sim::explore::Bounds;
-use lodestone::sim::run::{Effort, Image, Place, Start, Tally, sequence};
+use lodestone::sim::run::{Copier, Effort, Image, Place, Start, Tally, sequence};
 use lodestone::sim::workload;
 
 const PM: &[Domain] = &[Domain::Memory, Domain::CpuCache];
@@ -21,7 +21,7 @@ fn explore(domains: &[Domain], image: Image, text: &str) -> Tally {
 fn explored(domains: &[Domain], data: DataMode, image: Image, twice: bool, text: &str) -> Tally {
     let mut total = Tally::default();
     for &domain in domains {
-        let start = Start::new(Place { domain, data, image }).unwrap();
+        let start = Start::new(Place { domain, data, image, copier: Copier::Cpu }).unwrap();
         for each in workload::parse(text).unwrap() {
             let effort = Effort {
                 bounds: Bounds { leaves_max: 1 << 10, lane_states: 4, seed: 1 },

@@ -4,15 +4,21 @@
 use lodestone::fs::DataMode;
 use lodestone::media::Domain;
 use lodestone::sim::explore::Bounds;
-use lodestone::sim::run::{Effort, Image, Place, Plan, run};
+use lodestone::sim::run::{Copier, Effort, Image, Place, Plan, run};
 use lodestone::sim::workload;
 
 fn all(domain: Domain, images: &[Image]) {
     let modes = [DataMode::Cow, DataMode::InPlace];
-    let places =
-        modes.iter().flat_map(|data| images.iter().map(|image| Place { domain, data: *data, image: *image }));
+    let places = modes.iter().flat_map(|data| {
+        images.iter().map(|image| Place { domain, data: *data, image: *image, copier: Copier::Cpu })
+    });
+    hold(places.collect());
+}
+
+fn hold(places: Vec<Place>) {
+    let domain = places[0].domain;
     let plan = Plan {
-        places: places.collect(),
+        places,
         count: workload::count(1),
         sequence: Box::new(|n| workload::sequence(1, n)),
         effort: Effort { bounds: Bounds { leaves_max: 256, lane_states: 2, seed: 1 }, ..Effort::default() },
@@ -41,4 +47,15 @@ fn one_operation_with_caches_that_are_flushed() {
 #[test]
 fn one_operation_on_an_ordinary_file() {
     all(Domain::PageCache, &[Image::Fresh, Image::Crashed]);
+}
+
+#[test]
+fn one_operation_whose_data_a_device_copies() {
+    let place = Place {
+        domain: Domain::Memory,
+        data: DataMode::Cow,
+        image: Image::Fresh,
+        copier: Copier::PastCaches,
+    };
+    hold(vec![place, Place { copier: Copier::IntoCaches, data: DataMode::InPlace, ..place }]);
 }

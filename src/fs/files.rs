@@ -28,6 +28,7 @@ use crate::error::{Error, Result};
 use crate::fs::{Cred, Fs, Ino, Kind, Node};
 use crate::limits::{OPEN_FILES_MAX, PATH_BYTES_MAX, WALK_RETRIES_MAX};
 use crate::media::Media;
+use crate::mover::EngineKind;
 use crate::sync::primitive::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
@@ -105,6 +106,12 @@ impl<M: Media> Files<M> {
         } else {
             file.flags.fetch_and(!libc::O_APPEND, Ordering::Relaxed);
         }
+        Ok(())
+    }
+
+    /// From now on this engine copies what is read and written through the open file; none: the pool's.
+    pub fn set_engine(&self, fd: Fd, engine: Option<EngineKind>) -> Result<()> {
+        self.open_file(fd)?.node.set_engine(engine);
         Ok(())
     }
 

@@ -58,7 +58,7 @@ mod write;
 mod xattr;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use crate::sync::primitive::Mutex;
 use crossbeam_utils::CachePadded;
@@ -148,22 +148,32 @@ pub struct OpenReport {
 
 /// An inode held in memory: what a descriptor keeps. Cheap to clone. It does not keep a nameless inode
 /// alive; an *open* ([`Fs::open_node`]) does.
-#[derive(Clone)]
 pub struct Node {
     inode: Arc<Inode>,
-    /// Who copies what is read and written through it; none: as the pool was opened.
-    engine: Option<EngineKind>,
+    /// Who copies what is read and written through it, as [`EngineKind::code`]; 0: as the pool was opened.
+    engine: AtomicU8,
+}
+
+impl Clone for Node {
+    fn clone(&self) -> Node {
+        Node { inode: self.inode.clone(), engine: AtomicU8::new(self.engine.load(Ordering::Relaxed)) }
+    }
 }
 
 impl Node {
     fn new(inode: Arc<Inode>) -> Node {
-        Node { inode, engine: None }
+        Node { inode, engine: AtomicU8::new(0) }
     }
 
-    /// The same inode, with data that this engine copies: for a descriptor, or for one call.
-    pub fn via(mut self, engine: EngineKind) -> Node {
-        self.engine = Some(engine);
-        self
+    /// From now on this engine copies what is read and written through it; none: the one the pool was opened with.
+    /// A clone for one call makes it that call's.
+    pub fn set_engine(&self, engine: Option<EngineKind>) {
+        self.engine.store(engine.map_or(0, EngineKind::code), Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn engine(&self) -> Option<EngineKind> {
+        EngineKind::of_code(self.engine.load(Ordering::Relaxed))
     }
 
     pub fn ino(&self) -> Ino {
@@ -374,6 +384,11 @@ const SYNCS_TO_FREE: usize = 3;
 impl<M: Media> Fs<M> {
     pub fn media(&self) -> &M {
         &self.core.media
+    }
+
+    /// Who copies data, and how much of it.
+    pub fn mover(&self) -> &Mover<M> {
+        &self.core.mover
     }
 
     pub fn open_report(&self) -> &OpenReport {

@@ -47,8 +47,9 @@ impl<M: Media> Fs<M> {
     #[inline]
     fn copy_out(&self, node: &Node, at: Addr, to: &mut [u8]) -> Result<()> {
         let Core { media, mover, .. } = &self.core;
-        if mover.takes(node.engine, to.len()) {
-            media.watch(|media| mover.load(media, node.engine, at, to))?;
+        let engine = node.engine();
+        if mover.takes(engine, to.len()) {
+            media.watch(|media| mover.load(media, engine, at, to))?;
         } else {
             media.read(at, to)?;
         }

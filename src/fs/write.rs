@@ -107,7 +107,7 @@ impl<M: Media> Fs<M> {
     pub fn write_at(&self, cred: &Cred, node: &Node, offset: u64, src: &[u8], append: bool) -> Result<u64> {
         let inode = &*node.inode;
         let mut input =
-            Input { offset, bytes: &src[..src.len().min(WRITE_BYTES_MAX)], now: 0, engine: node.engine };
+            Input { offset, bytes: &src[..src.len().min(WRITE_BYTES_MAX)], now: 0, engine: node.engine() };
         let mut releases = self.releases();
         loop {
             let done = {

@@ -21,7 +21,7 @@ use smallvec::SmallVec;
 
 use super::completion::Completion;
 use super::engine_port::{Capability, Durability, Engine, RawTransfer, Refused, Ticket, copy_batch};
-use super::node::Node;
+use super::node::{Node, free_thread};
 use super::profile::SMALLEST_BYTES;
 use crate::media::Media;
 
@@ -139,8 +139,9 @@ impl<M: Media> Delegate<M> {
         for n in 0..self.workers {
             let (queue, node) = (self.regions[region].clone(), self.nodes[region].clone());
             let work = move || {
-                if let Some(node) = node {
-                    node.keep_thread();
+                match node {
+                    Some(node) => node.keep_thread(),
+                    None => free_thread(),
                 }
                 queue.work();
             };
@@ -170,6 +171,7 @@ impl<M: Media> Engine<M> for Delegate<M> {
         }
     }
 
+    // SAFETY: what the trait asks of the caller.
     unsafe fn submit(
         &self,
         media: &M,

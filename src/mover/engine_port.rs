@@ -48,6 +48,14 @@ impl Transfer<'_> {
         self.len() == 0
     }
 
+    /// The address of its DRAM end, to compare with.
+    pub(super) fn dram(&self) -> u64 {
+        match self {
+            Transfer::ToMedia { from, .. } => from.as_ptr().addr() as u64,
+            Transfer::FromMedia { to, .. } => to.as_ptr().addr() as u64,
+        }
+    }
+
     fn raw(&mut self) -> RawTransfer {
         match self {
             Transfer::ToMedia { at, from } => {

@@ -65,6 +65,7 @@ impl<M: Media> Engine<M> for Semaphore {
         }
     }
 
+    // SAFETY: what the trait asks of the caller.
     unsafe fn submit(
         &self,
         media: &M,

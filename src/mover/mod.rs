@@ -18,8 +18,6 @@ mod engine_semaphore;
 pub mod node;
 pub mod profile;
 pub mod schedule;
-#[cfg(test)]
-mod tests;
 
 use std::fmt;
 use std::str::FromStr;
@@ -31,7 +29,7 @@ use completion::Completion;
 use engine_delegate::Delegate;
 use engine_port::{Durability, Engine, Transfer, carry, store};
 use engine_semaphore::Semaphore;
-use profile::{Profile, SMALLEST_BYTES};
+use profile::{Limits, Profile, SMALLEST_BYTES};
 use schedule::{Decision, Direction, Job, Scheduler, decide};
 
 use crate::media::{Addr, Fault, Flushed, Media};
@@ -53,6 +51,18 @@ pub enum EngineKind {
 impl EngineKind {
     /// Those that can be named.
     pub const NAMED: [EngineKind; 3] = [EngineKind::Cpu, EngineKind::Semaphore, EngineKind::Delegate];
+
+    /// A number other than 0.
+    pub(crate) fn code(self) -> u8 {
+        self as u8 + 1
+    }
+
+    #[inline]
+    pub(crate) fn of_code(code: u8) -> Option<EngineKind> {
+        const ALL: [EngineKind; 4] =
+            [EngineKind::Cpu, EngineKind::Semaphore, EngineKind::Delegate, EngineKind::Given];
+        ALL.get((code as usize).wrapping_sub(1)).copied()
+    }
 
     pub fn name(self) -> &'static str {
         match self {
@@ -129,6 +139,7 @@ pub struct Mover<M: Media> {
 struct Run<E> {
     engine: E,
     scheduler: Scheduler,
+    limits: Limits,
 }
 
 impl<M: Media> Mover<M> {
@@ -151,8 +162,8 @@ impl<M: Media> Mover<M> {
     }
 
     /// An engine from elsewhere, which from now on is everybody's who names none. Once.
-    pub fn give(&self, engine: Box<dyn Engine<M>>) {
-        let given = self.given.set(self.run(engine));
+    pub fn give(&self, engine: Box<dyn Engine<M>>, limits: Limits) {
+        let given = self.given.set(self.run(engine, limits));
         assert!(given.is_ok(), "one engine is given");
         self.smallest.store(smallest(EngineKind::Given), Ordering::Relaxed);
     }
@@ -178,25 +189,32 @@ impl<M: Media> Mover<M> {
         }
     }
 
-    fn run<E>(&self, engine: E) -> Run<E> {
-        Run { engine, scheduler: Scheduler::new(self.regions.len()) }
+    fn run<E>(&self, engine: E, limits: Limits) -> Run<E> {
+        Run { engine, scheduler: Scheduler::new(self.regions.len()), limits }
     }
 
-    fn engine(&self, kind: EngineKind) -> Option<(&dyn Engine<M>, &Scheduler)> {
+    /// The engine itself: none is the calling thread.
+    pub fn engine(&self, kind: EngineKind) -> Option<&dyn Engine<M>> {
+        self.running(kind).map(|(engine, ..)| engine)
+    }
+
+    fn running(&self, kind: EngineKind) -> Option<(&dyn Engine<M>, &Scheduler, &Limits)> {
         let concurrency = self.profile.concurrency;
         match kind {
             EngineKind::Cpu => None,
             EngineKind::Semaphore => {
-                let new = || self.run(Semaphore::new(self.regions.len(), concurrency));
+                let new =
+                    || self.run(Semaphore::new(self.regions.len(), concurrency), self.profile.semaphore);
                 let run = self.semaphore.get_or_init(new);
-                Some((&run.engine, &run.scheduler))
+                Some((&run.engine, &run.scheduler, &run.limits))
             }
             EngineKind::Delegate => {
-                let new = || self.run(Delegate::new(self.regions.clone(), concurrency));
+                let new =
+                    || self.run(Delegate::new(self.regions.clone(), concurrency), self.profile.delegate);
                 let run = self.delegate.get_or_init(new);
-                Some((&run.engine, &run.scheduler))
+                Some((&run.engine, &run.scheduler, &run.limits))
             }
-            EngineKind::Given => self.given.get().map(|run| (&*run.engine, &run.scheduler)),
+            EngineKind::Given => self.given.get().map(|run| (&*run.engine, &run.scheduler, &run.limits)),
         }
     }
 
@@ -236,15 +254,11 @@ impl<M: Media> Mover<M> {
         crc: Option<u32>,
     ) -> Result<(Option<u32>, Flushed), Fault> {
         let kind = via.unwrap_or_else(|| self.kind());
-        let Some((engine, scheduler)) = self.engine(kind) else { return store(media, at, from, crc) };
-        let (capability, limits) = (engine.capability(), self.profile.limits(kind));
-        let job = Job {
-            direction: Direction::Write,
-            remote: self.is_remote(region),
-            bytes: from.len(),
-            media: at.0,
-            dram: from.as_ptr().addr() as u64,
+        let Some((engine, scheduler, limits)) = self.running(kind) else {
+            return store(media, at, from, crc);
         };
+        let capability = engine.capability();
+        let job = self.job(region, &Transfer::ToMedia { at, from });
         let Decision::Engine { head, tail } = decide(&job, &capability, limits, 0.0) else {
             return store(media, at, from, crc);
         };
@@ -309,16 +323,10 @@ impl<M: Media> Mover<M> {
         to: &mut [u8],
     ) -> Result<(), Fault> {
         let kind = via.unwrap_or_else(|| self.kind());
-        let Some((engine, scheduler)) = self.engine(kind) else { return media.read(at, to) };
-        let (capability, limits) = (engine.capability(), self.profile.limits(kind));
+        let Some((engine, scheduler, limits)) = self.running(kind) else { return media.read(at, to) };
+        let capability = engine.capability();
         let bytes = to.len();
-        let job = Job {
-            direction: Direction::Read,
-            remote: self.is_remote(region),
-            bytes,
-            media: at.0,
-            dram: to.as_ptr().addr() as u64,
-        };
+        let job = self.job(region, &Transfer::FromMedia { at, to });
         let until = match decide(&job, &capability, limits, scheduler.share(bytes)) {
             Decision::Cpu(_) => return media.read(at, to),
             Decision::Engine { .. } => bytes,
@@ -366,11 +374,16 @@ impl<M: Media> Mover<M> {
         done
     }
 
-    fn is_remote(&self, region: usize) -> bool {
-        match (&self.regions[region], node::current()) {
+    fn job(&self, region: usize, transfer: &Transfer) -> Job {
+        let remote = match (&self.regions[region], node::current()) {
             (Some(there), Some(here)) => there.number != here,
             _ => false,
-        }
+        };
+        let (direction, at) = match transfer {
+            Transfer::ToMedia { at, .. } => (Direction::Write, at),
+            Transfer::FromMedia { at, .. } => (Direction::Read, at),
+        };
+        Job { direction, remote, bytes: transfer.len(), media: at.0, dram: transfer.dram() }
     }
 }
 

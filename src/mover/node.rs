@@ -14,13 +14,20 @@ pub struct Node {
 impl Node {
     /// Keeps the calling thread on its CPUs; where the host forbids it, it runs anywhere.
     pub(super) fn keep_thread(&self) {
-        let mut set = CpuSet::new();
-        for cpu in self.cpus.iter().filter(|cpu| **cpu < CpuSet::MAX_CPU) {
-            set.set(*cpu);
-        }
-        if let Err(e) = sched_setaffinity(None, &set) {
-            tracing::debug!("a thread that copies is not kept on node {}: {e}", self.number);
-        }
+        keep_thread_on(self.cpus.iter().copied());
+    }
+}
+
+/// Lets the calling thread run on all CPUs, whatever the thread that started it is kept on.
+pub(super) fn free_thread() {
+    keep_thread_on(0..CpuSet::MAX_CPU);
+}
+
+fn keep_thread_on(cpus: impl Iterator<Item = usize>) {
+    let mut set = CpuSet::new();
+    cpus.filter(|cpu| *cpu < CpuSet::MAX_CPU).for_each(|cpu| set.set(cpu));
+    if let Err(e) = sched_setaffinity(None, &set) {
+        tracing::debug!("a thread that copies stays where it was started: {e}");
     }
 }
 

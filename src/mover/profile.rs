@@ -1,7 +1,5 @@
 //! What the scheduler knows beforehand: from which size on an engine is worth its cost, and how much it bears.
 
-use super::EngineKind;
-
 /// Nothing smaller is ever handed over, in bytes (EasyIO §4.4).
 pub const SMALLEST_BYTES: usize = 4 << 10;
 
@@ -30,7 +28,6 @@ pub struct Profile {
     pub concurrency: usize,
     pub semaphore: Limits,
     pub delegate: Limits,
-    pub device: Limits,
 }
 
 impl Default for Profile {
@@ -53,17 +50,6 @@ impl Default for Profile {
             concurrency: 2,
             semaphore: Limits { thresholds: all, in_flight_max: None },
             delegate: Limits { thresholds: bulk, in_flight_max: None },
-            device: Limits { thresholds: bulk, in_flight_max: Some(8) },
-        }
-    }
-}
-
-impl Profile {
-    pub fn limits(&self, kind: EngineKind) -> &Limits {
-        match kind {
-            EngineKind::Delegate => &self.delegate,
-            EngineKind::Semaphore => &self.semaphore,
-            EngineKind::Cpu | EngineKind::Given => &self.device,
         }
     }
 }

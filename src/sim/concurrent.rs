@@ -18,9 +18,9 @@ use super::explore::{Bounds, explore};
 use super::judge;
 use super::machine::{self, Machine};
 use super::media::{CrashPoint, Rng};
-use super::model::{Model, Outcome, Target};
+use super::model::{Model, Outcome};
 use super::mutation::Mutation;
-use super::run::{Image, Place, Start};
+use super::run::{Copier, Image, Place, Start};
 use super::tree::{self, Tree};
 use super::workload::Op;
 use crate::fs::DataMode;
@@ -168,19 +168,28 @@ impl History {
     }
 
     /// Whether some serial order, in which nothing stands before what had ended when it began, gives all answers,
-    /// and the tree in its end. What has not ended may stand in it or not. A call that changes a file may have walked
-    /// to it before others moved it, as Linux's do. If there is no such order: what the ends of those that give all
+    /// and the tree in its end. What has not ended may stand in it or not. A call may have walked
+    /// to files and directories before others moved them, as Linux's do. If there is no such order: what the ends of those that give all
     /// answers differ in.
     fn serial(&self, begin: &Model, found: &Tree) -> Result<(), String> {
         let mut differ = BTreeSet::new();
-        match self.search(begin, &mut vec![false; self.calls.len()], found, &mut differ) {
+        let none = || vec![false; self.calls.len()];
+        match self.search(begin, &mut none(), &mut none(), found, &mut differ) {
             true => Ok(()),
             false if differ.is_empty() => Err("no serial order gives what was answered".to_owned()),
             false => Err(format!("no serial order gives {:?}: {differ:#?}", found.paths())),
         }
     }
 
-    fn search(&self, model: &Model, done: &mut [bool], found: &Tree, differ: &mut BTreeSet<String>) -> bool {
+    /// `done` and `walked` tell of each call whether it stands in the order already, or has only walked.
+    fn search(
+        &self,
+        model: &Model,
+        done: &mut [bool],
+        walked: &mut [bool],
+        found: &Tree,
+        differ: &mut BTreeSet<String>,
+    ) -> bool {
         if !self.calls.iter().zip(&*done).any(|(c, done)| c.ended.is_some() && !done) {
             match tree::compare(found, model, &[]) {
                 Ok(()) => return true,
@@ -194,21 +203,23 @@ impl History {
                 continue;
             }
             let mut next = model.clone();
-            let (mut op, slot) = (call.op.clone(), WALKED + n as u8);
-            if let Some(target) = op.target_mut() {
-                let walked = model.opens().contains_key(&slot);
-                if !walked && let Target::Path(path) = target {
-                    let mut walks = model.clone();
-                    let moves = self.calls.iter().zip(&*done).any(|(c, done)| !done && c.moves());
-                    if moves && walks.hold(slot, path).is_ok() && self.search(&walks, done, found, differ) {
-                        return true;
-                    }
-                } else if walked {
-                    *target = Target::Slot(slot);
+            let mut op = call.op.clone();
+            let slots = WALKED + 2 * n as u8..;
+            if walked[n] {
+                op.walks().into_iter().zip(slots.clone()).for_each(|(mut walk, slot)| walk.begin_at(slot));
+            } else if self.calls.iter().zip(&*done).any(|(c, done)| !done && c.moves()) {
+                let mut on_the_way = model.clone();
+                let walks = op.walks();
+                walked[n] = !walks.is_empty()
+                    && walks.iter().zip(slots.clone()).all(|(walk, slot)| walk.hold(&mut on_the_way, slot));
+                if walked[n] && self.search(&on_the_way, done, walked, found, differ) {
+                    return true;
                 }
+                walked[n] = false;
             }
             let outcome = op.on_model(&mut next, call.tag);
-            let _ = next.close(slot);
+            let arrive = |model: &mut Model| slots.clone().take(2).for_each(|slot| _ = model.close(slot));
+            arrive(&mut next);
             // What was interrupted and would fail changes nothing.
             let fits = |answered| answered == outcome || call.is_refused_on_the_way(answered);
             if !call.ended.map_or(outcome.is_ok(), |(_, answered)| fits(answered)) {
@@ -216,10 +227,10 @@ impl History {
             }
             if call.ended.is_some_and(|(_, answered)| answered.is_err()) {
                 next = model.clone();
-                let _ = next.close(slot);
+                arrive(&mut next);
             }
             done[n] = true;
-            if self.search(&next, done, found, differ) {
+            if self.search(&next, done, walked, found, differ) {
                 return true;
             }
             done[n] = false;
@@ -247,7 +258,8 @@ fn starts() -> &'static [(Start, DataMode)] {
             for domain in [Domain::Memory, Domain::CpuCache] {
                 for image in [Image::Fresh, Image::Cleaning] {
                     for data in [DataMode::Cow, DataMode::InPlace] {
-                        let start = Start::new(Place { domain, data, image }).expect("a pool to begin on");
+                        let start = Start::new(Place { domain, data, image, copier: Copier::Cpu })
+                            .expect("a pool to begin on");
                         to.lock().push((start, data));
                     }
                 }

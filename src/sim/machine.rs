@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::fs::files::{AT_FDCWD, Fd, Files};
 use crate::fs::{Cred, Fs, OpenOptions, RENAME_EXCHANGE, RENAME_NOREPLACE, SetTime, Time, clock};
 
+use super::engine::SimEngine;
 use super::media::SimMedia;
 use super::model::{Falloc, Model, Outcome, Rename, Setting, Target};
 use super::tree::{self, Tree};
@@ -26,7 +27,11 @@ pub struct Machine {
 /// Opens media as after a failure. Background work is done when the simulation says so.
 pub fn open(media: SimMedia) -> Result<Arc<Fs<SimMedia>>, String> {
     let options = OpenOptions { no_ticker: true, power_lost: true, ..OpenOptions::default() };
-    Fs::open(media, &options).map_err(|e| format!("it cannot be opened: {e:?}"))
+    let fs = Fs::open(media, &options).map_err(|e| format!("it cannot be opened: {e:?}"))?;
+    if let Some(durability) = fs.media().engine() {
+        fs.mover().give(Box::new(SimEngine(durability)), SimEngine::limits());
+    }
+    Ok(fs)
 }
 
 impl Machine {

@@ -9,8 +9,8 @@
 //! | `page-cache` | of each page what it was at some moment since the last sync; a fence is nothing |
 //!
 //! Poison: loads and stores that meet it fail. A *failed ADR* is a failure that takes fenced lines with it
-//! ([`Keep::FailedAdr`]): nothing is promised then but that it is noticed or does no harm. Not modelled: engine
-//! copies (there is no engine yet).
+//! ([`Keep::FailedAdr`]): nothing is promised then but that it is noticed or does no harm. What a device copies is in
+//! `engine`.
 //!
 //! A [`CrashPoint`] is what one moment leaves to chance; `explore` makes states of it. Pages are shared and copied
 //! on write, so that both are cheap.
@@ -29,6 +29,7 @@ use parking_lot::Mutex;
 use super::mutation::{Mutation, Step};
 use super::undecided::{Script, Undecided};
 use crate::media::{Addr, Dirty, Domain, Durable, Fault, Flushed, LINE, Media, crc32c};
+use crate::mover::engine_port::Durability;
 
 pub(super) const ATOM: usize = 8;
 pub(super) const PAGE: usize = 4096;
@@ -140,6 +141,8 @@ struct Memory {
     recorder: Option<Recorder>,
     /// What is left out on purpose; passed on to media after a failure.
     mutation: Option<Arc<Mutation>>,
+    /// What copies to it.
+    engine: Option<Durability>,
     poison: Vec<Range<usize>>,
     syncs_fail: bool,
 }
@@ -154,6 +157,8 @@ pub struct CrashPoint {
     pub(super) pending: Arc<Pending>,
     fenced: VecDeque<(usize, [u8; LINE])>,
     mutation: Option<Arc<Mutation>>,
+    /// What copies to it.
+    engine: Option<Durability>,
     len: u64,
     pub(super) domain: Domain,
     /// Fences and syncs before it.
@@ -205,6 +210,7 @@ impl CrashPoint {
     fn found(&self, pages: Pages) -> SimMedia {
         let mut media = SimMedia::from_pages(pages, self.len, self.domain);
         media.memory.get_mut().mutation = self.mutation.clone();
+        media.memory.get_mut().engine = self.engine;
         media
     }
 
@@ -369,6 +375,7 @@ impl Memory {
             pending: Arc::new(self.pending.iter().map(|(&unit, atoms)| (unit, atoms.clone())).collect()),
             fenced: self.fenced.clone(),
             mutation: self.mutation.clone(),
+            engine: self.engine,
             len,
             domain,
             fences: self.fences,
@@ -397,9 +404,15 @@ impl Memory {
     }
 }
 
-/// The calling thread.
+/// What a device stored.
+const DEVICE: u64 = 1 << (u64::BITS - 1);
+
+/// The calling thread, or the device.
 fn me() -> u64 {
-    1 << (crate::sync::thread::slot() % u64::BITS)
+    if super::engine::is_device() {
+        return DEVICE;
+    }
+    1 << (crate::sync::thread::slot() % (u64::BITS - 1))
 }
 
 /// Another thread may go on here, where a scheduler decides who does.
@@ -452,6 +465,7 @@ impl SimMedia {
             found: None,
             recorder: None,
             mutation: None,
+            engine: None,
             poison: Vec::new(),
             syncs_fail: false,
         };
@@ -496,6 +510,7 @@ impl SimMedia {
         memory.decide(0..self.len as usize);
         let mut copy = SimMedia::from_pages(memory.now.clone(), self.len, self.domain);
         copy.memory.get_mut().mutation = memory.mutation.clone();
+        copy.memory.get_mut().engine = memory.engine;
         copy
     }
 
@@ -506,7 +521,17 @@ impl SimMedia {
         let pages = memory.found.as_ref().unwrap_or(&memory.durable).clone();
         let mut found = SimMedia::from_pages(pages, self.len, self.domain);
         found.memory.get_mut().mutation = memory.mutation.clone();
+        found.memory.get_mut().engine = memory.engine;
         found
+    }
+
+    /// From now on file systems on it have a device copy: one whose copies are durable then.
+    pub fn copied_by(&self, engine: Option<Durability>) {
+        self.memory.lock().engine = engine;
+    }
+
+    pub fn engine(&self) -> Option<Durability> {
+        self.memory.lock().engine
     }
 
     /// From now on, and in all media that come of this one, something is left out or noted.

@@ -5,6 +5,7 @@
 //! | `media` | media that knows for each store whether it is durable |
 //! | `explore` | which of the states that a failure could leave are opened |
 //! | `undecided` | what a failure left to chance, decided as it is read |
+//! | `engine` | a device that copies |
 //! | `model` | the oracle: what a file system should say |
 //! | `tree` | what a file system does say |
 //! | `workload` | operations, the sequences of them, and the pools they begin on |
@@ -16,6 +17,7 @@
 
 #[cfg(all(test, shuttle))]
 mod concurrent;
+pub mod engine;
 pub mod explore;
 pub mod judge;
 pub mod machine;

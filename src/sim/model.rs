@@ -226,9 +226,18 @@ impl Model {
     // ---------------------------------------------------------------------------------------------
     // Paths
 
-    /// What a path leads to, from the root; `follow`: also where its last name is a symbolic link.
+    /// What a path leads to, from the root, or as `@7/name` from what is open at a slot; `follow`: also where its
+    /// last name is a symbolic link.
     pub fn resolve(&self, path: &str, follow: bool) -> Outcome<Id> {
-        self.walk(ROOT, path.as_bytes(), follow, &mut 0)
+        let (from, path) = match path.strip_prefix('@') {
+            Some(at) => {
+                let (slot, path) = at.split_once('/').unwrap_or((at, ""));
+                let open = slot.parse().ok().and_then(|slot: u8| self.opens.get(&slot));
+                (*open.ok_or(libc::EBADF)?, path)
+            }
+            None => (ROOT, path),
+        };
+        self.walk(from, path.as_bytes(), follow, &mut 0)
     }
 
     fn walk(&self, from: Id, path: &[u8], follow: bool, followed: &mut u32) -> Outcome<Id> {

@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 
 use crate::fs::{DataMode, Fs, MkfsOptions};
 use crate::media::Domain;
+use crate::mover::engine_port::Durability;
 
 use super::explore::{Bounds, Coverage, Violation, explore};
 use super::judge::{self, Allowed};
@@ -67,6 +68,36 @@ pub struct Place {
     pub domain: Domain,
     pub data: DataMode,
     pub image: Image,
+    pub copier: Copier,
+}
+
+/// Who copies data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Copier {
+    #[default]
+    Cpu,
+    /// A device, past the caches.
+    PastCaches,
+    /// A device, into the caches.
+    IntoCaches,
+}
+
+impl Copier {
+    pub fn name(self) -> &'static str {
+        match self {
+            Copier::Cpu => "cpu",
+            Copier::PastCaches => "past-caches",
+            Copier::IntoCaches => "into-caches",
+        }
+    }
+
+    fn durability(self) -> Option<Durability> {
+        match self {
+            Copier::Cpu => None,
+            Copier::PastCaches => Some(Durability::OnCompletion),
+            Copier::IntoCaches => Some(Durability::WriteBack),
+        }
+    }
 }
 
 impl fmt::Display for Place {
@@ -75,7 +106,11 @@ impl fmt::Display for Place {
             DataMode::Cow => "cow",
             DataMode::InPlace => "inplace",
         };
-        write!(f, "--domain {} --data {data} --image {}", self.domain, self.image.name())
+        write!(f, "--domain {} --data {data} --image {}", self.domain, self.image.name())?;
+        match self.copier {
+            Copier::Cpu => Ok(()),
+            device => write!(f, " --engine {}", device.name()),
+        }
     }
 }
 
@@ -171,6 +206,7 @@ impl Start {
     pub fn machine(&self, mutation: Option<Arc<Mutation>>) -> Result<Machine, String> {
         let media = self.media.media(Keep::Everything);
         media.mutate(mutation);
+        media.copied_by(self.place.copier.durability());
         Machine::new(media, self.model.clone(), self.step)
     }
 

@@ -55,6 +55,36 @@ pub enum Op {
     Churn(String, usize),
 }
 
+/// How an operation finds something.
+pub enum Walk<'a> {
+    File(&'a mut Target),
+    /// The last name is looked up when the operation acts.
+    Name(&'a mut String),
+}
+
+impl Walk<'_> {
+    /// Has the model hold what it leads to at a slot; false where it leads nowhere.
+    pub fn hold(&self, model: &mut Model, slot: u8) -> bool {
+        match self {
+            Walk::File(Target::Path(path)) => model.hold(slot, path).is_ok(),
+            Walk::Name(path) => path.rsplit_once('/').is_none_or(|(dir, _)| model.hold(slot, dir).is_ok()),
+            Walk::File(Target::Slot(_)) => true,
+        }
+    }
+
+    /// From now on it begins at what a slot holds.
+    pub fn begin_at(&mut self, slot: u8) {
+        match self {
+            Walk::File(target) => **target = Target::Slot(slot),
+            Walk::Name(path) => {
+                if let Some((_, name)) = path.rsplit_once('/') {
+                    **path = format!("@{slot}/{name}");
+                }
+            }
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Special {
     Fifo,
@@ -425,8 +455,8 @@ impl Op {
         }
     }
 
-    /// The file that it changes, where it changes one: it is found first, and changed then.
-    pub fn target_mut(&mut self) -> Option<&mut Target> {
+    /// What it walks to before it acts: whole files, and directories that it changes names in.
+    pub fn walks(&mut self) -> Vec<Walk<'_>> {
         match self {
             Op::Write(target, ..)
             | Op::Append(target, ..)
@@ -437,8 +467,12 @@ impl Op {
             | Op::Chmod(target, ..)
             | Op::Chown(target, ..)
             | Op::Utimens(target, ..)
-            | Op::Fsync(target) => Some(target),
-            _ => None,
+            | Op::Fsync(target) => vec![Walk::File(target)],
+            Op::Link(from, to) => vec![Walk::File(from), Walk::Name(to)],
+            Op::Rename(from, to, _) => vec![Walk::Name(from), Walk::Name(to)],
+            Op::Create(path) | Op::Mkdir(path) | Op::Mknod(path, _) => vec![Walk::Name(path)],
+            Op::Symlink(_, path) | Op::Unlink(path) | Op::Rmdir(path) => vec![Walk::Name(path)],
+            _ => Vec::new(),
         }
     }
 

@@ -69,6 +69,8 @@ extern "C" {
  *   umask=OCTAL             instead of the process's
  *   assume=DOMAIN           cpu-cache, memory or page-cache: the persistence domain to work by instead
  *                           of the one detected. On ordinary memory this emulates persistent memory.
+ *   engine=ENGINE           who copies data: cpu, the calling thread (the default); semaphore, the calling
+ *                           thread, at most two at a time per region; delegate, threads of the pool
  *
  * A pool that was not closed is recovered first. One process has a pool open at a time, except ro.
  * Errors: EACCES, EBUSY (another process), EFAULT, EINVAL (an option, or not a pool), EIO, EMFILE (256 are
@@ -180,6 +182,15 @@ int lode_ftruncate(lode_fs *fs, int fd, off_t length);
  * EROFS. Durable.
  */
 int lode_fallocate(lode_fs *fs, int fd, int mode, off_t offset, off_t len);
+
+/**
+ * From now on this engine copies what is read and written through the descriptor and its duplicates: cpu,
+ * semaphore or delegate, as lode_open_pool explains them. NULL: the pool's. What a call promises does not depend
+ * on it. Errors: EBADF, EFAULT, EINVAL (no such engine).
+ */
+int lode_set_engine(lode_fs *fs,
+                    int fd,
+                    const char *engine);
 
 /**
  * Makes everything done to the file survive power loss, on every kind of media that can keep it. Only

@@ -2,7 +2,7 @@
 
 use crate::call::{done, on_pool};
 use crate::convert::{input, output, string};
-use crate::pools::lode_fs;
+use crate::pools::{self, lode_fs};
 use libc::{mode_t, off_t, size_t, ssize_t};
 use lodestone::fs::files::AT_FDCWD;
 use std::ffi::{c_char, c_int, c_void};
@@ -147,6 +147,21 @@ pub unsafe extern "C" fn lode_fallocate(
     len: off_t,
 ) -> c_int {
     done("lode_fallocate", fs, |pool| pool.files.fallocate(fd, mode, offset, len))
+}
+
+/// From now on this engine copies what is read and written through the descriptor and its duplicates: cpu,
+/// semaphore or delegate, as lode_open_pool explains them. NULL: the pool's. What a call promises does not depend
+/// on it. Errors: EBADF, EFAULT, EINVAL (no such engine).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lode_set_engine(fs: *mut lode_fs, fd: c_int, engine: *const c_char) -> c_int {
+    done("lode_set_engine", fs, |pool| {
+        let engine = match engine.is_null() {
+            true => None,
+            // SAFETY: the contract at the head of the header.
+            false => Some(pools::engine(&String::from_utf8_lossy(unsafe { string(engine)? }))?),
+        };
+        pool.files.set_engine(fd, engine)
+    })
 }
 
 /// Makes everything done to the file survive power loss, on every kind of media that can keep it. Only

@@ -16,6 +16,7 @@ use lodestone::fs::files::{Files, table::Table};
 use lodestone::fs::{Cred, DataMode, Fs, MkfsOptions, OpenOptions};
 use lodestone::limits::OPEN_FILES_MAX;
 use lodestone::media::{Domain, Pool, PoolOptions};
+use lodestone::mover::{EngineKind, UnknownEngine};
 use parking_lot::{Mutex, RwLock};
 use std::cell::Cell;
 use std::ffi::{OsStr, c_char, c_int};
@@ -177,6 +178,8 @@ fn thread_number() -> usize {
 ///   umask=OCTAL             instead of the process's
 ///   assume=DOMAIN           cpu-cache, memory or page-cache: the persistence domain to work by instead
 ///                           of the one detected. On ordinary memory this emulates persistent memory.
+///   engine=ENGINE           who copies data: cpu, the calling thread (the default); semaphore, the calling
+///                           thread, at most two at a time per region; delegate, threads of the pool
 ///
 /// A pool that was not closed is recovered first. One process has a pool open at a time, except ro.
 /// Errors: EACCES, EBUSY (another process), EFAULT, EINVAL (an option, or not a pool), EIO, EMFILE (256 are
@@ -233,7 +236,8 @@ pub unsafe extern "C" fn lode_mkfs(path: *const c_char, size: u64, opts: *const 
 
 fn open(path: &Path, settings: &OpenSettings) -> Result<OpenPool> {
     let media = Pool::open(path, &settings.pool)?;
-    let open_options = OpenOptions { read_only: settings.pool.read_only, ..OpenOptions::default() };
+    let open_options =
+        OpenOptions { read_only: settings.pool.read_only, engine: settings.engine, ..OpenOptions::default() };
     let fs = Fs::open(media, &open_options)?;
     let device = fs.statfs().fsid;
     let files = Files::new(fs, settings.cred.clone(), settings.umask);
@@ -277,14 +281,19 @@ fn forget_pools_in_children() {
 
 struct OpenSettings {
     pool: PoolOptions,
+    engine: EngineKind,
     cred: Cred,
     umask: u32,
 }
 
 impl OpenSettings {
     fn parse(opts: &str) -> Result<OpenSettings> {
-        let mut settings =
-            OpenSettings { pool: PoolOptions::default(), cred: Cred::process(), umask: process_umask() };
+        let mut settings = OpenSettings {
+            pool: PoolOptions::default(),
+            engine: EngineKind::Cpu,
+            cred: Cred::process(),
+            umask: process_umask(),
+        };
         for (option, key, value) in pairs(opts) {
             match (key, value) {
                 ("ro", None) => settings.pool.read_only = true,
@@ -294,6 +303,7 @@ impl OpenSettings {
                     let mask = u32::from_str_radix(octal, 8).ok().filter(|&m| m <= 0o777);
                     settings.umask = mask.ok_or_else(|| bad_option(option))?;
                 }
+                ("engine", Some(name)) => settings.engine = engine(name)?,
                 ("assume", Some(domain)) => {
                     let domain = domain.parse::<Domain>();
                     settings.pool.assume =
@@ -304,6 +314,11 @@ impl OpenSettings {
         }
         Ok(settings)
     }
+}
+
+/// EINVAL with a line that names those that there are.
+pub fn engine(name: &str) -> Result<EngineKind> {
+    name.parse().map_err(|e: UnknownEngine| Error::message(libc::EINVAL, "capi::engine", e.to_string()))
 }
 
 fn mkfs_settings(opts: &str) -> Result<MkfsOptions> {

@@ -183,6 +183,19 @@ static void descriptors(void)
     FAILS(EFBIG, lode_ftruncate(fs, 0, (1LL << 44) + 1));
     FAILS(EFBIG, lode_pwrite(fs, 0, "x", 1, 1LL << 44));
     CHECK(lode_fsync(fs, 0) == 0 && lode_fdatasync(fs, 3) == 0 && lode_sync(fs) == 0);
+
+    static char bulk[300000], back[300000];
+    const char *engines[] = {"delegate", "semaphore", "cpu", NULL};
+    for (int i = 0; i < 4; i++) {
+        memset(bulk, 'a' + i, sizeof bulk);
+        CHECK(lode_set_engine(fs, 0, engines[i]) == 0);
+        CHECK(lode_pwrite(fs, 0, bulk, sizeof bulk, 100 + i) == sizeof bulk);
+        CHECK(lode_pread(fs, 0, back, sizeof back, 100 + i) == sizeof back && memcmp(bulk, back, sizeof back) == 0);
+    }
+    FAILS(EINVAL, lode_set_engine(fs, 0, "gpu"));
+    CHECK(strstr(lode_last_error(), "delegate") != NULL);
+    FAILS(EBADF, lode_set_engine(fs, 99, "cpu"));
+    CHECK(lode_ftruncate(fs, 0, 8) == 0);
     CHECK(lode_fchmod(fs, 0, 0444) == 0);
     CHECK(lode_pwrite(fs, 0, "x", 1, 0) == 1 && lode_ftruncate(fs, 0, 4) == 0);
 

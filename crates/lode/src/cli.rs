@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::{Arg, ArgAction, Args, Command, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use lodestone::limits::{POOL_BLOCKS_MAX, POOL_BYTES_MIN};
+use lodestone::mover::{EngineKind, UnknownEngine};
 
 use crate::size::{self, Size};
 use crate::target::{PoolPath, Target, parse_pool_path};
@@ -118,6 +119,9 @@ pub struct Mount {
     /// Take the media for persistent memory of this kind (emulation)
     #[arg(long, value_name = "DOMAIN")]
     pub assume: Option<Assume>,
+    /// Who copies data: cpu, semaphore (at most two threads at a time), delegate (threads of its own)
+    #[arg(long, value_name = "ENGINE", value_parser = parse_engine)]
+    pub engine: Option<EngineKind>,
 }
 
 /// Unmount a directory
@@ -255,6 +259,9 @@ pub struct Bench {
     /// Take the media for persistent memory of these kinds (emulation)
     #[arg(long, value_name = "DOMAIN", value_delimiter = ',')]
     pub assume: Vec<Assume>,
+    /// Have these copy data, each as a system of its own: cpu, semaphore, delegate
+    #[arg(long, value_name = "ENGINE", value_delimiter = ',', value_parser = parse_engine)]
+    pub engine: Vec<EngineKind>,
     /// Where to make the pool: a path that is free
     #[arg(long, value_name = "PATH")]
     pub pool: Option<PathBuf>,
@@ -293,6 +300,9 @@ pub struct Crash {
     /// Pools to begin on: new ones, full ones, with logs about to be cleaned, used before, not closed
     #[arg(long, value_name = "IMAGE", value_delimiter = ',', default_value = "all")]
     pub image: Vec<CrashImage>,
+    /// Who copies data: the CPU, or a device that stores past the caches or into them
+    #[arg(long, value_name = "ENGINE", value_delimiter = ',', default_values = ["cpu"])]
+    pub engine: Vec<CrashEngine>,
     /// 2: power fails again while the pool is recovered
     #[arg(long, value_name = "1|2", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub depth: u8,
@@ -318,6 +328,13 @@ pub enum CrashDomain {
     Memory,
     CpuCache,
     PageCache,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CrashEngine {
+    Cpu,
+    PastCaches,
+    IntoCaches,
 }
 
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
@@ -443,6 +460,10 @@ fn parse_stripe(text: &str) -> Result<u64, String> {
     let bytes = size::parse(text)?;
     let fits = bytes.is_power_of_two() && (4096..=1 << 30).contains(&bytes);
     fits.then_some(bytes).ok_or_else(|| "not a power of two from 4K to 1G".to_string())
+}
+
+fn parse_engine(name: &str) -> Result<EngineKind, String> {
+    name.parse().map_err(|e: UnknownEngine| e.to_string())
 }
 
 fn parse_label(text: &str) -> Result<String, String> {

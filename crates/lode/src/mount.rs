@@ -246,7 +246,7 @@ fn open_pool(path: &Path, options: &Options) -> Result<Arc<Fs<Pool>>, Failure> {
     let read_only = options.read_only();
     let media_options = PoolOptions { assume: options.assume, read_only, ..PoolOptions::default() };
     let media = Pool::open(path, &media_options).map_err(|e| Failure::failed(e.to_string()))?;
-    let fs = Fs::open(media, &OpenOptions { read_only, ..OpenOptions::default() })
+    let fs = Fs::open(media, &OpenOptions { read_only, engine: options.engine, ..OpenOptions::default() })
         .map_err(|e| Failure::failed(format!("{}: {e}", path.display())))?;
     tracing::info!(pool = %path.display(), report = ?fs.open_report(), "opened");
     Ok(fs)

@@ -31,6 +31,7 @@ use std::sync::Arc;
 
 use lodestone::fs::{Fs, MkfsOptions, OpenOptions};
 use lodestone::media::{Domain, Media, Pool, PoolOptions};
+use lodestone::mover::EngineKind;
 use lodestone::{Error, Result};
 
 use machine::{Machine, load};
@@ -62,6 +63,8 @@ pub struct BenchOptions {
     pub threads: Vec<usize>,
     /// Persistence domains to run lode in, the first as system `lode`, others as `lode-DOMAIN`.
     pub assume: Vec<Domain>,
+    /// Engines that copy besides the CPU, each as a system of its own.
+    pub engines: Vec<EngineKind>,
     /// Where to make the pool (and `limit`'s, with `.limit` added): a path that is free. Default: tmpfs.
     pub pool: Option<PathBuf>,
     pub rounds: Option<usize>,
@@ -163,18 +166,22 @@ fn line_up(
     skipped: &mut Vec<String>,
 ) -> Result<Vec<Contestant>> {
     let mut all = Vec::new();
-    for (i, &domain) in plan.assume.iter().enumerate() {
+    for (i, (domain, engine)) in plan.variants().into_iter().enumerate() {
         progress(&format!("making a pool of {} MiB, domain {domain}", plan.pool_bytes >> 20));
         let path = plan.pool_path(place, i);
         let pool = make_pool(&path, plan.pool_bytes, domain)?;
-        let system = if i == 0 { "lode".to_string() } else { format!("lode-{domain}") };
+        let system = match engine {
+            EngineKind::Cpu if i == 0 => "lode".to_string(),
+            EngineKind::Cpu => format!("lode-{domain}"),
+            engine => format!("lode-{engine}"),
+        };
         if i == 0 {
             machine.set_media(&pool);
         }
         let promise = promise_of(&pool);
         let pool = Fs::mkfs(pool, &MkfsOptions::default())?;
         place.remove_later(&path);
-        let fs = Fs::open(pool, &OpenOptions::default())?;
+        let fs = Fs::open(pool, &OpenOptions { engine, ..OpenOptions::default() })?;
         all.extend(contestants(plan, &system, CpuScope::Process, promise, true, &mut |file, tag| {
             Ok(Box::new(LodeWorker::new(fs.clone(), file, tag, plan.file_bytes)?))
         })?);

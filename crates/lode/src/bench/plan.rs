@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lodestone::media::Domain;
+use lodestone::mover::EngineKind;
 use lodestone::{Error, Result};
 
 use super::BenchOptions;
@@ -37,6 +38,8 @@ pub struct Plan {
     pub peers: Vec<String>,
     pub threads: Vec<usize>,
     pub assume: Vec<Domain>,
+    /// Besides the CPU.
+    pub engines: Vec<EngineKind>,
     pub pool: Option<PathBuf>,
     pub rounds: usize,
     pub slice: Duration,
@@ -48,6 +51,12 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// The pools: with each domain, and with each engine in the first of them.
+    pub fn variants(&self) -> Vec<(Domain, EngineKind)> {
+        let domains = self.assume.iter().map(|domain| (*domain, EngineKind::Cpu));
+        domains.chain(self.engines.iter().map(|engine| (self.assume[0], *engine))).collect()
+    }
+
     pub fn of(options: &BenchOptions) -> Result<Plan> {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let both = if options.quick || cores < 2 { vec![1] } else { vec![1, 2] };
@@ -59,6 +68,7 @@ impl Plan {
             peers: or_default(&options.peers, PEERS.iter().map(|p| p.to_string()).collect()),
             threads: or_default(&options.threads, both),
             assume: or_default(&options.assume, vec![Domain::Memory]),
+            engines: options.engines.iter().copied().filter(|e| *e != EngineKind::Cpu).collect(),
             pool: options.pool.clone(),
             rounds: options.rounds.unwrap_or(if options.smoke { 2 } else { ROUNDS }),
             slice: Duration::from_millis(150),
@@ -77,11 +87,11 @@ impl Plan {
             (plan.pool_bytes, plan.file_bytes, plan.append_bytes_max) = (1024 * MIB, 256 * MIB, 96 * MIB);
             plan.names = 20_000;
         }
-        plan.check(options, cores)?;
+        plan.check(options)?;
         Ok(plan)
     }
 
-    fn check(&mut self, options: &BenchOptions, cores: usize) -> Result<()> {
+    fn check(&mut self, options: &BenchOptions) -> Result<()> {
         let known = |n: &String| {
             super::row_names().any(|k| k == n) || matches!(n.as_str(), "data" | "names" | "mount")
         };
@@ -92,11 +102,8 @@ impl Plan {
         if let Some(peer) = self.peers.iter().find(|p| !PEERS.contains(&p.as_str())) {
             return Err(usage(format!("there is no peer {peer}; peers: {}", PEERS.join(", "))));
         }
-        if let Some(n) = self.threads.iter().find(|n| !(1..=cores.min(THREADS_MAX)).contains(n)) {
-            return Err(usage(format!(
-                "{n} threads: this machine has cores for 1 to {}",
-                cores.min(THREADS_MAX)
-            )));
+        if let Some(n) = self.threads.iter().find(|n| !(1..=THREADS_MAX).contains(n)) {
+            return Err(usage(format!("{n} threads: give 1 to {THREADS_MAX}")));
         }
         if !(1..=ROUNDS_MAX).contains(&self.rounds) {
             return Err(usage(format!("{} rounds: give 1 to {ROUNDS_MAX}", self.rounds)));
@@ -110,7 +117,7 @@ impl Plan {
     }
 
     fn check_memory(&self) -> Result<()> {
-        let pools = (self.assume.len() as u64 + 1) * self.pool_bytes;
+        let pools = (self.variants().len() as u64 + 1) * self.pool_bytes;
         let files = self.threads_max() as u64 * (self.file_bytes + self.append_bytes_max);
         let peers = self.peers.len() as u64 * files;
         let (need, free) = (pools + peers, memory_available_bytes());

@@ -1,7 +1,8 @@
 //! Systems take turns: A B C A B C ..., the order rotating, so that a slow second of the machine
 //! slows every system and not one of them.
 //!
-//! Each worker thread is pinned to its own core and lives for the whole run. A warm-up round, which
+//! Each worker thread is pinned to its own core (with more threads than cores: shares one) and lives for the whole
+//! run. A warm-up round, which
 //! is not reported, precedes the measured ones; measured rounds are never dropped.
 
 use std::sync::Arc;

@@ -14,6 +14,7 @@ pub fn run(args: cli::Bench) -> Result<()> {
         svg: args.svg,
         threads: args.threads,
         assume: args.assume.into_iter().map(cli::Assume::domain).collect(),
+        engines: args.engine,
         pool: args.pool,
         rounds: args.rounds,
         mount: args.mount,

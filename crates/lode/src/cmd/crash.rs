@@ -8,7 +8,7 @@ use lodestone::fs::DataMode;
 use lodestone::sim::explore::Bounds;
 use lodestone::sim::media::Rng;
 use lodestone::sim::mutation::{self, Mutant};
-use lodestone::sim::run::{Broken, Effort, Image, Place, Plan, Report, run as explore};
+use lodestone::sim::run::{Broken, Copier, Effort, Image, Place, Plan, Report, run as explore};
 use lodestone::sim::workload::{self, Sequence};
 use serde::Serialize;
 
@@ -197,9 +197,11 @@ fn places(args: &cli::Crash) -> Vec<Place> {
                 Data::Inplace => DataMode::InPlace,
             };
             for image in args.image.iter().flat_map(|i| i.images()) {
-                let place = Place { domain, data, image: *image };
-                if !places.contains(&place) {
-                    places.push(place);
+                for engine in &args.engine {
+                    let place = Place { domain, data, image: *image, copier: engine.copier() };
+                    if !places.contains(&place) {
+                        places.push(place);
+                    }
                 }
             }
         }
@@ -216,6 +218,16 @@ impl cli::CrashDomain {
             (cli::CrashDomain::PageCache, Domain::PageCache),
         ];
         all.into_iter().filter(move |(d, _)| self == cli::CrashDomain::All || self == *d).map(|(_, d)| d)
+    }
+}
+
+impl cli::CrashEngine {
+    fn copier(self) -> Copier {
+        match self {
+            cli::CrashEngine::Cpu => Copier::Cpu,
+            cli::CrashEngine::PastCaches => Copier::PastCaches,
+            cli::CrashEngine::IntoCaches => Copier::IntoCaches,
+        }
     }
 }
 

@@ -11,6 +11,9 @@ pub fn run(args: cli::Mount) -> Result<()> {
     if let Some(assume) = args.assume {
         options.push(OsString::from(format!("assume={}", assume.domain())));
     }
+    if let Some(engine) = args.engine {
+        options.push(OsString::from(format!("engine={engine}")));
+    }
     let (pool, dir, foreground) = (args.pool, args.dir, args.foreground);
     let request = MountOptions { pool, dir, options, foreground, ..MountOptions::default() };
     Err(Failure::Ended(crate::mount::run(request)))

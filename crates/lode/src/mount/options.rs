@@ -10,6 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use lodestone::media::Domain;
+use lodestone::mover::{EngineKind, UnknownEngine};
 use rustix::mount::MountFlags;
 
 use super::MountOptions;
@@ -32,6 +33,7 @@ pub struct Options {
     pub threads: usize,
     pub cache: Cache,
     pub assume: Option<Domain>,
+    pub engine: EngineKind,
     pub read_bytes_max: Option<u32>,
     pub write_bytes_max: u32,
 }
@@ -50,6 +52,7 @@ impl Options {
             threads: std::thread::available_parallelism().map_or(1, |n| n.get().min(THREADS_DEFAULT_MAX)),
             cache: Cache::default(),
             assume: None,
+            engine: EngineKind::Cpu,
             read_bytes_max: None,
             write_bytes_max: WRITE_BYTES_DEFAULT,
         };
@@ -76,6 +79,9 @@ impl Options {
             ("nonempty", None) => self.nonempty = true,
             ("threads", Some(v)) => self.threads = number(word, v, 1..=THREADS_MAX as u32)? as usize,
             ("cache", Some(v)) => self.cache = cache(v)?,
+            ("engine", Some(v)) => {
+                self.engine = v.parse().map_err(|e: UnknownEngine| format!("mount option '{word}': {e}"))?;
+            }
             ("assume", Some(v)) => self.assume = Some(domain(v)?),
             ("max_read", Some(v)) => self.read_bytes_max = Some(number(word, v, REQUEST_BYTES)?),
             ("max_write", Some(v)) => self.write_bytes_max = number(word, v, REQUEST_BYTES)?,
@@ -235,8 +241,10 @@ mod tests {
 
     #[test]
     fn our_own_words() {
-        let o =
-            parse("threads=3,cache=none,assume=cpu-cache,max_read=8192,max_write=65536,nonempty").unwrap();
+        let o = parse(
+            "threads=3,cache=none,engine=delegate,assume=cpu-cache,max_read=8192,max_write=65536,nonempty",
+        )
+        .unwrap();
         assert_eq!((o.threads, o.cache, o.assume), (3, Cache::None, Some(Domain::CpuCache)));
         assert_eq!((o.read_bytes_max, o.write_bytes_max, o.nonempty), (Some(8192), 65536, true));
     }
@@ -250,6 +258,7 @@ mod tests {
             ("threads", "'threads'"),
             ("cache=often", "auto, none or always"),
             ("assume=luck", "assume=luck"),
+            ("engine=gpu", "there is no engine 'gpu': cpu, semaphore, delegate are wanted"),
             ("max_write=17", "4096"),
             ("metrics=:9000", "metrics"),
             ("ro=1", "'ro=1'"),

@@ -4,14 +4,28 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use super::completion::{Completion, Status};
-use super::engine_port::*;
-use super::*;
-use crate::media::{Dirty, Domain, Durable, LINE, Pool, PoolOptions, crc32c};
-use crate::sim::media::{Keep, Rng, SimMedia};
+use lodestone::fs::{Cred, Fs, Ino, MkfsOptions, OpenOptions};
+use lodestone::media::{
+    Addr, Dirty, Domain, Durable, Fault, Flushed, LINE, Media, Pool, PoolOptions, crc32c,
+};
+use lodestone::mover::completion::{Completion, Status};
+use lodestone::mover::engine_port::*;
+use lodestone::mover::profile::{Limits, Profile, Thresholds};
+use lodestone::mover::{EngineKind, Mover};
+use lodestone::sim::media::{Keep, Rng, SimMedia};
 
 const MEDIA_BYTES: usize = 4 << 20;
 const COPY_BYTES_MAX: usize = 300 << 10;
+
+const LIMITS: Limits = Limits {
+    thresholds: Thresholds {
+        local_write: 16 << 10,
+        local_read: 32 << 10,
+        remote_write: 16 << 10,
+        remote_read: 16 << 10,
+    },
+    in_flight_max: Some(3),
+};
 
 /// An engine that copies as one does that stores into the caches, and that does not always come to the end.
 struct Faulty {
@@ -32,6 +46,7 @@ impl<M: Media> Engine<M> for Faulty {
         self.capability
     }
 
+    // SAFETY: what the trait asks of the caller.
     unsafe fn submit(
         &self,
         media: &M,
@@ -220,7 +235,7 @@ fn what_an_engine_leaves_undone_is_done() {
         for alignment in [1, LINE] {
             for durability in [Durability::OnCompletion, Durability::WriteBack] {
                 let mover = Mover::new(pool, EngineKind::Cpu, Profile::default());
-                mover.give(Faulty::new(alignment, durability));
+                mover.give(Faulty::new(alignment, durability), LIMITS);
                 conforms(pool, &mover, None);
                 let moved = mover.moved();
                 assert!(moved.busy > 0 && moved.finished > 0 && moved.copies > moved.finished, "{moved:?}");
@@ -235,7 +250,7 @@ fn a_fence_makes_durable_what_any_engine_stored() {
         let media = SimMedia::new(vec![0; MEDIA_BYTES], Domain::Memory);
         let mover = Mover::new(&media, EngineKind::Cpu, Profile::default());
         if kind == EngineKind::Given {
-            mover.give(Faulty::new(LINE, Durability::WriteBack));
+            mover.give(Faulty::new(LINE, Durability::WriteBack), LIMITS);
         }
         let mut rng = Rng::new(3);
         for _ in 0..60 {
@@ -371,14 +386,14 @@ fn a_suspended_region_holds_and_resumes() {
     let pool = Arc::new(pools().remove(0));
     for kind in [EngineKind::Semaphore, EngineKind::Delegate] {
         let mover = Arc::new(Mover::new(&*pool, kind, Profile::default()));
-        mover.engine(kind).unwrap().0.suspend(0);
+        mover.engine(kind).unwrap().suspend(0);
         let copy = std::thread::spawn({
             let (pool, mover) = (pool.clone(), mover.clone());
             move || mover.store(&*pool, None, Addr(4096), &[9; 64 << 10], None).map(|(_, f)| pool.fence(f))
         });
         std::thread::sleep(std::time::Duration::from_millis(30));
         assert!(!copy.is_finished(), "{kind}");
-        mover.engine(kind).unwrap().0.resume(0);
+        mover.engine(kind).unwrap().resume(0);
         copy.join().unwrap().unwrap();
         let mut found = vec![0; 64 << 10];
         pool.read(Addr(4096), &mut found).unwrap();
@@ -389,16 +404,53 @@ fn a_suspended_region_holds_and_resumes() {
 #[test]
 fn a_panic_meanwhile_waits_for_the_copy() {
     let pool = pools().remove(0);
-    let engine: Delegate<Pool> = Delegate::new(vec![None].into(), 1);
+    let mover = Mover::new(&pool, EngineKind::Delegate, Profile::default());
+    let engine = mover.engine(EngineKind::Delegate).unwrap();
     let bytes = vec![5; 1 << 20];
     let mut transfer = Transfer::ToMedia { at: Addr(4096), from: &bytes };
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        carry(&engine, &pool, (0, 0), &mut transfer, None, || panic!("meanwhile"))
+        carry(engine, &pool, (0, 0), &mut transfer, None, || panic!("meanwhile"))
     }));
     assert!(panicked.is_err());
     let mut found = vec![0; 1 << 20];
     pool.read(Addr(4096), &mut found).unwrap();
     assert!(found == bytes, "it had ended");
+}
+
+/// Through a file system: for a pool, for an open file, for one call; with what a crash leaves of it.
+#[test]
+fn files_hold_what_any_engine_wrote() {
+    let cred = Cred::root();
+    for kind in EngineKind::NAMED {
+        let media = SimMedia::new(vec![0; MEDIA_BYTES], Domain::Memory);
+        let options =
+            OpenOptions { no_ticker: true, power_lost: true, engine: kind, ..OpenOptions::default() };
+        let fs = Fs::open(Fs::mkfs(media, &MkfsOptions::default()).unwrap(), &options).unwrap();
+        let ino = fs.create(&cred, Ino::ROOT, b"file", 0o644, 0, 0).unwrap().0.ino;
+        let (node, mut model, mut rng) = (fs.node(ino).unwrap(), Vec::new(), Rng::new(11));
+        for n in 0..60 {
+            let (at, len) = place(&mut rng, 0, 600 << 10);
+            let bytes = random(&mut rng, len);
+            match n % 3 {
+                0 => node.set_engine(None),
+                1 => node.set_engine(Some(EngineKind::Semaphore)),
+                _ => node.set_engine(Some(EngineKind::Delegate)),
+            }
+            fs.write_at(&cred, &node, at as u64, &bytes, false).unwrap();
+            if len > 0 {
+                model.resize(model.len().max(at + len), 0);
+                model[at..at + len].copy_from_slice(&bytes);
+            }
+            let mut found = vec![0; model.len()];
+            assert_eq!(fs.read_at(&node, 0, &mut found).unwrap(), model.len());
+            assert!(found == model, "{kind}: {len} bytes at {at}");
+        }
+        assert!(fs.mover().moved().bytes > 0);
+        let after = Fs::open(fs.media().crash_point().media(Keep::Nothing), &options).unwrap();
+        let mut found = vec![0; model.len() + 1];
+        assert_eq!(after.read(ino, 0, &mut found).unwrap(), model.len());
+        assert!(found[..model.len()] == model, "{kind}: after a power failure");
+    }
 }
 
 #[test]

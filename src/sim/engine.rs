@@ -1,0 +1,118 @@
+//! A device that copies, as far as power failures see it: what it stores is its own, no fence of a CPU completes it.
+//!
+//! *Past the caches*: all it copies is in doubt until it reports completion, and durable from then on. *Into the
+//! caches*: what it copied is cached, and in doubt until a CPU has written it back and fenced (DDIO; Fastmove §5.2).
+//!
+//! A copy ends while it is handed over: no operation goes on beside its copies.
+
+use std::cell::Cell;
+
+use super::media::SimMedia;
+use crate::media::{Flushed, LINE, Media, crc32c};
+use crate::mover::completion::{Completion, Status};
+use crate::mover::engine_port::{Capability, Dram, Durability, Engine, RawTransfer, Refused, Ticket};
+use crate::mover::profile::{Limits, SMALLEST_BYTES, Thresholds};
+
+thread_local! {
+    static DEVICE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the device stores now, and not the thread.
+pub(super) fn is_device() -> bool {
+    DEVICE.get()
+}
+
+fn as_device<T>(does: impl FnOnce() -> T) -> T {
+    DEVICE.set(true);
+    let done = does();
+    DEVICE.set(false);
+    done
+}
+
+/// See the file's head.
+pub struct SimEngine(pub Durability);
+
+impl SimEngine {
+    /// It takes whatever may be handed over.
+    pub fn limits() -> Limits {
+        let all = Thresholds {
+            local_write: SMALLEST_BYTES,
+            local_read: SMALLEST_BYTES,
+            remote_write: SMALLEST_BYTES,
+            remote_read: SMALLEST_BYTES,
+        };
+        Limits { thresholds: all, in_flight_max: None }
+    }
+}
+
+impl Engine<SimMedia> for SimEngine {
+    fn capability(&self) -> Capability {
+        Capability {
+            smallest_bytes: SMALLEST_BYTES,
+            // Any: the edges are the CPU's otherwise, and they are what is easily forgotten.
+            alignment: if self.0 == Durability::OnCompletion { LINE } else { 1 },
+            durability: self.0,
+            shares_reads: true,
+            channels: 1,
+        }
+    }
+
+    // SAFETY: what the trait asks of the caller.
+    unsafe fn submit(
+        &self,
+        media: &SimMedia,
+        region: usize,
+        _channel: usize,
+        batch: &[RawTransfer],
+        crc: Option<u32>,
+    ) -> Result<Ticket, Refused> {
+        let (mut bytes, mut crc) = (0, crc.unwrap_or(0));
+        let mut copied = || {
+            for transfer in batch {
+                match transfer.dram {
+                    Dram::From(from) => {
+                        // SAFETY: the caller vouches for the bytes.
+                        let from = unsafe { std::slice::from_raw_parts(from, transfer.len) };
+                        match self.0 {
+                            Durability::OnCompletion => drop(media.copy_nt(transfer.at, from).ok()?),
+                            Durability::WriteBack => {
+                                let dirty = media.copy_cached(transfer.at, from).ok()?;
+                                dirty.redundant("it is the mover's to write back");
+                            }
+                        }
+                        crc = crc32c(from, crc);
+                    }
+                    Dram::To(to) => {
+                        // SAFETY: the caller vouches for the bytes, and that nobody else uses them.
+                        let to = unsafe { std::slice::from_raw_parts_mut(to, transfer.len) };
+                        media.read(transfer.at, to).ok()?;
+                    }
+                }
+                bytes += transfer.len as u64;
+            }
+            Some(())
+        };
+        let whole = as_device(&mut copied);
+        if self.0 == Durability::OnCompletion {
+            as_device(|| media.fence(Flushed::issued()));
+        }
+        let status = match whole {
+            Some(()) => Status::Done,
+            None if bytes > 0 => Status::Partial,
+            None => Status::Failed,
+        };
+        Ok(Ticket { region, slot: 0, done: Some(Completion { status, bytes, crc, nanoseconds: 1000 }) })
+    }
+
+    fn poll(&self, _: &Ticket) -> bool {
+        true
+    }
+
+    fn wait(&self, ticket: Ticket) -> Completion {
+        ticket.done.expect("submit copied")
+    }
+
+    fn suspend(&self, _: usize) {}
+
+    fn resume(&self, _: usize) {}
+}
