@@ -363,3 +363,28 @@ fn lines_of_words_are_their_bytes() {
         }
     }
 }
+
+/// Between fork and exec a child has everything open that its parent has.
+#[test]
+fn a_pool_is_free_once_it_is_dropped_whatever_children_hold() {
+    let dir = Dir::new("child");
+    let path = dir.path("pool");
+    let pool = Pool::create(std::slice::from_ref(&path), Some(8 << 20), &PoolOptions::default()).unwrap();
+    // SAFETY: the child calls nothing but pause, which may be called after a fork of several threads.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        loop {
+            // SAFETY: it has no arguments, and ends by a signal.
+            unsafe { libc::pause() };
+        }
+    }
+    drop(pool);
+    let again = Pool::open(&path, &PoolOptions::default());
+    // SAFETY: the child is this process's, and not waited for yet.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, std::ptr::null_mut(), 0);
+    }
+    again.expect("a child does not keep it");
+}

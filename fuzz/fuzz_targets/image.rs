@@ -20,7 +20,12 @@ struct Input {
 fuzz_target!(|input: Input| {
     let mut image = input.base.image().to_vec();
     edit::apply(&mut image, &input.edits);
-    let options = OpenOptions { no_ticker: true, power_lost: input.power_lost, read_only: input.read_only };
+    let options = OpenOptions {
+        no_ticker: true,
+        power_lost: input.power_lost,
+        read_only: input.read_only,
+        ..OpenOptions::default()
+    };
     let media = SimMedia::new(image, input.base.domain());
     let _ = Fs::probe(&media);
     let Ok(fs) = Fs::open(media, &options) else { return };

@@ -5,7 +5,7 @@
 //! open file, not a mark on media, so that a killed process leaves nothing to clean up.
 
 use std::fs;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags, Stat};
@@ -62,7 +62,7 @@ impl FileIdentity {
 #[derive(Debug)]
 pub(super) struct OpenRegion {
     pub path: PathBuf,
-    file: OwnedFd,
+    file: Locked,
     stat: Stat,
     kind: RegionKind,
     /// Bytes that the file or device has.
@@ -81,7 +81,7 @@ pub(super) struct Region {
     /// What the kernel says makes stores durable.
     pub detected: Domain,
     pub map: Mapping,
-    file: OwnedFd,
+    file: Locked,
     stat: Stat,
 }
 
@@ -124,7 +124,7 @@ impl OpenRegion {
         const SITE: &str = "media::region::open";
         let stat = rustix::fs::fstat(&file).map_err(|e| cannot("examine", SITE, path, e))?;
         let kind = kind_of(&stat, path)?;
-        lock(&file, &stat, path, read_only)?;
+        let file = Locked::new(file, &stat, path, read_only)?;
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         let (bytes, align) = match kind {
             RegionKind::DeviceDax => device_dax_size(&stat, &path)?,
@@ -351,21 +351,49 @@ fn device_dax_size(stat: &Stat, path: &Path) -> Result<(u64, usize)> {
     Ok((bytes, align.max(HUGE_PAGE_BYTES)))
 }
 
-fn lock(file: &OwnedFd, stat: &Stat, path: &Path, shared: bool) -> Result<()> {
-    let operation =
-        if shared { FlockOperation::NonBlockingLockShared } else { FlockOperation::NonBlockingLockExclusive };
-    match rustix::fs::flock(file, operation) {
-        Ok(()) => Ok(()),
-        Err(Errno::WOULDBLOCK) => Err(Error::message(
-            libc::EBUSY,
-            "media::region::lock",
-            format!(
-                "{} is in use by {}: unmount it there or end that process, then try again",
-                path.display(),
-                lock_holder(stat)
-            ),
-        )),
-        Err(e) => Err(cannot("lock", "media::region::lock", path, e)),
+/// A file with a lock on it, which ends with this. Closing alone would not do: a child that another thread forks
+/// has the file open too until it executes something, and with it the lock.
+#[derive(Debug)]
+struct Locked {
+    file: OwnedFd,
+    /// A child that drops what it inherited does not end its parent's lock.
+    process: u32,
+}
+
+impl Locked {
+    fn new(file: OwnedFd, stat: &Stat, path: &Path, shared: bool) -> Result<Locked> {
+        let operation = match shared {
+            true => FlockOperation::NonBlockingLockShared,
+            false => FlockOperation::NonBlockingLockExclusive,
+        };
+        match rustix::fs::flock(&file, operation) {
+            Ok(()) => Ok(Locked { file, process: std::process::id() }),
+            Err(Errno::WOULDBLOCK) => Err(Error::message(
+                libc::EBUSY,
+                "media::region::lock",
+                format!(
+                    "{} is in use by {}: unmount it there or end that process, then try again",
+                    path.display(),
+                    lock_holder(stat)
+                ),
+            )),
+            Err(e) => Err(cannot("lock", "media::region::lock", path, e)),
+        }
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        if self.process == std::process::id() {
+            // It cannot fail: the file is open.
+            let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
+        }
+    }
+}
+
+impl AsFd for Locked {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 }
 
@@ -407,7 +435,7 @@ const TMPFS_MAGIC: u32 = 0x0102_1994;
 const RAMFS_MAGIC: u32 = 0x8584_58f6;
 const HUGETLBFS_MAGIC: u32 = 0x9584_58f6;
 
-fn is_memory_fs(file: &OwnedFd) -> bool {
+fn is_memory_fs(file: impl AsFd) -> bool {
     rustix::fs::fstatfs(file)
         .is_ok_and(|s| [TMPFS_MAGIC, RAMFS_MAGIC, HUGETLBFS_MAGIC].contains(&(s.f_type as u32)))
 }

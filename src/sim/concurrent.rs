@@ -40,6 +40,8 @@ const BEFORE: &[&str] = &[
     "link B/bar D/bar",
     "link B/bar A/bar",
     "setxattr foo user.a 20",
+    "open 0 foo",
+    "open 1 B/bar",
     "sync",
 ];
 
@@ -104,6 +106,12 @@ const OPS: &[&str] = &[
     "chmod A 700",
     "chown A/foo 5 6",
     "fsync foo",
+    "write @0 3000 2000",
+    "append @0 700",
+    "truncate @0 5000",
+    "fallocate @0 punch 0 4096",
+    "setxattr @1 user.c 30",
+    "append @1 4000",
     "sync",
     "tick",
 ];
@@ -168,9 +176,9 @@ impl History {
     }
 
     /// Whether some serial order, in which nothing stands before what had ended when it began, gives all answers,
-    /// and the tree in its end. What has not ended may stand in it or not. A call may have walked
-    /// to files and directories before others moved them, as Linux's do. If there is no such order: what the ends of those that give all
-    /// answers differ in.
+    /// and the tree in its end. What has not ended may stand in it or not. A call may have walked to files and
+    /// directories before others moved them, as Linux's do. If there is no such order: what the ends of those that
+    /// give all answers differ in.
     fn serial(&self, begin: &Model, found: &Tree) -> Result<(), String> {
         let mut differ = BTreeSet::new();
         let none = || vec![false; self.calls.len()];

@@ -17,7 +17,7 @@ const BEGIN: i64 = 1_700_000_000;
 
 /// A file system that is used.
 pub struct Machine {
-    files: Files<SimMedia>,
+    files: Arc<Files<SimMedia>>,
     pub model: Model,
     slots: BTreeMap<u8, Fd>,
     /// Steps so far: the time, and the tag of the bytes that are written.
@@ -34,20 +34,23 @@ pub fn open(media: SimMedia) -> Result<Arc<Fs<SimMedia>>, String> {
     Ok(fs)
 }
 
+fn files_of(fs: Arc<Fs<SimMedia>>) -> Arc<Files<SimMedia>> {
+    Arc::new(Files::new(fs, Cred::root(), 0))
+}
+
 impl Machine {
     /// `model` is what the media holds after `step` steps.
     pub fn new(media: SimMedia, model: Model, step: i64) -> Result<Machine, String> {
-        let mut machine =
-            Machine { files: Files::new(open(media)?, Cred::root(), 0), model, slots: BTreeMap::new(), step };
+        let mut machine = Machine { files: files_of(open(media)?), model, slots: BTreeMap::new(), step };
         machine.tell_time();
         Ok(machine)
     }
 
-    /// Another user of the same file system, without descriptors: for another thread. Operations are tried on it
-    /// with [`attempt`](Machine::attempt), and the times are this one's last.
+    /// For another thread, which shares the descriptors that are open. Operations are tried on it with
+    /// [`attempt`](Machine::attempt), and the times are this one's last.
     pub fn beside(&self) -> Machine {
-        let files = Files::new(self.fs().clone(), Cred::root(), 0);
-        Machine { files, model: self.model.clone(), slots: BTreeMap::new(), step: self.step }
+        let files = self.files.clone();
+        Machine { files, model: self.model.clone(), slots: self.slots.clone(), step: self.step }
     }
 
     /// One operation on the production code alone; `tag` makes the bytes that are written.
@@ -128,7 +131,7 @@ impl Machine {
 
     fn go_on_with(&mut self, fs: Arc<Fs<SimMedia>>) {
         self.slots.clear();
-        self.files = Files::new(fs, Cred::root(), 0);
+        self.files = files_of(fs);
     }
 
     /// Ends the use of the pool with a clean close.

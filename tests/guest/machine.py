@@ -12,6 +12,8 @@ import subprocess
 import time
 
 QEMU = "qemu-system-x86_64"
+# The guest got a line that is not whole.
+AGAIN = b"@again\n"
 BOOT_S_MAX = 180
 MEMORY_MIB = 1536
 
@@ -83,12 +85,16 @@ class Machine:
         self.log.write(got)
         self.log.flush()
         self.pending += got.replace(b"\r", b"")
+        if AGAIN in self.pending:
+            self.pending = self.pending.replace(AGAIN, b"", 1)
+            self.start(self.line)
         return bool(got)
 
     def start(self, line):
         """Hands a command over without waiting for its end."""
+        self.line = line
         self.log.write(f"\n+ {line}\n".encode())
-        self.process.stdin.write(line.encode() + b"\n")
+        self.process.stdin.write(f"{len(line.encode())} {line}\n".encode())
         self.process.stdin.flush()
 
     def status(self, line, seconds=120):

@@ -7,6 +7,7 @@
 use std::fs;
 use std::path::Path;
 
+use lodestone::mover::profile::Profile;
 use serde::Serialize;
 
 /// One facility of the machine.
@@ -63,6 +64,8 @@ impl Machine {
             instructions: INSTRUCTIONS.iter().filter(|i| flags.has(i)).copied().collect(),
             facilities: vec![
                 cpu_engine(&flags),
+                semaphore_engine(),
+                delegate_engine(),
                 sys.dsa(&flags),
                 sys.ioat(),
                 sys.memory_facility(&persistent_memory),
@@ -112,6 +115,16 @@ fn cpu_engine(flags: &Flags) -> Facility {
         },
         None => missing("cpu", "no instruction flushes a cache line", "use an x86-64 processor"),
     }
+}
+
+fn semaphore_engine() -> Facility {
+    let copies = Profile::default().concurrency;
+    found("semaphore", format!("the cpu, at most {copies} copies at a time per region; --engine semaphore"))
+}
+
+fn delegate_engine() -> Facility {
+    let threads = Profile::default().concurrency;
+    found("delegate", format!("{threads} threads per region copy, callers sleep; --engine delegate"))
 }
 
 struct Sys<'a> {
