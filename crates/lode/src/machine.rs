@@ -353,7 +353,9 @@ mod tests {
     #[test]
     fn an_empty_machine_says_what_is_missing_and_how_to_get_it() {
         let machine = Machine::probe(&Fake::new("empty").0);
-        for f in &machine.facilities {
+        // Threads there are everywhere.
+        let needs_something = |f: &&Facility| !["semaphore", "delegate"].contains(&f.name);
+        for f in machine.facilities.iter().filter(needs_something) {
             assert!(!f.found, "{} found in an empty machine", f.name);
             assert!(f.remedy.is_some(), "{} has no remedy", f.name);
         }
