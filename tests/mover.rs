@@ -1,8 +1,9 @@
 //! One conformance test for all engines: whatever an engine does or fails to do, each byte arrives, each checksum is
 //! right, nothing else changes, and a fence by the caller makes it durable.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 use lodestone::fs::{Cred, Fs, Ino, MkfsOptions, OpenOptions};
 use lodestone::media::{
@@ -50,7 +51,7 @@ impl<M: Media> Engine<M> for Faulty {
     unsafe fn submit(
         &self,
         media: &M,
-        region: usize,
+        _region: usize,
         channel: usize,
         batch: &[RawTransfer],
         crc: Option<u32>,
@@ -80,6 +81,7 @@ impl<M: Media> Engine<M> for Faulty {
                         Durability::OnCompletion => {
                             media.fence(media.flush(dirty));
                         }
+                        Durability::Fence => media.flush(dirty).stood_for(),
                     }
                     crc = crc32c(from, crc);
                 }
@@ -96,7 +98,7 @@ impl<M: Media> Engine<M> for Faulty {
             _ => Status::Done,
         };
         let done = Completion { status, bytes: done as u64, crc, nanoseconds: 1000 };
-        Ok(Ticket { region, slot: 0, done: Some(done) })
+        Ok(Ticket::ended(done))
     }
 
     fn poll(&self, _: &Ticket) -> bool {
@@ -104,7 +106,7 @@ impl<M: Media> Engine<M> for Faulty {
     }
 
     fn wait(&self, ticket: Ticket) -> Completion {
-        ticket.done.unwrap()
+        ticket.completion().unwrap()
     }
 
     fn suspend(&self, _: usize) {}
@@ -233,7 +235,7 @@ fn every_engine_conforms() {
 fn what_an_engine_leaves_undone_is_done() {
     for pool in &pools() {
         for alignment in [1, LINE] {
-            for durability in [Durability::OnCompletion, Durability::WriteBack] {
+            for durability in [Durability::OnCompletion, Durability::Fence, Durability::WriteBack] {
                 let mover = Mover::new(pool, EngineKind::Cpu, Profile::default());
                 mover.give(Faulty::new(alignment, durability), LIMITS);
                 conforms(pool, &mover, None);
@@ -246,11 +248,13 @@ fn what_an_engine_leaves_undone_is_done() {
 
 #[test]
 fn a_fence_makes_durable_what_any_engine_stored() {
-    for kind in EngineKind::NAMED.into_iter().chain([EngineKind::Given, EngineKind::Given]) {
+    let own = EngineKind::NAMED.map(|kind| (kind, None));
+    let given = [Durability::WriteBack, Durability::Fence].map(|d| (EngineKind::Given, Some(d)));
+    for (kind, durability) in own.into_iter().chain(given) {
         let media = SimMedia::new(vec![0; MEDIA_BYTES], Domain::Memory);
         let mover = Mover::new(&media, EngineKind::Cpu, Profile::default());
-        if kind == EngineKind::Given {
-            mover.give(Faulty::new(LINE, Durability::WriteBack), LIMITS);
+        if let Some(durability) = durability {
+            mover.give(Faulty::new(LINE, durability), LIMITS);
         }
         let mut rng = Rng::new(3);
         for _ in 0..60 {
@@ -280,6 +284,34 @@ fn a_bad_line_is_met_as_without_an_engine() {
     }
 }
 
+/// On whatever thread the signal comes.
+#[test]
+#[cfg_attr(miri, ignore)]
+fn media_that_goes_away_is_met_as_without_an_engine() {
+    const CUT: u64 = 1 << 20;
+    let path = std::env::temp_dir().join(format!("lodestone-mover-cut-{}", std::process::id()));
+    for kind in EngineKind::NAMED {
+        let options = PoolOptions { assume: Some(Domain::Memory), force: true, ..PoolOptions::default() };
+        let pool = Pool::create(std::slice::from_ref(&path), Some(8 << 20), &options).unwrap();
+        let mover = Mover::new(&pool, kind, Profile::default());
+        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(CUT).unwrap();
+        let mut bytes = vec![3; 128 << 10];
+        for before in [0, 64 << 10] {
+            let at = Addr(CUT - before);
+            let fault = mover.store(&pool, None, at, &bytes, Some(0)).unwrap_err();
+            assert_eq!(fault.at, Addr(CUT), "{kind}: a store {before} bytes before the cut");
+            let fault = mover.load(&pool, None, at, &mut bytes).unwrap_err();
+            assert_eq!(fault.at, Addr(CUT), "{kind}: a load {before} bytes before the cut");
+        }
+        // The engine goes on.
+        let (_, flushed) = mover.store(&pool, None, Addr(8192), &[4; 128 << 10], None).unwrap();
+        pool.fence(flushed);
+        mover.load(&pool, None, Addr(8192), &mut bytes).unwrap();
+        assert!(bytes.iter().all(|b| *b == 4), "{kind}");
+    }
+    std::fs::remove_file(&path).unwrap();
+}
+
 #[test]
 #[should_panic(expected = "outside")]
 fn a_range_outside_panics_in_the_caller() {
@@ -289,17 +321,24 @@ fn a_range_outside_panics_in_the_caller() {
     let _ = mover.store(&pool, None, at, &bytes, None);
 }
 
-/// How many copies there are at a time: each waits until nobody came for a while.
+/// How many copies there are at a time. The first waits until a second is inside; each stays until nobody came for a
+/// while.
 struct Crowd {
     media: SimMedia,
-    inside: AtomicUsize,
-    most: AtomicUsize,
+    inside: Mutex<Inside>,
+    came: Condvar,
+}
+
+#[derive(Default)]
+struct Inside {
+    now: usize,
+    most: usize,
 }
 
 impl Crowd {
     fn new() -> Crowd {
         let media = SimMedia::new(vec![0; MEDIA_BYTES], Domain::Memory);
-        Crowd { media, inside: AtomicUsize::new(0), most: AtomicUsize::new(0) }
+        Crowd { media, inside: Mutex::default(), came: Condvar::new() }
     }
 }
 
@@ -313,11 +352,17 @@ impl Media for Crowd {
     }
 
     fn copy_nt(&self, at: Addr, src: &[u8]) -> Result<Flushed, Fault> {
-        let inside = self.inside.fetch_add(1, Ordering::SeqCst) + 1;
-        self.most.fetch_max(inside, Ordering::SeqCst);
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        let mut inside = self.inside.lock().unwrap();
+        inside.now += 1;
+        inside.most = inside.most.max(inside.now);
+        self.came.notify_all();
+        let (inside, late) =
+            self.came.wait_timeout_while(inside, Duration::from_secs(60), |inside| inside.most < 2).unwrap();
+        assert!(!late.timed_out(), "nobody else came in");
+        drop(inside);
+        std::thread::sleep(Duration::from_millis(20));
         let copied = self.media.copy_nt(at, src);
-        self.inside.fetch_sub(1, Ordering::SeqCst);
+        self.inside.lock().unwrap().now -= 1;
         copied
     }
 
@@ -377,7 +422,7 @@ fn the_limited_engines_limit() {
                 });
             }
         });
-        assert_eq!(crowd.most.load(Ordering::Relaxed), 2, "{kind}");
+        assert_eq!(crowd.inside.lock().unwrap().most, 2, "{kind}");
     }
 }
 
@@ -391,7 +436,7 @@ fn a_suspended_region_holds_and_resumes() {
             let (pool, mover) = (pool.clone(), mover.clone());
             move || mover.store(&*pool, None, Addr(4096), &[9; 64 << 10], None).map(|(_, f)| pool.fence(f))
         });
-        std::thread::sleep(std::time::Duration::from_millis(30));
+        std::thread::sleep(Duration::from_millis(30));
         assert!(!copy.is_finished(), "{kind}");
         mover.engine(kind).unwrap().resume(0);
         copy.join().unwrap().unwrap();

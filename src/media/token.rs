@@ -58,7 +58,11 @@ impl Flushed {
     #[inline]
     pub fn left_to_sync(self) {}
 
-    /// For media implementations only.
+    /// Another token stands for these stores: the one that whoever is told of them gets.
+    #[inline]
+    pub fn stood_for(self) {}
+
+    /// For media implementations, and for what stands for others' tokens.
     #[inline]
     pub fn issued() -> Flushed {
         Flushed(())

@@ -20,9 +20,8 @@ use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
 use super::completion::Completion;
-use super::engine_port::{Capability, Durability, Engine, RawTransfer, Refused, Ticket, copy_batch};
+use super::engine_port::{Capability, Durability, Engine, Place, RawTransfer, Refused, Ticket, copy_batch};
 use super::node::{Node, free_thread};
-use super::profile::SMALLEST_BYTES;
 use crate::media::Media;
 
 /// Batches in front of one region; more are refused.
@@ -109,7 +108,12 @@ impl<M: Media> Queue<M> {
             let work = slot.work.lock().take().expect("a queued slot is filled");
             let copy = || {
                 // SAFETY: by invariant 2 media and the bytes are there until this slot is done.
-                unsafe { copy_batch(&*work.media, &work.batch, work.crc) }
+                let (media, (completion, flushed)) = unsafe {
+                    let media = &*work.media;
+                    (media, copy_batch(media, &work.batch, work.crc))
+                };
+                media.fence(flushed);
+                completion
             };
             // What panics here panics again in the caller, which does what was not done.
             let completion = catch_unwind(AssertUnwindSafe(copy)).unwrap_or(Completion::failed());
@@ -162,13 +166,7 @@ impl<M: Media> Delegate<M> {
 
 impl<M: Media> Engine<M> for Delegate<M> {
     fn capability(&self) -> Capability {
-        Capability {
-            smallest_bytes: SMALLEST_BYTES,
-            alignment: 1,
-            durability: Durability::OnCompletion,
-            shares_reads: false,
-            channels: 1,
-        }
+        Capability::of_threads(Durability::OnCompletion)
     }
 
     // SAFETY: what the trait asks of the caller.
@@ -184,28 +182,38 @@ impl<M: Media> Engine<M> for Delegate<M> {
             return Err(Refused::Gone);
         }
         let queue = &self.regions[region];
-        let n = queue.waiting.lock().free.pop().ok_or(Refused::Full)?;
+        let caller = std::thread::current();
+        let work = Work { media, batch: SmallVec::from_slice(batch), crc, caller };
+        let mut waiting = queue.waiting.lock();
+        let n = waiting.free.pop().ok_or(Refused::Full)?;
         let slot = &queue.slots[n];
         slot.done.store(false, Ordering::Relaxed);
-        let caller = std::thread::current();
-        *slot.work.lock() = Some(Work { media, batch: SmallVec::from_slice(batch), crc, caller });
-        queue.waiting.lock().batches.push_back(n);
+        *slot.work.lock() = Some(work);
+        waiting.batches.push_back(n);
+        drop(waiting);
         queue.changed.notify_one();
-        Ok(Ticket { region, slot: n, done: None })
+        Ok(Ticket(Place::Slot { region, slot: n }))
     }
 
     fn poll(&self, ticket: &Ticket) -> bool {
-        self.regions[ticket.region].slots[ticket.slot].done.load(Ordering::Acquire)
+        match ticket.0 {
+            Place::Slot { region, slot } => self.regions[region].slots[slot].done.load(Ordering::Acquire),
+            Place::Ended(_) => true,
+        }
     }
 
     fn wait(&self, ticket: Ticket) -> Completion {
-        let queue = &self.regions[ticket.region];
-        let slot = &queue.slots[ticket.slot];
+        let (region, n) = match ticket.0 {
+            Place::Slot { region, slot } => (region, slot),
+            Place::Ended(completion) => return completion,
+        };
+        let queue = &self.regions[region];
+        let slot = &queue.slots[n];
         while !slot.done.load(Ordering::Acquire) {
             std::thread::park();
         }
         let completion = *slot.completion.lock();
-        queue.waiting.lock().free.push(ticket.slot);
+        queue.waiting.lock().free.push(n);
         completion
     }
 

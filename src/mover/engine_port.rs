@@ -5,6 +5,7 @@
 use std::time::Instant;
 
 use super::completion::{Completion, Status};
+use super::profile::SMALLEST_BYTES;
 use crate::media::{Addr, Fault, Flushed, Media};
 
 /// When what an engine copied to media is durable.
@@ -12,6 +13,8 @@ use crate::media::{Addr, Fault, Flushed, Media};
 pub enum Durability {
     /// When it reports completion, as far as the domain goes.
     OnCompletion,
+    /// After a fence of the thread that submitted: its own stores, past the caches.
+    Fence,
     /// After a write-back and a fence by the CPU: it stores into the caches (DDIO; Fastmove §5.2).
     WriteBack,
 }
@@ -28,6 +31,19 @@ pub struct Capability {
     pub shares_reads: bool,
     /// Queues per region.
     pub channels: usize,
+}
+
+impl Capability {
+    /// Of engines by which threads copy.
+    pub(super) fn of_threads(durability: Durability) -> Capability {
+        Capability {
+            smallest_bytes: SMALLEST_BYTES,
+            alignment: 1,
+            durability,
+            shares_reads: false,
+            channels: 1,
+        }
+    }
 }
 
 /// A copy between media and DRAM.
@@ -88,30 +104,28 @@ pub struct RawTransfer {
 unsafe impl Send for RawTransfer {}
 
 impl RawTransfer {
-    /// Copies it on this thread, and fences what went to media; the checksum continued, where one is asked for.
+    /// Copies it on this thread; the checksum continued, where one is asked for.
     ///
     /// # Safety
     ///
     /// As for [`Engine::submit`], during this call.
-    unsafe fn copy<M: Media>(&self, media: &M, crc: Option<u32>) -> Result<Option<u32>, Fault> {
+    unsafe fn copy<M: Media>(&self, media: &M, crc: Option<u32>) -> Result<(Option<u32>, Flushed), Fault> {
         match self.dram {
             Dram::From(from) => {
                 // SAFETY: the caller vouches for the bytes.
                 let from = unsafe { std::slice::from_raw_parts(from, self.len) };
-                let (crc, flushed) = store(media, self.at, from, crc)?;
-                media.fence(flushed);
-                Ok(crc)
+                store(media, self.at, from, crc)
             }
             Dram::To(to) => {
                 // SAFETY: the caller vouches for the bytes, and that nobody else uses them.
                 let to = unsafe { std::slice::from_raw_parts_mut(to, self.len) };
-                media.read(self.at, to).map(|()| None)
+                media.read(self.at, to).map(|()| (None, Flushed::issued()))
             }
         }
     }
 }
 
-/// A batch on this thread.
+/// A batch on this thread, which has what went to media still to fence.
 ///
 /// # Safety
 ///
@@ -120,14 +134,18 @@ pub(super) unsafe fn copy_batch<M: Media>(
     media: &M,
     batch: &[RawTransfer],
     mut crc: Option<u32>,
-) -> Completion {
+) -> (Completion, Flushed) {
     let begun = Instant::now();
     let mut status = Status::Done;
+    let mut flushed = Flushed::issued();
     let mut bytes = 0;
     for transfer in batch {
         // SAFETY: the caller vouches for all of the batch.
         match unsafe { transfer.copy(media, crc) } {
-            Ok(next) => crc = next,
+            Ok((next, stored)) => {
+                crc = next;
+                flushed = flushed.and(stored);
+            }
             Err(_) => {
                 status = if bytes == 0 { Status::Failed } else { Status::Partial };
                 break;
@@ -136,7 +154,7 @@ pub(super) unsafe fn copy_batch<M: Media>(
         bytes += transfer.len as u64;
     }
     let nanoseconds = begun.elapsed().as_nanos() as u64;
-    Completion { status, bytes, crc: crc.unwrap_or(0), nanoseconds }
+    (Completion { status, bytes, crc: crc.unwrap_or(0), nanoseconds }, flushed)
 }
 
 /// Stores on this thread.
@@ -161,15 +179,32 @@ pub enum Refused {
     Gone,
 }
 
-/// A batch under way. It ends once: by [`Engine::wait`].
+/// A batch under way. It ends once: by [`Engine::wait`] of the engine that gave it.
 #[derive(Debug)]
 #[must_use = "its bytes are lent until it is waited for"]
-pub struct Ticket {
-    pub region: usize,
-    /// Which place of the engine's table it has.
-    pub slot: usize,
-    /// Set by engines that are through when `submit` returns.
-    pub done: Option<Completion>,
+pub struct Ticket(pub(super) Place);
+
+#[derive(Debug)]
+pub(super) enum Place {
+    /// In an engine's table.
+    Slot { region: usize, slot: usize },
+    /// It was through when `submit` returned.
+    Ended(Completion),
+}
+
+impl Ticket {
+    /// For engines that are through when `submit` returns.
+    pub fn ended(completion: Completion) -> Ticket {
+        Ticket(Place::Ended(completion))
+    }
+
+    /// How it ended, where that was known when `submit` returned.
+    pub fn completion(&self) -> Option<Completion> {
+        match self.0 {
+            Place::Ended(completion) => Some(completion),
+            Place::Slot { .. } => None,
+        }
+    }
 }
 
 /// Who copies.
@@ -182,7 +217,8 @@ pub trait Engine<M: Media>: Send + Sync {
     /// # Safety
     ///
     /// Until `wait` returned for the ticket: the DRAM bytes of each transfer are there; nobody changes them, and
-    /// nobody uses those that are copied to; and media lives. The ranges of media lie in it.
+    /// nobody uses those that are copied to; and media lives. The ranges of media lie in it. The ticket is waited
+    /// for with this engine.
     unsafe fn submit(
         &self,
         media: &M,

@@ -5,7 +5,6 @@ use parking_lot::{Condvar, Mutex};
 
 use super::completion::Completion;
 use super::engine_port::{Capability, Durability, Engine, RawTransfer, Refused, Ticket, copy_batch};
-use super::profile::SMALLEST_BYTES;
 use crate::media::Media;
 
 pub struct Semaphore {
@@ -56,13 +55,7 @@ impl Semaphore {
 
 impl<M: Media> Engine<M> for Semaphore {
     fn capability(&self) -> Capability {
-        Capability {
-            smallest_bytes: SMALLEST_BYTES,
-            alignment: 1,
-            durability: Durability::OnCompletion,
-            shares_reads: false,
-            channels: 1,
-        }
+        Capability::of_threads(Durability::Fence)
     }
 
     // SAFETY: what the trait asks of the caller.
@@ -76,8 +69,10 @@ impl<M: Media> Engine<M> for Semaphore {
     ) -> Result<Ticket, Refused> {
         let _entered = self.regions[region].enter();
         // SAFETY: the caller vouches for the batch.
-        let done = unsafe { copy_batch(media, batch, crc) };
-        Ok(Ticket { region, slot: 0, done: Some(done) })
+        let (done, flushed) = unsafe { copy_batch(media, batch, crc) };
+        // By the mover's own, as its capability says.
+        flushed.stood_for();
+        Ok(Ticket::ended(done))
     }
 
     fn poll(&self, _: &Ticket) -> bool {
@@ -85,7 +80,7 @@ impl<M: Media> Engine<M> for Semaphore {
     }
 
     fn wait(&self, ticket: Ticket) -> Completion {
-        ticket.done.expect("submit went through with it")
+        ticket.completion().expect("submit went through with it")
     }
 
     fn suspend(&self, region: usize) {

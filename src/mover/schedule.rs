@@ -74,7 +74,7 @@ pub enum Decision {
 #[inline]
 pub fn decide(job: &Job, capability: &Capability, limits: &Limits, share: f32) -> Decision {
     let alignment = capability.alignment as u64;
-    let past_caches = capability.durability == Durability::OnCompletion && alignment > 1;
+    let past_caches = capability.durability != Durability::WriteBack && alignment > 1;
     let write = job.direction == Direction::Write;
     if write && past_caches && !(job.media ^ job.dram).is_multiple_of(LINE as u64) {
         return Decision::Cpu(Why::Misaligned);

@@ -8,6 +8,7 @@
 use std::cell::Cell;
 
 use super::media::SimMedia;
+use super::with_flag;
 use crate::media::{Flushed, LINE, Media, crc32c};
 use crate::mover::completion::{Completion, Status};
 use crate::mover::engine_port::{Capability, Dram, Durability, Engine, RawTransfer, Refused, Ticket};
@@ -23,10 +24,7 @@ pub(super) fn is_device() -> bool {
 }
 
 fn as_device<T>(does: impl FnOnce() -> T) -> T {
-    DEVICE.set(true);
-    let done = does();
-    DEVICE.set(false);
-    done
+    with_flag(&DEVICE, does)
 }
 
 /// See the file's head.
@@ -61,7 +59,7 @@ impl Engine<SimMedia> for SimEngine {
     unsafe fn submit(
         &self,
         media: &SimMedia,
-        region: usize,
+        _region: usize,
         _channel: usize,
         batch: &[RawTransfer],
         crc: Option<u32>,
@@ -79,6 +77,7 @@ impl Engine<SimMedia> for SimEngine {
                                 let dirty = media.copy_cached(transfer.at, from).ok()?;
                                 dirty.redundant("it is the mover's to write back");
                             }
+                            Durability::Fence => unreachable!("no CPU fences what a device stores"),
                         }
                         crc = crc32c(from, crc);
                     }
@@ -101,7 +100,7 @@ impl Engine<SimMedia> for SimEngine {
             None if bytes > 0 => Status::Partial,
             None => Status::Failed,
         };
-        Ok(Ticket { region, slot: 0, done: Some(Completion { status, bytes, crc, nanoseconds: 1000 }) })
+        Ok(Ticket::ended(Completion { status, bytes, crc, nanoseconds: 1000 }))
     }
 
     fn poll(&self, _: &Ticket) -> bool {
@@ -109,7 +108,7 @@ impl Engine<SimMedia> for SimEngine {
     }
 
     fn wait(&self, ticket: Ticket) -> Completion {
-        ticket.done.expect("submit copied")
+        ticket.completion().expect("submit copied")
     }
 
     fn suspend(&self, _: usize) {}

@@ -28,3 +28,21 @@ pub mod run;
 pub mod tree;
 mod undecided;
 pub mod workload;
+
+use std::cell::Cell;
+use std::thread::LocalKey;
+
+/// Runs with a flag of this thread set; not set afterwards, however that ends.
+fn with_flag<T>(flag: &'static LocalKey<Cell<bool>>, does: impl FnOnce() -> T) -> T {
+    struct Unset(&'static LocalKey<Cell<bool>>);
+
+    impl Drop for Unset {
+        fn drop(&mut self) {
+            self.0.set(false);
+        }
+    }
+
+    flag.set(true);
+    let _unset = Unset(flag);
+    does()
+}

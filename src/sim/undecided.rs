@@ -19,6 +19,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::media::{ATOM, CrashPoint, PAGE, Pending, Rng};
+use super::with_flag;
 use crate::media::{Addr, Domain, LINE};
 
 /// Options of one choice without a checksum, beyond which patterns stand for all.
@@ -34,10 +35,7 @@ thread_local! {
 
 /// What `read` reads is looked at by the judge alone.
 pub(super) fn content<T>(read: impl FnOnce() -> T) -> T {
-    CONTENT.set(true);
-    let done = read();
-    CONTENT.set(false);
-    done
+    with_flag(&CONTENT, read)
 }
 
 /// A moment between stores: everything up to this store is there.

@@ -1,8 +1,10 @@
 """A machine with emulated NVDIMMs: QEMU without hardware virtualisation, spoken to over its serial lines.
 
-The first serial line carries commands and their output. The second goes to a file, byte by byte: QEMU's
-processor thread has handed a byte to the host before the guest's store to the port returns, so that what the
-guest acknowledged there is known whenever the machine dies.
+The first serial line carries commands and their output. It may lose what comes while somebody at its other end
+opens or closes it, in either direction: so commands have numbers and lengths, what is not answered is sent again, and
+the guest runs each number once. The second goes to a file, byte by byte: QEMU's processor thread has handed a byte to
+the host before the guest's store to the port returns, so that what the guest acknowledged there is known whenever the
+machine dies.
 """
 
 import os
@@ -13,7 +15,9 @@ import time
 
 QEMU = "qemu-system-x86_64"
 # The guest got a line that is not whole.
-AGAIN = b"@again\n"
+AGAIN = b"@again"
+# Without a word from the guest a command is sent again after so long; then after twice that, and so on.
+UNTAKEN_S, SILENT_S = 2, 10
 BOOT_S_MAX = 180
 MEMORY_MIB = 1536
 
@@ -47,37 +51,45 @@ class Machine:
         self.log.write(f"\n+ {' '.join(command)}\n".encode())
         self.log.flush()
         self.pending = b""
+        self.number = 0
+        self.command = b""
+        self.done = b"@ready"
+        self.taken = True
+        self.heard, self.patience = time.monotonic(), SILENT_S
         self.begun = time.monotonic()
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log)
         try:
-            self.read_until(b"@ready", BOOT_S_MAX)
+            self.until_done(BOOT_S_MAX)
         except BaseException:
             self.kill()
             raise
         self.boot_s = time.monotonic() - self.begun
 
-    def read_until(self, mark, seconds):
-        """What the guest says before a line that begins with `mark`, and that line."""
+    def until_done(self, seconds):
+        """What the guest says before the line that ends the command, and that line."""
         give_up = time.monotonic() + seconds
         while True:
             lines = self.pending.split(b"\n")
             for number, line in enumerate(lines[:-1]):
-                if line.strip().startswith(mark):
+                if line.strip().startswith(self.done):
                     self.pending = b"\n".join(lines[number + 1 :])
-                    return b"\n".join(lines[:number]), line.strip()
+                    said = [line for line in lines[:number] if not line.startswith((b"@took ", b"@done "))]
+                    return b"\n".join(said), line.strip()
             left = give_up - time.monotonic()
             if left <= 0:
-                raise Failed(f"the guest says nothing like {mark.decode()} within {seconds} s")
-            if not select.select([self.process.stdout], [], [], left)[0]:
-                continue
-            if not self.receive():
-                raise Failed(f"the machine stopped (status {self.process.wait()}): {self.pending[-400:].decode(errors='replace')}")
+                taken = "did not end" if self.taken else "was not taken"
+                raise Failed(f"`{self.command.decode()}` {taken} within {seconds} s: {self.pending[-400:].decode(errors='replace')}")
+            if select.select([self.process.stdout], [], [], min(left, 1))[0]:
+                if not self.receive():
+                    raise Failed(f"the machine stopped (status {self.process.wait()}): {self.pending[-400:].decode(errors='replace')}")
+            self.remind()
 
-    def peek(self):
-        """What the guest has said that nobody has taken yet."""
+    def ended(self):
+        """Whether the command that was started has ended; takes what the guest has said."""
         while select.select([self.process.stdout], [], [], 0)[0] and self.receive():
             pass
-        return self.pending
+        self.remind()
+        return self.done in self.pending
 
     def receive(self):
         """Takes what the guest says at this moment; false where it is off."""
@@ -85,23 +97,44 @@ class Machine:
         self.log.write(got)
         self.log.flush()
         self.pending += got.replace(b"\r", b"")
-        if AGAIN in self.pending:
-            self.pending = self.pending.replace(AGAIN, b"", 1)
-            self.start(self.line)
+        self.heard = time.monotonic()
+        if not self.taken and b"@took %d\n" % self.number in self.pending:
+            self.taken = True
+            self.patience = SILENT_S
+        if AGAIN + b"\n" in self.pending:
+            self.pending = self.pending.replace(AGAIN + b"\n", b"")
+            self.send()
         return bool(got)
+
+    def remind(self):
+        """Sends the command again, if nothing has been heard of it for long."""
+        if self.number and time.monotonic() - self.heard > self.patience:
+            self.patience *= 2
+            self.heard = time.monotonic()
+            self.send()
 
     def start(self, line):
         """Hands a command over without waiting for its end."""
-        self.line = line
-        self.log.write(f"\n+ {line}\n".encode())
-        self.process.stdin.write(f"{len(line.encode())} {line}\n".encode())
+        self.number += 1
+        self.command = line.encode()
+        self.done = b"@done %d " % self.number
+        self.taken = False
+        self.patience = UNTAKEN_S
+        self.heard = time.monotonic()
+        self.send()
+
+    def send(self):
+        whole = b"%d %s" % (self.number, self.command)
+        self.log.write(b"\n+ %s\n" % whole)
+        # The first newline ends what arrived of the last time.
+        self.process.stdin.write(b"\n%d %s\n" % (len(whole), whole))
         self.process.stdin.flush()
 
     def status(self, line, seconds=120):
         """Runs a shell command in the guest: its status and output."""
         self.start(line)
-        output, done = self.read_until(b"@done", seconds)
-        return int(done.split()[1]), output.decode(errors="replace").strip("\n")
+        output, done = self.until_done(seconds)
+        return int(done.split()[2]), output.decode(errors="replace").strip("\n")
 
     def run(self, line, seconds=120):
         """Runs a command that must succeed; its output."""

@@ -259,7 +259,7 @@ def power(context):
         guest.start(f"acked load {POOLS[medium]} {seed} {THREADS} port:{ACKNOWLEDGED_PORT}")
         wait(guest, context.acknowledged, rng.random() < 0.8)
         time.sleep(rng.uniform(0, 3))
-        ended = b"@done" in guest.peek()
+        ended = guest.ended()
         context.off()
         sent = image.read(context.acknowledged)
         assert not ended, f"cut {cut}, {medium}: the load ended by itself, see the log"
@@ -277,9 +277,9 @@ def power(context):
 
 def wait(guest, acknowledged, opened):
     """Until the load has begun; where `opened` says so, until it has opened the pool."""
-    give_up = time.monotonic() + 60
+    give_up = time.monotonic() + 120
     while opened and b"R" not in image.read(acknowledged):
-        if b"@done" in guest.peek() or time.monotonic() > give_up:
+        if guest.ended() or time.monotonic() > give_up:
             raise Failed("the load did not open its pool")
         time.sleep(0.02)
 

@@ -104,6 +104,21 @@ pub enum Assume {
 /// Mount a pool on a directory, for every program
 ///
 /// Returns once the mount is live. Also the mount helper of fstab's type fuse.lode.
+///
+/// Options of its own, beside the kernel's (ro, noatime, nosuid, sync and the like):
+///
+/// allow_other: other users may use it as well; root's mounts always allow it.
+///
+/// nonempty: DIR may hold something, which is then covered.
+///
+/// threads=N: how many requests are served at a time [default: one for each core, at most 8].
+///
+/// cache=none: every call reaches the pool, and the kernel keeps nothing; cache=always: it keeps names, attributes
+/// and data; cache=auto, the default: as long as that is right, which so far is always.
+///
+/// engine=ENGINE, assume=DOMAIN: as --engine and --assume.
+///
+/// max_read=BYTES, max_write=BYTES: the largest request, from 4096 to 1048576.
 #[derive(Args, Debug)]
 pub struct Mount {
     /// The file or device of the pool, the first of several

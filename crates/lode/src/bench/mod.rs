@@ -96,7 +96,7 @@ pub fn run(options: &BenchOptions) -> Result<String> {
             Err(e) => skipped.push(format!("mount rows: {e}")),
         }
     }
-    let mut claims = report::claims(&rows);
+    let mut claims = report::claims(&rows, machine.cores);
     for name in &plan.capacity {
         progress(name);
         let (more, held) = capacity::run(name, &plan, &place, &mut machine)?;

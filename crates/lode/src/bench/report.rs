@@ -109,12 +109,13 @@ pub fn median(values: &[f64]) -> f64 {
 }
 
 /// Holds the rows against the catalogue.
-pub fn claims(rows: &[Row]) -> Vec<Claim> {
+pub fn claims(rows: &[Row], cores: usize) -> Vec<Claim> {
     let mut claims = Vec::new();
     for spec in ROWS.iter().chain(MOUNT_ROWS) {
         for lode in rows.iter().filter(|r| r.name == spec.name && r.system == "lode") {
             claims.extend(spec.targets.iter().filter_map(|t| claim(rows, lode, *t)));
-            claims.extend(scaling_claim(rows, lode));
+            // Threads that share a core do not scale.
+            claims.extend(scaling_claim(rows, lode).filter(|_| lode.threads <= cores));
         }
     }
     claims
@@ -223,7 +224,7 @@ mod tests {
             row("lode", 2, 300.0, 1.0),
             row("limit", 2, 308.0, 1.0),
         ];
-        let claims = claims(&rows);
+        let claims = claims(&rows, 2);
         let verdict: Vec<(&str, usize, bool)> =
             claims.iter().map(|c| (c.against.as_str(), c.threads, c.ok)).collect();
         assert_eq!(
