@@ -41,7 +41,9 @@ const SLACK_LINES: u32 = 192;
 /// Times that one operation cleans.
 const CLEANINGS_MAX: usize = 2;
 /// Segments without live records that go at once.
-const DEAD_SEGMENTS_MAX: usize = 32;
+const DEAD_SEGMENTS_MAX: usize = 256;
+/// Entries of a directory that are looked through for the oldest of their records.
+const ENTRIES_LOOKED_THROUGH_MAX: usize = 256;
 /// Runs of pages that a sweep appends for each segment that the log grew; or [`PART_PAGES`] pages, where there
 /// are no runs.
 const SWEEP_RUNS: usize = 64;
@@ -103,10 +105,15 @@ impl<M: Media> Fs<M> {
             if body.log.lines() <= SLACK_LINES + 2 * live_lines(body) {
                 return;
             }
-            // Parts with nothing that could be live go together; else one.
+            // Parts with nothing that could be live go together, unread; else one.
             let owner = inode.owner();
-            let dead = body.log.closed(&owner).take_while(|s| s.kinds & LIVE_KINDS == 0);
-            let dead = dead.take(DEAD_SEGMENTS_MAX).count();
+            let entries_from = entries_from(body);
+            let is_dead = |&(n, part): &(usize, Segment)| match part.kinds & LIVE_KINDS {
+                0 => true,
+                live => live == Type::Add.bit() && is_before(body.log.seq_behind(n + 1), entries_from),
+            };
+            let dead =
+                body.log.closed(&owner).enumerate().take(DEAD_SEGMENTS_MAX).take_while(is_dead).count();
             let oldest = body.log.closed(&owner).next();
             let cleaned = match oldest {
                 None => return,
@@ -123,11 +130,10 @@ impl<M: Media> Fs<M> {
     fn clean_file(&self, inode: &Inode, body: &mut Body, guard: &epoch::Guard) -> Result<()> {
         let due = body.log.lines() > SLACK_LINES + 2 * live_lines(body);
         let swept = body.cleaning.swept;
-        let is_swept = |end: u32| swept.is_some_and(|seq| (end.wrapping_sub(seq) as i32) <= 0);
         let owner = inode.owner();
         let (mut dead, mut oldest) = (0, None);
         for part in body.log.closed(&owner).take(DEAD_SEGMENTS_MAX) {
-            let swept = is_swept(body.log.seq_behind(dead + 1).expect("something is behind a closed part"));
+            let swept = is_before(body.log.seq_behind(dead + 1), swept);
             let live = part.kinds & LIVE_KINDS;
             if !(live == 0 && (swept || due) || live & Type::Xattr.bit() == 0 && swept) {
                 oldest = Some((part, swept));
@@ -289,6 +295,23 @@ impl<M: Media> Fs<M> {
         }
         pending
     }
+}
+
+/// Whether a part of the log ends before this record, if there is one to be before.
+fn is_before(end: Option<u32>, record: Option<u32>) -> bool {
+    let end = end.expect("something is behind a closed part");
+    record.is_some_and(|record| (end.wrapping_sub(record) as i32) <= 0)
+}
+
+/// The record before which no entry of a directory has its record, where that is quickly found: so a directory that was
+/// emptied drops its log unread.
+fn entries_from(body: &Body) -> Option<u32> {
+    let Data::Dir(dir) = &body.data else { return None };
+    let first = body.log.head_seq();
+    let behind = |named: super::dirindex::Named| named.entry.seq.wrapping_sub(first);
+    (dir.len() <= ENTRIES_LOOKED_THROUGH_MAX).then(|| {
+        dir.iter_after(0).map(behind).min().map_or(body.log.seq(), |behind| first.wrapping_add(behind))
+    })
 }
 
 /// A full pool is cleaned later; a failed store has poisoned the file system already.

@@ -5,7 +5,7 @@
 //! page damages both lines of a copy must cost nothing.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, LazyLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -695,8 +695,11 @@ fn identity(options: &MkfsOptions, which: u8) -> Result<[u8; 16]> {
 
 /// Names this boot of the host, or 0 where it has no name.
 pub(super) fn boot() -> u64 {
-    let id = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    if id.is_empty() { 0 } else { crate::media::crc32c(&id, 0) as u64 | 1 << 32 }
+    static BOOT: LazyLock<u64> = LazyLock::new(|| {
+        let id = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        if id.is_empty() { 0 } else { crate::media::crc32c(&id, 0) as u64 | 1 << 32 }
+    });
+    *BOOT
 }
 
 /// What both ways of opening find.

@@ -15,6 +15,7 @@
 //! 1. An entry lies in its bucket, or behind it with no bucket in between that does not count it.
 //! 2. A bucket counts the entries that passed it, or has stopped counting at [`PASSED_MAX`].
 //! 3. A table holds at most [`Table::room`] entries. Lengths are counted right.
+//! 4. Of every entry its hash is known.
 
 use super::types::Ino;
 
@@ -60,19 +61,24 @@ const SLOT_BITS: u64 = (ONES << 7) & (u64::MAX >> 8);
 impl Bucket {
     const EMPTY: Bucket = Bucket { tags: [0; SLOTS], passed: 0, places: [0; SLOTS], inos: [0; SLOTS] };
 
-    /// The slots with this tag.
+    /// The slots with this tag, by the highest bit of their byte.
     #[inline]
-    fn slots_with(&self, tag: u8) -> impl Iterator<Item = usize> + use<> {
+    fn bits_with(&self, tag: u8) -> u64 {
         let [a, b, c, d, e, f, g] = self.tags;
         let differ = u64::from_le_bytes([a, b, c, d, e, f, g, 0]) ^ (ONES * tag as u64);
         // The highest bit of each byte that is zero.
         let low_bits = ONES * 0x7f;
-        let mut zeros = !(((differ & low_bits) + low_bits) | differ) & SLOT_BITS;
-        std::iter::from_fn(move || {
-            let slot = (zeros != 0).then(|| zeros.trailing_zeros() as usize / 8)?;
-            zeros &= zeros - 1;
-            Some(slot)
-        })
+        !(((differ & low_bits) + low_bits) | differ) & SLOT_BITS
+    }
+
+    #[inline]
+    fn slots_with(&self, tag: u8) -> impl Iterator<Item = usize> + use<> {
+        slots(self.bits_with(tag))
+    }
+
+    #[inline]
+    fn slots_in_use(&self) -> impl Iterator<Item = usize> + use<> {
+        slots(!self.bits_with(0) & SLOT_BITS)
     }
 
     fn named(&self, slot: usize) -> Named {
@@ -80,10 +86,22 @@ impl Bucket {
     }
 }
 
+/// The slots of these bits.
+#[inline]
+fn slots(mut bits: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let slot = (bits != 0).then(|| bits.trailing_zeros() as usize / 8)?;
+        bits &= bits - 1;
+        Some(slot)
+    })
+}
+
 /// Buckets in a row; the first comes behind the last.
 #[derive(Default)]
 struct Table {
     buckets: Box<[Bucket]>,
+    /// Of the entries, apart from them: no look-up needs them, and whoever moves entries reads them side by side.
+    hashes: Box<[[u32; SLOTS]]>,
     len: usize,
 }
 
@@ -94,13 +112,20 @@ fn tag_of(hash: u32) -> u8 {
 }
 
 impl Table {
-    /// Of these entries, with room for half as many more.
-    fn of(entries: Vec<(u32, Named)>) -> Table {
-        let len = entries.len() + entries.len() / 2 + 1;
+    /// For so many entries, and as many more and some: that is how many come before it is split again.
+    fn with_room_for(len: usize) -> Table {
+        let len = 2 * len + len / 4 + 1;
         let count = if len <= SLOTS { 1 } else { (2 * len).div_ceil(11).max(2) };
-        let mut table = Table { buckets: vec![Bucket::EMPTY; count].into_boxed_slice(), len: 0 };
-        entries.into_iter().for_each(|(hash, named)| table.place(hash, named));
-        table
+        let (buckets, hashes) = (vec![Bucket::EMPTY; count], vec![[0; SLOTS]; count]);
+        Table { buckets: buckets.into(), hashes: hashes.into(), len: 0 }
+    }
+
+    /// Those that stay, and those that leave.
+    fn split(&self, leaves: impl Fn(u32) -> bool) -> [Table; 2] {
+        let leaving = self.entries().filter(|&(hash, _)| leaves(hash)).count();
+        let mut tables = [self.len - leaving, leaving].map(Table::with_room_for);
+        self.entries().for_each(|(hash, named)| tables[leaves(hash) as usize].place(hash, named));
+        tables
     }
 
     /// Entries in so many buckets: five and a half in each, so that few find theirs full.
@@ -138,9 +163,9 @@ impl Table {
         None
     }
 
-    fn insert(&mut self, hash: u32, named: Named, rehash: impl Fn(Place) -> u32) {
+    fn insert(&mut self, hash: u32, named: Named) {
         if self.len >= Table::room(self.buckets.len()) {
-            *self = Table::of(self.entries(rehash).collect());
+            [*self, _] = self.split(|_| false);
         }
         self.place(hash, named);
     }
@@ -154,6 +179,7 @@ impl Table {
             if let Some(slot) = bucket.slots_with(0).next() {
                 (bucket.tags[slot], bucket.places[slot], bucket.inos[slot]) =
                     (tag_of(hash), named.place, named.ino.0);
+                self.hashes[at][slot] = hash;
                 self.len += 1;
                 return;
             }
@@ -173,13 +199,11 @@ impl Table {
         }
     }
 
-    /// With their hashes, which wait for the records: collected first, they come from memory side by side.
-    fn entries(&self, rehash: impl Fn(Place) -> u32) -> impl Iterator<Item = (u32, Named)> {
-        let used = |bucket: &Bucket, slot: usize| (bucket.tags[slot] != 0).then(|| bucket.named(slot));
+    fn entries(&self) -> impl Iterator<Item = (u32, Named)> {
         self.buckets
             .iter()
-            .flat_map(move |bucket| (0..SLOTS).filter_map(move |slot| used(bucket, slot)))
-            .map(move |named| (rehash(named.place), named))
+            .zip(&self.hashes)
+            .flat_map(|(bucket, hashes)| bucket.slots_in_use().map(|slot| (hashes[slot], bucket.named(slot))))
     }
 }
 
@@ -216,22 +240,21 @@ impl Names {
         Some(table.buckets[bucket].named(slot))
     }
 
-    /// `rehash` knows the hash of every place that was inserted.
-    pub fn insert(&mut self, hash: u32, named: Named, rehash: impl Fn(Place) -> u32) {
+    pub fn insert(&mut self, hash: u32, named: Named) {
         if self.len >= self.tables.len() * TABLE_NAMES_MAX {
-            self.grow(&rehash);
+            self.grow();
         }
         let index = table_of(hash, self.tables.len());
-        self.tables[index].insert(hash, named, rehash);
+        self.tables[index].insert(hash, named);
         self.len += 1;
     }
 
-    pub fn remove(&mut self, hash: u32, place: Place, rehash: impl Fn(Place) -> u32) {
+    pub fn remove(&mut self, hash: u32, place: Place) {
         let (index, bucket, slot) = self.at(hash, place);
         self.tables[index].remove(hash, bucket, slot);
         self.len -= 1;
         if self.tables.len() > 1 && self.len < self.tables.len() * TABLE_NAMES_MIN {
-            self.shrink(rehash);
+            self.shrink();
         }
     }
 
@@ -243,8 +266,8 @@ impl Names {
     }
 
     pub fn heap_bytes(&self) -> usize {
-        let buckets: usize = self.tables.iter().map(|table| size_of_val(&*table.buckets)).sum();
-        buckets + self.tables.capacity() * size_of::<Table>()
+        let size = |table: &Table| size_of_val(&*table.buckets) + size_of_val(&*table.hashes);
+        self.tables.iter().map(size).sum::<usize>() + self.tables.capacity() * size_of::<Table>()
     }
 
     /// Table, bucket and slot of an entry that is there.
@@ -256,35 +279,39 @@ impl Names {
     }
 
     /// One table more: it takes its share from the one that stood in for it.
-    fn grow(&mut self, rehash: impl Fn(Place) -> u32) {
+    fn grow(&mut self) {
         let new = self.tables.len();
         if new == 0 {
             self.tables.push(Table::default());
             return;
         }
         let source = new - (1 << new.ilog2());
-        let (leave, stay) =
-            self.tables[source].entries(rehash).partition(|&(hash, _)| table_of(hash, new + 1) == new);
-        self.tables[source] = Table::of(stay);
-        self.tables.push(Table::of(leave));
+        let [stay, leave] = self.tables[source].split(|hash| table_of(hash, new + 1) == new);
+        self.tables[source] = stay;
+        self.tables.push(leave);
     }
 
     /// One table less: its names go back.
-    fn shrink(&mut self, rehash: impl Fn(Place) -> u32) {
+    fn shrink(&mut self) {
         let Some(table) = self.tables.pop() else { return };
         let last = self.tables.len();
         let target = &mut self.tables[last - (1 << last.ilog2())];
-        let entries: Vec<_> = table.entries(&rehash).collect();
-        entries.into_iter().for_each(|(hash, named)| target.insert(hash, named, &rehash));
+        let mut merged = Table::with_room_for(target.len + table.len);
+        target.entries().chain(table.entries()).for_each(|(hash, named)| merged.place(hash, named));
+        *target = merged;
     }
 
-    /// Panics with the number of the invariant that does not hold.
+    /// Panics with the number of the invariant that does not hold. `rehash` knows the hash of every place that was
+    /// inserted.
     pub fn check_state(&self, rehash: impl Fn(Place) -> u32) {
         for (index, table) in self.tables.iter().enumerate() {
             let mut passed = vec![0u32; table.buckets.len()];
-            for (bucket, entry) in table.buckets.iter().enumerate().flat_map(|(b, bucket)| {
-                (0..SLOTS).filter(|&slot| bucket.tags[slot] != 0).map(move |slot| (b, bucket.named(slot)))
-            }) {
+            for (bucket, entry) in table
+                .buckets
+                .iter()
+                .enumerate()
+                .flat_map(|(b, bucket)| bucket.slots_in_use().map(move |slot| (b, bucket.named(slot))))
+            {
                 let hash = rehash(entry.place);
                 assert_eq!(table_of(hash, self.tables.len()), index, "1: its table");
                 let mut at = table.home(hash);
@@ -297,7 +324,8 @@ impl Names {
                 let counted = bucket.passed;
                 assert!(counted == PASSED_MAX || counted as u32 == passed, "2: {counted} is not {passed}");
             }
-            assert_eq!(table.entries(&rehash).count(), table.len, "3: a table's length");
+            assert_eq!(table.entries().count(), table.len, "3: a table's length");
+            assert!(table.entries().all(|(hash, named)| hash == rehash(named.place)), "4: hashes");
             assert!(table.len <= Table::room(table.buckets.len()), "3: a table's room");
         }
         assert_eq!(self.tables.iter().map(|table| table.len).sum::<usize>(), self.len, "3: the length");
@@ -314,7 +342,7 @@ mod tests {
         let mut names = Names::default();
         let count = 3 * PASSED_MAX as u32;
         for place in 0..count {
-            names.insert(77, Named { ino: Ino(place + 9), place }, |_| 77);
+            names.insert(77, Named { ino: Ino(place + 9), place });
         }
         names.check_state(|_| 77);
         for place in 0..count {
@@ -322,7 +350,7 @@ mod tests {
         }
         assert_eq!(names.find(77, |_| false), None);
         for place in (0..count).rev() {
-            names.remove(77, place, |_| 77);
+            names.remove(77, place);
         }
         names.check_state(|_| 77);
         assert_eq!((names.len(), names.find(77, |_| true)), (0, None));
@@ -334,12 +362,12 @@ mod tests {
         // Two buckets, and more in the first than it has slots.
         let hash = |place: Place| if place < 9 { 0 } else { (1 << BUCKET_BITS) - 1 };
         for place in 0..11 {
-            names.insert(hash(place), Named { ino: Ino(place), place }, hash);
+            names.insert(hash(place), Named { ino: Ino(place), place });
         }
         assert!(names.tables[0].buckets[0].passed > 0);
         names.check_state(hash);
         for gone in [0, 8, 10, 7, 3] {
-            names.remove(hash(gone), gone, hash);
+            names.remove(hash(gone), gone);
             names.check_state(hash);
             assert_eq!(names.find(hash(gone), |place| place == gone), None);
         }

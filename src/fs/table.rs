@@ -74,7 +74,7 @@ impl Table {
     /// For who holds the number's slot: there is one inode of a number at a time.
     #[inline]
     pub fn fill(&self, inode: Arc<Inode>) {
-        self.entry(inode.ino.0).node.fill(inode).ok().expect("a number has no inode before");
+        self.entry(inode.ino.0).node.fill(inode);
     }
 
     /// The exclusive lock on an inode's body.

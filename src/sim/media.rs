@@ -26,6 +26,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use smallvec::SmallVec;
+
 use super::mutation::{Mutation, Step};
 use super::undecided::{Script, Undecided};
 use crate::media::{Addr, Dirty, Domain, Durable, Fault, Flushed, LINE, Media, crc32c};
@@ -35,6 +37,9 @@ pub(super) const ATOM: usize = 8;
 pub(super) const PAGE: usize = 4096;
 /// Fenced lines that a failed ADR may take.
 const FENCED_LINES_MAX: usize = 64;
+/// So many are looked through.
+const FEW_ATOMS: usize = 16;
+const GROUP: usize = 16;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Way {
@@ -64,12 +69,49 @@ impl Atom {
     }
 }
 
-/// Stores in doubt by line (`page-cache`: by page), in program order.
-pub(super) type Pending = Vec<(usize, Vec<Atom>)>;
+/// Stores in doubt of one line (`page-cache`: of one page).
+pub(super) struct Unit {
+    /// Of the line, of the page.
+    pub number: usize,
+    /// In program order.
+    pub atoms: Vec<Atom>,
+    /// Their places in `atoms`, by address; none where there are few.
+    by_address: Vec<u32>,
+}
 
-/// Bytes, in pages that clones share until they are written.
+/// By number.
+pub(super) type Pending = Vec<Unit>;
+
+impl Unit {
+    fn new(number: usize, atoms: Vec<Atom>) -> Unit {
+        let mut by_address = Vec::new();
+        if atoms.len() > FEW_ATOMS {
+            by_address = (0..atoms.len() as u32).collect();
+            by_address.sort_by_key(|&n| atoms[n as usize].at);
+        }
+        Unit { number, atoms, by_address }
+    }
+
+    /// The atoms of these bytes, and their places, in program order.
+    pub fn atoms_of(&self, bytes: &Range<usize>) -> impl Iterator<Item = (usize, &Atom)> {
+        let mut places: SmallVec<[u32; 32]> = SmallVec::new();
+        if self.by_address.is_empty() {
+            places
+                .extend((0..self.atoms.len() as u32).filter(|&n| bytes.contains(&self.atoms[n as usize].at)));
+        } else {
+            let below = |end: usize| self.by_address.partition_point(|&n| self.atoms[n as usize].at < end);
+            places.extend_from_slice(&self.by_address[below(bytes.start)..below(bytes.end)]);
+            places.sort_unstable();
+        }
+        places.into_iter().map(|n| (n as usize, &self.atoms[n as usize]))
+    }
+}
+
+/// Bytes, in pages and groups of pages that clones share until they are written.
 #[derive(Clone)]
-pub(super) struct Pages(Vec<Arc<[u8; PAGE]>>);
+pub(super) struct Pages(Vec<Arc<[Page; GROUP]>>);
+
+type Page = Arc<[u8; PAGE]>;
 
 impl Pages {
     fn new(image: &[u8]) -> Pages {
@@ -79,7 +121,19 @@ impl Pages {
             page[..bytes.len()].copy_from_slice(bytes);
             if page == *zeros { zeros.clone() } else { Arc::new(page) }
         };
-        Pages(image.chunks(PAGE).map(page).collect())
+        let group = |bytes: &[u8]| {
+            let mut pages = bytes.chunks(PAGE).map(page);
+            Arc::new(std::array::from_fn(|_| pages.next().unwrap_or_else(|| zeros.clone())))
+        };
+        Pages(image.chunks(GROUP * PAGE).map(group).collect())
+    }
+
+    fn page(&self, n: usize) -> &[u8; PAGE] {
+        &self.0[n / GROUP][n % GROUP]
+    }
+
+    fn page_mut(&mut self, n: usize) -> &mut [u8; PAGE] {
+        Arc::make_mut(&mut Arc::make_mut(&mut self.0[n / GROUP])[n % GROUP])
     }
 
     /// The parts of a range by page: (page, where in it, where in the range).
@@ -99,22 +153,22 @@ impl Pages {
 
     fn read(&self, at: usize, dst: &mut [u8]) {
         for (page, from, to) in Pages::parts(at..at + dst.len()) {
-            dst[to].copy_from_slice(&self.0[page][from]);
+            dst[to].copy_from_slice(&self.page(page)[from]);
         }
     }
 
     pub(super) fn write(&mut self, at: usize, src: &[u8]) {
         for (page, to, from) in Pages::parts(at..at + src.len()) {
-            Arc::make_mut(&mut self.0[page])[to].copy_from_slice(&src[from]);
+            self.page_mut(page)[to].copy_from_slice(&src[from]);
         }
     }
 
     fn word(&self, at: usize) -> [u8; ATOM] {
-        self.0[at / PAGE][at % PAGE..][..ATOM].try_into().expect("an atom has 8 bytes")
+        self.page(at / PAGE)[at % PAGE..][..ATOM].try_into().expect("an atom has 8 bytes")
     }
 
     fn crc32c(&self, range: Range<usize>, crc: u32) -> u32 {
-        Pages::parts(range).fold(crc, |crc, (page, from, _)| crc32c(&self.0[page][from], crc))
+        Pages::parts(range).fold(crc, |crc, (page, from, _)| crc32c(&self.page(page)[from], crc))
     }
 
     fn bytes(&self, len: usize) -> Vec<u8> {
@@ -127,8 +181,8 @@ impl Pages {
 struct Memory {
     /// What loads see, where it is decided.
     now: Pages,
-    /// What surely survives.
-    durable: Pages,
+    /// What surely survives; none where that is what loads see.
+    durable: Option<Pages>,
     pending: BTreeMap<usize, Vec<Atom>>,
     stores: u64,
     fences: u64,
@@ -136,7 +190,7 @@ struct Memory {
     fenced: VecDeque<(usize, [u8; LINE])>,
     /// Of a crashed media: what the failure left to chance and nobody has looked at yet.
     undecided: Option<Arc<Mutex<Undecided>>>,
-    /// Of a crashed media: what the failure left, as far as it is decided.
+    /// Of a crashed media that was stored to: what the failure left, as far as it is decided.
     found: Option<Pages>,
     recorder: Option<Recorder>,
     /// What is left out on purpose; passed on to media after a failure.
@@ -219,7 +273,7 @@ impl CrashPoint {
         let media = self.found(self.durable.clone());
         let undecided = Arc::new(Mutex::new(Undecided::new(self, script)));
         let mut memory = media.memory.lock();
-        (memory.undecided, memory.found) = (Some(undecided.clone()), Some(self.durable.clone()));
+        memory.undecided = Some(undecided.clone());
         drop(memory);
         (media, undecided)
     }
@@ -228,9 +282,7 @@ impl CrashPoint {
     pub(super) fn states_log2(&self) -> f64 {
         let mut ordered: BTreeMap<usize, u64> = BTreeMap::new();
         let mut free = 0;
-        for (&unit, atom) in
-            self.pending.iter().flat_map(|(unit, atoms)| atoms.iter().map(move |a| (unit, a)))
-        {
+        for (unit, atom) in self.atoms() {
             match atom.is_free() {
                 true => free += 1,
                 false => *ordered.entry(self.order(unit)).or_default() += 1,
@@ -258,14 +310,14 @@ impl CrashPoint {
             }
             Keep::Few(_) | Keep::AllButFew(_) => self.keep_few(keep, &mut rng, &mut image),
             Keep::Everything | Keep::AllBut(_) | Keep::Only(_) => {
-                for (n, (_, atoms)) in self.pending.iter().enumerate() {
+                for (n, unit) in self.pending.iter().enumerate() {
                     let keeps = match keep {
                         Keep::AllBut(line) => line != n,
                         Keep::Only(line) => line == n,
                         _ => true,
                     };
                     if keeps {
-                        atoms.iter().for_each(|a| image.write(a.at, &a.value));
+                        unit.atoms.iter().for_each(|a| image.write(a.at, &a.value));
                     }
                 }
             }
@@ -275,7 +327,7 @@ impl CrashPoint {
 
     /// All atoms in doubt, with their units.
     fn atoms(&self) -> impl Iterator<Item = (usize, &Atom)> {
-        self.pending.iter().flat_map(|(unit, atoms)| atoms.iter().map(move |a| (*unit, a)))
+        self.pending.iter().flat_map(|unit| unit.atoms.iter().map(move |a| (unit.number, a)))
     }
 
     /// What each ordered atom keeps its order with: its line, its page, or everything.
@@ -317,7 +369,7 @@ impl CrashPoint {
             0 => last,
             _ => first + rng.below(last + 1 - first),
         };
-        for (_, atoms) in self.pending.iter() {
+        for Unit { atoms, .. } in self.pending.iter() {
             let ordered = atoms.iter().filter(|a| !a.is_free()).count();
             let mut prefix = match rng.below(4) {
                 0 => 0,
@@ -363,16 +415,32 @@ impl Memory {
     fn decide(&mut self, bytes: Range<usize>) {
         let Some(undecided) = &mut self.undecided else { return };
         undecided.lock().decide(bytes, &mut |at, value| {
-            self.now.write(at, &value);
-            self.durable.write(at, &value);
-            self.found.as_mut().expect("it is undecided").write(at, &value);
+            for pages in
+                [Some(&mut self.now), self.durable.as_mut(), self.found.as_mut()].into_iter().flatten()
+            {
+                pages.write(at, &value);
+            }
         });
+    }
+
+    fn durable(&self) -> &Pages {
+        self.durable.as_ref().unwrap_or(&self.now)
+    }
+
+    /// What surely survives, of its own from now on: loads are about to see something else.
+    fn own_durable(&mut self) -> &mut Pages {
+        if self.found.is_none() && self.undecided.is_some() {
+            self.found = Some(self.now.clone());
+        }
+        self.durable.get_or_insert_with(|| self.now.clone())
     }
 
     fn crash_point(&self, len: u64, domain: Domain) -> CrashPoint {
         CrashPoint {
-            durable: self.durable.clone(),
-            pending: Arc::new(self.pending.iter().map(|(&unit, atoms)| (unit, atoms.clone())).collect()),
+            durable: self.durable().clone(),
+            pending: Arc::new(
+                self.pending.iter().map(|(&unit, atoms)| Unit::new(unit, atoms.clone())).collect(),
+            ),
             fenced: self.fenced.clone(),
             mutation: self.mutation.clone(),
             engine: self.engine,
@@ -394,13 +462,13 @@ impl Memory {
         let line = atom.at / LINE;
         if self.fenced.back().is_none_or(|(last, _)| *last != line) {
             let mut held = [0; LINE];
-            self.durable.read(line * LINE, &mut held);
+            self.durable().read(line * LINE, &mut held);
             self.fenced.push_back((line, held));
             if self.fenced.len() > FENCED_LINES_MAX {
                 self.fenced.pop_front();
             }
         }
-        self.durable.write(atom.at, &atom.value);
+        self.own_durable().write(atom.at, &atom.value);
     }
 }
 
@@ -455,7 +523,7 @@ impl SimMedia {
 
     fn from_pages(pages: Pages, len: u64, domain: Domain) -> SimMedia {
         let memory = Memory {
-            durable: pages.clone(),
+            durable: None,
             now: pages,
             pending: BTreeMap::new(),
             stores: 0,
@@ -493,8 +561,8 @@ impl SimMedia {
         let mut byte = [0];
         memory.now.read(at, &mut byte);
         byte[0] ^= 1 << bit;
+        memory.own_durable().write(at, &byte);
         memory.now.write(at, &byte);
-        memory.durable.write(at, &byte);
     }
 
     /// What loads see, as if everything had been written back.
@@ -518,7 +586,7 @@ impl SimMedia {
     /// the rest nothing is there. Of media after no failure, what surely survives.
     pub fn as_found(&self) -> SimMedia {
         let memory = self.memory.lock();
-        let pages = memory.found.as_ref().unwrap_or(&memory.durable).clone();
+        let pages = memory.found.as_ref().unwrap_or(memory.durable()).clone();
         let mut found = SimMedia::from_pages(pages, self.len, self.domain);
         found.memory.get_mut().mutation = memory.mutation.clone();
         found.memory.get_mut().engine = memory.engine;
@@ -571,6 +639,7 @@ impl SimMedia {
         if let Some(undecided) = &memory.undecided {
             undecided.lock().overwrite(first..last);
         }
+        memory.own_durable();
         memory.now.write(from, bytes);
         let unit = if self.domain == Domain::PageCache { PAGE } else { LINE };
         for at in (first..last).step_by(ATOM) {
@@ -739,7 +808,7 @@ impl Media for SimMedia {
             if memory.leaves_out(Step::Sync) {
                 return Ok(());
             }
-            memory.durable = memory.now.clone();
+            memory.durable = None;
             memory.pending.clear();
         }
         Ok(())

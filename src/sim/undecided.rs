@@ -110,6 +110,8 @@ pub(super) struct Undecided {
     script: Script,
     taken: usize,
     open: Vec<Open>,
+    /// Those of `open` that no verification covers so far.
+    unguarded: Vec<usize>,
     guards: usize,
 }
 
@@ -124,6 +126,7 @@ impl Undecided {
             script,
             taken: 0,
             open: Vec::new(),
+            unguarded: Vec::new(),
             guards: 0,
         }
     }
@@ -131,8 +134,8 @@ impl Undecided {
     /// Places of the units that bytes touch.
     fn touched(&self, bytes: &Range<usize>) -> Range<usize> {
         let (first, last) = (bytes.start / self.unit_bytes, (bytes.end - 1) / self.unit_bytes);
-        let from = self.pending.partition_point(|p| p.0 < first);
-        from..from + self.pending[from..].partition_point(|p| p.0 <= last)
+        let from = self.pending.partition_point(|unit| unit.number < first);
+        from..from + self.pending[from..].partition_point(|unit| unit.number <= last)
     }
 
     fn moments(&mut self, unit: usize) -> &mut (Moment, Moment) {
@@ -144,7 +147,7 @@ impl Undecided {
     }
 
     fn set_fate(&mut self, unit: usize, atom: usize, fate: Fate) {
-        let count = self.pending[unit].1.len();
+        let count = self.pending[unit].atoms.len();
         let fates = &mut self.units[unit].fates;
         fates.resize(count, Fate::Open);
         fates[atom] = fate;
@@ -156,7 +159,7 @@ impl Undecided {
             return;
         }
         for unit in self.touched(&bytes) {
-            let base = self.pending[unit].0 * self.unit_bytes;
+            let base = self.pending[unit].number * self.unit_bytes;
             let start = base.max(bytes.start) / ATOM * ATOM;
             let end = (base + self.unit_bytes).min(bytes.end).next_multiple_of(ATOM);
             self.decide_unit(unit, start..end, set);
@@ -172,6 +175,7 @@ impl Undecided {
                         Some(rng) => open.by_chance(rng),
                         None => open.everything(),
                     };
+                    self.unguarded.push(self.open.len());
                     self.open.push(open);
                     vec![option]
                 }
@@ -198,8 +202,8 @@ impl Undecided {
         let is_content = CONTENT.get();
         let mut open =
             Open { unit, bytes, from, to, steps: Vec::new(), free: Vec::new(), guard: None, is_content };
-        for (n, atom) in self.pending[unit].1.iter().enumerate() {
-            if !open.bytes.contains(&atom.at) || self.fate(unit, n) != Fate::Open {
+        for (n, atom) in self.pending[unit].atoms_of(&open.bytes) {
+            if self.fate(unit, n) != Fate::Open {
                 continue;
             }
             if atom.is_free() {
@@ -220,8 +224,8 @@ impl Undecided {
         }
         let pending = self.pending.clone();
         let mut free = decision.free.iter();
-        for (n, atom) in pending[unit].1.iter().enumerate().filter(|(_, a)| a.is_free()) {
-            if !decision.bytes.contains(&atom.at) || self.fate(unit, n) != Fate::Open {
+        for (n, atom) in pending[unit].atoms_of(&decision.bytes).filter(|(_, a)| a.is_free()) {
+            if self.fate(unit, n) != Fate::Open {
                 continue;
             }
             let mut there = free.next().copied().unwrap_or(true);
@@ -239,7 +243,7 @@ impl Undecided {
     /// Puts decided words where they are seen.
     fn show(&mut self, unit: usize, bytes: &Range<usize>, set: &mut dyn FnMut(usize, [u8; ATOM])) {
         let (from, _) = *self.moments(unit);
-        for (n, atom) in self.pending[unit].1.iter().enumerate().filter(|(_, a)| bytes.contains(&a.at)) {
+        for (n, atom) in self.pending[unit].atoms_of(bytes) {
             let there = match self.fate(unit, n) {
                 Fate::Open => !atom.is_free() && atom.seq <= from,
                 fate => fate == Fate::There,
@@ -254,7 +258,7 @@ impl Undecided {
     pub fn overwrite(&mut self, bytes: Range<usize>) {
         let pending = self.pending.clone();
         for unit in self.touched(&bytes) {
-            for (n, _) in pending[unit].1.iter().enumerate().filter(|(_, a)| bytes.contains(&a.at)) {
+            for (n, _) in pending[unit].atoms_of(&bytes) {
                 self.set_fate(unit, n, Fate::Overwritten);
             }
         }
@@ -269,14 +273,20 @@ impl Undecided {
             })
         };
         let guard = self.guards;
-        for open in self.open.iter_mut().filter(|o| o.guard.is_none() && covered(o)) {
-            open.guard = Some(guard);
-            self.guards = guard + 1;
-        }
+        self.unguarded.retain(|&n| {
+            let open = &mut self.open[n];
+            let covers = covered(open);
+            if covers {
+                open.guard = Some(guard);
+                self.guards = guard + 1;
+            }
+            !covers
+        });
     }
 
     /// The choices beyond the script, in order.
     pub fn take_open(&mut self) -> Vec<Open> {
+        self.unguarded.clear();
         std::mem::take(&mut self.open)
     }
 }

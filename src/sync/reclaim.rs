@@ -151,17 +151,15 @@ impl<T: Send + Sync + 'static> Cell<T> {
         }
     }
 
-    /// Fills an empty cell; hands the thing back if it is not.
-    pub fn fill(&self, thing: Arc<T>) -> Result<(), Arc<T>> {
-        let pointer = Arc::into_raw(thing).cast_mut();
-        let empty = self.pointer.load(Ordering::Relaxed);
-        if empty.addr() <= EMPTIED
-            && self.pointer.compare_exchange(empty, pointer, Ordering::Release, Ordering::Relaxed).is_ok()
-        {
-            return Ok(());
-        }
-        // SAFETY: from `Arc::into_raw` just above, and stored nowhere.
-        Err(unsafe { Arc::from_raw(pointer) })
+    /// Fills a cell that is empty, for who alone fills and empties it: without a locked instruction, which would wait
+    /// for all stores before it.
+    #[inline]
+    pub fn fill(&self, thing: Arc<T>) {
+        assert!(
+            self.pointer.load(Ordering::Relaxed).addr() <= EMPTIED,
+            "a cell that is filled is empty before"
+        );
+        self.pointer.store(Arc::into_raw(thing).cast_mut(), Ordering::Release);
     }
 
     /// Empties the cell. Must not be called by a thread that waits for pinned ones: it frees what it can and
@@ -269,7 +267,7 @@ mod tests {
                 for i in 0..rounds {
                     let cell = &cells[i % cells.len()];
                     let thing = Thing { alive: AtomicBool::new(true), drops: drops.clone() };
-                    cell.fill(Arc::new(thing)).ok().expect("it is empty");
+                    cell.fill(Arc::new(thing));
                     made.fetch_add(1, Ordering::Relaxed);
                     cell.empty_out();
                 }
@@ -298,7 +296,7 @@ mod tests {
         let cell = Cell::empty();
         assert!(!cell.was_filled());
         for i in 0..3 {
-            cell.fill(Arc::new(i)).expect("it is empty");
+            cell.fill(Arc::new(i));
             assert_eq!(cell.get(&pin()), Some(&i));
             cell.empty_out();
             assert!(cell.share().is_none() && cell.was_filled());
@@ -312,8 +310,9 @@ mod tests {
         let thing = || Arc::new(Thing { alive: AtomicBool::new(true), drops: drops.clone() });
         let cell = Cell::empty();
         assert!(cell.share().is_none());
-        assert!(cell.fill(thing()).is_ok());
-        assert!(cell.fill(thing()).is_err());
+        cell.fill(thing());
+        let again = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| cell.fill(thing())));
+        assert!(again.is_err());
         assert_eq!(drops.load(Ordering::SeqCst), 1);
         let held = cell.share().expect("it is full");
         drop(cell);

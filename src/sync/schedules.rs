@@ -171,7 +171,7 @@ fn nothing_is_freed_under_a_reader_and_all_in_the_end() {
         const MADE: usize = 6;
         for _ in 0..MADE {
             let thing = Thing { freed: freed.clone(), alive: Unseen::new(1) };
-            assert!(cell.fill(Arc::new(thing)).is_ok());
+            cell.fill(Arc::new(thing));
             yield_now();
             cell.empty_out();
         }
