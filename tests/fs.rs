@@ -262,14 +262,14 @@ fn a_directory_that_was_emptied_drops_its_log() {
     let name =
         |n: u32| format!("a file with so long a name that its record takes more than one line, number {n}");
     let moved = |n: u32| format!("moved {n}");
-    (0..COUNT).for_each(|n| drop(make(&fs, dir, &name(n))));
+    (0..COUNT).for_each(|n| _ = make(&fs, dir, &name(n)));
     for n in (0..COUNT).map(|n| n * 5003 % COUNT) {
         fs.rename(&root(), dir, name(n).as_bytes(), dir, moved(n).as_bytes(), 0).unwrap();
     }
     // One line each, which leave two dead: removals outrun the cleaner.
     (0..COUNT).for_each(|n| fs.unlink(&root(), dir, moved(n * 7919 % COUNT).as_bytes()).unwrap());
     let free = fs.statfs().blocks_free;
-    (0..100).for_each(|n| drop(make(&fs, dir, &name(n))));
+    (0..100).for_each(|n| _ = make(&fs, dir, &name(n)));
     let freed = fs.statfs().blocks_free - free;
     assert!(freed > 200, "only {freed} blocks");
     let fs = crash(fs);

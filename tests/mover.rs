@@ -10,6 +10,8 @@ use lodestone::media::{
     Addr, Dirty, Domain, Durable, Fault, Flushed, LINE, Media, Pool, PoolOptions, crc32c,
 };
 use lodestone::mover::completion::{Completion, Status};
+use lodestone::mover::engine_dsa::{Dsa, Portal};
+use lodestone::mover::engine_emu::{Emulated, Model};
 use lodestone::mover::engine_port::*;
 use lodestone::mover::profile::{Limits, Profile, Thresholds};
 use lodestone::mover::{EngineKind, Mover};
@@ -462,6 +464,187 @@ fn a_panic_meanwhile_waits_for_the_copy() {
     assert!(found == bytes, "it had ended");
 }
 
+// ---- the emulated device ----
+
+fn device(model: Model, durability: Durability) -> Box<Dsa<Emulated>> {
+    Box::new(Dsa::new(Emulated::new(model), durability))
+}
+
+#[test]
+fn an_emulated_device_conforms_whatever_it_does() {
+    let calm = Model::default();
+    let models = [
+        calm,
+        Model { channels: 1, ring: 1, ..calm },
+        Model { channels: 3, faults: Some((3, 5)), ..calm },
+        Model { ring: 2, faults: Some((1, 9)), latency: Duration::from_micros(20), ..calm },
+        Model { bytes_per_s: Some(2 << 30), faults: Some((4, 2)), ..calm },
+    ];
+    let eager = Limits { in_flight_max: None, ..LIMITS };
+    for pool in &pools() {
+        for model in models {
+            for durability in [Durability::OnCompletion, Durability::WriteBack] {
+                let mover = Mover::new(pool, EngineKind::Cpu, Profile::default());
+                mover.give(device(model, durability), eager);
+                conforms(pool, &mover, None);
+                let moved = mover.moved();
+                assert!(moved.bytes > 0 || model.faults.is_some_and(|(one_in, _)| one_in == 1), "{moved:?}");
+                assert_eq!(moved.finished > 0, model.faults.is_some(), "{model:?}: {moved:?}");
+                assert!(moved.busy == 0 || model.ring < 64, "{model:?}: {moved:?}");
+            }
+        }
+    }
+}
+
+/// Copies of one batch, submitted as they are.
+fn submit<'a>(
+    engine: &dyn Engine<Pool>,
+    pool: &Pool,
+    channel: usize,
+    copies: &[(u64, &'a [u8])],
+    crc: Option<u32>,
+) -> Ticket {
+    let raw = |&(at, from): &(u64, &'a [u8])| RawTransfer {
+        at: Addr(at),
+        dram: Dram::From(from.as_ptr()),
+        len: from.len(),
+    };
+    let batch: Vec<RawTransfer> = copies.iter().map(raw).collect();
+    // SAFETY: the callers wait for the ticket with this engine before the bytes go, and change none of them.
+    unsafe { engine.submit(pool, 0, channel, &batch, crc) }.unwrap()
+}
+
+fn holds(pool: &Pool, at: u64, bytes: &[u8]) -> bool {
+    let mut found = vec![0; bytes.len()];
+    pool.read(Addr(at), &mut found).unwrap();
+    found == bytes
+}
+
+#[test]
+fn a_batch_is_one_submission_and_one_checksum() {
+    let pool = pools().remove(0);
+    for model in [Model::default(), Model { ring: 1, channels: 1, ..Model::default() }] {
+        let engine = device(model, Durability::OnCompletion);
+        let bytes = random(&mut Rng::new(4), 3 << 20);
+        let (a, rest) = bytes.split_at(5000);
+        let (b, c) = rest.split_at(64);
+        // The last one is more than one descriptor takes.
+        let copies = [(4096, a), (64 << 10, b), (1 << 20, c)];
+        let ticket = submit(&*engine, &pool, 0, &copies, Some(77));
+        let completion = Engine::<Pool>::wait(&*engine, ticket);
+        assert_eq!((completion.status, completion.bytes), (Status::Done, bytes.len() as u64));
+        assert_eq!(completion.crc, crc32c(&bytes, 77));
+        assert!(copies.iter().all(|(at, bytes)| holds(&pool, *at, bytes)));
+    }
+    // What fails in a batch ends what counts of it.
+    let engine = device(Model { faults: Some((2, 3)), ..Model::default() }, Durability::OnCompletion);
+    let bytes = [7; 4096];
+    let mut ended = [0; 3];
+    for n in 0..60u8 {
+        let bytes = bytes.map(|b| b + n);
+        let copies: Vec<_> = (0..4).map(|k| (k << 16, &bytes[..])).collect();
+        let completion = Engine::<Pool>::wait(&*engine, submit(&*engine, &pool, 1, &copies, None));
+        let whole = completion.bytes as usize / bytes.len();
+        assert!(copies[..whole].iter().all(|(at, bytes)| holds(&pool, *at, bytes)), "{n}: {completion:?}");
+        match completion.status {
+            Status::Done => assert_eq!(completion.bytes, 4 << 12),
+            Status::Partial => assert!((1..4 << 12).contains(&completion.bytes)),
+            Status::Failed => assert_eq!(completion.bytes, 0),
+        }
+        ended[completion.status as usize] += 1;
+    }
+    assert!(ended.iter().all(|times| *times > 0), "each end is met: {ended:?}");
+}
+
+#[test]
+fn channels_overtake_each_other_and_rest_in_the_middle_of_a_copy() {
+    let pool = pools().remove(0);
+    let slow = Model { channels: 2, bytes_per_s: Some(32 << 20), ..Model::default() };
+    let engine = device(slow, Durability::OnCompletion);
+    let large = random(&mut Rng::new(8), 1 << 20);
+    let small = random(&mut Rng::new(9), 4096);
+    let first = submit(&*engine, &pool, 0, &[(1 << 20, &large)], None);
+    let second = submit(&*engine, &pool, 1, &[(4096, &small)], None);
+    let end = Engine::<Pool>::wait(&*engine, second);
+    assert_eq!(end.status, Status::Done);
+    assert!(!Engine::<Pool>::poll(&*engine, &first), "31 ms of work are before it");
+    assert!(holds(&pool, 4096, &small));
+
+    engine.portal().suspend(0);
+    let copied = |len: usize| {
+        large[..len] == {
+            let mut found = vec![0; len];
+            pool.read(Addr(1 << 20), &mut found).unwrap();
+            found
+        }[..]
+    };
+    let so_far = (0..=large.len()).step_by(16 << 10).take_while(|len| copied(*len)).last().unwrap();
+    std::thread::sleep(Duration::from_millis(60));
+    assert!(!Engine::<Pool>::poll(&*engine, &first) && !copied(large.len()), "it rests");
+    assert!(!copied((so_far + (16 << 10)).min(large.len())), "where it was");
+    engine.portal().resume(0);
+    assert_eq!(Engine::<Pool>::wait(&*engine, first).bytes, 1 << 20);
+    assert!(copied(large.len()));
+    assert!(engine.portal().device_ns() > 0);
+}
+
+#[test]
+fn a_device_that_vanishes_under_load_loses_nothing() {
+    let pool = pools().remove(0);
+    let engine = device(Model { bytes_per_s: Some(256 << 20), ..Model::default() }, Durability::OnCompletion);
+    let engine: &'static Dsa<Emulated> = Box::leak(engine);
+    let mover = Mover::new(&pool, EngineKind::Cpu, Profile::default());
+    mover.give(Box::new(Lent(engine)), LIMITS);
+    std::thread::scope(|scope| {
+        scope.spawn(|| conforms(&pool, &mover, None));
+        std::thread::sleep(Duration::from_millis(20));
+        engine.portal().vanish();
+    });
+    let before = mover.moved();
+    conforms(&pool, &mover, None);
+    let after = mover.moved();
+    assert!(before.bytes > 0 && after.busy > before.busy, "{before:?} {after:?}");
+    assert_eq!(after.bytes, before.bytes, "it takes nothing any more");
+}
+
+/// An engine of somebody else.
+struct Lent(&'static Dsa<Emulated>);
+
+impl<M: Media> Engine<M> for Lent {
+    fn capability(&self) -> Capability {
+        Engine::<M>::capability(self.0)
+    }
+
+    // SAFETY: what the trait asks of the caller.
+    unsafe fn submit(
+        &self,
+        media: &M,
+        region: usize,
+        channel: usize,
+        batch: &[RawTransfer],
+        crc: Option<u32>,
+    ) -> Result<Ticket, Refused> {
+        // SAFETY: as above; the ticket comes back to `wait` below.
+        unsafe { self.0.submit(media, region, channel, batch, crc) }
+    }
+
+    fn poll(&self, ticket: &Ticket) -> bool {
+        Engine::<M>::poll(self.0, ticket)
+    }
+
+    fn wait(&self, ticket: Ticket) -> Completion {
+        Engine::<M>::wait(self.0, ticket)
+    }
+
+    fn suspend(&self, region: usize) {
+        Engine::<M>::suspend(self.0, region);
+    }
+
+    fn resume(&self, region: usize) {
+        Engine::<M>::resume(self.0, region);
+    }
+}
+
 /// Through a file system: for a pool, for an open file, for one call; with what a crash leaves of it.
 #[test]
 fn files_hold_what_any_engine_wrote() {
@@ -504,5 +687,5 @@ fn names_of_engines_are_read() {
         assert_eq!(kind.name().parse(), Ok(kind));
     }
     let said = "gpu".parse::<EngineKind>().unwrap_err().to_string();
-    assert_eq!(said, "there is no engine 'gpu': cpu, semaphore, delegate are wanted");
+    assert_eq!(said, "there is no engine 'gpu': cpu, semaphore, delegate, emu are wanted");
 }

@@ -13,6 +13,7 @@
 //! space, `open` how a pool comes to be, `mapping` an address range, `overlay` stores that stay private, `describe` what a pool says of itself, `copy` the routines, `fault` SIGBUS turned into an
 //! error.
 
+mod by_address;
 mod copy;
 mod describe;
 mod domain;
@@ -25,6 +26,7 @@ mod pool;
 mod region;
 mod token;
 
+pub(crate) use by_address::ByAddress;
 pub use copy::{Isa, ReadStep, ReadTable, Words, crc32c, crc32c_words, prefetch};
 pub use describe::{Description, Pages, RegionDescription};
 pub use domain::Domain;
@@ -86,6 +88,11 @@ pub trait Media: Send + Sync + 'static {
 
     /// The NUMA node of a region, where the host says.
     fn node(&self, _region: usize) -> Option<u32> {
+        None
+    }
+
+    /// Where a range of one region is mapped in one piece, for devices that follow addresses; none where it is not.
+    fn mapped(&self, _at: Addr, _len: usize) -> Option<*mut u8> {
         None
     }
 

@@ -245,6 +245,13 @@ impl Media for Pool {
         (region, room)
     }
 
+    fn mapped(&self, at: Addr, len: usize) -> Option<*mut u8> {
+        let Some(shift) = self.stripe_shift else { return self.flat(at, len) };
+        self.check(at, len);
+        let (pointer, room) = self.locate(at, shift);
+        (len <= room).then_some(pointer)
+    }
+
     fn node(&self, region: usize) -> Option<u32> {
         self.regions[region].map.node()
     }

@@ -5,6 +5,7 @@
 //! | `cpu` | the calling thread |
 //! | `semaphore` | the calling thread, at most so many at a time per region (efficient-pm §4) |
 //! | `delegate` | threads of their own per region; callers sleep (efficient-pm §4, OdinFS) |
+//! | `emu` | a device in software that takes the descriptors of a DSA: for tests, and for those who have none |
 //!
 //! [`Mover`] brings a copy to its end in any case: what an engine refuses, or leaves undone, the calling thread
 //! copies. So faults show up as they do without an engine, and engines need not understand them.
@@ -12,7 +13,10 @@
 //! What is stored is **not durable** on return, whoever stored it: it is when the caller has fenced.
 
 pub mod completion;
+pub mod dsa;
 mod engine_delegate;
+pub mod engine_dsa;
+pub mod engine_emu;
 pub mod engine_port;
 mod engine_semaphore;
 pub mod node;
@@ -27,6 +31,8 @@ use std::time::Instant;
 
 use completion::Completion;
 use engine_delegate::Delegate;
+use engine_dsa::Dsa;
+use engine_emu::{Emulated, Model};
 use engine_port::{Durability, Engine, Transfer, carry, store};
 use engine_semaphore::Semaphore;
 use profile::{Limits, Profile, SMALLEST_BYTES};
@@ -44,13 +50,16 @@ pub enum EngineKind {
     Semaphore,
     /// Other threads.
     Delegate,
+    /// A device in software.
+    Emu,
     /// The one that [`Mover::give`] got: a simulator's.
     Given,
 }
 
 impl EngineKind {
     /// Those that can be named.
-    pub const NAMED: [EngineKind; 3] = [EngineKind::Cpu, EngineKind::Semaphore, EngineKind::Delegate];
+    pub const NAMED: [EngineKind; 4] =
+        [EngineKind::Cpu, EngineKind::Semaphore, EngineKind::Delegate, EngineKind::Emu];
 
     /// A number other than 0.
     pub(crate) fn code(self) -> u8 {
@@ -59,8 +68,13 @@ impl EngineKind {
 
     #[inline]
     pub(crate) fn of_code(code: u8) -> Option<EngineKind> {
-        const ALL: [EngineKind; 4] =
-            [EngineKind::Cpu, EngineKind::Semaphore, EngineKind::Delegate, EngineKind::Given];
+        const ALL: [EngineKind; 5] = [
+            EngineKind::Cpu,
+            EngineKind::Semaphore,
+            EngineKind::Delegate,
+            EngineKind::Emu,
+            EngineKind::Given,
+        ];
         ALL.get((code as usize).wrapping_sub(1)).copied()
     }
 
@@ -69,6 +83,7 @@ impl EngineKind {
             EngineKind::Cpu => "cpu",
             EngineKind::Semaphore => "semaphore",
             EngineKind::Delegate => "delegate",
+            EngineKind::Emu => "emu",
             EngineKind::Given => "given",
         }
     }
@@ -131,6 +146,7 @@ pub struct Mover<M: Media> {
     regions: Box<[Option<node::Node>]>,
     semaphore: OnceLock<Run<Semaphore>>,
     delegate: OnceLock<Run<Delegate<M>>>,
+    emu: OnceLock<Run<Dsa<Emulated>>>,
     given: OnceLock<Run<Box<dyn Engine<M>>>>,
     counters: Counters,
 }
@@ -156,6 +172,7 @@ impl<M: Media> Mover<M> {
             regions: (0..media.regions()).map(known).collect(),
             semaphore: OnceLock::new(),
             delegate: OnceLock::new(),
+            emu: OnceLock::new(),
             given: OnceLock::new(),
             counters: Counters::default(),
         }
@@ -212,6 +229,11 @@ impl<M: Media> Mover<M> {
                 let new =
                     || self.run(Delegate::new(self.regions.clone(), concurrency), self.profile.delegate);
                 let run = self.delegate.get_or_init(new);
+                Some((&run.engine, &run.scheduler, &run.limits))
+            }
+            EngineKind::Emu => {
+                let device = || Dsa::new(Emulated::new(Model::default()), Durability::OnCompletion);
+                let run = self.emu.get_or_init(|| self.run(device(), self.profile.emu));
                 Some((&run.engine, &run.scheduler, &run.limits))
             }
             EngineKind::Given => self.given.get().map(|run| (&*run.engine, &run.scheduler, &run.limits)),
@@ -352,13 +374,14 @@ impl<M: Media> Mover<M> {
             return media.read(at, to);
         };
         let done = self.ended(&completion, until);
+        // First the rest of what comes first: of two faults that one is told.
+        if done < until {
+            media.read(at.add(done as u64), &mut to[done..until])?;
+        }
         let own_time = own_time?;
         if until < bytes && done == until {
             let engine = (done as u64, completion.nanoseconds);
             scheduler.shared(bytes, engine, ((bytes - until) as u64, own_time));
-        }
-        if done < until {
-            media.read(at.add(done as u64), &mut to[done..until])?;
         }
         Ok(())
     }

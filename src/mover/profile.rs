@@ -28,6 +28,7 @@ pub struct Profile {
     pub concurrency: usize,
     pub semaphore: Limits,
     pub delegate: Limits,
+    pub emu: Limits,
 }
 
 impl Default for Profile {
@@ -50,6 +51,7 @@ impl Default for Profile {
             concurrency: 2,
             semaphore: Limits { thresholds: all, in_flight_max: None },
             delegate: Limits { thresholds: bulk, in_flight_max: None },
+            emu: Limits { thresholds: bulk, in_flight_max: None },
         }
     }
 }

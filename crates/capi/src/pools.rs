@@ -179,7 +179,8 @@ fn thread_number() -> usize {
 ///   assume=DOMAIN           cpu-cache, memory or page-cache: the persistence domain to work by instead
 ///                           of the one detected. On ordinary memory this emulates persistent memory.
 ///   engine=ENGINE           who copies data: cpu, the calling thread (the default); semaphore, the calling
-///                           thread, at most two at a time per region; delegate, threads of the pool
+///                           thread, at most two at a time per region; delegate, threads of the pool;
+///                           emu, an emulated device, for tests
 ///
 /// A pool that was not closed is recovered first. One process has a pool open at a time, except ro.
 /// Errors: EACCES, EBUSY (another process), EFAULT, EINVAL (an option, or not a pool), EIO, EMFILE (256 are

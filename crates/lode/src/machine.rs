@@ -66,6 +66,7 @@ impl Machine {
                 cpu_engine(&flags),
                 semaphore_engine(),
                 delegate_engine(),
+                emulated_engine(),
                 sys.dsa(&flags),
                 sys.ioat(),
                 sys.memory_facility(&persistent_memory),
@@ -125,6 +126,11 @@ fn semaphore_engine() -> Facility {
 fn delegate_engine() -> Facility {
     let threads = Profile::default().concurrency;
     found("delegate", format!("{threads} threads per region copy, callers sleep; --engine delegate"))
+}
+
+fn emulated_engine() -> Facility {
+    let what = "a device in software that takes the descriptors of a DSA, for tests: its thread's CPU is used instead";
+    found("emu", format!("{what} of a device's; --engine emu"))
 }
 
 struct Sys<'a> {
@@ -354,7 +360,7 @@ mod tests {
     fn an_empty_machine_says_what_is_missing_and_how_to_get_it() {
         let machine = Machine::probe(&Fake::new("empty").0);
         // Threads there are everywhere.
-        let needs_something = |f: &&Facility| !["semaphore", "delegate"].contains(&f.name);
+        let needs_something = |f: &&Facility| !["semaphore", "delegate", "emu"].contains(&f.name);
         for f in machine.facilities.iter().filter(needs_something) {
             assert!(!f.found, "{} found in an empty machine", f.name);
             assert!(f.remedy.is_some(), "{} has no remedy", f.name);

@@ -1,0 +1,410 @@
+//! A device in software, on a thread of its own, that takes the descriptors of a DSA: for those who have none, and to show
+//! that whatever a device does data is right. What runs on it is **emulated**: it says nothing about a device's speed.
+//!
+//! It has several channels, each a queue of limited length that it serves in turn, a piece of a descriptor at a time: so
+//! copies of different channels overtake each other, and a channel that is suspended stops in the middle of a copy
+//! and goes on from there.
+//!
+//! **Invariants.**
+//! 1. A descriptor is followed from `submit` up to its completion record, whose status is written last, with Release.
+//!    Whoever submits vouches for all its addresses until then.
+//! 2. One thread, the device, follows addresses: it has no lock meanwhile.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::dsa::{self, Descriptor, Record};
+use super::engine_dsa::{Portal, Taken};
+use super::node::free_thread;
+use crate::media::ByAddress;
+
+/// The device looks at its channels after so many bytes.
+const PIECE_BYTES: usize = 16 << 10;
+
+/// How the device behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct Model {
+    pub channels: usize,
+    /// Descriptors that wait in one channel at most; more are not accepted.
+    pub ring: usize,
+    /// Bytes a second, over all channels; none for as fast as it can.
+    pub bytes_per_s: Option<u64>,
+    /// From when it takes a descriptor to when it begins to copy.
+    pub latency: Duration,
+    /// One in so many descriptors ends early or fails, by chance from this seed; none for never.
+    pub faults: Option<(u32, u64)>,
+}
+
+impl Default for Model {
+    fn default() -> Model {
+        Model { channels: 4, ring: 64, bytes_per_s: None, latency: Duration::ZERO, faults: None }
+    }
+}
+
+pub struct Emulated {
+    shared: Arc<Shared>,
+    /// From the first descriptor on: a process that forks before has it where it needs it.
+    device: OnceLock<Option<JoinHandle<()>>>,
+}
+
+struct Shared {
+    model: Model,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Nanoseconds that the device worked.
+    busy: AtomicU64,
+}
+
+struct State {
+    channels: Vec<Channel>,
+    closed: bool,
+    gone: bool,
+}
+
+#[derive(Default)]
+struct Channel {
+    ring: VecDeque<Job>,
+    /// The first of the ring is with the device.
+    held: bool,
+    suspended: bool,
+}
+
+/// A descriptor and how far the device is with it.
+#[derive(Clone, Copy)]
+struct Job {
+    descriptor: Descriptor,
+    begins: Instant,
+    now: Progress,
+    /// Of a batch: descriptors of it that ended, and whether each ended well.
+    ended: u32,
+    all_well: bool,
+}
+
+/// Within one copy.
+#[derive(Clone, Copy)]
+struct Progress {
+    done: usize,
+    crc: u32,
+    /// It ends early here, with this status.
+    ends_at: Option<(usize, u8)>,
+    begun: bool,
+}
+
+impl Progress {
+    const NONE: Progress = Progress { done: 0, crc: 0, ends_at: None, begun: false };
+}
+
+// SAFETY: descriptors hold addresses as numbers; invariant 1 says who vouches for them.
+unsafe impl Send for Shared {}
+// SAFETY: as above; all that changes is behind a lock or atomic.
+unsafe impl Sync for Shared {}
+
+impl Emulated {
+    pub fn new(model: Model) -> Emulated {
+        let model = Model { channels: model.channels.max(1), ring: model.ring.max(1), ..model };
+        let channels = (0..model.channels).map(|_| Channel::default()).collect();
+        let state = Mutex::new(State { channels, closed: false, gone: false });
+        let shared = Shared { model, state, changed: Condvar::new(), busy: AtomicU64::new(0) };
+        Emulated { shared: Arc::new(shared), device: OnceLock::new() }
+    }
+
+    /// CPU time that stands for the device's own, in nanoseconds.
+    pub fn device_ns(&self) -> u64 {
+        self.shared.busy.load(Ordering::Relaxed)
+    }
+
+    /// The device vanishes: what it has fails, and it takes nothing any more.
+    pub fn vanish(&self) {
+        self.shared.state.lock().gone = true;
+        self.shared.changed.notify_all();
+    }
+
+    fn start(&self) -> Option<JoinHandle<()>> {
+        let shared = self.shared.clone();
+        let work = move || {
+            free_thread();
+            Device::new(&shared).work();
+        };
+        let started = std::thread::Builder::new().name("lode-emu".to_owned()).spawn(work);
+        started.inspect_err(|e| tracing::warn!("engine emu: its thread does not start: {e}")).ok()
+    }
+}
+
+impl Portal for Emulated {
+    fn channels(&self) -> usize {
+        self.shared.model.channels
+    }
+
+    // SAFETY: what the trait asks of the caller.
+    unsafe fn submit(&self, channel: usize, descriptor: &Descriptor) -> Taken {
+        if self.device.get_or_init(|| self.start()).is_none() {
+            return Taken::Gone;
+        }
+        let mut state = self.shared.state.lock();
+        if state.gone {
+            return Taken::Gone;
+        }
+        let ring = &mut state.channels[channel].ring;
+        if ring.len() >= self.shared.model.ring {
+            return Taken::Full;
+        }
+        let begins = Instant::now() + self.shared.model.latency;
+        let descriptor = *descriptor;
+        ring.push_back(Job { descriptor, begins, now: Progress::NONE, ended: 0, all_well: true });
+        drop(state);
+        self.shared.changed.notify_one();
+        Taken::Yes
+    }
+
+    fn suspend(&self, channel: usize) {
+        let mut state = self.shared.state.lock();
+        state.channels[channel].suspended = true;
+        // What it has in hand it puts down first.
+        while state.channels[channel].held {
+            self.shared.changed.wait(&mut state);
+        }
+    }
+
+    fn resume(&self, channel: usize) {
+        self.shared.state.lock().channels[channel].suspended = false;
+        self.shared.changed.notify_all();
+    }
+}
+
+impl Drop for Emulated {
+    fn drop(&mut self) {
+        self.shared.state.lock().closed = true;
+        self.shared.changed.notify_all();
+        if let Some(device) = self.device.take().flatten()
+            && device.join().is_err()
+        {
+            tracing::error!("the thread of engine emu panicked");
+        }
+    }
+}
+
+/// What the thread has.
+struct Device<'a> {
+    shared: &'a Shared,
+    copier: ByAddress,
+    chance: u64,
+    /// Before this moment the bandwidth is used up.
+    free_from: Instant,
+}
+
+impl Device<'_> {
+    fn new(shared: &Shared) -> Device<'_> {
+        let chance = shared.model.faults.map_or(1, |(_, seed)| seed | 1);
+        Device { shared, copier: ByAddress::default(), chance, free_from: Instant::now() }
+    }
+
+    fn work(&mut self) {
+        let mut turn = 0;
+        while let Some((channel, mut job, gone)) = self.next(&mut turn) {
+            let begun = Instant::now();
+            let ended = if gone { self.fail(&job) } else { self.piece(&mut job) };
+            self.shared.busy.fetch_add(begun.elapsed().as_nanos() as u64, Ordering::Relaxed);
+            let mut state = self.shared.state.lock();
+            let channel = &mut state.channels[channel];
+            channel.held = false;
+            match ended {
+                true => drop(channel.ring.pop_front()),
+                false => channel.ring[0] = job,
+            }
+            drop(state);
+            self.shared.changed.notify_all();
+        }
+    }
+
+    /// The first descriptor of the next channel that has one to go on with; none when all is done and closed.
+    fn next(&mut self, turn: &mut usize) -> Option<(usize, Job, bool)> {
+        let mut state = self.shared.state.lock();
+        loop {
+            let now = Instant::now();
+            let (count, gone, closed) = (state.channels.len(), state.gone, state.closed);
+            let mut soonest: Option<Instant> = None;
+            let mut empty = true;
+            for _ in 0..count {
+                *turn = (*turn + 1) % count;
+                let channel = &mut state.channels[*turn];
+                let Some(job) = channel.ring.front() else { continue };
+                empty = false;
+                let begins = if gone || closed { now } else { job.begins.max(self.free_from) };
+                if channel.suspended && !gone && !closed {
+                    continue;
+                }
+                if begins > now {
+                    soonest = Some(soonest.map_or(begins, |s| s.min(begins)));
+                    continue;
+                }
+                channel.held = true;
+                return Some((*turn, *job, gone));
+            }
+            match soonest {
+                None if closed && empty => return None,
+                None => self.shared.changed.wait(&mut state),
+                Some(moment) => drop(self.shared.changed.wait_until(&mut state, moment)),
+            }
+        }
+    }
+
+    /// Goes on with a descriptor; whether it ended.
+    fn piece(&mut self, job: &mut Job) -> bool {
+        if job.descriptor.opcode() != dsa::OPCODE_BATCH {
+            let done = self.copy(&job.descriptor, &mut job.now);
+            return done.is_some();
+        }
+        let count = job.descriptor.size;
+        if !(2..=dsa::BATCH_MAX as u32).contains(&count) {
+            complete(&job.descriptor, Record::of_status(dsa::DESC_CNT_ERANGE));
+            return true;
+        }
+        let list = job.descriptor.src_addr as *const Descriptor;
+        // SAFETY: the batch's list is there until its record is written (invariant 1).
+        let descriptor = unsafe { list.add(job.ended as usize).read() };
+        let Some(well) = self.copy(&descriptor, &mut job.now) else { return false };
+        job.ended += 1;
+        job.all_well &= well;
+        job.now = Progress::NONE;
+        if job.ended < count {
+            return false;
+        }
+        let status = if job.all_well { dsa::SUCCESS } else { dsa::BATCH_FAIL };
+        complete(&job.descriptor, Record { bytes_completed: count, ..Record::of_status(status) });
+        true
+    }
+
+    /// All that is left of a descriptor fails.
+    fn fail(&self, job: &Job) -> bool {
+        let failed = Record::of_status(dsa::HW_ERR1);
+        if job.descriptor.opcode() == dsa::OPCODE_BATCH {
+            let list = job.descriptor.src_addr as *const Descriptor;
+            for n in job.ended..job.descriptor.size {
+                // SAFETY: the batch's list is there until its record is written (invariant 1).
+                let descriptor = unsafe { list.add(n as usize).read() };
+                complete(&descriptor, failed);
+            }
+        }
+        complete(&job.descriptor, failed);
+        true
+    }
+
+    /// A piece of one copy; how it ended, if it did.
+    fn copy(&mut self, descriptor: &Descriptor, now: &mut Progress) -> Option<bool> {
+        let with_crc = descriptor.opcode() == dsa::OPCODE_COPY_CRC;
+        let size = descriptor.size as usize;
+        if !with_crc && descriptor.opcode() != dsa::OPCODE_MEMMOVE {
+            complete(descriptor, Record::of_status(dsa::BAD_OPCODE));
+            return Some(false);
+        }
+        if size == 0 || size > dsa::TRANSFER_BYTES_MAX {
+            complete(descriptor, Record::of_status(dsa::XFER_ERANGE));
+            return Some(false);
+        }
+        if !now.begun {
+            let seed = descriptor.seed_addr as *const u64;
+            now.crc = match descriptor.has(dsa::FLAG_SEED_FROM_MEMORY) {
+                // SAFETY: the address of a record that has been written (invariant 1).
+                true => unsafe { seed.read() as u32 },
+                false => descriptor.crc_seed,
+            };
+            (now.ends_at, now.begun) = (self.by_chance(size), true);
+        }
+        let until = now.ends_at.map_or(size, |(end, _)| end);
+        let len = PIECE_BYTES.min(until - now.done);
+        if let Err(fault) = self.move_bytes(descriptor, now, len, with_crc) {
+            let of_write = (descriptor.dst_addr..descriptor.dst_addr + size as u64).contains(&(fault as u64));
+            self.end(descriptor, Record::page_fault(now.done as u32, fault as u64, of_write));
+            return Some(false);
+        }
+        now.done += len;
+        if let Some(rate) = self.shared.model.bytes_per_s {
+            let takes = Duration::from_nanos((len as u64 * 1_000_000_000) / rate.max(1));
+            self.free_from = self.free_from.max(Instant::now()) + takes;
+        }
+        if now.done < until {
+            return None;
+        }
+        let record = match now.ends_at {
+            None => Record {
+                bytes_completed: size as u32,
+                crc: now.crc.into(),
+                ..Record::of_status(dsa::SUCCESS)
+            },
+            Some((_, dsa::PAGE_FAULT_NOBOF)) => {
+                let fault = descriptor.src_addr + now.done as u64;
+                Record { crc: now.crc.into(), ..Record::page_fault(now.done as u32, fault, false) }
+            }
+            Some((_, status)) => Record::of_status(status),
+        };
+        self.end(descriptor, record);
+        Some(now.ends_at.is_none())
+    }
+
+    fn move_bytes(
+        &self,
+        descriptor: &Descriptor,
+        now: &mut Progress,
+        len: usize,
+        with_crc: bool,
+    ) -> Result<(), usize> {
+        if len == 0 {
+            return Ok(());
+        }
+        let (from, to) = (descriptor.src_addr as *const u8, descriptor.dst_addr as *mut u8);
+        // SAFETY: both ranges are there until the record is written (invariant 1), and no more than `size` of each is
+        // touched.
+        unsafe {
+            let (from, to) = (from.add(now.done), to.add(now.done));
+            match descriptor.has(dsa::FLAG_CC) {
+                true => self.copier.cached(to, from, len)?,
+                false => self.copier.non_temporal(to, from, len)?,
+            }
+            if with_crc {
+                now.crc = self.copier.crc32c(from, len, now.crc)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What was stored past the caches reaches memory before the record is written.
+    fn end(&self, descriptor: &Descriptor, record: Record) {
+        self.copier.fence();
+        complete(descriptor, record);
+    }
+
+    /// Where this copy ends early, and how.
+    fn by_chance(&mut self, size: usize) -> Option<(usize, u8)> {
+        let (one_in, _) = self.shared.model.faults?;
+        let mut draw = |below: u64| {
+            self.chance ^= self.chance << 13;
+            self.chance ^= self.chance >> 7;
+            self.chance ^= self.chance << 17;
+            self.chance % below.max(1)
+        };
+        if draw(one_in.into()) > 0 {
+            return None;
+        }
+        Some(match draw(3) {
+            0 => (0, dsa::HW_ERR1),
+            1 => (0, dsa::PAGE_FAULT_NOBOF),
+            _ => (draw(size as u64) as usize, dsa::PAGE_FAULT_NOBOF),
+        })
+    }
+}
+
+/// Writes a completion record: from then on nothing of the descriptor is the device's.
+fn complete(descriptor: &Descriptor, record: Record) {
+    let to = descriptor.completion_addr as *mut Record;
+    // SAFETY: the record's place is there until its status is written (invariant 1), and the submitter looks at the rest
+    // only after that; the status is the first byte.
+    unsafe {
+        to.write(Record { status: dsa::NONE, ..record });
+        AtomicU8::from_ptr(to.cast()).store(record.status, Ordering::Release);
+    }
+}
