@@ -224,3 +224,12 @@ fn found_a_synced_rename_stays_when_its_directory_was_removed() {
                 B/bar A/C/ !A/C/foo | rename B/bar A/C/foo ; unlink A/C/foo ; rmdir A/C ; rmdir A ; tick";
     explore(ALL, Image::Fresh, text);
 }
+
+/// Found by three operations on an ordinary file: the removal of the directory that the entry had left for was on media,
+/// what had emptied it was not; so the entry was kept in reach, at the expense of the synced rename.
+#[test]
+fn found_a_synced_rename_stays_when_what_emptied_its_directory_is_lost() {
+    let text = "A/C/ B/C/! bar | rename A/C B/C ; fsync bar ; rmdir B/C ; rmdir B\n\n\
+                A/C/foo B/C/! | rename A/C B/C\nfoo | fsync foo\nA/foo B/! | rename A B";
+    explore(ALL, Image::Fresh, text);
+}

@@ -71,8 +71,16 @@ struct Replayed {
 struct Said {
     /// Change times: (directory, inode, time).
     stamps: Vec<(u32, u32, u64)>,
-    /// Inodes that lost a name for good, with their generations.
-    removed: HashSet<(u32, u64)>,
+    /// Inodes that lost a name for good, with their generations, and where that is said last.
+    removed: HashMap<(u32, u64), Removal>,
+}
+
+/// An operation of a directory that took a name for good.
+#[derive(Clone, Copy)]
+struct Removal {
+    dir: u32,
+    seq: u32,
+    in_doubt: bool,
 }
 
 /// What a scan of a directory's log found.
@@ -456,10 +464,11 @@ impl<M: Media> Recovery<'_, M> {
                 reader.rewind(op.begin());
                 break;
             }
+            let removal = Removal { dir: ino, seq: op.seq(), in_doubt: self.in_doubt(&op, false) };
             for record in op.records().filter(|r| r.kind == Type::Add) {
                 let replaced = body.dir()?.by_cookie(get32(record.bytes, field::add::REPLACES));
                 if let Some(old) = replaced {
-                    said.removed.insert((old.entry.ino.0, old.entry.generation));
+                    said.removed.insert((old.entry.ino.0, old.entry.generation), removal);
                     said.stamps.push((ino, old.entry.ino.0, get64(record.bytes, field::add::MTIME)));
                 }
             }
@@ -477,7 +486,8 @@ impl<M: Media> Recovery<'_, M> {
                         let gone = get32(record.bytes, field::remove::INO);
                         said.stamps.push((ino, gone, get64(record.bytes, field::remove::MTIME)));
                         if record.kind == Type::Remove {
-                            said.removed.insert((gone, get64(record.bytes, field::remove::GENERATION)));
+                            let generation = get64(record.bytes, field::remove::GENERATION);
+                            said.removed.insert((gone, generation), removal);
                         }
                     }
                     _ => {}
@@ -530,6 +540,9 @@ impl<M: Media> Recovery<'_, M> {
 
     /// Cuts logs before entries that left for a directory which is not reached, unless that was removed, and
     /// nothing is left in it. Whether it changed any.
+    ///
+    /// Of a directory that was removed and is not empty, what emptied it is lost: then the removal goes, which came later
+    /// than that, and not what entered the directory, which came before, and may have been synced.
     fn keep_in_reach(
         &self,
         scans: &mut HashMap<u32, Scan>,
@@ -537,34 +550,42 @@ impl<M: Media> Recovery<'_, M> {
         replayed: &Replayed,
     ) -> bool {
         let is_empty = |dir: &Arc<Inode>| dir.body.read().dir().is_ok_and(|entries| entries.is_empty());
-        let was_removed = |partner: &Partner| {
-            replayed.said.removed.contains(&(partner.ino, partner.generation))
-                && replayed.dirs.get(&partner.ino).is_some_and(is_empty)
+        let is_there = |partner: &Partner| {
+            let header = self.headers.get(partner.ino as usize).copied().flatten();
+            header.is_some_and(|h| h.generation == partner.generation)
         };
         // Of an exchange both halves are additions, and both take an entry away.
         let mut additions: HashMap<u64, u32> = HashMap::new();
         for pair in scans.values().flat_map(Scan::counted).filter(|p| !p.leaves) {
             *additions.entry(pair.partner.transaction).or_default() += 1;
         }
-        let mut changed = false;
-        for (ino, scan) in scans.iter_mut().filter(|(ino, _)| reached.contains_key(*ino)) {
-            let _ = ino;
-            let lost = scan.counted().find(|p| {
+        let mut cuts: Vec<(u32, u32)> = Vec::new();
+        for (&ino, scan) in scans.iter().filter(|(ino, _)| reached.contains_key(*ino)) {
+            let lost = |p: &&Pair| {
                 (p.leaves || additions[&p.partner.transaction] == 2)
                     && p.in_doubt
                     && !reached.contains_key(&p.partner.ino)
-                    && !was_removed(&p.partner)
-                    && self
-                        .headers
-                        .get(p.partner.ino as usize)
-                        .is_some_and(|h| h.is_some_and(|h| h.generation == p.partner.generation))
-            });
-            if let Some(seq) = lost.map(|p| p.seq) {
-                scan.cut = Some(seq);
-                changed = true;
+                    && is_there(&p.partner)
+            };
+            for pair in scan.counted().filter(lost) {
+                let partner = (pair.partner.ino, pair.partner.generation);
+                let removal = replayed.said.removed.get(&partner);
+                match removal {
+                    Some(_) if replayed.dirs.get(&partner.0).is_some_and(is_empty) => continue,
+                    Some(removal) if removal.in_doubt && scans.contains_key(&removal.dir) => {
+                        cuts.push((removal.dir, removal.seq));
+                    }
+                    _ => cuts.push((ino, pair.seq)),
+                }
+                break;
             }
         }
-        changed
+        // What a later cut would void an earlier one voids, too.
+        for &(ino, seq) in &cuts {
+            let scan = scans.get_mut(&ino).expect("only what was scanned is cut");
+            scan.cut = Some(scan.cut.map_or(seq, |cut| earlier(cut, seq)));
+        }
+        !cuts.is_empty()
     }
 
     /// Puts what is reached into the table: link counts, parents, the directories themselves.
@@ -843,6 +864,11 @@ fn partner_of(record: &log::Record) -> Option<(Partner, bool)> {
         Type::Add => AddRecord::decode(record.bytes)?.partner.map(|p| (p, false)),
         _ => None,
     }
+}
+
+/// Of two numbers of a log's records.
+fn earlier(a: u32, b: u32) -> u32 {
+    if (a.wrapping_sub(b) as i32) < 0 { a } else { b }
 }
 
 fn note(stamps: &mut HashMap<u32, u64>, ino: u32, time: u64) {

@@ -260,6 +260,8 @@ pub const LONG: &[&str] = &[
     "B/bar A/C/ !A/C/foo | rename B/bar A/C/foo ; unlink A/C/foo ; rmdir A/C ; rmdir A ; tick",
     "B/bar A/ C/ !A/foo !C/foo | rename B/bar A/foo ; rename A/foo C/foo ; rmdir A ; tick",
     "B/bar A/ C/ !A/foo | rename B/bar A/foo ; unlink A/foo ; rename C A ; tick",
+    "A/C/ B/C/! bar | rename A/C B/C ; fsync bar ; rmdir B/C ; rmdir B",
+    "A/C/foo B/C/! bar | rename A/C B/C ; fsync bar ; unlink B/C/foo ; rmdir B/C ; create A/foo ; rename A B",
     // Numbers and blocks that others had before, with a recovery in between.
     "foo:9000 !bar | unlink foo ; crash ; create bar ; write bar 0 9000",
     "foo:9000 | truncate foo 100 ; crash ; append foo 5000 ; crash ; write foo 50 100",
