@@ -1042,3 +1042,50 @@ fn a_repair_may_be_cut_short_anywhere() {
         }
     }
 }
+
+/// Takes every block that there is.
+fn fill_up(fs: &F) {
+    let cred = Cred::root();
+    let names = (0..).map(|n: u32| format!("fill {n}"));
+    for (name, blocks) in names.zip([64, 8, 1].into_iter().cycle()) {
+        let Ok((attr, _)) = fs.create(&cred, Ino::ROOT, name.as_bytes(), 0o644, 0, 0) else { break };
+        fs.forget(attr.ino, 2);
+        let mut at = 0;
+        while fs.write(&cred, attr.ino, at, &vec![0xee; blocks * BLOCK], false).is_ok() {
+            at += (blocks * BLOCK) as u64;
+        }
+    }
+    assert!(fs.statfs().blocks_free < 4, "{} blocks are free", fs.statfs().blocks_free);
+}
+
+#[test]
+fn a_repair_on_a_full_pool_loses_nothing() {
+    let cases: [(&str, Damage); 3] = [
+        ("directory", |s| s.flip(s.entry(Ino::ROOT, DIR) + 40)),
+        ("file", |s| s.flip(s.record(FILE, Type::Attr, 2) + 40)),
+        ("slot", |s| s.flip(s.slot(FILE) + 20)),
+    ];
+    for (what, damage) in cases {
+        for domain in [Domain::Memory, Domain::PageCache] {
+            for closed in [true, false] {
+                let fs = open(Sample::new(domain, true).image, domain);
+                fill_up(&fs);
+                (0..3).for_each(|_| fs.sync().unwrap());
+                if closed {
+                    fs.close().unwrap();
+                }
+                let mut sample = Sample::of(fs.media().image(), domain);
+                damage(&mut sample);
+                let media = sample.media();
+                let repaired = check::repair(media.clone(), true).unwrap();
+                assert!(
+                    !repaired.found.is_clean() && repaired.after.is_clean(),
+                    "{what} {domain:?} {closed}"
+                );
+                let fs = open(media.image(), domain);
+                assert!(content(&fs, OTHER) == other_bytes(), "{what} {domain:?}");
+                assert_eq!(content(&fs, DEEP), b"deep down", "{what} {domain:?}");
+            }
+        }
+    }
+}
