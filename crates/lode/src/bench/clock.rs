@@ -98,7 +98,7 @@ pub fn process_cpu_s() -> f64 {
 /// CPU seconds that all processors have spent on anything but idling, steps of 10 ms: the only count
 /// that includes kernel threads and servers. Zero where /proc/stat cannot be read.
 pub fn machine_cpu_s() -> f64 {
-    CpuTimes::now().map_or(0.0, |times| times.busy_s)
+    CpuTimes::now().map_or(0.0, |times| times.busy_s())
 }
 
 /// Latencies in ticks: 128 buckets per power of two, so a percentile is off by less than 0.8 %.

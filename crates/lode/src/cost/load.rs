@@ -7,13 +7,13 @@ const STAT: &str = "/proc/stat";
 /// USER_HZ, part of the kernel's interface on every architecture that we run on.
 const TICKS_PER_S: f64 = 100.0;
 
-/// Seconds summed over all processors since boot, or between two readings.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// Ticks summed over all processors since boot, or between two readings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuTimes {
     /// user, nice, system, irq and softirq. Guests are part of user and nice already.
-    pub busy_s: f64,
+    pub busy: u64,
     /// What the hypervisor gave to others while we wanted to run: nobody's work here, but a reason for doubt.
-    pub steal_s: f64,
+    pub steal: u64,
 }
 
 impl CpuTimes {
@@ -33,12 +33,22 @@ impl CpuTimes {
             return None;
         };
         let steal = later.first().copied().unwrap_or(0);
-        let seconds = |ticks: u64| ticks as f64 / TICKS_PER_S;
-        Some(CpuTimes { busy_s: seconds(user + nice + system + irq + softirq), steal_s: seconds(steal) })
+        Some(CpuTimes { busy: user + nice + system + irq + softirq, steal })
     }
 
     pub fn since(&self, before: &CpuTimes) -> CpuTimes {
-        CpuTimes { busy_s: self.busy_s - before.busy_s, steal_s: self.steal_s - before.steal_s }
+        CpuTimes {
+            busy: self.busy.saturating_sub(before.busy),
+            steal: self.steal.saturating_sub(before.steal),
+        }
+    }
+
+    pub fn busy_s(&self) -> f64 {
+        self.busy as f64 / TICKS_PER_S
+    }
+
+    pub fn steal_s(&self) -> f64 {
+        self.steal as f64 / TICKS_PER_S
     }
 }
 
@@ -49,12 +59,12 @@ mod tests {
     #[test]
     fn waiting_is_no_work_and_guests_count_once() {
         let text = "cpu  100 20 300 5000 600 7 8 90 50 10\ncpu0 100 20 300 5000 600 7 8 90 50 10\nintr 1\n";
-        assert_eq!(CpuTimes::parse(text), Some(CpuTimes { busy_s: 4.35, steal_s: 0.9 }));
+        assert_eq!(CpuTimes::parse(text), Some(CpuTimes { busy: 435, steal: 90 }));
     }
 
     #[test]
     fn kernels_before_steal_have_seven_fields() {
-        assert_eq!(CpuTimes::parse("cpu 1 1 1 9 9 1 1\n"), Some(CpuTimes { busy_s: 0.05, steal_s: 0.0 }));
+        assert_eq!(CpuTimes::parse("cpu 1 1 1 9 9 1 1\n"), Some(CpuTimes { busy: 5, steal: 0 }));
     }
 
     #[test]
@@ -69,7 +79,8 @@ mod tests {
     #[test]
     fn the_kernel_counts_on() {
         let before = CpuTimes::now().unwrap();
-        let spent = CpuTimes::now().unwrap().since(&before);
-        assert!(before.busy_s > 0.0 && spent.busy_s >= 0.0, "{before:?} {spent:?}");
+        let after = CpuTimes::now().unwrap();
+        assert!(before.busy > 0 && after.busy >= before.busy, "{before:?} {after:?}");
+        assert_eq!(after.since(&before).busy_s(), (after.busy - before.busy) as f64 / 100.0);
     }
 }

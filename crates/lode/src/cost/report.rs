@@ -10,6 +10,10 @@ use super::load::CpuTimes;
 use super::{CostOptions, IDLE_BUSY_MAX};
 
 const GIB: f64 = (1u64 << 30) as f64;
+/// So much less than the command's own processes used may be left, as a share of it or in seconds, before a run is
+/// doubted.
+const ASIDE_SHARE_MAX: f64 = 0.1;
+const ASIDE_S_MAX: f64 = 0.05;
 
 #[derive(Serialize)]
 pub struct Report {
@@ -97,13 +101,13 @@ pub struct Spread {
 
 impl Idle {
     pub fn of(spent: &CpuTimes, seconds: f64, cpus: usize, joules: Option<f64>) -> Idle {
-        let cpu_s_per_s = spent.busy_s / seconds;
+        let cpu_s_per_s = spent.busy_s() / seconds;
         let busy_share = cpu_s_per_s / cpus as f64;
         Idle {
             seconds,
             cpu_s_per_s,
             busy_share,
-            steal_s_per_s: spent.steal_s / seconds,
+            steal_s_per_s: spent.steal_s() / seconds,
             watts: joules.map(|j| j / seconds),
             quiet: busy_share <= IDLE_BUSY_MAX,
         }
@@ -129,16 +133,17 @@ impl Run {
         joules: Option<f64>,
     ) -> Run {
         let noise_s = idle.map_or(0.0, |idle| idle.cpu_s_per_s * wall_s);
-        let net_cpu_s = spent.busy_s - noise_s;
+        let cpu_s = spent.busy_s();
+        let net_cpu_s = cpu_s - noise_s;
         let gib = moved.map(|m| m.bytes as f64 / GIB);
         Run {
             wall_s,
-            cpu_s: spent.busy_s,
+            cpu_s,
             noise_s,
             net_cpu_s,
             own_cpu_s,
             elsewhere_cpu_s: net_cpu_s - own_cpu_s,
-            steal_s: spent.steal_s,
+            steal_s: spent.steal_s(),
             bytes: moved.map(|m| m.bytes),
             bytes_from: moved.map(|m| m.from),
             cpu_s_per_gib: gib.map(|gib| net_cpu_s / gib),
@@ -146,6 +151,13 @@ impl Run {
             joules,
             joules_per_gib: joules.zip(gib).map(|(joules, gib)| joules / gib),
         }
+    }
+}
+
+impl Run {
+    /// The idle rate did not go on during the run: too much was subtracted, by more than the clocks' steps explain.
+    fn pushed_others_aside(&self) -> bool {
+        self.elsewhere_cpu_s < -(ASIDE_SHARE_MAX * self.own_cpu_s).max(ASIDE_S_MAX)
     }
 }
 
@@ -197,10 +209,13 @@ impl Report {
             Some(_) => {}
             None => doubts.push("the idle load was not measured, so nothing is subtracted".to_string()),
         }
-        if self.runs.iter().any(|r| r.net_cpu_s < r.noise_s) {
+        if self.runs.iter().any(Run::pushed_others_aside) {
+            doubts.push("less is left than the command's own processes used, so that other work was pushed aside while it \
+                         ran: the net numbers are too low".to_string());
+        } else if self.runs.iter().any(|r| r.net_cpu_s < r.noise_s) {
             doubts.push(
-                "the noise is more than what is left without it in a run; run longer or on a quieter machine"
-                    .into(),
+                "the noise of a run is more than what is left without it: run longer or on a quieter machine"
+                    .to_string(),
             );
         }
         if self.runs.iter().any(|r| r.steal_s > r.wall_s * IDLE_BUSY_MAX) {
@@ -235,11 +250,11 @@ pub fn sample(with_bytes: bool) -> Report {
         svg: None,
     };
     let machine = Where { cpu: "a processor".into(), cpus: 2, kernel: "6.1".into() };
-    let idle = Idle::of(&CpuTimes { busy_s: 0.08, steal_s: 0.0 }, 2.0, 2, None);
+    let idle = Idle::of(&CpuTimes { busy: 8, steal: 0 }, 2.0, 2, None);
     let mut report = Report::new(&options, machine, Some(idle));
-    for busy_s in [2.0, 2.5, 3.0] {
+    for busy in [200, 250, 300] {
         let moved = with_bytes.then_some(Counted { bytes: 1 << 30, from: "option" });
-        let spent = CpuTimes { busy_s, steal_s: 0.0 };
+        let spent = CpuTimes { busy, steal: 0 };
         report.runs.push(Run::of(&spent, 2.0, 1.5, report.idle.as_ref(), moved, None));
     }
     report.energy_note = Some("not available here: no counters".into());
@@ -284,14 +299,17 @@ mod tests {
     fn a_busy_machine_and_a_run_below_the_noise_are_said() {
         let mut report = sample(true);
         assert!(report.warnings.is_empty(), "{:?}", report.warnings);
-        report.idle = Some(Idle::of(&CpuTimes { busy_s: 2.0, steal_s: 0.0 }, 2.0, 2, None));
-        let spent = CpuTimes { busy_s: 1.9, steal_s: 0.5 };
+        report.idle = Some(Idle::of(&CpuTimes { busy: 200, steal: 0 }, 2.0, 2, None));
+        let spent = CpuTimes { busy: 190, steal: 50 };
         report.runs.push(Run::of(&spent, 2.0, 0.1, report.idle.as_ref(), None, None));
         report.finish();
         assert!(near(report.runs[3].net_cpu_s, -0.1));
-        for (warning, word) in report.warnings.iter().zip(["50.0 % busy", "noise", "hypervisor"]) {
+        for (warning, word) in report.warnings.iter().zip(["50.0 % busy", "pushed aside", "hypervisor"]) {
             assert!(warning.contains(word), "{warning}");
         }
         assert_eq!(report.warnings.len(), 3);
+        report.runs[3].elsewhere_cpu_s = -0.04;
+        report.finish();
+        assert!(report.warnings[1].contains("noise of a run"), "{:?}", report.warnings);
     }
 }
