@@ -146,6 +146,9 @@ fn a_command_that_fails_ends_the_measure() {
     let failed = run(&["--idle", "0", "--", "sh", "-c", "echo last words; exit 7"]);
     fails(&failed, &["run 1 of 3", "sh", "exit status: 7"]);
     assert_eq!(failed.stdout, b"last words\n", "no table, but what the command said");
+    let report = r#"echo '{"fio version": "fio-3.33", "jobs": [{"error": 28}]}'; exit 1"#;
+    let full = run(&["--idle", "0", "--", "sh", "-c", report]);
+    assert!(String::from_utf8_lossy(&full.stdout).contains("28"), "why it failed is lost: {full:?}");
     let killed = run(&["--idle", "0", "--", "sh", "-c", "kill -9 $$"]);
     fails(&killed, &["signal: 9"]);
 }

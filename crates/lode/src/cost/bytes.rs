@@ -40,6 +40,11 @@ impl<'o> Printed<'o> {
                 return Printed { before: &output[..begin], report: Some(report), after };
             }
         }
+        Printed::whole(output)
+    }
+
+    /// Output that nobody looks into.
+    pub fn whole(output: &'o [u8]) -> Printed<'o> {
         Printed { before: output, report: None, after: &[] }
     }
 
@@ -91,6 +96,7 @@ fn fio_bytes(report: &Value) -> Result<u64, String> {
 /// A block device, or a partition of one.
 pub struct BlockDevice {
     stat: PathBuf,
+    /// As the user called it.
     name: PathBuf,
 }
 
@@ -101,8 +107,9 @@ impl BlockDevice {
             std::fs::canonicalize(root.join("dev").join(device)).unwrap_or_else(|_| device.to_path_buf());
         let name = real.strip_prefix(root.join("dev")).unwrap_or(&real);
         // As the kernel spells names with a slash: cciss!c0d0.
-        let name = PathBuf::from(name.to_string_lossy().replace('/', "!"));
-        let device = BlockDevice { stat: root.join("sys/class/block").join(&name).join("stat"), name };
+        let name = name.to_string_lossy().replace('/', "!");
+        let stat = root.join("sys/class/block").join(name).join("stat");
+        let device = BlockDevice { stat, name: device.to_path_buf() };
         device.read()?;
         Ok(device)
     }

@@ -25,7 +25,7 @@ use crate::interrupt;
 use crate::machine::Machine;
 use crate::target::show;
 
-use bytes::{BlockDevice, Counted};
+use bytes::{BlockDevice, Counted, Printed};
 use child::{Child, Stdout};
 use energy::Source;
 use load::CpuTimes;
@@ -126,7 +126,11 @@ fn measure(
     let (wall_s, spent) = (begun.elapsed().as_secs_f64(), CpuTimes::now()?.since(&before));
     let block_after = block.map(BlockDevice::read).transpose()?;
     let joules = energy.zip(joules_before).map(|(source, before)| source.since(&before)).transpose()?;
-    let printed = bytes::Printed::of(&ended.output);
+    // Of a command that failed its report says why.
+    let printed = match ended.status.success() {
+        true => Printed::of(&ended.output),
+        false => Printed::whole(&ended.output),
+    };
     printed.hand_on(options.json)?;
     check_interrupt()?;
     if !ended.status.success() {
