@@ -3,6 +3,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Arg, ArgAction, Args, Command, CommandFactory, Parser, Subcommand, ValueEnum};
 
@@ -16,6 +17,10 @@ use crate::target::{PoolPath, Target, parse_pool_path};
 const POOL_BYTES_MAX: u64 = POOL_BLOCKS_MAX * 4096;
 /// Longest label, in bytes.
 const LABEL_BYTES_MAX: usize = 63;
+/// Most runs of a measured command.
+const COST_RUNS_MAX: i64 = 1000;
+/// Longest that the idle load is watched, in seconds.
+const COST_IDLE_S_MAX: f64 = 3600.0;
 
 /// A file system for slow, byte-addressable memory, in user space.
 #[derive(Parser, Debug)]
@@ -42,6 +47,7 @@ pub enum Sub {
     Fsck(Fsck),
     Dump(Dump),
     Bench(Bench),
+    Cost(Cost),
     Crash(Crash),
     Completions(Completions),
     Man(Man),
@@ -289,6 +295,42 @@ pub struct Bench {
     pub json: bool,
 }
 
+/// Measure what a command costs the machine: CPU seconds and joules for each GiB that it moves
+///
+/// The time of all CPUs counts, in kernel threads and servers too, not only that of the command's processes, which
+/// stands beside it. The idle load is measured first and subtracted. Bytes are taken from --bytes, from fio's report
+/// where the command prints one (--output-format=json), or from --block. Energy is that of the processor packages
+/// (RAPL) unless there is a --meter.
+///
+/// A command that fails ends the measure. What it prints is printed once it has ended; with --json, on stderr.
+#[derive(Args, Debug)]
+pub struct Cost {
+    /// The command, and its arguments
+    #[arg(required = true, last = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+    /// How often to run it
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=COST_RUNS_MAX))]
+    pub runs: u32,
+    /// Bytes that each run moves; K, M, G and T are binary
+    #[arg(long, value_name = "SIZE", value_parser = parse_moved)]
+    pub bytes: Option<u64>,
+    /// Count the sectors of this block device, a name or a path, where fio reports nothing
+    #[arg(long, value_name = "DEV")]
+    pub block: Option<PathBuf>,
+    /// How long to watch the idle load; 0: not at all, and nothing is subtracted
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_idle)]
+    pub idle: Duration,
+    /// A shell command that prints joules so far, asked before and after each run
+    #[arg(long, value_name = "CMD")]
+    pub meter: Option<OsString>,
+    /// Write a picture of the result here
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Let simulated power fail at every point of many workloads, and judge what is left
 ///
 /// Sequences of file system operations run on simulated media. At each fence and sync the states that a power
@@ -449,6 +491,11 @@ pub fn examples(subcommand: &str) -> &'static [(&'static str, &'static str)] {
             ("All rows beside tmpfs", "lode bench --peers tmpfs"),
             ("Does it work at all", "lode bench --quick --only write-rand-4k"),
         ],
+        "cost" => &[
+            ("A command that moves a known amount", "lode cost --bytes 1G -- cp big.img /mnt"),
+            ("fio counts for itself", "lode cost -- fio --output-format=json sync-write.fio"),
+            ("As one JSON document, five runs", "lode cost --json --runs 5 --block sda -- sync -f /srv"),
+        ],
         "crash" => &[
             ("Every operation, alone", "lode crash --workload seq1"),
             ("Every pair, on persistent memory", "lode crash --workload seq2 --domain memory"),
@@ -470,6 +517,19 @@ fn parse_pool_size(text: &str) -> Result<u64, String> {
         POOL_BYTES_MIN..=POOL_BYTES_MAX => Ok(bytes),
         _ => Err(format!("too large: a pool has at most {}", Size(POOL_BYTES_MAX))),
     }
+}
+
+fn parse_moved(text: &str) -> Result<u64, String> {
+    match size::parse(text)? {
+        0 => Err("nothing moved has no cost per byte".to_string()),
+        bytes => Ok(bytes),
+    }
+}
+
+fn parse_idle(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok().filter(|s| (0.0..=COST_IDLE_S_MAX).contains(s));
+    let refused = || format!("not a number of seconds from 0 to {COST_IDLE_S_MAX}");
+    seconds.map(Duration::from_secs_f64).ok_or_else(refused)
 }
 
 fn parse_stripe(text: &str) -> Result<u64, String> {

@@ -8,6 +8,7 @@ mod bench;
 mod cli;
 mod cmd;
 mod config;
+mod cost;
 mod door;
 mod failure;
 mod interrupt;

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::cost::load::CpuTimes;
+
 /// Converts stamps to time. One per process: every core's counter agrees on an invariant TSC.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
@@ -96,13 +98,7 @@ pub fn process_cpu_s() -> f64 {
 /// CPU seconds that all processors have spent on anything but idling, steps of 10 ms: the only count
 /// that includes kernel threads and servers. Zero where /proc/stat cannot be read.
 pub fn machine_cpu_s() -> f64 {
-    const TICKS_PER_S: f64 = 100.0;
-    let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
-    let Some(line) = stat.lines().next() else { return 0.0 };
-    let field: Vec<f64> = line.split_whitespace().skip(1).filter_map(|f| f.parse().ok()).collect();
-    // user nice system idle iowait irq softirq steal; the guest fields are part of user.
-    let at = |i: usize| field.get(i).copied().unwrap_or(0.0);
-    (at(0) + at(1) + at(2) + at(5) + at(6)) / TICKS_PER_S
+    CpuTimes::now().map_or(0.0, |times| times.busy_s())
 }
 
 /// Latencies in ticks: 128 buckets per power of two, so a percentile is off by less than 0.8 %.

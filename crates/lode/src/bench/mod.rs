@@ -34,6 +34,9 @@ use lodestone::media::{Domain, Media, Pool, PoolOptions};
 use lodestone::mover::EngineKind;
 use lodestone::{Error, Result};
 
+pub use plot::text as svg_text;
+pub use table::digits;
+
 use machine::{Machine, load};
 use mount::Mounted;
 use peer_kernel::KernelWorker;

@@ -146,7 +146,8 @@ fn target(svg: &mut String, x: f64, y: f64, what: &str) {
     );
 }
 
-fn text(svg: &mut String, x: f64, y: f64, anchor: &str, class: &str, what: &str) {
+/// A line of text; `what` is escaped.
+pub fn text(svg: &mut String, x: f64, y: f64, anchor: &str, class: &str, what: &str) {
     let what = escape(what);
     let _ =
         writeln!(svg, r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}" class="{class}">{what}</text>"#);

@@ -3,6 +3,7 @@
 mod bench;
 mod cat;
 mod completions;
+mod cost;
 mod cp;
 mod crash;
 mod dump;
@@ -31,6 +32,7 @@ pub fn run(command: Sub) -> Result<()> {
         Sub::Fsck(args) => fsck::run(&args),
         Sub::Dump(args) => dump::run(&args),
         Sub::Bench(args) => bench::run(args),
+        Sub::Cost(args) => cost::run(args),
         Sub::Crash(args) => crash::run(&args),
         Sub::Completions(args) => completions::run(&args),
         Sub::Man(args) => man::run(&args),

@@ -1,0 +1,21 @@
+//! `lode cost`: the command line of the measure of CPU time and energy.
+
+use crate::cli;
+use crate::cost::CostOptions;
+use crate::failure::{Output, Result};
+
+pub fn run(args: cli::Cost) -> Result<()> {
+    let text = crate::cost::run(&CostOptions {
+        command: args.command,
+        runs: args.runs,
+        idle: args.idle,
+        bytes: args.bytes,
+        block: args.block,
+        meter: args.meter,
+        json: args.json,
+        svg: args.svg,
+    })?;
+    let mut out = Output::new();
+    out.bytes(text.as_bytes())?;
+    out.finish()
+}
