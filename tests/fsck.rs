@@ -1005,14 +1005,16 @@ fn what_was_acknowledged_and_cannot_be_read_is_no_silent_loss() {
     assert_eq!(fs.bad_blocks(), 1);
 }
 
+/// One kind for each way of mending.
+const DAMAGE: [(&str, Damage); 3] = [
+    ("directory", |s| s.flip(s.entry(Ino::ROOT, DIR) + 40)),
+    ("file", |s| s.flip(s.record(FILE, Type::Attr, 2) + 40)),
+    ("slot", |s| s.flip(s.slot(FILE) + 20)),
+];
+
 #[test]
 fn a_repair_may_be_cut_short_anywhere() {
-    let cases: [(&str, Damage); 3] = [
-        ("directory", |s| s.flip(s.entry(Ino::ROOT, DIR) + 40)),
-        ("file", |s| s.flip(s.record(FILE, Type::Attr, 2) + 40)),
-        ("slot", |s| s.flip(s.slot(FILE) + 20)),
-    ];
-    for (what, damage) in cases {
+    for (what, damage) in DAMAGE {
         for domain in [Domain::Memory, Domain::PageCache] {
             let mut sample = Sample::new(domain, true);
             damage(&mut sample);
@@ -1060,12 +1062,7 @@ fn fill_up(fs: &F) {
 
 #[test]
 fn a_repair_on_a_full_pool_loses_nothing() {
-    let cases: [(&str, Damage); 3] = [
-        ("directory", |s| s.flip(s.entry(Ino::ROOT, DIR) + 40)),
-        ("file", |s| s.flip(s.record(FILE, Type::Attr, 2) + 40)),
-        ("slot", |s| s.flip(s.slot(FILE) + 20)),
-    ];
-    for (what, damage) in cases {
+    for (what, damage) in DAMAGE {
         for domain in [Domain::Memory, Domain::PageCache] {
             for closed in [true, false] {
                 let fs = open(Sample::new(domain, true).image, domain);

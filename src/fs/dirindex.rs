@@ -100,22 +100,24 @@ fn hash_of(name: &[u8]) -> u32 {
 }
 
 /// A record's fixed part, as it lies in the arena, little-endian like everything in Lodestone:
-/// generation 8, ino 4, cookie 4, seq 4, hash 4, kind 1 (0: dead), lines 1, name length 1.
+/// generation 8, ino 4, cookie 4, seq 4, kind 1 (0: dead), lines 1, name length 1.
 type Head = [u8; HEAD_BYTES];
-const HEAD_BYTES: usize = 27;
+const HEAD_BYTES: usize = 23;
+const KIND: usize = 20;
+const LINES: usize = 21;
+const NAME_LEN: usize = 22;
 
 /// Field by field where they stay: a head put together elsewhere would be loaded in pieces larger than it was stored in,
 /// and such a load waits for all stores before it, the fence of the operation included.
 #[inline]
-fn encode(head: &mut Head, entry: &Dirent, hash: u32, name_len: u8) {
+fn encode(head: &mut Head, entry: &Dirent, name_len: u8) {
     head[0..8].copy_from_slice(&entry.generation.to_le_bytes());
     head[8..12].copy_from_slice(&entry.ino.0.to_le_bytes());
     head[12..16].copy_from_slice(&entry.cookie.to_le_bytes());
     head[16..20].copy_from_slice(&entry.seq.to_le_bytes());
-    head[20..24].copy_from_slice(&hash.to_le_bytes());
-    head[24] = entry.kind as u8;
-    head[25] = entry.lines;
-    head[26] = name_len;
+    head[KIND] = entry.kind as u8;
+    head[LINES] = entry.lines;
+    head[NAME_LEN] = name_len;
 }
 
 #[inline]
@@ -130,8 +132,8 @@ fn decode(head: &Head) -> Dirent {
         ino: Ino(word(head, 8)),
         cookie: word(head, 12),
         seq: word(head, 16),
-        kind: Kind::from_dtype(head[24]).expect("a living record has a kind"),
-        lines: head[25],
+        kind: Kind::from_dtype(head[KIND]).expect("a living record has a kind"),
+        lines: head[LINES],
     }
 }
 
@@ -155,7 +157,7 @@ impl DirIndex {
 
     #[inline]
     fn find(&self, hash: u32, name: &[u8]) -> Option<names::Named> {
-        self.names.find(hash, |place| self.arena.is(place, hash, name))
+        self.names.find(hash, |place| self.arena.name(place) == name)
     }
 
     #[inline]
@@ -187,7 +189,7 @@ impl DirIndex {
         if self.arena.is_full() {
             return Err(InsertError::Full);
         }
-        let (place, closed) = self.arena.append(&entry, hash, name);
+        let (place, closed) = self.arena.append(&entry, name);
         let named = names::Named { ino: entry.ino, place };
         self.names.insert(hash, named);
         self.order.insert(entry.cookie, place);
@@ -254,9 +256,10 @@ impl DirIndex {
 
     fn write(&mut self, place: Place, entry: Dirent) -> Dirent {
         let head = self.arena.head_mut(place);
-        let (old, hash) = (decode(head), word(head, 20));
-        encode(head, &entry, hash, head[26]);
+        let old = decode(head);
+        encode(head, &entry, head[NAME_LEN]);
         if entry.ino != old.ino {
+            let hash = hash_of(self.arena.name(place));
             self.names.replace(hash, place, names::Named { ino: entry.ino, place });
         }
         self.live_lines = self.live_lines - old.lines as u64 + entry.lines as u64;
@@ -265,7 +268,7 @@ impl DirIndex {
 
     fn remove_record(&mut self, place: Place) -> Dirent {
         let entry = decode(self.arena.head(place));
-        self.names.remove(self.arena.hash(place), place);
+        self.names.remove(hash_of(self.arena.name(place)), place);
         self.order.remove(entry.cookie);
         self.live_lines -= entry.lines as u64;
         self.arena.kill(place);
@@ -283,9 +286,10 @@ impl DirIndex {
             let bytes = self.arena.take_chunk(chunk);
             for (offset, head, name) in records(&bytes) {
                 let old = chunk * CHUNK_PLACES + (offset / RECORD_ALIGN) as u32;
-                let (new, closed) = self.arena.append(&decode(head), word(head, 20), name);
-                self.names.replace(word(head, 20), old, names::Named { ino: decode(head).ino, place: new });
-                self.order.moved(word(head, 12), new);
+                let entry = decode(head);
+                let (new, closed) = self.arena.append(&entry, name);
+                self.names.replace(hash_of(name), old, names::Named { ino: entry.ino, place: new });
+                self.order.moved(entry.cookie, new);
                 next = next.or(closed);
             }
             self.arena.spare.push(chunk);
@@ -299,10 +303,11 @@ fn records(bytes: &[u8]) -> impl Iterator<Item = (usize, &Head, &[u8])> {
     let all = std::iter::from_fn(move || {
         let offset = at;
         let (head, rest) = bytes.get(offset..)?.split_first_chunk::<HEAD_BYTES>()?;
-        at += record_bytes(head[26] as usize);
-        Some((offset, head, &rest[..head[26] as usize]))
+        let len = head[NAME_LEN] as usize;
+        at += record_bytes(len);
+        Some((offset, head, &rest[..len]))
     });
-    all.filter(|(_, head, _)| head[24] != 0)
+    all.filter(|(_, head, _)| head[KIND] != 0)
 }
 
 /// Records, one after the other.
@@ -343,21 +348,11 @@ impl Arena {
     #[inline]
     fn name(&self, place: Place) -> &[u8] {
         let (head, rest) = self.tail(place).split_first_chunk::<HEAD_BYTES>().expect("a record is whole");
-        &rest[..head[26] as usize]
+        &rest[..head[NAME_LEN] as usize]
     }
 
     fn named(&self, place: Place) -> Named<'_> {
         Named { name: self.name(place), entry: decode(self.head(place)) }
-    }
-
-    #[inline]
-    fn hash(&self, place: Place) -> u32 {
-        word(self.head(place), 20)
-    }
-
-    #[inline]
-    fn is(&self, place: Place, hash: u32, name: &[u8]) -> bool {
-        self.hash(place) == hash && self.name(place) == name
     }
 
     fn is_full(&self) -> bool {
@@ -365,7 +360,7 @@ impl Arena {
     }
 
     /// Adds a record. Answers its place, and the chunk that was closed because it had no room.
-    fn append(&mut self, entry: &Dirent, hash: u32, name: &[u8]) -> (Place, Option<u32>) {
+    fn append(&mut self, entry: &Dirent, name: &[u8]) -> (Place, Option<u32>) {
         let need = record_bytes(name.len());
         let mut closed = None;
         if self.chunks.is_empty() {
@@ -383,15 +378,15 @@ impl Arena {
         bytes.resize(offset + need, 0);
         let record = bytes[offset..].split_first_chunk_mut::<HEAD_BYTES>();
         let (head, rest) = record.expect("there is room for the whole record");
-        encode(head, entry, hash, name.len() as u8);
+        encode(head, entry, name.len() as u8);
         rest[..name.len()].copy_from_slice(name);
         (self.open * CHUNK_PLACES + (offset / RECORD_ALIGN) as u32, closed)
     }
 
     fn kill(&mut self, place: Place) {
         let head = self.head_mut(place);
-        head[24] = 0;
-        let len = record_bytes(head[26] as usize);
+        head[KIND] = 0;
+        let len = record_bytes(head[NAME_LEN] as usize);
         self.chunks[(place / CHUNK_PLACES) as usize].dead += len;
     }
 
@@ -561,7 +556,7 @@ impl DirIndex {
             assert_eq!(self.lookup(self.arena.name(place)), Some(entry), "3: found by its name");
             lines += entry.lines as u64;
         }
-        self.names.check_state(|place| self.arena.hash(place));
+        self.names.check_state(|place| hash_of(self.arena.name(place)));
         self.arena.check_state(self.len());
         assert_eq!(lines, self.live_lines, "5: live lines");
         assert!(cookies.last().is_none_or(|last| last.0 <= self.last_cookie), "6: the last cookie");
@@ -628,7 +623,7 @@ mod tests {
         assert_eq!(index.lookup(b"missing"), None);
         assert_eq!(index.iter_after(0).count(), count as usize);
         let per_entry = index.heap_bytes() / count as usize;
-        assert!(per_entry <= 72 + name(0).len(), "{per_entry} bytes each");
+        assert!(per_entry <= 64 + name(0).len(), "{per_entry} bytes each");
 
         let full = index.heap_bytes();
         for i in (0..count).filter(|i| i % 10 != 0) {

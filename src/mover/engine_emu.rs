@@ -38,11 +38,20 @@ pub struct Model {
     pub latency: Duration,
     /// One in so many descriptors ends early or fails, by chance from this seed; none for never.
     pub faults: Option<(u32, u64)>,
+    /// After so many descriptors it vanishes: what it has then fails, and it takes nothing any more.
+    pub vanishes_after: Option<u32>,
 }
 
 impl Default for Model {
     fn default() -> Model {
-        Model { channels: 4, ring: 64, bytes_per_s: None, latency: Duration::ZERO, faults: None }
+        Model {
+            channels: 4,
+            ring: 64,
+            bytes_per_s: None,
+            latency: Duration::ZERO,
+            faults: None,
+            vanishes_after: None,
+        }
     }
 }
 
@@ -64,6 +73,8 @@ struct State {
     channels: Vec<Channel>,
     closed: bool,
     gone: bool,
+    /// Descriptors so far.
+    taken: u32,
 }
 
 #[derive(Default)]
@@ -108,7 +119,7 @@ impl Emulated {
     pub fn new(model: Model) -> Emulated {
         let model = Model { channels: model.channels.max(1), ring: model.ring.max(1), ..model };
         let channels = (0..model.channels).map(|_| Channel::default()).collect();
-        let state = Mutex::new(State { channels, closed: false, gone: false });
+        let state = Mutex::new(State { channels, closed: false, gone: false, taken: 0 });
         let shared = Shared { model, state, changed: Condvar::new(), busy: AtomicU64::new(0) };
         Emulated { shared: Arc::new(shared), device: OnceLock::new() }
     }
@@ -116,12 +127,6 @@ impl Emulated {
     /// CPU time that stands for the device's own, in nanoseconds.
     pub fn device_ns(&self) -> u64 {
         self.shared.busy.load(Ordering::Relaxed)
-    }
-
-    /// The device vanishes: what it has fails, and it takes nothing any more.
-    pub fn vanish(&self) {
-        self.shared.state.lock().gone = true;
-        self.shared.changed.notify_all();
     }
 
     fn start(&self) -> Option<JoinHandle<()>> {
@@ -146,6 +151,10 @@ impl Portal for Emulated {
             return Taken::Gone;
         }
         let mut state = self.shared.state.lock();
+        if self.shared.model.vanishes_after.is_some_and(|count| state.taken >= count) {
+            state.gone = true;
+            self.shared.changed.notify_all();
+        }
         if state.gone {
             return Taken::Gone;
         }
@@ -156,8 +165,10 @@ impl Portal for Emulated {
         let begins = Instant::now() + self.shared.model.latency;
         let descriptor = *descriptor;
         ring.push_back(Job { descriptor, begins, now: Progress::NONE, ended: 0, all_well: true });
+        state.taken += 1;
         drop(state);
-        self.shared.changed.notify_one();
+        // All: who waits for a channel to rest sleeps there, too.
+        self.shared.changed.notify_all();
         Taken::Yes
     }
 

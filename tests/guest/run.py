@@ -277,7 +277,7 @@ def power(context):
 
 def wait(guest, acknowledged, opened):
     """Until the load has begun; where `opened` says so, until it has opened the pool."""
-    give_up = time.monotonic() + 120
+    give_up = time.monotonic() + 60
     while opened and b"R" not in image.read(acknowledged):
         if guest.ended() or time.monotonic() > give_up:
             raise Failed("the load did not open its pool")
