@@ -13,6 +13,7 @@ pub mod fs;
 pub mod limits;
 pub mod media;
 pub mod mover;
+pub mod runtime;
 pub mod sim;
 mod sync;
 

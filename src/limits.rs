@@ -31,3 +31,9 @@ pub const OPEN_FILES_MAX: usize = 1 << 20;
 pub const RW_BYTES_MAX: usize = 0x7fff_f000;
 /// Regions mapped by one process at a time, all its pools together (the fault handler searches them).
 pub const REGIONS_MAPPED_MAX: usize = 1024;
+/// Smallest stack of a uthread, in bytes.
+pub const STACK_BYTES_MIN: usize = 16 << 10;
+/// Largest stack of a uthread, in bytes.
+pub const STACK_BYTES_MAX: usize = 1 << 30;
+/// Workers of one runtime.
+pub const WORKERS_MAX: usize = 1024;

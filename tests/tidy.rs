@@ -30,6 +30,8 @@ const UNSAFE_ALLOWED: &[(&str, &str)] = &[
     ("src/mover/engine_", "device portals and descriptors"),
     ("src/sim/engine", "the bytes that a simulated device was lent"),
     ("src/runtime/switch", "context switch"),
+    ("src/runtime/lock", "a lock's promise that one has it"),
+    ("src/runtime/mod", "the promise of who makes a uthread that moves"),
     ("src/mediator/ring", "memory shared with clients"),
     ("src/wsp/", "guest memory"),
     ("src/fs/alloc", "zeroed memory for the groups, so that a pool of TiBs opens without touching them"),

@@ -1,0 +1,134 @@
+//! The switch between a worker and a uthread, by corosensei.
+//!
+//! A *fiber* is a closure with a stack of its own. A worker resumes it and has it back when it suspends itself or ends.
+//!
+//! **Invariants.**
+//! 1. A fiber that has begun is resumed, and dropped, on the thread where it began; elsewhere only if whoever made it
+//!    vouched for it ([`Fiber::new`] tells).
+//! 2. `CURRENT` is the frame of the fiber that runs on this thread. It lies on that fiber's own stack, so it is there
+//!    for as long as the fiber can run.
+
+mod overflow;
+mod stack;
+
+use std::cell::Cell;
+use std::fmt;
+use std::sync::Arc;
+
+use corosensei::{Coroutine, CoroutineResult, Yielder};
+
+pub use overflow::Watch;
+pub use stack::{Stack, Stacks};
+
+/// Why a fiber gave its worker back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// It goes on when others had their turn.
+    Yield,
+    /// It goes on when somebody wakes it.
+    Park,
+}
+
+/// What a fiber has on its own stack while it runs.
+struct Frame {
+    yielder: *const Yielder<(), Why>,
+    /// No access here: where a stack that is too small ends.
+    guard: std::ops::Range<usize>,
+    stack_bytes: usize,
+    label: Label,
+}
+
+/// What a message calls a fiber.
+#[derive(Clone)]
+pub struct Label {
+    pub number: u64,
+    pub name: Option<Arc<str>>,
+}
+
+impl fmt::Display for Label {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.name {
+            Some(name) => write!(f, "uthread {} ({name})", self.number),
+            None => write!(f, "uthread {}", self.number),
+        }
+    }
+}
+
+thread_local! {
+    static CURRENT: Cell<*const Frame> = const { Cell::new(std::ptr::null()) };
+}
+
+// Calls of its own, so that no address of this thread's is kept over a switch, after which it may be another thread's.
+#[inline(never)]
+fn current() -> *const Frame {
+    CURRENT.get()
+}
+
+#[inline(never)]
+fn replace_current(frame: *const Frame) -> *const Frame {
+    CURRENT.replace(frame)
+}
+
+/// Whether the calling code runs on a fiber.
+#[inline]
+pub fn inside() -> bool {
+    !current().is_null()
+}
+
+/// Gives the worker back; returns when it resumes the fiber. Panics outside of one.
+pub fn suspend(why: Why) {
+    let frame = current();
+    assert!(!frame.is_null(), "only a uthread can be suspended");
+    // SAFETY: invariant 2; the yielder is the fiber's own, which runs here.
+    unsafe { (*(*frame).yielder).suspend(why) }
+}
+
+pub struct Fiber {
+    coroutine: Coroutine<(), Why, (), Stack>,
+    /// Its frame, once it has begun.
+    frame: *const Frame,
+}
+
+// SAFETY: before it begins a fiber is a closure that is `Send`, and a stack. Afterwards invariant 1 holds.
+unsafe impl Send for Fiber {}
+
+impl Fiber {
+    /// The closure may not unwind. Whoever lets the fiber go on on another thread than it began on vouches that, where
+    /// it suspends itself, it holds nothing that belongs to a thread.
+    #[inline]
+    pub fn new(stack: Stack, label: Label, run: impl FnOnce() + Send + 'static) -> Fiber {
+        let guard = stack.guard();
+        let stack_bytes = corosensei::stack::Stack::base(&stack).get() - guard.end;
+        let body = move |yielder: &Yielder<(), Why>, ()| {
+            let frame = Frame { yielder, guard, stack_bytes, label };
+            replace_current(&frame);
+            run();
+            replace_current(std::ptr::null());
+        };
+        Fiber { coroutine: Coroutine::with_stack(stack, body), frame: std::ptr::null() }
+    }
+
+    /// Runs it until it suspends itself, for the reason that is returned, or ends.
+    #[inline]
+    pub fn resume(&mut self) -> Option<Why> {
+        let outer = replace_current(self.frame);
+        let result = self.coroutine.resume(());
+        self.frame = replace_current(outer);
+        match result {
+            CoroutineResult::Yield(why) => Some(why),
+            CoroutineResult::Return(()) => None,
+        }
+    }
+
+    /// Whether it has been resumed ever.
+    #[inline]
+    pub fn begun(&self) -> bool {
+        self.coroutine.started()
+    }
+
+    /// The stack of a fiber that has ended.
+    #[inline]
+    pub fn into_stack(self) -> Stack {
+        self.coroutine.into_stack()
+    }
+}

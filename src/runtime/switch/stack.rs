@@ -1,0 +1,184 @@
+//! Stacks of uthreads: memory that is reserved in large pieces, touched page by page, and ends in a guard.
+//!
+//! A guard is a marker in the page table where the kernel has them (MADV_GUARD_INSTALL, Linux 6.13): then a million
+//! stacks are a handful of mappings. Elsewhere it is a page without access, which splits a mapping in two, and the
+//! kernel's limit on mappings is met at some 30,000 stacks: that is an error that names the limit.
+//!
+//! Huge pages are declined: one would make the first touch of a stack that of thirty.
+
+use std::num::NonZeroUsize;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use corosensei::stack::StackPointer;
+use parking_lot::Mutex;
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
+
+use crate::error::{Error, Result};
+use crate::limits::{STACK_BYTES_MAX, STACK_BYTES_MIN};
+
+/// No access below a stack, in bytes: more than a function's frame that is not probed.
+const GUARD_BYTES: usize = 16 << 10;
+/// Stacks of one reservation.
+const CHUNK_STACKS: usize = 64;
+/// Stacks that keep the pages they once used while nobody has them; more give them back to the kernel.
+const WARM_STACKS_MAX: usize = 1024;
+/// The kernel's number for it, which neither crate has yet.
+const MADV_GUARD_INSTALL: libc::c_int = 102;
+
+/// One uthread's stack; whoever has it may use its memory.
+pub struct Stack {
+    chunk: Arc<Chunk>,
+    /// Where its guard begins.
+    low: usize,
+}
+
+impl Stack {
+    /// Where no access is, up to where the stack begins.
+    pub fn guard(&self) -> std::ops::Range<usize> {
+        self.low..self.low + GUARD_BYTES
+    }
+}
+
+// SAFETY: the memory from `limit` to `base` is mapped while the chunk lives, this stack's alone, at least as large as
+// wanted (`STACK_BYTES_MIN`), and begins with a guard.
+unsafe impl corosensei::stack::Stack for Stack {
+    fn base(&self) -> StackPointer {
+        pointer(self.low + GUARD_BYTES + self.chunk.stack_bytes)
+    }
+
+    fn limit(&self) -> StackPointer {
+        pointer(self.low)
+    }
+}
+
+fn pointer(address: usize) -> StackPointer {
+    NonZeroUsize::new(address).expect("nothing is mapped at 0")
+}
+
+/// Memory of several stacks.
+struct Chunk {
+    memory: NonNull<libc::c_void>,
+    bytes: usize,
+    stack_bytes: usize,
+}
+
+// SAFETY: it is an address range; stacks are cut out of it without overlap.
+unsafe impl Send for Chunk {}
+// SAFETY: as above.
+unsafe impl Sync for Chunk {}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `reserve` with this size; the last stack of it is gone.
+        if let Err(e) = unsafe { munmap(self.memory.as_ptr(), self.bytes) } {
+            tracing::error!("stacks of uthreads are not given back: munmap: {e}");
+        }
+    }
+}
+
+/// Where stacks come from, all of one size.
+pub struct Stacks {
+    stack_bytes: usize,
+    free: Mutex<Vec<Stack>>,
+    /// The chunk that stacks are being cut from, and how many were.
+    cut: Mutex<Option<(Arc<Chunk>, usize)>>,
+    /// The kernel has guards that are no mappings.
+    markers: AtomicBool,
+}
+
+impl Stacks {
+    /// `stack_bytes` is rounded up to pages.
+    pub fn new(stack_bytes: usize) -> Result<Stacks> {
+        if !(STACK_BYTES_MIN..=STACK_BYTES_MAX).contains(&stack_bytes) {
+            let wanted = format!("{STACK_BYTES_MIN} to {STACK_BYTES_MAX} bytes are wanted");
+            let message = format!("a stack of {stack_bytes} bytes cannot be had: {wanted}");
+            return Err(Error::message(libc::EINVAL, "runtime::stack", message));
+        }
+        let stack_bytes = stack_bytes.next_multiple_of(rustix::param::page_size());
+        Ok(Stacks {
+            stack_bytes,
+            free: Mutex::default(),
+            cut: Mutex::default(),
+            markers: AtomicBool::new(true),
+        })
+    }
+
+    /// Fails where the process has no more memory or mappings to reserve.
+    pub fn take(&self) -> Result<Stack> {
+        if let Some(stack) = self.free.lock().pop() {
+            return Ok(stack);
+        }
+        let mut cut = self.cut.lock();
+        if cut.as_ref().is_none_or(|(_, count)| *count == CHUNK_STACKS) {
+            *cut = Some((Arc::new(self.reserve()?), 0));
+        }
+        let (chunk, count) = cut.as_mut().expect("there is one");
+        let low = chunk.memory.as_ptr().addr() + *count * (GUARD_BYTES + self.stack_bytes);
+        let stack = Stack { chunk: chunk.clone(), low };
+        self.protect(&stack)?;
+        *count += 1;
+        Ok(stack)
+    }
+
+    /// Takes back what nobody uses any more.
+    pub fn give(&self, stack: Stack) {
+        let mut free = self.free.lock();
+        if free.len() >= WARM_STACKS_MAX {
+            // SAFETY: the stack is nobody's: what is on it is of no use.
+            let dropped = unsafe {
+                let at = stack.chunk.memory.as_ptr().with_addr(stack.low + GUARD_BYTES);
+                madvise(at, self.stack_bytes, Advice::LinuxDontNeed)
+            };
+            if let Err(e) = dropped {
+                tracing::debug!("the pages of a stack stay: madvise: {e}");
+            }
+        }
+        free.push(stack);
+    }
+
+    fn reserve(&self) -> Result<Chunk> {
+        let bytes = CHUNK_STACKS * (GUARD_BYTES + self.stack_bytes);
+        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+        // SAFETY: a new mapping, where the kernel likes.
+        let mapped = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, prot, flags) };
+        let memory = mapped.map_err(|e| self.out_of_stacks("mmap", e.raw_os_error()))?;
+        let memory = NonNull::new(memory).expect("nothing is mapped at 0");
+        let chunk = Chunk { memory, bytes, stack_bytes: self.stack_bytes };
+        // SAFETY: within the new mapping. A kernel without huge pages refuses, which is as good.
+        let _ = unsafe { madvise(memory.as_ptr(), bytes, Advice::LinuxNoHugepage) };
+        Ok(chunk)
+    }
+
+    fn protect(&self, stack: &Stack) -> Result<()> {
+        let guard = stack.chunk.memory.as_ptr().with_addr(stack.low);
+        if self.markers.load(Ordering::Relaxed) {
+            // SAFETY: the range is in the chunk, and nobody's yet.
+            if unsafe { libc::madvise(guard, GUARD_BYTES, MADV_GUARD_INSTALL) } == 0 {
+                return Ok(());
+            }
+            self.markers.store(false, Ordering::Relaxed);
+        }
+        // SAFETY: as above.
+        let protected = unsafe { mprotect(guard, GUARD_BYTES, MprotectFlags::empty()) };
+        protected.map_err(|e| self.out_of_stacks("mprotect", e.raw_os_error()))
+    }
+
+    #[cold]
+    fn out_of_stacks(&self, call: &str, errno: i32) -> Error {
+        let e = std::io::Error::from_raw_os_error(errno);
+        let remedy = match call {
+            "mprotect" => {
+                "each takes two of the mappings that vm.max_map_count allows; raise it, or use Linux 6.13, \
+                 where guards are no mappings"
+            }
+            _ => "run fewer at a time, or with smaller stacks",
+        };
+        let message = format!(
+            "there is no memory for one more uthread's stack of {} bytes: {call}: {e}: {remedy}",
+            self.stack_bytes
+        );
+        Error::message(libc::ENOMEM, "runtime::stack", message)
+    }
+}

@@ -1,0 +1,143 @@
+//! A uthread: its closure on a stack, who waits for its end, and how it is woken.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+
+use super::switch::{Fiber, Label};
+use super::wait::Waiter;
+use super::worker::{Remote, Shared};
+
+/// How a uthread ended: with its value, or what it panicked with.
+pub type Outcome<T> = std::result::Result<T, Box<dyn Any + Send>>;
+
+/// What outlives the fiber, for those who wake it.
+pub struct Task {
+    pub(super) label: Label,
+    pub(super) runtime: Arc<Shared>,
+    /// It may go on on any worker.
+    pub(super) movable: bool,
+    /// The worker where it began, which it stays with unless it is movable.
+    pub(super) home: OnceLock<Arc<Remote>>,
+    waiting: Mutex<Waiting>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    /// It was woken while it ran: its next wait ends at once.
+    woken: bool,
+    parked: Option<Box<Runnable>>,
+}
+
+/// A uthread that can go on: whoever has this may resume it, where its task says.
+pub struct Runnable {
+    pub(super) fiber: Fiber,
+    /// With the worker while it runs.
+    pub(super) task: Option<Arc<Task>>,
+}
+
+impl Runnable {
+    /// The worker that alone may run it.
+    pub(super) fn bound_to(&self) -> Option<&Arc<Remote>> {
+        let task = self.task.as_ref().expect("it does not run");
+        if task.movable { None } else { task.home.get() }
+    }
+}
+
+impl Task {
+    pub(super) fn new(label: Label, runtime: Arc<Shared>, movable: bool) -> Arc<Task> {
+        Arc::new(Task { label, runtime, movable, home: OnceLock::new(), waiting: Mutex::default() })
+    }
+
+    pub(super) fn wake(this: &Arc<Task>) {
+        let parked = {
+            let mut waiting = this.waiting.lock();
+            waiting.woken = waiting.parked.is_none();
+            waiting.parked.take()
+        };
+        if let Some(mut runnable) = parked {
+            runnable.task = Some(this.clone());
+            Shared::enqueue(&this.runtime, runnable);
+        }
+    }
+
+    /// Puts a uthread to rest, or answers it, where it was woken meanwhile.
+    pub(super) fn rest(&self, runnable: Box<Runnable>) -> Option<Box<Runnable>> {
+        let mut waiting = self.waiting.lock();
+        if std::mem::take(&mut waiting.woken) {
+            return Some(runnable);
+        }
+        waiting.parked = Some(runnable);
+        None
+    }
+}
+
+/// Where a uthread leaves its result.
+struct Slot<T>(Mutex<State<T>>);
+
+enum State<T> {
+    /// Somebody may wait for it.
+    Running(Option<Arc<Waiter>>),
+    Ended(Outcome<T>),
+}
+
+/// Gives a uthread's result, once.
+pub struct JoinHandle<T> {
+    slot: Arc<Slot<T>>,
+}
+
+impl<T> JoinHandle<T> {
+    /// Waits for its end. A panic of the uthread is the error.
+    pub fn join(self) -> Outcome<T> {
+        loop {
+            let waiter = Waiter::new();
+            {
+                let mut state = self.slot.0.lock();
+                match std::mem::replace(&mut *state, State::Running(None)) {
+                    State::Ended(outcome) => return outcome,
+                    State::Running(_) => *state = State::Running(Some(waiter.clone())),
+                }
+            }
+            waiter.wait();
+        }
+    }
+
+    /// Whether it has ended: then `join` does not wait.
+    pub fn is_finished(&self) -> bool {
+        matches!(*self.slot.0.lock(), State::Ended(_))
+    }
+}
+
+/// Leaves the result in its slot, whatever becomes of the closure.
+struct Finish<T>(Option<Arc<Slot<T>>>);
+
+impl<T> Finish<T> {
+    fn end(&mut self, outcome: Outcome<T>) {
+        let Some(slot) = self.0.take() else { return };
+        let before = std::mem::replace(&mut *slot.0.lock(), State::Ended(outcome));
+        if let State::Running(Some(waiter)) = before {
+            waiter.wake();
+        }
+    }
+}
+
+impl<T> Drop for Finish<T> {
+    fn drop(&mut self) {
+        self.end(Err(Box::new("the runtime was dropped before this uthread ran")));
+    }
+}
+
+/// The closure that a fiber runs, and who is told of its end.
+pub(super) fn with_outcome<T: Send + 'static>(
+    run: impl FnOnce() -> T + Send + 'static,
+) -> (impl FnOnce() + Send + 'static, JoinHandle<T>) {
+    let slot = Arc::new(Slot(Mutex::new(State::Running(None))));
+    let mut finish = Finish(Some(slot.clone()));
+    let body = move || {
+        let outcome = catch_unwind(AssertUnwindSafe(run));
+        finish.end(outcome);
+    };
+    (body, JoinHandle { slot })
+}

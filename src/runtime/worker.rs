@@ -1,0 +1,550 @@
+//! Workers: threads that run uthreads, each from queues of its own first.
+//!
+//! A worker takes, in this order: what began with it and can go on (`own`, which nobody else touches), what may run
+//! anywhere (`shelf`, from which others steal), what other threads sent it (`mail`), what came from outside of all
+//! workers, and what it can steal. Between uthreads, every [`LOOK_EVERY`] of them and whenever it has none, it fires
+//! timers and polls for completions: there is no thread for either. With nothing to do it sleeps.
+//!
+//! **Nobody sleeps over work.** Who queues something, then passes a fence and looks for sleepers; who goes to sleep says
+//! so, passes a fence, and looks at the queues once more. So one of the two sees the other.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::thread::Thread;
+use std::time::Duration;
+
+use crossbeam_deque::{Injector, Steal, Stealer, Worker as Shelf};
+use crossbeam_utils::CachePadded;
+use parking_lot::{Mutex, RwLock};
+use rustix::time::{ClockId, clock_gettime};
+
+use super::switch::{Fiber, Label, Stack, Stacks, Watch, Why};
+use super::task::{JoinHandle, Runnable, Task, with_outcome};
+use super::timer::{Alarm, Timers};
+use super::wait::Waiter;
+use super::{Options, Pending, Poller, Stats};
+use crate::error::{Error, Result};
+use crate::limits::WORKERS_MAX;
+
+/// Uthreads that run before a worker looks at timers, completions and its mail.
+const LOOK_EVERY: u32 = 64;
+/// Stacks that a worker keeps for its next uthreads.
+const STACKS_KEPT_MAX: usize = 32;
+/// A completion that is expected sooner is polled for, in nanoseconds: a sleep costs as much (design, the wait ladder).
+const POLL_NS_MAX: u64 = 10_000;
+
+type Queue = VecDeque<Box<Runnable>>;
+
+/// What all workers share.
+pub struct Shared {
+    options: Options,
+    stacks: Stacks,
+    /// Uthreads that have not ended.
+    live: CachePadded<AtomicUsize>,
+    spawned: AtomicU64,
+    /// From threads that are no workers.
+    outside: Injector<Box<Runnable>>,
+    timers: Timers,
+    pollers: RwLock<Vec<Arc<dyn Poller>>>,
+    /// Workers that sleep, or are about to.
+    idle: CachePadded<AtomicUsize>,
+    /// Who works now.
+    crew: RwLock<Option<Arc<Crew>>>,
+    /// What workers did that are gone.
+    past: Mutex<Stats>,
+}
+
+struct Crew {
+    remotes: Vec<Arc<Remote>>,
+    shelves: Vec<Stealer<Box<Runnable>>>,
+}
+
+/// A worker, as others see it.
+pub struct Remote {
+    mail: Mutex<Queue>,
+    has_mail: AtomicBool,
+    asleep: AtomicBool,
+    thread: Thread,
+    /// Written by itself alone.
+    slices: AtomicU64,
+    steals: AtomicU64,
+    long_slices: AtomicU64,
+}
+
+/// A worker, as it sees itself.
+struct Local {
+    shared: Arc<Shared>,
+    crew: Arc<Crew>,
+    number: usize,
+    remote: Arc<Remote>,
+    own: RefCell<Queue>,
+    shelf: Shelf<Box<Runnable>>,
+    stacks: RefCell<Vec<Stack>>,
+    current: Cell<Option<Arc<Task>>>,
+    ticks: Cell<u32>,
+}
+
+thread_local! {
+    static LOCAL: RefCell<Option<Rc<Local>>> = const { RefCell::new(None) };
+}
+
+/// The worker that this thread is. A call of its own: see `switch`.
+#[inline(never)]
+fn with_local<T>(f: impl FnOnce(&Rc<Local>) -> T) -> Option<T> {
+    LOCAL.with_borrow(|local| local.as_ref().map(f))
+}
+
+/// The uthread that calls.
+pub fn current_task() -> Option<Arc<Task>> {
+    with_local(|local| {
+        let task = local.current.take();
+        local.current.set(task.clone());
+        task
+    })?
+}
+
+/// The runtime of the uthread that calls.
+pub fn current_runtime() -> Option<Arc<Shared>> {
+    with_local(|local| local.shared.clone())
+}
+
+/// Wakes `waiter` after so long. Panics outside of uthreads.
+pub fn wake_after(time: Duration, waiter: Arc<Waiter>) -> Alarm {
+    let runtime = current_runtime().expect("only uthreads have timers");
+    runtime.timers.set(time, waiter)
+}
+
+impl Shared {
+    pub fn new(options: Options) -> Result<Shared> {
+        Ok(Shared {
+            stacks: Stacks::new(options.stack_bytes)?,
+            options,
+            live: CachePadded::default(),
+            spawned: AtomicU64::new(0),
+            outside: Injector::new(),
+            timers: Timers::default(),
+            pollers: RwLock::default(),
+            idle: CachePadded::default(),
+            crew: RwLock::default(),
+            past: Mutex::default(),
+        })
+    }
+
+    pub fn spawn<T: Send + 'static>(
+        this: &Arc<Shared>,
+        name: Option<Arc<str>>,
+        movable: bool,
+        run: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<JoinHandle<T>> {
+        let kept = with_local(|local| {
+            let ours = Arc::ptr_eq(&local.shared, this);
+            if ours { local.stacks.borrow_mut().pop() } else { None }
+        });
+        let stack = match kept.flatten() {
+            Some(stack) => stack,
+            None => this.stacks.take()?,
+        };
+        let label = Label { number: this.spawned.fetch_add(1, Ordering::Relaxed), name };
+        let (body, handle) = with_outcome(run);
+        let fiber = Fiber::new(stack, label.clone(), body);
+        let task = Some(Task::new(label, this.clone(), movable));
+        this.live.fetch_add(1, Ordering::Relaxed);
+        Shared::enqueue(this, Box::new(Runnable { fiber, task }));
+        Ok(handle)
+    }
+
+    /// Queues it where it may run.
+    pub fn enqueue(this: &Arc<Shared>, runnable: Box<Runnable>) {
+        let mut left = Some(runnable);
+        with_local(|local| {
+            if Arc::ptr_eq(&local.shared, this) {
+                left = left.take().and_then(|runnable| local.admit(runnable));
+            }
+        });
+        let Some(runnable) = left else { return };
+        match runnable.bound_to().cloned() {
+            Some(home) => home.send(this, runnable),
+            None => {
+                this.outside.push(runnable);
+                if let Some(crew) = &*this.crew.read() {
+                    this.rouse(crew);
+                }
+            }
+        }
+    }
+
+    /// Wakes a sleeper for what was queued for anybody.
+    fn rouse(&self, crew: &Crew) {
+        fence(Ordering::SeqCst);
+        if self.idle.load(Ordering::Relaxed) > 0 {
+            crew.remotes.iter().any(|remote| remote.wake(self));
+        }
+    }
+
+    pub fn add_poller(&self, poller: Arc<dyn Poller>) {
+        self.pollers.write().push(poller);
+    }
+
+    pub fn live(&self) -> usize {
+        self.live.load(Ordering::Acquire)
+    }
+
+    pub fn stats(&self) -> Stats {
+        let crew = self.crew.read();
+        let past = *self.past.lock();
+        let now = crew.iter().flat_map(|crew| &crew.remotes).fold(past, |sum, remote| remote.count(sum));
+        Stats { live: self.live(), spawned: self.spawned.load(Ordering::Relaxed), ..now }
+    }
+
+    /// What never ran is dropped: those who wait for it are told.
+    pub fn clear(&self) {
+        while let Steal::Success(_) | Steal::Retry = self.outside.steal() {}
+    }
+
+    /// Runs until no uthread is left: on this thread, and on `workers - 1` more.
+    pub fn run(this: &Arc<Shared>, workers: usize) -> Result<()> {
+        if !(1..=WORKERS_MAX).contains(&workers) {
+            let message = format!("a runtime has 1 to {WORKERS_MAX} workers, not {workers}");
+            return Err(Error::message(libc::EINVAL, "runtime::run", message));
+        }
+        if with_local(|_| ()).is_some() {
+            let message = "a uthread cannot run a runtime: its worker would wait for itself";
+            return Err(Error::message(libc::EDEADLK, "runtime::run", message));
+        }
+        let shelves: Vec<_> = (0..workers).map(|_| Shelf::new_fifo()).collect();
+        let stealers = shelves.iter().map(Shelf::stealer).collect();
+        let meeting = Meeting::default();
+        std::thread::scope(|scope| {
+            let mut shelves = shelves.into_iter();
+            let own = shelves.next().expect("there is one worker at least");
+            let mut threads = vec![std::thread::current()];
+            let mut failed = None;
+            for (number, shelf) in (1..).zip(shelves) {
+                let (this, meeting) = (this.clone(), &meeting);
+                let work = move || {
+                    if let Some(crew) = meeting.wait() {
+                        work(this, crew, number, shelf);
+                    }
+                };
+                let name = format!("lode-uthreads-{number}");
+                match std::thread::Builder::new().name(name).spawn_scoped(scope, work) {
+                    Ok(handle) => threads.push(handle.thread().clone()),
+                    Err(e) => failed = Some(e),
+                }
+            }
+            if let Some(e) = failed {
+                meeting.end(None);
+                let message = format!("{workers} workers cannot be started: {e}");
+                let errno = e.raw_os_error().unwrap_or(libc::EAGAIN);
+                return Err(Error::message(errno, "runtime::run", message));
+            }
+            let remotes = threads.into_iter().map(|thread| Arc::new(Remote::of(thread))).collect();
+            let crew = Arc::new(Crew { remotes, shelves: stealers });
+            {
+                let mut now = this.crew.write();
+                if now.is_some() {
+                    meeting.end(None);
+                    let message = "this runtime is being run already";
+                    return Err(Error::message(libc::EBUSY, "runtime::run", message));
+                }
+                *now = Some(crew.clone());
+            }
+            meeting.end(Some(crew.clone()));
+            work(this.clone(), crew.clone(), 0, own);
+            let mut now = this.crew.write();
+            let mut past = this.past.lock();
+            *past = crew.remotes.iter().fold(*past, |sum, remote| remote.count(sum));
+            *now = None;
+            Ok(())
+        })
+    }
+}
+
+/// Where workers wait until all of them are known.
+#[derive(Default)]
+struct Meeting {
+    crew: Mutex<Option<Option<Arc<Crew>>>>,
+    ended: parking_lot::Condvar,
+}
+
+impl Meeting {
+    fn end(&self, crew: Option<Arc<Crew>>) {
+        *self.crew.lock() = Some(crew);
+        self.ended.notify_all();
+    }
+
+    fn wait(&self) -> Option<Arc<Crew>> {
+        let mut crew = self.crew.lock();
+        while crew.is_none() {
+            self.ended.wait(&mut crew);
+        }
+        crew.clone().flatten()
+    }
+}
+
+impl Remote {
+    fn of(thread: Thread) -> Remote {
+        Remote {
+            mail: Mutex::default(),
+            has_mail: AtomicBool::new(false),
+            asleep: AtomicBool::new(false),
+            thread,
+            slices: AtomicU64::new(0),
+            steals: AtomicU64::new(0),
+            long_slices: AtomicU64::new(0),
+        }
+    }
+
+    fn count(&self, sum: Stats) -> Stats {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Stats {
+            slices: sum.slices + of(&self.slices),
+            steals: sum.steals + of(&self.steals),
+            long_slices: sum.long_slices + of(&self.long_slices),
+            ..sum
+        }
+    }
+
+    fn send(&self, shared: &Shared, runnable: Box<Runnable>) {
+        self.mail.lock().push_back(runnable);
+        self.has_mail.store(true, Ordering::Release);
+        fence(Ordering::SeqCst);
+        self.wake(shared);
+    }
+
+    /// Whether it slept.
+    fn wake(&self, shared: &Shared) -> bool {
+        let slept = self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::AcqRel);
+        if slept {
+            shared.idle.fetch_sub(1, Ordering::Relaxed);
+            self.thread.unpark();
+        }
+        slept
+    }
+}
+
+/// A worker's life: until no uthread is left.
+fn work(shared: Arc<Shared>, crew: Arc<Crew>, number: usize, shelf: Shelf<Box<Runnable>>) {
+    // Without it an overflow still ends the process, only less clearly.
+    let watch = Watch::new().inspect_err(|e| tracing::warn!("{e}"));
+    let remote = crew.remotes[number].clone();
+    let local = Rc::new(Local {
+        shared,
+        crew,
+        number,
+        remote,
+        own: RefCell::default(),
+        shelf,
+        stacks: RefCell::default(),
+        current: Cell::new(None),
+        ticks: Cell::new(0),
+    });
+    LOCAL.set(Some(local.clone()));
+    let mut now = coarse_ns();
+    while local.shared.live() > 0 {
+        match local.next() {
+            Some(runnable) => now = local.slice(runnable, now),
+            None => {
+                local.sleep();
+                now = coarse_ns();
+            }
+        }
+    }
+    // Whoever sleeps is to see that all is over.
+    fence(Ordering::SeqCst);
+    for remote in &local.crew.remotes {
+        remote.wake(&local.shared);
+    }
+    LOCAL.set(None);
+    local.stacks.take().into_iter().for_each(|stack| local.shared.stacks.give(stack));
+    drop(watch);
+}
+
+/// A clock that is cheap, and as exact as a tick of the kernel.
+fn coarse_ns() -> u64 {
+    let now = clock_gettime(ClockId::MonotonicCoarse);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+impl Local {
+    fn next(&self) -> Option<Box<Runnable>> {
+        let ticks = self.ticks.get().wrapping_add(1);
+        self.ticks.set(ticks);
+        if ticks.is_multiple_of(LOOK_EVERY) {
+            self.look();
+            // What came from outside waits for no queue that never empties.
+            if let Steal::Success(runnable) = self.shared.outside.steal() {
+                return Some(runnable);
+            }
+        }
+        let own = || self.own.borrow_mut().pop_front();
+        let shelf = || self.shelf.pop();
+        // In turns, so that neither waits for the other to be empty.
+        let found = if ticks.is_multiple_of(2) { own().or_else(shelf) } else { shelf().or_else(own) };
+        found.or_else(|| self.find())
+    }
+
+    /// Timers, completions, mail; how long nothing of that is expected.
+    fn look(&self) -> (Option<Duration>, Option<Pending>) {
+        let timer = self.shared.timers.fire();
+        let pollers = self.shared.pollers.read();
+        let pending = pollers.iter().filter_map(|poller| poller.poll()).min();
+        drop(pollers);
+        self.open_mail();
+        (timer, pending)
+    }
+
+    fn open_mail(&self) {
+        if self.remote.has_mail.load(Ordering::Acquire) && self.remote.has_mail.swap(false, Ordering::AcqRel) {
+            let mut mail = std::mem::take(&mut *self.remote.mail.lock());
+            self.own.borrow_mut().append(&mut mail);
+        }
+    }
+
+    /// With both queues empty.
+    fn find(&self) -> Option<Box<Runnable>> {
+        self.look();
+        self.own.borrow_mut().pop_front().or_else(|| self.shelf.pop()).or_else(|| self.steal())
+    }
+
+    fn steal(&self) -> Option<Box<Runnable>> {
+        let count = self.crew.shelves.len();
+        loop {
+            let outside = self.shared.outside.steal_batch_and_pop(&self.shelf);
+            let others = || -> Steal<Box<Runnable>> {
+                let from = (1..count).map(|step| (self.number + step) % count);
+                from.map(|other| self.crew.shelves[other].steal_batch_and_pop(&self.shelf)).collect()
+            };
+            let found = match outside {
+                Steal::Success(runnable) => return Some(runnable),
+                Steal::Empty => others(),
+                Steal::Retry => others().or_else(|| Steal::Retry),
+            };
+            match found {
+                Steal::Success(runnable) => {
+                    add(&self.remote.steals);
+                    return Some(runnable);
+                }
+                Steal::Empty => return None,
+                Steal::Retry => std::hint::spin_loop(),
+            }
+        }
+    }
+
+    fn sleep(&self) {
+        self.remote.asleep.store(true, Ordering::Relaxed);
+        self.shared.idle.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let (timer, pending) = self.look();
+        let found = self.own.borrow_mut().pop_front().or_else(|| self.shelf.pop()).or_else(|| self.steal());
+        let soonest = timer.into_iter().chain(pending.map(|p| p.0)).min();
+        match found {
+            Some(runnable) => self.put_back(runnable),
+            None if self.shared.live() == 0 => {}
+            None => match (soonest, pending) {
+                (_, Some(Pending(time))) if time.as_nanos() as u64 <= POLL_NS_MAX => std::hint::spin_loop(),
+                (Some(time), _) => std::thread::park_timeout(time),
+                (None, _) => std::thread::park(),
+            },
+        }
+        if self.remote.asleep.swap(false, Ordering::AcqRel) {
+            self.shared.idle.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Queues it here, or answers it, where it is another worker's.
+    fn admit(&self, runnable: Box<Runnable>) -> Option<Box<Runnable>> {
+        match runnable.bound_to() {
+            None => {
+                self.shelf.push(runnable);
+                self.shared.rouse(&self.crew);
+                None
+            }
+            Some(home) if Arc::ptr_eq(home, &self.remote) => {
+                self.own.borrow_mut().push_back(runnable);
+                None
+            }
+            Some(_) => Some(runnable),
+        }
+    }
+
+    /// Back to where it would have been found.
+    fn put_back(&self, runnable: Box<Runnable>) {
+        match runnable.bound_to() {
+            None => {
+                let alone = self.shelf.is_empty();
+                self.shelf.push(runnable);
+                if !alone {
+                    self.shared.rouse(&self.crew);
+                }
+            }
+            Some(_) => self.own.borrow_mut().push_back(runnable),
+        }
+    }
+
+    /// Runs a uthread until it gives the worker back; the time then.
+    fn slice(&self, mut runnable: Box<Runnable>, began_ns: u64) -> u64 {
+        let task = runnable.task.take().expect("it does not run");
+        if !task.movable && !runnable.fiber.begun() {
+            let _ = task.home.set(self.remote.clone());
+        }
+        self.current.set(Some(task));
+        let why = runnable.fiber.resume();
+        let task = self.current.take().expect("it was set for this uthread");
+        add(&self.remote.slices);
+        let now = coarse_ns();
+        let ran = now.saturating_sub(began_ns);
+        if ran > self.shared.options.long_slice.as_nanos() as u64 {
+            self.long_slice(&task, ran);
+        }
+        match why {
+            Some(Why::Yield) => {
+                runnable.task = Some(task);
+                self.put_back(runnable);
+            }
+            Some(Why::Park) => {
+                if let Some(mut woken) = task.rest(runnable) {
+                    woken.task = Some(task);
+                    self.put_back(woken);
+                }
+            }
+            None => self.ended(runnable.fiber),
+        }
+        now
+    }
+
+    fn ended(&self, fiber: Fiber) {
+        let stack = fiber.into_stack();
+        let mut kept = self.stacks.borrow_mut();
+        if kept.len() < STACKS_KEPT_MAX {
+            kept.push(stack);
+        } else {
+            drop(kept);
+            self.shared.stacks.give(stack);
+        }
+        self.shared.live.fetch_sub(1, Ordering::Release);
+    }
+
+    /// A uthread kept its worker from all others.
+    #[cold]
+    fn long_slice(&self, task: &Task, ran_ns: u64) {
+        let before = self.remote.long_slices.load(Ordering::Relaxed);
+        add(&self.remote.long_slices);
+        // Each of the first, then ever fewer of them.
+        if before < 8 || before.is_power_of_two() {
+            tracing::warn!(
+                "{} ran for {} ms without giving its worker back: let it yield, or run it on a thread",
+                task.label,
+                ran_ns / 1_000_000
+            );
+        }
+    }
+}
+
+/// Of a counter that one thread writes.
+fn add(counter: &AtomicU64) {
+    counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+}

@@ -1,0 +1,550 @@
+//! Uthreads: results and panics, waiting of every kind, where they run, and what becomes of those that run off their
+//! stack.
+
+use std::collections::HashSet;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
+
+use lodestone::runtime::{
+    self, Condvar, JoinHandle, Mutex, Options, Outcome, Pending, Poller, Runtime, TryRecv, TrySend, Unparker,
+    bounded, park, park_timeout, sleep, spawn, yield_now,
+};
+
+fn runtime() -> Runtime {
+    Runtime::new(Options::default()).unwrap()
+}
+
+/// Runs one uthread to its end, and all that it spawns.
+fn run<T: Send + 'static>(workers: usize, body: impl FnOnce() -> T + Send + 'static) -> T {
+    let runtime = runtime();
+    let handle = runtime.spawn(body).unwrap();
+    runtime.run(workers).unwrap();
+    value(handle.join())
+}
+
+fn value<T>(outcome: Outcome<T>) -> T {
+    outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+fn here() -> ThreadId {
+    std::thread::current().id()
+}
+
+#[test]
+fn every_uthread_runs_once_and_gives_its_value() {
+    for workers in [1, 2, 4] {
+        let ran = Arc::new(AtomicUsize::new(0));
+        let counted = ran.clone();
+        let sum: u64 = run(workers, move || {
+            let spawned = (0..5000u64).map(|n| {
+                let ran = counted.clone();
+                spawn(move || {
+                    for _ in 0..n % 5 {
+                        yield_now();
+                    }
+                    ran.fetch_add(1, Ordering::Relaxed);
+                    n
+                })
+                .unwrap()
+            });
+            let all: Vec<JoinHandle<u64>> = spawned.collect();
+            all.into_iter().map(|handle| value(handle.join())).sum()
+        });
+        assert_eq!((sum, ran.load(Ordering::Relaxed)), (5000 * 4999 / 2, 5000), "{workers} workers");
+    }
+}
+
+#[test]
+fn a_runtime_runs_again_and_counts() {
+    let runtime = runtime();
+    for round in 1..=3 {
+        let handles: Vec<_> = (0..10).map(|_| runtime.spawn(yield_now).unwrap()).collect();
+        assert!(handles.iter().all(|handle| !handle.is_finished()));
+        runtime.run(2).unwrap();
+        assert!(handles.iter().all(JoinHandle::is_finished));
+        let stats = runtime.stats();
+        assert_eq!((stats.live, stats.spawned), (0, 10 * round));
+        assert_eq!(stats.slices, 2 * 10 * round, "each yields once");
+    }
+}
+
+#[test]
+fn a_panic_is_the_result_of_the_join() {
+    let others = run(2, || {
+        let bad = spawn(|| -> u32 { panic!("as the test wants it") }).unwrap();
+        let good = spawn(|| 7).unwrap();
+        let panic = bad.join().unwrap_err();
+        assert_eq!(panic.downcast_ref::<&str>(), Some(&"as the test wants it"));
+        value(good.join())
+    });
+    assert_eq!(others, 7);
+}
+
+#[test]
+fn threads_join_uthreads() {
+    let runtime = runtime();
+    let go = Arc::new(AtomicBool::new(false));
+    let wait = go.clone();
+    let handle = runtime
+        .spawn(move || {
+            while !wait.load(Ordering::Acquire) {
+                yield_now();
+            }
+            "done"
+        })
+        .unwrap();
+    std::thread::scope(|scope| {
+        let joined = scope.spawn(|| value(handle.join()));
+        scope.spawn(|| runtime.run(1).unwrap());
+        go.store(true, Ordering::Release);
+        assert_eq!(joined.join().unwrap(), "done");
+    });
+}
+
+#[test]
+fn what_never_ran_is_told_to_who_waits() {
+    let runtime = runtime();
+    let handle = runtime.spawn(|| 1).unwrap();
+    drop(runtime);
+    let message = handle.join().unwrap_err();
+    assert!(message.downcast_ref::<&str>().unwrap().contains("before this uthread ran"));
+}
+
+#[test]
+fn what_has_begun_stays_on_its_thread() {
+    let moved = run(4, || {
+        let all: Vec<_> = (0..200)
+            .map(|n| {
+                spawn(move || {
+                    let begun = here();
+                    let mut moved = 0;
+                    for step in 0..50 {
+                        if (n + step) % 7 == 0 {
+                            sleep(Duration::from_micros(20));
+                        } else {
+                            yield_now();
+                        }
+                        moved += (here() != begun) as u32;
+                    }
+                    moved
+                })
+                .unwrap()
+            })
+            .collect();
+        all.into_iter().map(|handle| value(handle.join())).sum::<u32>()
+    });
+    assert_eq!(moved, 0);
+}
+
+#[test]
+fn movable_ones_are_stolen_where_they_wait() {
+    let runtime = Arc::new(runtime());
+    let movable = runtime.clone();
+    let handle = runtime
+        .spawn(move || {
+            let moved = Arc::new(AtomicBool::new(false));
+            let all: Vec<_> = (0..8)
+                .map(|_| {
+                    let moved = moved.clone();
+                    let body = move || {
+                        let mut seen = HashSet::new();
+                        let begun = Instant::now();
+                        // As long as it takes until an idle worker finds one.
+                        while !moved.load(Ordering::Relaxed) && begun.elapsed() < Duration::from_secs(60) {
+                            seen.insert(here());
+                            moved.fetch_or(seen.len() > 1, Ordering::Relaxed);
+                            yield_now();
+                        }
+                    };
+                    // SAFETY: it holds a set and a time, which belong to no thread.
+                    unsafe { movable.spawn_movable(body) }.unwrap()
+                })
+                .collect();
+            all.into_iter().for_each(|handle| value(handle.join()));
+            moved.load(Ordering::Relaxed)
+        })
+        .unwrap();
+    runtime.run(2).unwrap();
+    assert!(value(handle.join()));
+}
+
+#[test]
+fn idle_workers_take_what_has_not_begun() {
+    // The first blocks its worker until another has run the second: alone it would wait for ever.
+    let ran = run(2, || {
+        let ran = Arc::new(AtomicBool::new(false));
+        let other = ran.clone();
+        let second = spawn(move || other.store(true, Ordering::Release)).unwrap();
+        let begun = Instant::now();
+        while !ran.load(Ordering::Acquire) && begun.elapsed() < Duration::from_secs(60) {
+            std::thread::yield_now();
+        }
+        let ran = ran.load(Ordering::Acquire);
+        value(second.join());
+        ran
+    });
+    assert!(ran);
+}
+
+#[test]
+fn a_mutex_admits_one_at_a_time() {
+    for workers in [1, 3] {
+        let counter = Arc::new(Mutex::new(0u64));
+        let runtime = runtime();
+        for _ in 0..20 {
+            let counter = counter.clone();
+            let body = move || {
+                for step in 0..200 {
+                    let mut value = counter.lock();
+                    let before = *value;
+                    if step % 10 == 0 {
+                        yield_now();
+                    }
+                    *value = before + 1;
+                }
+            };
+            drop(runtime.spawn(body).unwrap());
+        }
+        std::thread::scope(|scope| {
+            // Threads wait for the same lock.
+            for _ in 0..2 {
+                scope.spawn(|| (0..1000).for_each(|_| *counter.lock() += 1));
+            }
+            runtime.run(workers).unwrap();
+        });
+        assert_eq!(*counter.lock(), 20 * 200 + 2 * 1000);
+    }
+}
+
+#[test]
+fn a_condition_is_waited_for_and_notified() {
+    run(2, || {
+        let turn = Arc::new((Mutex::new(0), Condvar::new()));
+        let players: Vec<_> = (0..4)
+            .map(|me| {
+                let turn = turn.clone();
+                spawn(move || {
+                    for round in 0..100 {
+                        let mut now = turn.0.lock();
+                        while *now != round * 4 + me {
+                            turn.1.wait(&mut now);
+                        }
+                        *now += 1;
+                        turn.1.notify_all();
+                    }
+                })
+                .unwrap()
+            })
+            .collect();
+        players.into_iter().for_each(|player| value(player.join()));
+        assert_eq!(*turn.0.lock(), 400);
+    });
+}
+
+#[test]
+fn one_notification_wakes_one_that_still_waits() {
+    run(1, || {
+        let pair = Arc::new((Mutex::new(0), Condvar::new()));
+        let gave_up = pair.1.wait_for(&mut pair.0.lock(), Duration::from_millis(1));
+        assert!(!gave_up, "nobody notified");
+        let woken: Vec<_> = (0..3)
+            .map(|_| {
+                let pair = pair.clone();
+                spawn(move || {
+                    let mut permits = pair.0.lock();
+                    while *permits == 0 {
+                        pair.1.wait(&mut permits);
+                    }
+                    *permits -= 1;
+                })
+                .unwrap()
+            })
+            .collect();
+        yield_now();
+        for _ in 0..3 {
+            *pair.0.lock() += 1;
+            pair.1.notify_one();
+            yield_now();
+        }
+        woken.into_iter().for_each(|waiter| value(waiter.join()));
+    });
+}
+
+#[test]
+fn channels_carry_everything_once() {
+    for workers in [1, 3] {
+        let (sum, count) = run(workers, || {
+            let (send, receive) = bounded(3);
+            let senders: Vec<_> = (0..5u64)
+                .map(|part| {
+                    let send = send.clone();
+                    spawn(move || (0..300).for_each(|n| send.send(part * 300 + n).unwrap())).unwrap()
+                })
+                .collect();
+            drop(send);
+            let receivers: Vec<_> = (0..3)
+                .map(|_| {
+                    let receive = receive.clone();
+                    let body = move || std::iter::from_fn(|| receive.recv().ok()).collect::<Vec<u64>>();
+                    spawn(body).unwrap()
+                })
+                .collect();
+            senders.into_iter().for_each(|sender| value(sender.join()));
+            let got: Vec<u64> = receivers.into_iter().flat_map(|receiver| value(receiver.join())).collect();
+            (got.iter().sum::<u64>(), got.len())
+        });
+        assert_eq!((sum, count), (1500 * 1499 / 2, 1500));
+    }
+}
+
+#[test]
+fn a_channel_says_full_empty_and_closed() {
+    let (send, receive) = bounded(1);
+    assert_eq!(receive.try_recv(), Err(TryRecv::Empty));
+    assert_eq!((send.try_send(1), send.try_send(2)), (Ok(()), Err(TrySend::Full(2))));
+    assert_eq!(receive.recv(), Ok(1));
+    drop(send);
+    assert_eq!(receive.try_recv(), Err(TryRecv::Closed));
+    let (send, receive) = bounded(1);
+    drop(receive);
+    assert_eq!((send.try_send(1), send.send(2).unwrap_err().0), (Err(TrySend::Closed(1)), 2));
+    // A sender that waits for room is told, too.
+    run(1, || {
+        let (send, receive) = bounded(1);
+        send.send(1).unwrap();
+        let waiting = spawn(move || send.send(2).is_err()).unwrap();
+        yield_now();
+        drop(receive);
+        assert!(value(waiting.join()));
+    });
+}
+
+#[test]
+fn sleepers_wake_in_the_order_of_their_time() {
+    let order = run(1, || {
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let sleepers: Vec<_> = [30u64, 10, 20, 0]
+            .into_iter()
+            .map(|ms| {
+                let order = order.clone();
+                spawn(move || {
+                    let begun = Instant::now();
+                    sleep(Duration::from_millis(ms));
+                    assert!(begun.elapsed() >= Duration::from_millis(ms));
+                    order.lock().push(ms);
+                })
+                .unwrap()
+            })
+            .collect();
+        sleepers.into_iter().for_each(|sleeper| value(sleeper.join()));
+        std::mem::take(&mut *order.lock())
+    });
+    assert_eq!(order, [0, 10, 20, 30]);
+}
+
+#[test]
+fn a_park_ends_by_an_unpark_before_or_after_or_by_time() {
+    run(2, || {
+        Unparker::current().unpark();
+        park();
+        let woken = Arc::new(AtomicBool::new(false));
+        let (flag, me) = (woken.clone(), Unparker::current());
+        let other = spawn(move || {
+            flag.store(true, Ordering::Release);
+            me.unpark();
+        })
+        .unwrap();
+        while !woken.load(Ordering::Acquire) {
+            park();
+        }
+        value(other.join());
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(5) {
+            park_timeout(Duration::from_millis(5));
+        }
+    });
+}
+
+#[test]
+fn threads_wake_uthreads_of_sleeping_workers() {
+    for _ in 0..50 {
+        let runtime = runtime();
+        let (send, receive) = bounded(1);
+        let got = runtime.spawn(move || (0..20).map(|_| receive.recv().unwrap()).sum::<u32>()).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| (1..=20).for_each(|n| send.send(n).unwrap()));
+            runtime.run(2).unwrap();
+        });
+        assert_eq!(value(got.join()), 210);
+    }
+}
+
+/// Completes what was begun when it is polled for the third time.
+#[derive(Default)]
+struct Device {
+    under_way: Mutex<Vec<(u32, Unparker, Arc<AtomicBool>)>>,
+    polls: AtomicU64,
+}
+
+impl Poller for Device {
+    fn poll(&self) -> Option<Pending> {
+        self.polls.fetch_add(1, Ordering::Relaxed);
+        let mut under_way = self.under_way.try_lock()?;
+        under_way.retain_mut(|(left, unparker, done)| {
+            *left -= 1;
+            if *left == 0 {
+                done.store(true, Ordering::Release);
+                unparker.unpark();
+            }
+            *left > 0
+        });
+        (!under_way.is_empty()).then_some(Pending(Duration::from_micros(1)))
+    }
+}
+
+#[test]
+fn workers_poll_for_completions_between_uthreads() {
+    for workers in [1, 2] {
+        let runtime = runtime();
+        let device = Arc::new(Device::default());
+        runtime.add_poller(device.clone());
+        let handles: Vec<_> = (0..50)
+            .map(|_| {
+                let device = device.clone();
+                let body = move || {
+                    let done = Arc::new(AtomicBool::new(false));
+                    device.under_way.lock().push((3, Unparker::current(), done.clone()));
+                    while !done.load(Ordering::Acquire) {
+                        park();
+                    }
+                };
+                runtime.spawn(body).unwrap()
+            })
+            .collect();
+        runtime.run(workers).unwrap();
+        handles.into_iter().for_each(|handle| value(handle.join()));
+        assert!(device.polls.load(Ordering::Relaxed) >= 3);
+    }
+}
+
+#[test]
+fn slices_that_are_too_long_are_counted() {
+    let runtime = Runtime::new(Options { long_slice: Duration::from_millis(20), ..Options::default() }).unwrap();
+    let long = || {
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(60) {
+            std::hint::spin_loop();
+        }
+    };
+    let handle = runtime.spawn_named("glutton", long).unwrap();
+    runtime.run(1).unwrap();
+    value(handle.join());
+    assert_eq!(runtime.stats().long_slices, 1);
+}
+
+#[test]
+fn what_cannot_be_is_refused_in_words() {
+    for stack_bytes in [0, 4096, usize::MAX] {
+        let e = Runtime::new(Options { stack_bytes, ..Options::default() }).err().unwrap();
+        assert_eq!(e.errno(), libc::EINVAL, "{e}");
+    }
+    let runtime = Arc::new(runtime());
+    assert_eq!(runtime.run(0).unwrap_err().errno(), libc::EINVAL);
+    assert_eq!(runtime.run(1 << 20).unwrap_err().errno(), libc::EINVAL);
+    assert_eq!(spawn(|| ()).err().unwrap().errno(), libc::EINVAL);
+    let inner = runtime.clone();
+    let handle = runtime
+        .spawn(move || {
+            let within = inner.run(1).unwrap_err().errno();
+            let beside = std::thread::spawn(move || inner.run(1).unwrap_err().errno());
+            (within, beside.join().unwrap())
+        })
+        .unwrap();
+    runtime.run(1).unwrap();
+    assert_eq!(value(handle.join()), (libc::EDEADLK, libc::EBUSY));
+    assert!(!runtime::is_uthread());
+}
+
+#[test]
+fn a_hundred_thousand_wait_at_a_time() {
+    const COUNT: usize = 100_000;
+    let runtime = Runtime::new(Options { stack_bytes: 16 << 10, ..Options::default() }).unwrap();
+    let gate = Arc::new((Mutex::new(false), Condvar::new()));
+    let arrived = Arc::new(AtomicUsize::new(0));
+    for _ in 0..COUNT {
+        let (gate, arrived) = (gate.clone(), arrived.clone());
+        let body = move || {
+            arrived.fetch_add(1, Ordering::Relaxed);
+            let mut open = gate.0.lock();
+            while !*open {
+                gate.1.wait(&mut open);
+            }
+        };
+        drop(runtime.spawn(body).unwrap());
+    }
+    let opener = runtime
+        .spawn(move || {
+            while arrived.load(Ordering::Relaxed) < COUNT {
+                yield_now();
+            }
+            *gate.0.lock() = true;
+            gate.1.notify_all();
+        })
+        .unwrap();
+    runtime.run(2).unwrap();
+    value(opener.join());
+    assert_eq!(runtime.stats().live, 0);
+}
+
+/// Uses this much stack at least.
+fn descend(bytes: usize) -> u8 {
+    let frame = std::hint::black_box([1u8; 1024]);
+    if bytes > frame.len() { frame[bytes % 1024] & descend(bytes - frame.len()) } else { frame[0] }
+}
+
+const OVERFLOW: &str = "LODE_TEST_OVERFLOW";
+
+#[test]
+fn a_stack_has_the_room_that_was_asked_for() {
+    let runtime = Runtime::new(Options { stack_bytes: 256 << 10, ..Options::default() }).unwrap();
+    let handle = runtime.spawn(|| descend(64 << 10)).unwrap();
+    runtime.run(1).unwrap();
+    assert_eq!(value(handle.join()), 1);
+}
+
+#[test]
+fn an_overflow_ends_the_process_and_names_the_uthread() {
+    if std::env::var_os(OVERFLOW).is_some() {
+        let runtime = Runtime::new(Options { stack_bytes: 16 << 10, ..Options::default() }).unwrap();
+        drop(runtime.spawn_named("deep", || descend(1 << 20)).unwrap());
+        runtime.run(1).unwrap();
+        return;
+    }
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "an_overflow_ends_the_process_and_names_the_uthread", "--nocapture"]);
+    let output = child.env(OVERFLOW, "1").output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&output.status), Some(libc::SIGABRT), "{stderr}");
+    assert!(stderr.contains("uthread 0 (deep) overflowed its stack of 16384 bytes"), "{stderr}");
+}
+
+#[test]
+fn other_faults_stay_what_they_were() {
+    if std::env::var_os(OVERFLOW).is_some() {
+        let runtime = runtime();
+        // SAFETY: none: this is the fault that is wanted.
+        let fault = || unsafe { std::ptr::without_provenance::<u8>(8).read_volatile() };
+        drop(runtime.spawn(fault).unwrap());
+        runtime.run(1).unwrap();
+        return;
+    }
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "other_faults_stay_what_they_were", "--nocapture"]);
+    let output = child.env(OVERFLOW, "1").output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&output.status), Some(libc::SIGSEGV), "{stderr}");
+    assert!(!stderr.contains("overflowed"), "{stderr}");
+}
