@@ -3,7 +3,7 @@
 //! The rooms, and who may call whom (a test enforces it):
 //!
 //! ```text
-//! media  <- mover <- fs <- mediator, wsp          policy: imports no room
+//! media  <- mover <- fs <- mediator, wsp          policy, runtime: import no room
 //! ```
 //!
 //! Start at [`fs::Fs`] for the file system and [`media::Media`] for the memory below it.

@@ -432,7 +432,8 @@ fn workers_poll_for_completions_between_uthreads() {
 
 #[test]
 fn slices_that_are_too_long_are_counted() {
-    let runtime = Runtime::new(Options { long_slice: Duration::from_millis(20), ..Options::default() }).unwrap();
+    let runtime =
+        Runtime::new(Options { long_slice: Duration::from_millis(20), ..Options::default() }).unwrap();
     let long = || {
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_millis(60) {
@@ -527,7 +528,11 @@ fn an_overflow_ends_the_process_and_names_the_uthread() {
     child.args(["--exact", "an_overflow_ends_the_process_and_names_the_uthread", "--nocapture"]);
     let output = child.env(OVERFLOW, "1").output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&output.status), Some(libc::SIGABRT), "{stderr}");
+    assert_eq!(
+        std::os::unix::process::ExitStatusExt::signal(&output.status),
+        Some(libc::SIGABRT),
+        "{stderr}"
+    );
     assert!(stderr.contains("uthread 0 (deep) overflowed its stack of 16384 bytes"), "{stderr}");
 }
 
@@ -545,6 +550,10 @@ fn other_faults_stay_what_they_were() {
     child.args(["--exact", "other_faults_stay_what_they_were", "--nocapture"]);
     let output = child.env(OVERFLOW, "1").output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&output.status), Some(libc::SIGSEGV), "{stderr}");
+    assert_eq!(
+        std::os::unix::process::ExitStatusExt::signal(&output.status),
+        Some(libc::SIGSEGV),
+        "{stderr}"
+    );
     assert!(!stderr.contains("overflowed"), "{stderr}");
 }

@@ -98,7 +98,10 @@ impl Runtime {
     }
 
     /// A uthread; it runs once the runtime does. Fails where there is no memory for its stack.
-    pub fn spawn<T: Send + 'static>(&self, run: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>> {
+    pub fn spawn<T: Send + 'static>(
+        &self,
+        run: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<JoinHandle<T>> {
         Shared::spawn(&self.shared, None, false, run)
     }
 

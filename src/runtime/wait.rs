@@ -41,9 +41,7 @@ impl Unparker {
 
 /// Waits until somebody unparks the caller. May return without that, too.
 pub fn park() {
-    if switch::inside() {
-        switch::suspend(Why::Park);
-    } else {
+    if !switch::suspend(Why::Park) {
         std::thread::park();
     }
 }
@@ -123,9 +121,7 @@ pub fn sleep(time: Duration) {
 /// Lets others go first.
 #[inline]
 pub fn yield_now() {
-    if switch::inside() {
-        switch::suspend(Why::Yield);
-    } else {
+    if !switch::suspend(Why::Yield) {
         std::thread::yield_now();
     }
 }

@@ -398,7 +398,8 @@ impl Local {
     }
 
     fn open_mail(&self) {
-        if self.remote.has_mail.load(Ordering::Acquire) && self.remote.has_mail.swap(false, Ordering::AcqRel) {
+        if self.remote.has_mail.load(Ordering::Acquire) && self.remote.has_mail.swap(false, Ordering::AcqRel)
+        {
             let mut mail = std::mem::take(&mut *self.remote.mail.lock());
             self.own.borrow_mut().append(&mut mail);
         }

@@ -54,6 +54,11 @@ typedef struct lode_dir lode_dir;
  */
 typedef struct lode_fs lode_fs;
 
+/**
+ * A uthread: a thread of this program, light enough to have one for each request.
+ */
+typedef struct lode_uthread lode_uthread;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -456,6 +461,33 @@ int lode_dirfd(lode_fs *fs, lode_dir *dir);
  * Closes the stream and its descriptor. Errors: EBADF.
  */
 int lode_closedir(lode_fs *fs, lode_dir *dir);
+
+/**
+ * Makes a uthread that runs body(argument). It begins when lode_run runs uthreads, which may be later, or
+ * when the uthread that made it waits. Its stack has 64 KiB, or LODE_STACK_BYTES. A uthread stays on the
+ * thread where it began; it lets others run in lode_yield and lode_join. Join it: its result is kept until
+ * then. Errors: EBADF after fork(), EINVAL (LODE_STACK_BYTES), ENOMEM.
+ */
+lode_uthread *lode_spawn(void *(*body)(void *argument), void *argument);
+
+/**
+ * Waits for a uthread's end and gives it back; what its body returned goes to *result, unless that is NULL.
+ * From uthreads and from threads, once for each uthread. Errors: EBADF after fork(), ESRCH for one that is
+ * none or was joined.
+ */
+int lode_join(lode_uthread *uthread, void **result);
+
+/**
+ * Lets other uthreads run; outside of a uthread, other threads.
+ */
+void lode_yield(void);
+
+/**
+ * Runs uthreads until none is left, on this thread and on nworkers - 1 more; 0 stands for as many as there
+ * are CPUs. Errors: EAGAIN (no thread can be started), EBADF after fork(), EBUSY (another thread is in
+ * lode_run), EDEADLK (called by a uthread), EINVAL (more than 1024).
+ */
+int lode_run(unsigned int nworkers);
 
 /**
  * The last failure of this thread as one sentence: which function, what, and where there is more to

@@ -10,7 +10,8 @@
 //! which shares the memory of the media but not the locks.
 //!
 //! Files: `pools` the handles, `call` the boundary, `failure` errno and the sentence behind it, `convert`
-//! C types, `file`, `names`, `attrs`, `xattr`, `dir` the functions by theme.
+//! C types, `file`, `names`, `attrs`, `xattr`, `dir`,
+//! `uthread` the functions by theme.
 
 // The names of the C interface are C's.
 #![allow(non_camel_case_types)]
@@ -25,4 +26,5 @@ mod failure;
 mod file;
 mod names;
 mod pools;
+mod uthread;
 mod xattr;

@@ -661,6 +661,57 @@ static void forked_children_are_told(void)
     FAILS(ENOENT, lode_rmdir(fs, "child"));
 }
 
+/* Counts to its argument's number, and lets others in between. */
+static int turns[8][4];
+
+static void *count_in_turns(void *arg)
+{
+    int me = (int)(intptr_t)arg;
+
+    for (int i = 0; i < 4; i++) {
+        turns[me][i] = i + 1;
+        lode_yield();
+    }
+    return (void *)(intptr_t)(me * me);
+}
+
+static void *spawn_and_join(void *arg)
+{
+    intptr_t sum = 0;
+    lode_uthread *all[8];
+
+    (void)arg;
+    for (intptr_t i = 0; i < 8; i++)
+        CHECK((all[i] = lode_spawn(count_in_turns, (void *)i)) != NULL);
+    for (int i = 0; i < 8; i++) {
+        void *result;
+
+        CHECK(lode_join(all[i], &result) == 0);
+        sum += (intptr_t)result;
+    }
+    FAILS(EDEADLK, lode_run(1));
+    return (void *)sum;
+}
+
+static void uthreads_run_and_are_joined(void)
+{
+    for (unsigned workers = 0; workers < 4; workers++) {
+        lode_uthread *first = lode_spawn(spawn_and_join, NULL);
+        void *sum;
+
+        CHECK(first != NULL);
+        CHECK(lode_run(workers) == 0);
+        CHECK(lode_join(first, &sum) == 0);
+        CHECK((intptr_t)sum == 0 + 1 + 4 + 9 + 16 + 25 + 36 + 49);
+        CHECK(turns[7][3] == 4);
+        FAILS(ESRCH, lode_join(first, NULL));
+    }
+    FAILS(ESRCH, lode_join(NULL, NULL));
+    FAILS(EINVAL, lode_run(1 << 20));
+    FAILS_NULL(EFAULT, lode_spawn(NULL, NULL));
+    lode_yield();
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 2 || snprintf(pool_path, sizeof pool_path, "%s/api.pool", argv[1]) >= (int)sizeof pool_path) {
@@ -680,6 +731,7 @@ int main(int argc, char **argv)
     threads_share_an_offset(O_APPEND);
     a_close_may_race_with_uses();
     a_pool_may_close_under_calls();
+    uthreads_run_and_are_joined();
     forked_children_are_told();
     CHECK(lode_close_pool(fs) == 0);
     CHECK(unlink(pool_path) == 0);

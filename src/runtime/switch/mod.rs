@@ -58,15 +58,16 @@ thread_local! {
     static CURRENT: Cell<*const Frame> = const { Cell::new(std::ptr::null()) };
 }
 
-// Calls of its own, so that no address of this thread's is kept over a switch, after which it may be another thread's.
+// Calls of their own, so that no fiber keeps the address of a thread's variable over a switch, after which it may run on
+// another thread.
 #[inline(never)]
 fn current() -> *const Frame {
     CURRENT.get()
 }
 
 #[inline(never)]
-fn replace_current(frame: *const Frame) -> *const Frame {
-    CURRENT.replace(frame)
+fn set_current(frame: *const Frame) {
+    CURRENT.set(frame);
 }
 
 /// Whether the calling code runs on a fiber.
@@ -75,12 +76,16 @@ pub fn inside() -> bool {
     !current().is_null()
 }
 
-/// Gives the worker back; returns when it resumes the fiber. Panics outside of one.
-pub fn suspend(why: Why) {
+/// Gives the worker back, and returns when it resumes the fiber; false outside of one.
+#[inline]
+pub fn suspend(why: Why) -> bool {
     let frame = current();
-    assert!(!frame.is_null(), "only a uthread can be suspended");
+    if frame.is_null() {
+        return false;
+    }
     // SAFETY: invariant 2; the yielder is the fiber's own, which runs here.
-    unsafe { (*(*frame).yielder).suspend(why) }
+    unsafe { (*(*frame).yielder).suspend(why) };
+    true
 }
 
 pub struct Fiber {
@@ -101,9 +106,9 @@ impl Fiber {
         let stack_bytes = corosensei::stack::Stack::base(&stack).get() - guard.end;
         let body = move |yielder: &Yielder<(), Why>, ()| {
             let frame = Frame { yielder, guard, stack_bytes, label };
-            replace_current(&frame);
+            set_current(&frame);
             run();
-            replace_current(std::ptr::null());
+            set_current(std::ptr::null());
         };
         Fiber { coroutine: Coroutine::with_stack(stack, body), frame: std::ptr::null() }
     }
@@ -111,9 +116,10 @@ impl Fiber {
     /// Runs it until it suspends itself, for the reason that is returned, or ends.
     #[inline]
     pub fn resume(&mut self) -> Option<Why> {
-        let outer = replace_current(self.frame);
+        // Who resumes is no fiber, and stays on its thread.
+        CURRENT.set(self.frame);
         let result = self.coroutine.resume(());
-        self.frame = replace_current(outer);
+        self.frame = CURRENT.replace(std::ptr::null());
         match result {
             CoroutineResult::Yield(why) => Some(why),
             CoroutineResult::Return(()) => None,

@@ -56,8 +56,7 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         if let Some(memory) = self.stack.take() {
-            let none =
-                libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
+            let none = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
             // SAFETY: takes the memory from this thread before it goes.
             unsafe { libc::sigaltstack(&none, std::ptr::null_mut()) };
             drop(memory);
@@ -84,11 +83,7 @@ fn install() {
 }
 
 // SAFETY: called by the kernel with what SA_SIGINFO promises. Takes no lock and allocates nothing.
-unsafe extern "C" fn on_sigsegv(
-    signal: libc::c_int,
-    info: *mut libc::siginfo_t,
-    context: *mut libc::c_void,
-) {
+unsafe extern "C" fn on_sigsegv(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel's, valid during the handler; SIGSEGV has an address.
     let address = unsafe { (*info).si_addr() }.addr();
     let frame = super::current();
@@ -125,8 +120,7 @@ unsafe fn hand_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut
             // SAFETY: whoever installed it said by its flags which of the two it is.
             unsafe {
                 if flags & libc::SA_SIGINFO != 0 {
-                    type Handler =
-                        unsafe extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
+                    type Handler = unsafe extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
                     std::mem::transmute::<usize, Handler>(handler)(signal, info, context);
                 } else {
                     std::mem::transmute::<usize, unsafe extern "C" fn(libc::c_int)>(handler)(signal);

@@ -15,7 +15,7 @@ use lodestone::{Error, Result};
 use super::machine::{Machine, resident_anonymous_bytes};
 use super::place::Place;
 use super::plan::Plan;
-use super::report::{Claim, Row, median};
+use super::value::{Values, value};
 
 const MIB: u64 = 1 << 20;
 const MOUNTS: usize = 5;
@@ -29,9 +29,6 @@ const CRASH_MOUNT_MS_MAX: f64 = 3000.0;
 const DRAM_BYTES_MAX: f64 = 400.0;
 const MEDIA_BYTES_MAX: f64 = 512.0;
 const TERABYTE_MS_MAX: f64 = 1000.0;
-
-/// Rows with a value each, and the claims on them.
-type Values = (Vec<Row>, Vec<Claim>);
 
 pub fn run(name: &str, plan: &Plan, place: &Place, machine: &mut Machine) -> Result<Values> {
     match name {
@@ -170,46 +167,4 @@ fn terabyte(plan: &Plan, place: &Place, machine: &mut Machine) -> Result<Values>
 
 fn remove(path: &Path) -> Result<()> {
     std::fs::remove_file(path).map_err(|e| Error::io(e, "bench::capacity", "remove", path))
-}
-
-/// A row whose result is `unit`, and the claim that it is at most `limit`.
-fn value(name: &'static str, all: &[f64], unit: &'static str, limit: f64) -> (Row, Claim) {
-    let middle = median(all);
-    let (min, max) = all.iter().fold((middle, middle), |(lo, hi), v| (lo.min(*v), hi.max(*v)));
-    // Rows of bytes have no rate and no time; times are also given as those of one operation.
-    let ms = if unit == "ms" { middle } else { 0.0 };
-    let rate = |ms: f64| if ms > 0.0 { 1e3 / ms } else { 0.0 };
-    let rates: Vec<f64> = if unit == "ms" { all.iter().map(|v| rate(*v)).collect() } else { Vec::new() };
-    let row = Row {
-        name: name.to_string(),
-        system: "lode".to_string(),
-        threads: 1,
-        ops_per_s: rate(ms),
-        gib_per_s: None,
-        p50_us: ms * 1e3,
-        p99_us: if unit == "ms" { max * 1e3 } else { 0.0 },
-        cpu_s_per_gib: None,
-        cpu_us_per_op: None,
-        cpu_scope: "process",
-        promise: "",
-        rounds: all.len(),
-        ops_per_s_min: rates.iter().copied().fold(rate(ms), f64::min),
-        ops_per_s_max: rates.iter().copied().fold(rate(ms), f64::max),
-        ops_per_s_rounds: rates,
-        value: Some(middle),
-        unit: Some(unit),
-    };
-    let claim = Claim {
-        row: name.to_string(),
-        threads: 1,
-        metric: unit,
-        against: String::new(),
-        ratio: middle,
-        ratio_min: min,
-        ratio_max: max,
-        bound: "at most",
-        target: limit,
-        ok: middle <= limit,
-    };
-    (row, claim)
 }

@@ -108,6 +108,11 @@ pub fn resident_anonymous_bytes() -> Option<u64> {
     kib_of("/proc/self/status", "RssAnon:").map(|kib| kib * 1024)
 }
 
+/// Memory that the kernel uses for this process's page tables.
+pub fn table_bytes() -> Option<u64> {
+    kib_of("/proc/self/status", "VmPTE:").map(|kib| kib * 1024)
+}
+
 /// The number in a `key:   123 kB` line.
 fn kib_of(file: &str, key: &str) -> Option<u64> {
     let text = fs::read_to_string(file).ok()?;

@@ -6,8 +6,9 @@
 //!
 //! Files: `rows` the catalogue and targets, `plan` options checked and sizes chosen, `place` tmpfs,
 //! ext4 and pool files, `worker` the timed loop, `turns` who runs when and on which core, `peer_*` the
-//! systems, `mount` fio on mounts, `capacity` pools of a million files and of 1 TiB, `report` rows and
-//! claims, `table` and `plot` what people see, `clock` time stamps and CPU time, `machine` where.
+//! systems, `mount` fio on mounts, `capacity` pools of a million files and of 1 TiB, `uthreads` what
+//! those cost, `value` rows that are a number, `report` rows and claims, `table` and `plot` what people see,
+//! `clock` time stamps and CPU time, `machine` where.
 
 mod capacity;
 mod clock;
@@ -23,6 +24,8 @@ mod report;
 mod rows;
 mod table;
 mod turns;
+mod uthreads;
+mod value;
 mod worker;
 
 use std::io::{IsTerminal, Write};
@@ -77,7 +80,7 @@ pub struct BenchOptions {
 
 /// Names that `--only` takes.
 pub fn row_names() -> impl Iterator<Item = &'static str> {
-    rows::ROWS.iter().chain(rows::MOUNT_ROWS).map(|r| r.name).chain(rows::CAPACITY_ROWS.iter().copied())
+    rows::ROWS.iter().chain(rows::MOUNT_ROWS).map(|r| r.name).chain(rows::VALUE_ROWS.iter().copied())
 }
 
 /// Runs the bench; the answer is the text for stdout.
@@ -100,9 +103,12 @@ pub fn run(options: &BenchOptions) -> Result<String> {
         }
     }
     let mut claims = report::claims(&rows, machine.cores);
-    for name in &plan.capacity {
+    for name in &plan.values {
         progress(name);
-        let (more, held) = capacity::run(name, &plan, &place, &mut machine)?;
+        let (more, held) = match *name {
+            "uthreads" => uthreads::run(&plan)?,
+            pool => capacity::run(pool, &plan, &place, &mut machine)?,
+        };
         rows.extend(more);
         claims.extend(held);
     }

@@ -15,7 +15,7 @@ use lodestone::{Error, Result};
 use super::BenchOptions;
 use super::machine::memory_available_bytes;
 use super::place::Place;
-use super::rows::{CAPACITY_ROWS, MOUNT_ROWS, ROWS, RowSpec};
+use super::rows::{MOUNT_ROWS, ROWS, RowSpec, VALUE_ROWS};
 use super::worker::{Job, Names};
 
 const MIB: u64 = 1 << 20;
@@ -32,7 +32,7 @@ pub const MOUNT_SLICE: Duration = Duration::from_secs(10);
 pub struct Plan {
     pub rows: Vec<&'static RowSpec>,
     pub mount_rows: Vec<&'static RowSpec>,
-    pub capacity: Vec<&'static str>,
+    pub values: Vec<&'static str>,
     /// The user named rows: one that cannot run is an error, not a skip.
     pub asked_by_name: bool,
     pub peers: Vec<String>,
@@ -48,6 +48,8 @@ pub struct Plan {
     pub append_bytes_max: u64,
     pub names: usize,
     pub million_files: usize,
+    pub uthread_turns: usize,
+    pub uthreads_parked: usize,
 }
 
 impl Plan {
@@ -63,7 +65,7 @@ impl Plan {
         let mut plan = Plan {
             rows: ROWS.iter().filter(|r| wanted(options, r)).collect(),
             mount_rows: MOUNT_ROWS.iter().filter(|r| wanted_mount(options, r)).collect(),
-            capacity: CAPACITY_ROWS.iter().copied().filter(|r| wanted_capacity(options, r)).collect(),
+            values: VALUE_ROWS.iter().copied().filter(|r| wanted_values(options, r)).collect(),
             asked_by_name: !options.only.is_empty(),
             peers: or_default(&options.peers, PEERS.iter().map(|p| p.to_string()).collect()),
             threads: or_default(&options.threads, both),
@@ -77,11 +79,14 @@ impl Plan {
             append_bytes_max: 192 * MIB,
             names: 100_000,
             million_files: 1_000_000,
+            uthread_turns: 2_000_000,
+            uthreads_parked: 1_000_000,
         };
         if options.smoke {
             plan.slice = Duration::from_millis(2);
             (plan.pool_bytes, plan.file_bytes, plan.append_bytes_max) = (96 * MIB, 4 * MIB, MIB);
             (plan.names, plan.million_files) = (200, 2000);
+            (plan.uthread_turns, plan.uthreads_parked) = (2000, 2000);
         } else if options.quick {
             plan.slice = Duration::from_millis(50);
             (plan.pool_bytes, plan.file_bytes, plan.append_bytes_max) = (1024 * MIB, 256 * MIB, 96 * MIB);
@@ -218,6 +223,6 @@ fn wanted_mount(options: &BenchOptions, row: &RowSpec) -> bool {
     (options.mount && options.only.is_empty()) || named(options, row.name) || named(options, "mount")
 }
 
-fn wanted_capacity(options: &BenchOptions, name: &str) -> bool {
+fn wanted_values(options: &BenchOptions, name: &str) -> bool {
     named(options, name) || (options.only.is_empty() && !options.quick && !options.smoke)
 }
