@@ -358,7 +358,7 @@ pub struct Crash {
     /// Pools to begin on: new ones, full ones, with logs about to be cleaned, used before, not closed
     #[arg(long, value_name = "IMAGE", value_delimiter = ',', default_value = "all")]
     pub image: Vec<CrashImage>,
-    /// Who copies data: the CPU, or a device that stores past the caches or into them
+    /// Who copies data: the CPU, or a device that stores past the caches, into them, or either by alignment
     #[arg(long, value_name = "ENGINE", value_delimiter = ',', default_values = ["cpu"])]
     pub engine: Vec<CrashEngine>,
     /// 2: power fails again while the pool is recovered
@@ -393,6 +393,7 @@ pub enum CrashEngine {
     Cpu,
     PastCaches,
     IntoCaches,
+    ByAlignment,
 }
 
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
