@@ -18,6 +18,13 @@ use lodestone::mover::profile::{Limits, Profile, Thresholds};
 use lodestone::mover::{EngineKind, Mover};
 use lodestone::sim::media::{Keep, Rng, SimMedia};
 
+#[cfg(not(miri))]
+#[path = "mover/dsa.rs"]
+mod dsa;
+#[cfg(not(miri))]
+#[path = "mover/dsa_peer.rs"]
+mod dsa_peer;
+
 const MEDIA_BYTES: usize = 4 << 20;
 const COPY_BYTES_MAX: usize = 300 << 10;
 

@@ -20,6 +20,7 @@ mod engine_delegate;
 pub mod engine_dsa;
 mod engine_dsa_page;
 pub mod engine_dsa_portal;
+mod engine_dsa_slot;
 pub mod engine_emu;
 pub mod engine_port;
 mod engine_semaphore;
