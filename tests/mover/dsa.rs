@@ -561,3 +561,94 @@ fn the_engine_dsa_without_one_is_the_cpu() {
     let moved = mover.moved();
     assert!(moved.busy > 0 && (moved.copies, moved.bytes, moved.finished) == (0, 0, 0), "{moved:?}");
 }
+
+/// The device follows the addresses of whoever opened the queue, which are not the child's.
+#[test]
+fn a_forked_child_submits_nothing() {
+    let (tree, peer) = of_fifo(&[], Some(emulated()));
+    let (pool, engine) = (pools().remove(0), engine(&tree));
+    let bytes = [1; 4096];
+    let raw =
+        [RawTransfer { at: Addr(4096), dram: Dram::From(bytes.as_ptr(), Route::PastCaches), len: 4096 }];
+    // SAFETY: the child tries one submission, which is refused, and ends without coming back.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: it is refused.
+        let refused = unsafe { engine.submit(&pool, 0, 0, &raw, None) }.err() == Some(Refused::Gone);
+        // SAFETY: it ends here.
+        unsafe { libc::_exit(if refused { 0 } else { 1 }) };
+    }
+    let mut status = -1;
+    // SAFETY: `status` is written to.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0);
+    assert_eq!(peer.seen.descriptors.load(Ordering::Relaxed), 0);
+    let ticket = submit(&engine, &pool, 0, &[(4096, &bytes)], None);
+    assert_eq!(Engine::<Pool>::wait(&engine, ticket).status, Status::Done, "the parent goes on");
+}
+
+/// Warnings of this thread.
+struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::WARN
+    }
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Text(String);
+        impl tracing::field::Visit for Text {
+            fn record_debug(&mut self, _: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                self.0 += &format!("{value:?}");
+            }
+        }
+        let mut text = Text(String::new());
+        event.record(&mut text);
+        self.0.lock().unwrap().push(text.0);
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// What is warned of while a pool is copied to ten times.
+fn warnings(mover: &Mover<Pool>, pool: &Pool) -> Vec<String> {
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    tracing::subscriber::with_default(Warnings(lines.clone()), || {
+        for n in 0..10 {
+            let (_, flushed) = mover.store(pool, None, Addr(n << 16), &[n as u8; 64 << 10], None).unwrap();
+            pool.fence(flushed);
+            assert!(holds(pool, n << 16, &[n as u8; 64 << 10]));
+        }
+    });
+    lines.lock().unwrap().clone()
+}
+
+#[test]
+fn whoever_asked_for_a_dsa_is_told_once_why_the_cpu_copies() {
+    let pool = pools().remove(0);
+    if !has_dsa() {
+        let mover = Mover::new(&pool, EngineKind::Dsa, Profile::default());
+        let said = warnings(&mover, &pool);
+        assert_eq!(said.len(), 1, "{said:?}");
+        let missing = lodestone::mover::dsa_sysfs::find(&Places::default()).missing().unwrap();
+        assert_eq!(said[0], format!("engine dsa: {missing}; the CPU copies instead"));
+        assert_eq!(mover.moved().busy, 10);
+    }
+    let tree = Tree::new();
+    tree.lists("dsa0", DEVICE, &[]).lists("wq0.0", SHARED, &[]);
+    symlink("/dev/full", tree.file("wq0.0")).unwrap();
+    let said = warnings(&mover(&pool, engine(&tree)), &pool);
+    let file = tree.file("wq0.0").display().to_string();
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(said[0].contains(&file) && said[0].ends_with("from now on the CPU copies"), "{said:?}");
+}
