@@ -265,8 +265,9 @@ fn every_engine_conforms() {
             conforms(pool, &mover, Some(kind));
             for mover in [for_all, mover] {
                 let moved = mover.moved();
-                if kind == EngineKind::Dsa && !has_dsa() {
-                    assert!(moved.copies == 0 && moved.busy > 0, "{moved:?}");
+                if kind == EngineKind::Dsa {
+                    // A real one meets pages that are not there, and queues that others fill.
+                    assert!(if has_dsa() { moved.bytes > 0 } else { moved.copies == 0 && moved.busy > 0 });
                     continue;
                 }
                 assert_eq!(moved.bytes > 0, kind != EngineKind::Cpu, "{kind}: {moved:?}");

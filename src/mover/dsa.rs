@@ -129,6 +129,18 @@ impl Record {
         }
     }
 
+    /// Why it did not end well, for the log.
+    pub fn cause(&self) -> String {
+        match self.status & STATUS_BITS {
+            PAGE_FAULT_NOBOF => {
+                let access = if self.status & FAULT_OF_WRITE == 0 { "read" } else { "written" };
+                format!("the page at {:#x}, to be {access}, is not there", self.fault_addr)
+            }
+            NONE => "the device did not answer".to_owned(),
+            status => format!("the device reports status {status:#04x}"),
+        }
+    }
+
     /// That a copy met a page that is not there.
     pub fn page_fault(bytes_completed: u32, fault_addr: u64, of_write: bool) -> Record {
         let status = PAGE_FAULT_NOBOF | if of_write { FAULT_OF_WRITE } else { 0 };
@@ -201,6 +213,16 @@ mod tests {
         // Whatever a device says, no more counts than was asked for.
         assert_eq!(Record::page_fault(9000, 7, false).outcome(4096), (Status::Partial, 4096));
         assert_eq!(Record::of_status(HW_ERR1).outcome(4096), (Status::Failed, 0));
+        assert_eq!(
+            Record::page_fault(0, 0x7000, true).cause(),
+            "the page at 0x7000, to be written, is not there"
+        );
+        assert_eq!(
+            Record::page_fault(9, 0x8000, false).cause(),
+            "the page at 0x8000, to be read, is not there"
+        );
+        assert_eq!(Record::of_status(XFER_ERANGE).cause(), "the device reports status 0x13");
+        assert_eq!(Record::default().cause(), "the device did not answer");
     }
 
     #[test]

@@ -236,6 +236,7 @@ impl Memory {
                 crc = record.crc as u32;
             }
             if ended != Status::Done {
+                tracing::debug!("{done} of {} bytes were copied: {}", descriptor.size, record.cause());
                 all_well = false;
                 break;
             }
