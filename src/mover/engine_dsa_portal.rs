@@ -335,3 +335,68 @@ impl Portal for DsaPortal {
         resumed.notify_all();
     }
 }
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
+
+    use super::*;
+
+    const EACH: usize = size_of::<Descriptor>();
+
+    /// A queue that takes what a pipe does: whole pages of more than one, and nothing when it is full.
+    fn opened() -> (Open, OwnedFd) {
+        let (reader, file) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
+        fcntl_setpipe_size(&file, 4096).unwrap();
+        let page = Err("it is a pipe".to_owned());
+        (Open { page, file, process: std::process::id() }, reader)
+    }
+
+    fn numbered(count: u32) -> Vec<Descriptor> {
+        (0..count).map(|n| Descriptor::copy(1, 2, n, 0)).collect()
+    }
+
+    #[test]
+    fn a_write_that_is_cut_short_goes_on_where_it_was_cut() {
+        let (open, reader) = opened();
+        let list = numbered(200);
+        // SAFETY: nobody follows what is written to a pipe.
+        let count = unsafe { open.submit(&list) }.unwrap();
+        assert_eq!(count, 4096 / EACH, "as many as a page holds, and then EAGAIN");
+        let mut bytes = vec![0; 4096];
+        assert_eq!(rustix::io::read(&reader, &mut bytes).unwrap(), 4096);
+        let sizes = bytes.chunks(EACH).map(|d| u32::from_le_bytes(d[32..36].try_into().unwrap()));
+        assert!(sizes.eq(0..count as u32), "each came once, in order");
+        let rest = &list[count..];
+        // SAFETY: as above.
+        assert_eq!(unsafe { open.submit(rest) }.unwrap(), count, "and the next ones when there is room");
+    }
+
+    #[test]
+    fn a_write_that_fails_says_why() {
+        let (open, reader) = opened();
+        drop(reader);
+        // SAFETY: nobody follows what is written to a pipe.
+        let (count, why) = unsafe { open.submit(&numbered(3)) }.unwrap_err();
+        assert_eq!(count, 0);
+        assert!(why.unwrap().starts_with("it is a pipe, and writing to it: "));
+    }
+
+    #[test]
+    fn what_keeps_a_queue_closed_says_what_to_do() {
+        let facts = dsa_sysfs::Queue {
+            name: "wq0.0".to_owned(),
+            file: "/dev/dsa/wq0.0".into(),
+            shared: false,
+            size: 8,
+            node: None,
+            offer: Offer::ALL,
+        };
+        assert_eq!(
+            refusal(&facts, Errno::ACCESS),
+            "/dev/dsa/wq0.0 is not permitted to this user (chgrp a group of this user and chmod g+rw /dev/dsa/wq0.0)"
+        );
+        assert!(refusal(&facts, Errno::BUSY).contains("in use: a dedicated queue serves one process"));
+        assert!(refusal(&facts, Errno::NXIO).starts_with("/dev/dsa/wq0.0 cannot be opened: "));
+    }
+}
