@@ -57,5 +57,6 @@ fn one_operation_whose_data_a_device_copies() {
         image: Image::Fresh,
         copier: Copier::PastCaches,
     };
-    hold(vec![place, Place { copier: Copier::IntoCaches, data: DataMode::InPlace, ..place }]);
+    let by_alignment = Place { copier: Copier::ByAlignment, ..place };
+    hold(vec![place, Place { copier: Copier::IntoCaches, data: DataMode::InPlace, ..place }, by_alignment]);
 }

@@ -10,12 +10,20 @@ use lodestone::media::{
     Addr, Dirty, Domain, Durable, Fault, Flushed, LINE, Media, Pool, PoolOptions, crc32c,
 };
 use lodestone::mover::completion::{Completion, Status};
-use lodestone::mover::engine_dsa::{Dsa, Portal};
+use lodestone::mover::dsa_sysfs::Places;
+use lodestone::mover::engine_dsa::{Dsa, Offer, Portal};
 use lodestone::mover::engine_emu::{Emulated, Model};
 use lodestone::mover::engine_port::*;
 use lodestone::mover::profile::{Limits, Profile, Thresholds};
 use lodestone::mover::{EngineKind, Mover};
 use lodestone::sim::media::{Keep, Rng, SimMedia};
+
+#[cfg(not(miri))]
+#[path = "mover/dsa.rs"]
+mod dsa;
+#[cfg(not(miri))]
+#[path = "mover/dsa_peer.rs"]
+mod dsa_peer;
 
 const MEDIA_BYTES: usize = 4 << 20;
 const COPY_BYTES_MAX: usize = 300 << 10;
@@ -30,19 +38,36 @@ const LIMITS: Limits = Limits {
     in_flight_max: Some(3),
 };
 
-/// An engine that copies as one does that stores into the caches, and that does not always come to the end.
+/// An engine that does not always come to the end. What is told to go into the caches is not written back; what goes
+/// past them is durable as `past` says.
 struct Faulty {
     capability: Capability,
+    past: Durability,
     turns: AtomicU32,
 }
 
 impl Faulty {
-    fn new(alignment: usize, durability: Durability) -> Box<Faulty> {
-        let capability =
-            Capability { smallest_bytes: 4 << 10, alignment, durability, shares_reads: true, channels: 3 };
-        Box::new(Faulty { capability, turns: AtomicU32::new(0) })
+    fn new(alignment: usize, routes: Routes, past: Durability) -> Box<Faulty> {
+        let capability = Capability {
+            smallest_bytes: 4 << 10,
+            largest_bytes: 100 << 10,
+            alignment,
+            routes,
+            shares_reads: true,
+            channels: 3,
+        };
+        Box::new(Faulty { capability, past, turns: AtomicU32::new(0) })
     }
 }
+
+/// Each way to say when a copy is durable.
+const ROUTES: [(Routes, Durability); 5] = [
+    (Routes::PAST_CACHES, Durability::OnCompletion),
+    (Routes::PAST_CACHES, Durability::Fence),
+    (Routes::INTO_CACHES, Durability::WriteBack),
+    (Routes::BOTH, Durability::OnCompletion),
+    (Routes::BOTH, Durability::Fence),
+];
 
 impl<M: Media> Engine<M> for Faulty {
     fn capability(&self) -> Capability {
@@ -60,6 +85,7 @@ impl<M: Media> Engine<M> for Faulty {
     ) -> Result<Ticket, Refused> {
         assert!(channel < 3, "channel {channel}");
         let bytes: usize = batch.iter().map(|t| t.len).sum();
+        assert!(bytes <= self.capability.largest_bytes);
         let until = match self.turns.fetch_add(1, Ordering::Relaxed) % 7 {
             0 => return Err(Refused::Full),
             1 => return Err(Refused::Gone),
@@ -68,17 +94,24 @@ impl<M: Media> Engine<M> for Faulty {
             4 => bytes - 1,
             _ => bytes,
         };
-        let (mut done, mut crc) = (0, crc.unwrap_or(0));
+        let (mut done, mut crc, mut durability) = (0, crc.unwrap_or(0), self.past);
         for transfer in batch {
             let now = transfer.len.min(until - done);
             match transfer.dram {
-                Dram::From(from) => {
+                Dram::From(from, route) => {
                     assert!(transfer.at.0.is_multiple_of(self.capability.alignment as u64));
                     assert!(transfer.len.is_multiple_of(self.capability.alignment));
+                    let Routes { past_caches, into_caches } = self.capability.routes;
+                    assert!(if route == Route::PastCaches { past_caches } else { into_caches });
+                    let skewed = !(transfer.at.0 ^ from.addr() as u64).is_multiple_of(LINE as u64);
+                    assert!(route == Route::IntoCaches || self.capability.alignment == 1 || !skewed);
+                    if route == Route::IntoCaches {
+                        durability = Durability::WriteBack;
+                    }
                     // SAFETY: whoever submits vouches for the bytes.
                     let from = unsafe { std::slice::from_raw_parts(from, now) };
                     let dirty = media.copy_cached(transfer.at, from).unwrap();
-                    match self.capability.durability {
+                    match durability {
                         Durability::WriteBack => dirty.redundant("the mover writes it back"),
                         Durability::OnCompletion => {
                             media.fence(media.flush(dirty));
@@ -99,7 +132,7 @@ impl<M: Media> Engine<M> for Faulty {
             n if n < bytes => Status::Partial,
             _ => Status::Done,
         };
-        let done = Completion { status, bytes: done as u64, crc, nanoseconds: 1000 };
+        let done = Completion { status, bytes: done as u64, crc, durability, nanoseconds: 1000 };
         Ok(Ticket::ended(done))
     }
 
@@ -202,6 +235,12 @@ fn copies() -> usize {
     })
 }
 
+/// Whether this machine has a work queue: without one the CPU copies.
+fn has_dsa() -> bool {
+    let found = lodestone::mover::dsa_sysfs::find(&Places::default());
+    found.missing().is_none()
+}
+
 /// From four threads, each in its own part, of which the edges share lines.
 fn conforms<M: Media>(media: &M, mover: &Mover<M>, via: Option<EngineKind>) {
     const THREADS: usize = 4;
@@ -226,6 +265,11 @@ fn every_engine_conforms() {
             conforms(pool, &mover, Some(kind));
             for mover in [for_all, mover] {
                 let moved = mover.moved();
+                if kind == EngineKind::Dsa {
+                    // A real one meets pages that are not there, and queues that others fill.
+                    assert!(if has_dsa() { moved.bytes > 0 } else { moved.copies == 0 && moved.busy > 0 });
+                    continue;
+                }
                 assert_eq!(moved.bytes > 0, kind != EngineKind::Cpu, "{kind}: {moved:?}");
                 assert_eq!((moved.finished, moved.busy), (0, 0), "{kind}: {moved:?}");
             }
@@ -237,9 +281,9 @@ fn every_engine_conforms() {
 fn what_an_engine_leaves_undone_is_done() {
     for pool in &pools() {
         for alignment in [1, LINE] {
-            for durability in [Durability::OnCompletion, Durability::Fence, Durability::WriteBack] {
+            for (routes, past) in ROUTES {
                 let mover = Mover::new(pool, EngineKind::Cpu, Profile::default());
-                mover.give(Faulty::new(alignment, durability), LIMITS);
+                mover.give(Faulty::new(alignment, routes, past), LIMITS);
                 conforms(pool, &mover, None);
                 let moved = mover.moved();
                 assert!(moved.busy > 0 && moved.finished > 0 && moved.copies > moved.finished, "{moved:?}");
@@ -251,12 +295,12 @@ fn what_an_engine_leaves_undone_is_done() {
 #[test]
 fn a_fence_makes_durable_what_any_engine_stored() {
     let own = EngineKind::NAMED.map(|kind| (kind, None));
-    let given = [Durability::WriteBack, Durability::Fence].map(|d| (EngineKind::Given, Some(d)));
-    for (kind, durability) in own.into_iter().chain(given) {
+    let given = ROUTES.map(|routes| (EngineKind::Given, Some(routes)));
+    for (kind, routes) in own.into_iter().chain(given) {
         let media = SimMedia::new(vec![0; MEDIA_BYTES], Domain::Memory);
         let mover = Mover::new(&media, EngineKind::Cpu, Profile::default());
-        if let Some(durability) = durability {
-            mover.give(Faulty::new(LINE, durability), LIMITS);
+        if let Some((routes, past)) = routes {
+            mover.give(Faulty::new(LINE, routes, past), LIMITS);
         }
         let mut rng = Rng::new(3);
         for _ in 0..60 {
@@ -454,7 +498,7 @@ fn a_panic_meanwhile_waits_for_the_copy() {
     let mover = Mover::new(&pool, EngineKind::Delegate, Profile::default());
     let engine = mover.engine(EngineKind::Delegate).unwrap();
     let bytes = vec![5; 1 << 20];
-    let mut transfer = Transfer::ToMedia { at: Addr(4096), from: &bytes };
+    let mut transfer = Transfer::ToMedia { at: Addr(4096), from: &bytes, route: Route::PastCaches };
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         carry(engine, &pool, (0, 0), &mut transfer, None, || panic!("meanwhile"))
     }));
@@ -466,8 +510,9 @@ fn a_panic_meanwhile_waits_for_the_copy() {
 
 // ---- the emulated device ----
 
-fn device(model: Model, durability: Durability) -> Box<Dsa<Emulated>> {
-    Box::new(Dsa::new(Emulated::new(model), durability))
+fn device(model: Model, routes: Routes) -> Box<Dsa<Emulated>> {
+    let offer = Offer { routes, ..model.offer };
+    Box::new(Dsa::new(Emulated::new(Model { offer, ..model })))
 }
 
 #[test]
@@ -483,9 +528,9 @@ fn an_emulated_device_conforms_whatever_it_does() {
     let eager = Limits { in_flight_max: None, ..LIMITS };
     for pool in &pools() {
         for model in models {
-            for durability in [Durability::OnCompletion, Durability::WriteBack] {
+            for routes in [Routes::PAST_CACHES, Routes::INTO_CACHES, Routes::BOTH] {
                 let mover = Mover::new(pool, EngineKind::Cpu, Profile::default());
-                mover.give(device(model, durability), eager);
+                mover.give(device(model, routes), eager);
                 conforms(pool, &mover, None);
                 let moved = mover.moved();
                 assert!(moved.bytes > 0 || model.faults.is_some_and(|(one_in, _)| one_in == 1), "{moved:?}");
@@ -506,7 +551,7 @@ fn submit<'a>(
 ) -> Ticket {
     let raw = |&(at, from): &(u64, &'a [u8])| RawTransfer {
         at: Addr(at),
-        dram: Dram::From(from.as_ptr()),
+        dram: Dram::From(from.as_ptr(), Route::PastCaches),
         len: from.len(),
     };
     let batch: Vec<RawTransfer> = copies.iter().map(raw).collect();
@@ -524,7 +569,7 @@ fn holds(pool: &Pool, at: u64, bytes: &[u8]) -> bool {
 fn a_batch_is_one_submission_and_one_checksum() {
     let pool = pools().remove(0);
     for model in [Model::default(), Model { ring: 1, channels: 1, ..Model::default() }] {
-        let engine = device(model, Durability::OnCompletion);
+        let engine = device(model, Routes::PAST_CACHES);
         let bytes = random(&mut Rng::new(4), 3 << 20);
         let (a, rest) = bytes.split_at(5000);
         let (b, c) = rest.split_at(64);
@@ -537,7 +582,7 @@ fn a_batch_is_one_submission_and_one_checksum() {
         assert!(copies.iter().all(|(at, bytes)| holds(&pool, *at, bytes)));
     }
     // What fails in a batch ends what counts of it.
-    let engine = device(Model { faults: Some((2, 3)), ..Model::default() }, Durability::OnCompletion);
+    let engine = device(Model { faults: Some((2, 3)), ..Model::default() }, Routes::PAST_CACHES);
     let bytes = [7; 4096];
     let mut ended = [0; 3];
     for n in 0..60u8 {
@@ -559,7 +604,7 @@ fn a_batch_is_one_submission_and_one_checksum() {
 #[test]
 fn channels_overtake_each_other() {
     let pool = pools().remove(0);
-    let engine = device(Model { channels: 2, ..Model::default() }, Durability::OnCompletion);
+    let engine = device(Model { channels: 2, ..Model::default() }, Routes::PAST_CACHES);
     let (large, small) = (random(&mut Rng::new(8), 1 << 20), random(&mut Rng::new(9), 4096));
     engine.portal().suspend(0);
     let first = submit(&*engine, &pool, 0, &[(1 << 20, &large)], None);
@@ -579,7 +624,7 @@ fn a_copy_rests_in_the_middle_and_goes_on_from_there() {
     const TRIES: u64 = 200;
     const PIECE: usize = 16 << 10;
     let pool = pools().remove(0);
-    let engine = device(Model { bytes_per_s: Some(256 << 20), ..Model::default() }, Durability::OnCompletion);
+    let engine = device(Model { bytes_per_s: Some(256 << 20), ..Model::default() }, Routes::PAST_CACHES);
     let rested = (1..=TRIES).any(|seed| {
         let bytes = random(&mut Rng::new(seed), 1 << 20);
         let come = || {
@@ -609,7 +654,7 @@ fn a_device_that_vanishes_under_load_loses_nothing() {
     for count in [0, 1, 40] {
         let model = Model { vanishes_after: Some(count), ..Model::default() };
         let mover = Mover::new(&pool, EngineKind::Cpu, Profile::default());
-        mover.give(device(model, Durability::OnCompletion), LIMITS);
+        mover.give(device(model, Routes::PAST_CACHES), LIMITS);
         conforms(&pool, &mover, None);
         let moved = mover.moved();
         assert!(moved.copies <= count.into() && moved.busy > 0, "{moved:?}");
@@ -659,5 +704,5 @@ fn names_of_engines_are_read() {
         assert_eq!(kind.name().parse(), Ok(kind));
     }
     let said = "gpu".parse::<EngineKind>().unwrap_err().to_string();
-    assert_eq!(said, "there is no engine 'gpu': cpu, semaphore, delegate, emu are wanted");
+    assert_eq!(said, "there is no engine 'gpu': cpu, semaphore, delegate, dsa, emu are wanted");
 }

@@ -1,5 +1,11 @@
 //! What an Intel Data Streaming Accelerator is told, and what it answers: descriptors of 64 bytes and completion records
 //! of 32, as `linux/idxd.h` has them. No access to memory here: who follows these addresses is a portal's other end.
+//!
+//! **Checksums.** Of a copy with a checksum the device inverts the seed before and the result after (unless a flag asks it
+//! not to, which is never set here), bits reflected, with the polynomial of CRC-32C: what it writes down is what
+//! [`crate::media::crc32c`] gives for the same bytes and the same seed, 0 to begin. So one result is the next one's seed,
+//! in memory as well. (Concluded from SPDK, which inverts a device's result once more to get the bare state; no device has
+//! confirmed it here. The checksum of what was copied is verified at recovery as every other.)
 
 use super::completion::Status;
 
@@ -9,6 +15,8 @@ pub const OPCODE_COPY_CRC: u32 = 0x11;
 
 /// It begins when all before it in its batch have ended.
 pub const FLAG_FENCE: u32 = 0x0001;
+/// A page that is not there is waited for; without it the copy ends there.
+pub const FLAG_BOF: u32 = 0x0002;
 /// The completion record's address is valid, and a record is wanted.
 pub const FLAG_CRAV: u32 = 0x0004;
 pub const FLAG_RCR: u32 = 0x0008;
@@ -18,12 +26,15 @@ pub const FLAG_CC: u32 = 0x0100;
 pub const FLAG_DRDBK: u32 = 0x4000;
 /// Of a checksum: its seed is read from memory.
 pub const FLAG_SEED_FROM_MEMORY: u32 = 0x01_0000;
+/// All of them: the operation is above.
+const FLAGS: u32 = 0x00ff_ffff;
 
 pub const NONE: u8 = 0;
 pub const SUCCESS: u8 = 1;
 pub const PAGE_FAULT_NOBOF: u8 = 3;
 pub const BATCH_FAIL: u8 = 5;
 pub const BAD_OPCODE: u8 = 0x10;
+pub const INVALID_FLAGS: u8 = 0x11;
 pub const XFER_ERANGE: u8 = 0x13;
 pub const DESC_CNT_ERANGE: u8 = 0x14;
 pub const HW_ERR1: u8 = 0x20;
@@ -58,19 +69,15 @@ pub struct Descriptor {
 const _: () = assert!(size_of::<Descriptor>() == 64);
 
 impl Descriptor {
-    /// A copy; with a checksum of what is copied, where one is given to be continued.
-    pub fn copy(src_addr: u64, dst_addr: u64, size: u32, flags: u32, crc: Option<u32>) -> Descriptor {
-        let opcode = if crc.is_some() { OPCODE_COPY_CRC } else { OPCODE_MEMMOVE };
-        let flags = flags | FLAG_CRAV | FLAG_RCR;
-        let crc_seed = crc.unwrap_or(0);
-        Descriptor {
-            flags_opcode: flags | opcode << 24,
-            src_addr,
-            dst_addr,
-            size,
-            crc_seed,
-            ..Descriptor::default()
-        }
+    pub fn copy(src_addr: u64, dst_addr: u64, size: u32, flags: u32) -> Descriptor {
+        let flags_opcode = flags | FLAG_CRAV | FLAG_RCR | OPCODE_MEMMOVE << 24;
+        Descriptor { flags_opcode, src_addr, dst_addr, size, ..Descriptor::default() }
+    }
+
+    /// A copy with a checksum of what is copied, continued from here.
+    pub fn with_crc(self, crc_seed: u32) -> Descriptor {
+        let flags = self.flags_opcode & FLAGS;
+        Descriptor { flags_opcode: flags | OPCODE_COPY_CRC << 24, crc_seed, ..self }
     }
 
     pub fn batch(list_addr: u64, count: u32) -> Descriptor {
@@ -122,6 +129,18 @@ impl Record {
         }
     }
 
+    /// Why it did not end well, for the log.
+    pub fn cause(&self) -> String {
+        match self.status & STATUS_BITS {
+            PAGE_FAULT_NOBOF => {
+                let access = if self.status & FAULT_OF_WRITE == 0 { "read" } else { "written" };
+                format!("the page at {:#x}, to be {access}, is not there", self.fault_addr)
+            }
+            NONE => "the device did not answer".to_owned(),
+            status => format!("the device reports status {status:#04x}"),
+        }
+    }
+
     /// That a copy met a page that is not there.
     pub fn page_fault(bytes_completed: u32, fault_addr: u64, of_write: bool) -> Record {
         let status = PAGE_FAULT_NOBOF | if of_write { FAULT_OF_WRITE } else { 0 };
@@ -146,6 +165,7 @@ mod tests {
         };
         let flags = [
             ("FENCE", FLAG_FENCE),
+            ("BOF", FLAG_BOF),
             ("CRAV", FLAG_CRAV),
             ("RCR", FLAG_RCR),
             ("CC", FLAG_CC),
@@ -175,6 +195,7 @@ mod tests {
             ("COMP_PAGE_FAULT_NOBOF", PAGE_FAULT_NOBOF.into()),
             ("COMP_BATCH_FAIL", BATCH_FAIL.into()),
             ("COMP_BAD_OPCODE", BAD_OPCODE.into()),
+            ("COMP_INVALID_FLAGS", INVALID_FLAGS.into()),
             ("COMP_XFER_ERANGE", XFER_ERANGE.into()),
             ("COMP_DESC_CNT_ERANGE", DESC_CNT_ERANGE.into()),
             ("COMP_HW_ERR1", HW_ERR1.into()),
@@ -192,11 +213,21 @@ mod tests {
         // Whatever a device says, no more counts than was asked for.
         assert_eq!(Record::page_fault(9000, 7, false).outcome(4096), (Status::Partial, 4096));
         assert_eq!(Record::of_status(HW_ERR1).outcome(4096), (Status::Failed, 0));
+        assert_eq!(
+            Record::page_fault(0, 0x7000, true).cause(),
+            "the page at 0x7000, to be written, is not there"
+        );
+        assert_eq!(
+            Record::page_fault(9, 0x8000, false).cause(),
+            "the page at 0x8000, to be read, is not there"
+        );
+        assert_eq!(Record::of_status(XFER_ERANGE).cause(), "the device reports status 0x13");
+        assert_eq!(Record::default().cause(), "the device did not answer");
     }
 
     #[test]
     fn descriptors_have_their_fields_where_the_device_looks() {
-        let copy = Descriptor::copy(0x1111, 0x2222, 77, FLAG_CC, Some(5)).seeded_from(0x4000);
+        let copy = Descriptor::copy(0x1111, 0x2222, 77, FLAG_CC).with_crc(5).seeded_from(0x4000);
         assert_eq!(std::mem::offset_of!(Descriptor, completion_addr), 8);
         assert_eq!(std::mem::offset_of!(Descriptor, src_addr), 16);
         assert_eq!(std::mem::offset_of!(Descriptor, dst_addr), 24);

@@ -113,7 +113,7 @@ impl<M: Media> Queue<M> {
                     (media, copy_batch(media, &work.batch, work.crc))
                 };
                 media.fence(flushed);
-                completion
+                Completion { durability: Durability::OnCompletion, ..completion }
             };
             // What panics here panics again in the caller, which does what was not done.
             let completion = catch_unwind(AssertUnwindSafe(copy)).unwrap_or(Completion::failed());
@@ -166,7 +166,7 @@ impl<M: Media> Delegate<M> {
 
 impl<M: Media> Engine<M> for Delegate<M> {
     fn capability(&self) -> Capability {
-        Capability::of_threads(Durability::OnCompletion)
+        Capability::of_threads()
     }
 
     // SAFETY: what the trait asks of the caller.

@@ -1,53 +1,116 @@
 //! Engines that are told by descriptors what to copy: the memory for those is made once, a request is one submission,
 //! be it one descriptor or a batch, and whoever waits looks at completion records (Fastmove §5.1).
 //!
+//! Queues differ: one takes no batches, another makes no checksums, a third cannot say when a store has reached memory.
+//! What a queue does not offer is done another way: descriptors one by one, the checksum by the CPU while the device
+//! copies, stores into the caches. A queue that is gone is passed over; when all are, the engine takes nothing.
+//!
 //! **Invariants.**
 //! 1. A slot belongs, in this order and to one at a time: to nobody (in `free`), to a caller that fills it, to the device
-//!    behind the portal, and, once the status of its last record is written, to the caller that waits for it.
+//!    behind the portal, and, once the status of its last record is written, to the caller that waits for it. A device
+//!    that stays silent is given up: when `give_up` has returned it follows no address any more.
 //! 2. The device follows addresses of a slot only while it has it: meanwhile who submitted vouches for the bytes and for
-//!    media, and the slot stays: the portal, which waits for its device, is dropped before the slots.
+//!    media, and waits for the ticket; the portal, which waits for its device, is dropped before the slots.
 
-use std::cell::UnsafeCell;
-use std::mem::offset_of;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use crossbeam_utils::Backoff;
 use parking_lot::Mutex;
-use smallvec::SmallVec;
 
 use super::completion::{Completion, Status};
-use super::dsa::{self, BATCH_MAX, Descriptor, Record, TRANSFER_BYTES_MAX};
-use super::engine_port::{Capability, Dram, Durability, Engine, Place, RawTransfer, Refused, Ticket};
+use super::dsa::{BATCH_MAX, Descriptor, TRANSFER_BYTES_MAX};
+use super::engine_dsa_slot::{Request, Slot};
+use super::engine_port::{Capability, Engine, Place, RawTransfer, Refused, Routes, Ticket};
 use super::profile::SMALLEST_BYTES;
-use crate::media::{LINE, Media};
+use crate::media::{ByAddress, LINE, Media};
 
 /// Requests under way at most.
 const SLOTS: usize = 128;
 
-/// Whether a portal accepted a descriptor.
+/// What a portal accepted of several descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Taken {
-    Yes,
-    /// Later, perhaps.
-    Full,
-    /// Never again.
-    Gone,
+pub struct Taken {
+    /// So many, from the first one on.
+    pub count: usize,
+    /// Why not the others: later perhaps, or never again.
+    pub rest: Option<Refused>,
+}
+
+/// What one channel of a portal can.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// Bytes of one descriptor at most.
+    pub transfer_bytes_max: usize,
+    /// Descriptors of one batch at most; less than 2: it takes no batches.
+    pub batch_max: usize,
+    /// Past the caches only where the device reads back what it stored: for otherwise nobody knows when that has
+    /// reached memory.
+    pub routes: Routes,
+    /// It can be told to store into the caches; otherwise it does as it likes.
+    pub cache_control: bool,
+    pub copy_crc: bool,
+    /// It waits for pages that are not there.
+    pub block_on_fault: bool,
+}
+
+impl Offer {
+    /// All that this program makes use of.
+    pub const ALL: Offer = Offer {
+        transfer_bytes_max: TRANSFER_BYTES_MAX,
+        batch_max: BATCH_MAX,
+        routes: Routes::BOTH,
+        cache_control: true,
+        copy_crc: true,
+        block_on_fault: true,
+    };
+
+    pub(super) fn transfer_bytes(&self) -> usize {
+        self.transfer_bytes_max.clamp(1, TRANSFER_BYTES_MAX)
+    }
+
+    pub(super) fn takes_batch(&self, count: usize) -> bool {
+        (2..=self.batch_max).contains(&count)
+    }
 }
 
 /// Where a device takes descriptors.
 pub trait Portal: Send + Sync + 'static {
+    /// One at least.
     fn channels(&self) -> usize;
 
-    /// Hands a descriptor over.
+    fn offer(&self, channel: usize) -> Offer;
+
+    /// The NUMA node of a channel's device, where that is known.
+    fn node(&self, _channel: usize) -> Option<u32> {
+        None
+    }
+
+    /// Hands descriptors over, as many as are accepted.
     ///
     /// # Safety
     ///
-    /// Until the status of its completion record is written: all ranges that it names, and those that its batch names,
-    /// are mapped; what is copied from is not changed; what is copied to, records included, is nobody else's.
-    unsafe fn submit(&self, channel: usize, descriptor: &Descriptor) -> Taken;
+    /// For each of them, until the status of its completion record is written, or [`give_up`](Portal::give_up) has
+    /// returned true: all ranges that it names, and those that its batch names, are mapped; what is copied from is not
+    /// changed; what is copied to, records included, is nobody else's.
+    unsafe fn submit(&self, channel: usize, descriptors: &[Descriptor]) -> Taken;
 
-    /// Returns once the channel rests. Copies may rest in the middle.
+    /// What happened, where it takes nothing any more.
+    fn why_gone(&self) -> String {
+        "its device is gone".to_owned()
+    }
+
+    /// So many descriptors of those that were taken have ended, as their records say.
+    fn ended(&self, _channel: usize, _descriptors: usize) {}
+
+    /// Somebody waits in vain since `since`. True: the channel is closed, and its device follows no address any more that
+    /// it was given there; what has no status in its record was not done.
+    fn give_up(&self, _channel: usize, _since: Instant) -> bool {
+        false
+    }
+
+    /// From now on no descriptor begins; those under way go on to their end where the device cannot rest in the middle,
+    /// and rest when this returns where it can.
     fn suspend(&self, channel: usize);
 
     fn resume(&self, channel: usize);
@@ -55,221 +118,196 @@ pub trait Portal: Send + Sync + 'static {
 
 pub struct Dsa<P: Portal> {
     portal: P,
-    durability: Durability,
+    offers: Box<[Offer]>,
+    gone: Box<[AtomicBool]>,
+    /// By region, the channels whose device is on its node; where there are none, all.
+    near: Box<[Box<[usize]>]>,
+    capability: Capability,
     slots: Box<[Slot]>,
     free: Mutex<Vec<usize>>,
     said_gone: AtomicBool,
+    copier: ByAddress,
 }
-
-struct Slot(UnsafeCell<Memory>);
-
-/// What a device reads and writes of one request.
-#[repr(C, align(64))]
-struct Memory {
-    list: [Descriptor; BATCH_MAX],
-    batch_record: Record,
-    records: [Record; BATCH_MAX],
-    count: usize,
-    with_crc: bool,
-    begun: Instant,
-}
-
-// SAFETY: invariant 1.
-unsafe impl Sync for Slot {}
-// SAFETY: invariant 1.
-unsafe impl Send for Slot {}
 
 impl<P: Portal> Dsa<P> {
-    /// `durability` says which way the device is told to store: past the caches, or into them.
-    pub fn new(portal: P, durability: Durability) -> Dsa<P> {
-        let memory = || Memory {
-            list: [Descriptor::default(); BATCH_MAX],
-            batch_record: Record::default(),
-            records: [Record::default(); BATCH_MAX],
-            count: 0,
-            with_crc: false,
-            begun: Instant::now(),
+    /// Stores go past the caches or into them, as each channel offers: an engine that is to be told copy by copy needs
+    /// channels that all can do the same.
+    pub fn new(portal: P) -> Dsa<P> {
+        let offers: Box<[Offer]> = (0..portal.channels()).map(|channel| portal.offer(channel)).collect();
+        let routes = Routes {
+            past_caches: offers.iter().all(|offer| offer.routes.past_caches),
+            into_caches: offers.iter().all(|offer| offer.routes.into_caches),
+        };
+        assert!(routes.past_caches || routes.into_caches, "the channels have no route in common");
+        let one_request = |offer: &Offer| offer.transfer_bytes() * offer.batch_max.clamp(1, BATCH_MAX);
+        let capability = Capability {
+            smallest_bytes: SMALLEST_BYTES,
+            largest_bytes: offers.iter().map(one_request).min().expect("a portal has channels"),
+            alignment: if routes.past_caches { LINE } else { 1 },
+            routes,
+            shares_reads: true,
+            channels: offers.len(),
         };
         Dsa {
-            portal,
-            durability,
-            slots: (0..SLOTS).map(|_| Slot(UnsafeCell::new(memory()))).collect(),
+            gone: offers.iter().map(|_| AtomicBool::new(false)).collect(),
+            near: Box::default(),
+            capability,
+            slots: (0..SLOTS).map(|_| Slot::new()).collect(),
             free: Mutex::new((0..SLOTS).collect()),
             said_gone: AtomicBool::new(false),
+            copier: ByAddress::default(),
+            offers,
+            portal,
         }
+    }
+
+    /// Prefers, for each region, the devices on its node.
+    pub fn near(self, regions: &[Option<u32>]) -> Dsa<P> {
+        let all = 0..self.offers.len();
+        let of = |node: &Option<u32>| {
+            let there = |channel: &usize| node.is_some() && self.portal.node(*channel) == *node;
+            let near: Box<[usize]> = all.clone().filter(there).collect();
+            if near.is_empty() { all.clone().collect() } else { near }
+        };
+        Dsa { near: regions.iter().map(of).collect(), ..self }
     }
 
     pub fn portal(&self) -> &P {
         &self.portal
     }
 
-    /// The status byte that is written last.
-    fn last_status(&self, slot: usize) -> &AtomicU8 {
-        let memory = self.slots[slot].0.get();
-        // SAFETY: the slot is there as long as the engine; its status bytes are touched as atomics alone while the device
-        // may write them.
-        unsafe {
-            let count = (&raw const (*memory).count).read();
-            let record = match count {
-                1 => &raw mut (*memory).records[0],
-                _ => &raw mut (*memory).batch_record,
-            };
-            AtomicU8::from_ptr(record.cast())
-        }
+    /// The channels to try for a region, the one whose turn it is first.
+    fn channels(&self, region: usize, turn: usize) -> impl Iterator<Item = usize> + '_ {
+        let count = self.offers.len();
+        let near = self.near.get(region);
+        let first = near.map_or(turn % count, |near| near[turn % near.len()]);
+        std::iter::once(first).chain((1..count).map(move |n| (first + n) % count))
     }
-}
 
-/// The descriptors of a batch, whose records are at `memory`; none where they are too many, or media is mapped nowhere.
-fn descriptors<M: Media>(
-    memory: *mut Memory,
-    media: &M,
-    batch: &[RawTransfer],
-    crc: Option<u32>,
-    durability: Durability,
-) -> Option<SmallVec<[Descriptor; 4]>> {
-    let records = memory.expose_provenance() as u64 + offset_of!(Memory, records) as u64;
-    let mut list: SmallVec<[Descriptor; 4]> = SmallVec::new();
-    for transfer in batch {
-        let mapped = media.mapped(transfer.at, transfer.len)?.expose_provenance() as u64;
-        let (from, to, flags) = match (transfer.dram, durability) {
-            (Dram::From(from), Durability::WriteBack) => {
-                (from.expose_provenance() as u64, mapped, dsa::FLAG_CC)
-            }
-            (Dram::From(from), _) => (from.expose_provenance() as u64, mapped, dsa::FLAG_DRDBK),
-            (Dram::To(to), _) => (mapped, to.expose_provenance() as u64, dsa::FLAG_CC),
+    /// Whether no record will be written any more.
+    fn is_given_up(&self, slot: &Slot) -> bool {
+        let Request { channel, begun, .. } = slot.request();
+        let given_up = self.portal.give_up(channel, begun);
+        if given_up {
+            self.gone[channel].store(true, Ordering::Relaxed);
+        }
+        given_up
+    }
+
+    /// Hands a request over to one channel.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Engine::submit`]; the slot is the caller's alone.
+    unsafe fn submit_to<M: Media>(
+        &self,
+        channel: usize,
+        slot: &Slot,
+        media: &M,
+        batch: &[RawTransfer],
+        crc: Option<u32>,
+    ) -> Result<(), Refused> {
+        let offer = (channel, &self.offers[channel]);
+        // SAFETY: the slot is the caller's alone (invariant 1), and the device's from the submission on; the caller vouches
+        // for the bytes and for media.
+        let taken = unsafe {
+            let filled = slot.fill(media, batch, crc, offer).ok_or(Refused::Gone)?;
+            self.portal.submit(channel, &filled)
         };
-        for done in (0..transfer.len).step_by(TRANSFER_BYTES_MAX) {
-            let len = (transfer.len - done).min(TRANSFER_BYTES_MAX) as u32;
-            let copy = Descriptor::copy(from + done as u64, to + done as u64, len, flags, crc);
-            let record = records + (list.len() * size_of::<Record>()) as u64;
-            let seeded = if crc.is_some() && !list.is_empty() {
-                copy.seeded_from(record - size_of::<Record>() as u64)
-            } else {
-                copy
-            };
-            list.push(Descriptor { completion_addr: record, ..seeded });
+        if taken.count == 0 {
+            return Err(taken.rest.unwrap_or(Refused::Full));
         }
-    }
-    (1..=BATCH_MAX).contains(&list.len()).then_some(list)
-}
-
-/// Puts a request into its slot; what is to be submitted of it.
-///
-/// # Safety
-///
-/// The slot at `memory` is the caller's alone.
-unsafe fn fill(memory: *mut Memory, list: &[Descriptor], with_crc: bool) -> Descriptor {
-    let at = memory.expose_provenance() as u64;
-    let mut batch = Descriptor::batch(at + offset_of!(Memory, list) as u64, list.len() as u32);
-    batch.completion_addr = at + offset_of!(Memory, batch_record) as u64;
-    // SAFETY: the caller's. Through the raw pointer alone, which is the one that the device's addresses come from.
-    unsafe {
-        (&raw mut (*memory).batch_record).write(Record::default());
-        (&raw mut (*memory).records).write([Record::default(); BATCH_MAX]);
-        (&raw mut (*memory).list).cast::<Descriptor>().copy_from_nonoverlapping(list.as_ptr(), list.len());
-        (&raw mut (*memory).count).write(list.len());
-        (&raw mut (*memory).with_crc).write(with_crc);
-        (&raw mut (*memory).begun).write(Instant::now());
-    }
-    if list.len() == 1 { list[0] } else { batch }
-}
-
-impl Memory {
-    /// Once all records are written: the copies that count are those before the first that did not end well.
-    fn completion(&self) -> Completion {
-        let (mut status, mut bytes, mut crc) = (Status::Done, 0u64, 0);
-        for (descriptor, record) in self.list.iter().zip(&self.records).take(self.count) {
-            let (ended, done) = record.outcome(descriptor.size);
-            // A checksum of less than all of a copy is nobody's.
-            let counts = ended == Status::Done || !self.with_crc;
-            if counts {
-                bytes += u64::from(done);
-                crc = record.crc as u32;
-            }
-            if ended != Status::Done {
-                status = if bytes > 0 { Status::Partial } else { Status::Failed };
-                break;
-            }
+        // SAFETY: it is the caller's, but for what the device has.
+        unsafe { slot.handed_over(taken.count) };
+        if taken.rest == Some(Refused::Gone) {
+            self.gone[channel].store(true, Ordering::Relaxed);
         }
-        let nanoseconds = self.begun.elapsed().as_nanos() as u64;
-        Completion { status, bytes, crc, nanoseconds }
+        Ok(())
     }
 }
 
 impl<M: Media, P: Portal> Engine<M> for Dsa<P> {
     fn capability(&self) -> Capability {
-        Capability {
-            smallest_bytes: SMALLEST_BYTES,
-            alignment: if self.durability == Durability::OnCompletion { LINE } else { 1 },
-            durability: self.durability,
-            shares_reads: true,
-            channels: self.portal.channels(),
-        }
+        self.capability
     }
 
     // SAFETY: what the trait asks of the caller.
     unsafe fn submit(
         &self,
         media: &M,
-        _region: usize,
+        region: usize,
         channel: usize,
         batch: &[RawTransfer],
         crc: Option<u32>,
     ) -> Result<Ticket, Refused> {
-        let slot = self.free.lock().pop().ok_or(Refused::Full)?;
-        let memory = self.slots[slot].0.get();
-        let taken = match descriptors(memory, media, batch, crc, self.durability) {
-            None => Taken::Gone,
-            // SAFETY: the slot was free, so it is this caller's alone (invariant 1), and the device's from the submission
-            // on; the caller vouches for the bytes and for media.
-            Some(list) => unsafe {
-                let descriptor = fill(memory, &list, crc.is_some());
-                self.portal.submit(channel, &descriptor)
-            },
-        };
-        if taken != Taken::Yes {
-            self.free.lock().push(slot);
+        if batch.iter().all(|transfer| transfer.len == 0) {
+            let crc = crc.unwrap_or(0);
+            return Ok(Ticket::ended(Completion { status: Status::Done, crc, ..Completion::failed() }));
         }
-        match taken {
-            Taken::Yes => Ok(Ticket(Place::Slot { region: 0, slot })),
-            Taken::Full => Err(Refused::Full),
-            Taken::Gone => {
-                if !self.said_gone.swap(true, Ordering::Relaxed) {
-                    tracing::warn!("a copy engine takes nothing any more: from now on the CPU copies");
+        let slot = self.free.lock().pop().ok_or(Refused::Full)?;
+        let mut refused = Refused::Gone;
+        let mapped = batch.iter().all(|transfer| media.mapped(transfer.at, transfer.len).is_some());
+        for channel in self.channels(region, channel) {
+            if !mapped || self.gone[channel].load(Ordering::Relaxed) {
+                continue;
+            }
+            // SAFETY: the slot was free, so it is this caller's alone; the caller vouches for the rest.
+            match unsafe { self.submit_to(channel, &self.slots[slot], media, batch, crc) } {
+                Ok(()) => return Ok(Ticket(Place::Slot { region: 0, slot })),
+                Err(Refused::Gone) => {
+                    self.gone[channel].store(true, Ordering::Relaxed);
                 }
-                Err(Refused::Gone)
+                // What is full is left to the CPU: another channel has copies of its own (EasyIO §4.4).
+                Err(Refused::Full) => {
+                    refused = Refused::Full;
+                    break;
+                }
             }
         }
+        self.free.lock().push(slot);
+        if refused == Refused::Gone && !self.said_gone.swap(true, Ordering::Relaxed) {
+            let why = if mapped { self.portal.why_gone() } else { "this media has no addresses".to_owned() };
+            tracing::warn!("a copy engine takes nothing any more ({why}): from now on the CPU copies");
+        }
+        Err(refused)
     }
 
     fn poll(&self, ticket: &Ticket) -> bool {
         match ticket.0 {
-            Place::Slot { slot, .. } => self.last_status(slot).load(Ordering::Acquire) != dsa::NONE,
+            Place::Slot { slot, .. } => {
+                let slot = &self.slots[slot];
+                slot.has_ended() || self.is_given_up(slot)
+            }
             Place::Ended(_) => true,
         }
     }
 
     fn wait(&self, ticket: Ticket) -> Completion {
-        let slot = match ticket.0 {
+        let place = match ticket.0 {
             Place::Slot { slot, .. } => slot,
             Place::Ended(completion) => return completion,
         };
+        let slot = &self.slots[place];
+        // SAFETY: the ticket makes the request this caller's; whoever submitted vouches for the bytes until this returns.
+        let early = unsafe { slot.early_checksum(&self.copier) };
         let backoff = Backoff::new();
-        while self.last_status(slot).load(Ordering::Acquire) == dsa::NONE {
+        while !(slot.has_ended() || backoff.is_completed() && self.is_given_up(slot)) {
             backoff.snooze();
         }
-        // SAFETY: the device is through with the slot, so it is this caller's (invariant 1); Acquire shows its records.
-        let completion = unsafe { (*self.slots[slot].0.get()).completion() };
-        self.free.lock().push(slot);
+        // SAFETY: as above; the device is through with the slot (invariant 1), and Acquire shows its records.
+        let completion = unsafe { slot.completion(&self.copier, early) };
+        let request = slot.request();
+        self.portal.ended(request.channel, request.submitted());
+        self.free.lock().push(place);
         completion
     }
 
     /// Of all regions: a device's channels serve any.
     fn suspend(&self, _region: usize) {
-        (0..self.portal.channels()).for_each(|channel| self.portal.suspend(channel));
+        (0..self.offers.len()).for_each(|channel| self.portal.suspend(channel));
     }
 
     fn resume(&self, _region: usize) {
-        (0..self.portal.channels()).for_each(|channel| self.portal.resume(channel));
+        (0..self.offers.len()).for_each(|channel| self.portal.resume(channel));
     }
 }

@@ -19,7 +19,8 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::dsa::{self, Descriptor, Record};
-use super::engine_dsa::{Portal, Taken};
+use super::engine_dsa::{Offer, Portal, Taken};
+use super::engine_port::Refused;
 use super::node::free_thread;
 use crate::media::ByAddress;
 
@@ -40,6 +41,8 @@ pub struct Model {
     pub faults: Option<(u32, u64)>,
     /// After so many descriptors it vanishes: what it has then fails, and it takes nothing any more.
     pub vanishes_after: Option<u32>,
+    /// What it can: it refuses the rest as a device does.
+    pub offer: Offer,
 }
 
 impl Default for Model {
@@ -51,6 +54,8 @@ impl Default for Model {
             latency: Duration::ZERO,
             faults: None,
             vanishes_after: None,
+            // Faults are shown, and not waited for.
+            offer: Offer { block_on_fault: false, ..Offer::ALL },
         }
     }
 }
@@ -129,6 +134,37 @@ impl Emulated {
         self.shared.busy.load(Ordering::Relaxed)
     }
 
+    /// Queues one descriptor.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Portal::submit`].
+    unsafe fn take(&self, channel: usize, descriptor: &Descriptor) -> Result<(), Refused> {
+        if self.device.get_or_init(|| self.start()).is_none() {
+            return Err(Refused::Gone);
+        }
+        let mut state = self.shared.state.lock();
+        if self.shared.model.vanishes_after.is_some_and(|count| state.taken >= count) {
+            state.gone = true;
+            self.shared.changed.notify_all();
+        }
+        if state.gone {
+            return Err(Refused::Gone);
+        }
+        let ring = &mut state.channels[channel].ring;
+        if ring.len() >= self.shared.model.ring {
+            return Err(Refused::Full);
+        }
+        let begins = Instant::now() + self.shared.model.latency;
+        let descriptor = *descriptor;
+        ring.push_back(Job { descriptor, begins, now: Progress::NONE, ended: 0, all_well: true });
+        state.taken += 1;
+        drop(state);
+        // All: who waits for a channel to rest sleeps there, too.
+        self.shared.changed.notify_all();
+        Ok(())
+    }
+
     fn start(&self) -> Option<JoinHandle<()>> {
         let shared = self.shared.clone();
         let work = move || {
@@ -145,31 +181,20 @@ impl Portal for Emulated {
         self.shared.model.channels
     }
 
+    fn offer(&self, _channel: usize) -> Offer {
+        self.shared.model.offer
+    }
+
     // SAFETY: what the trait asks of the caller.
-    unsafe fn submit(&self, channel: usize, descriptor: &Descriptor) -> Taken {
-        if self.device.get_or_init(|| self.start()).is_none() {
-            return Taken::Gone;
+    unsafe fn submit(&self, channel: usize, descriptors: &[Descriptor]) -> Taken {
+        // SAFETY: the caller's.
+        let refusal = |descriptor| unsafe { self.take(channel, descriptor) }.err();
+        let refused =
+            descriptors.iter().enumerate().find_map(|(n, descriptor)| Some((n, refusal(descriptor)?)));
+        match refused {
+            Some((count, why)) => Taken { count, rest: Some(why) },
+            None => Taken { count: descriptors.len(), rest: None },
         }
-        let mut state = self.shared.state.lock();
-        if self.shared.model.vanishes_after.is_some_and(|count| state.taken >= count) {
-            state.gone = true;
-            self.shared.changed.notify_all();
-        }
-        if state.gone {
-            return Taken::Gone;
-        }
-        let ring = &mut state.channels[channel].ring;
-        if ring.len() >= self.shared.model.ring {
-            return Taken::Full;
-        }
-        let begins = Instant::now() + self.shared.model.latency;
-        let descriptor = *descriptor;
-        ring.push_back(Job { descriptor, begins, now: Progress::NONE, ended: 0, all_well: true });
-        state.taken += 1;
-        drop(state);
-        // All: who waits for a channel to rest sleeps there, too.
-        self.shared.changed.notify_all();
-        Taken::Yes
     }
 
     fn suspend(&self, channel: usize) {
@@ -271,7 +296,7 @@ impl Device<'_> {
             return done.is_some();
         }
         let count = job.descriptor.size;
-        if !(2..=dsa::BATCH_MAX as u32).contains(&count) {
+        if !(2..=self.shared.model.offer.batch_max as u32).contains(&count) {
             complete(&job.descriptor, Record::of_status(dsa::DESC_CNT_ERANGE));
             return true;
         }
@@ -309,12 +334,8 @@ impl Device<'_> {
     fn copy(&mut self, descriptor: &Descriptor, now: &mut Progress) -> Option<bool> {
         let with_crc = descriptor.opcode() == dsa::OPCODE_COPY_CRC;
         let size = descriptor.size as usize;
-        if !with_crc && descriptor.opcode() != dsa::OPCODE_MEMMOVE {
-            complete(descriptor, Record::of_status(dsa::BAD_OPCODE));
-            return Some(false);
-        }
-        if size == 0 || size > dsa::TRANSFER_BYTES_MAX {
-            complete(descriptor, Record::of_status(dsa::XFER_ERANGE));
+        if let Some(status) = self.objection(descriptor) {
+            complete(descriptor, Record::of_status(status));
             return Some(false);
         }
         if !now.begun {
@@ -324,7 +345,7 @@ impl Device<'_> {
                 true => unsafe { seed.read() as u32 },
                 false => descriptor.crc_seed,
             };
-            (now.ends_at, now.begun) = (self.by_chance(size), true);
+            (now.ends_at, now.begun) = (self.by_chance(size, descriptor.has(dsa::FLAG_BOF)), true);
         }
         let until = now.ends_at.map_or(size, |(end, _)| end);
         let len = PIECE_BYTES.min(until - now.done);
@@ -357,6 +378,30 @@ impl Device<'_> {
         Some(now.ends_at.is_none())
     }
 
+    /// Why a copy is not begun.
+    fn objection(&self, descriptor: &Descriptor) -> Option<u8> {
+        let Offer { transfer_bytes_max, routes, cache_control, copy_crc, block_on_fault, .. } =
+            self.shared.model.offer;
+        let known = match descriptor.opcode() {
+            dsa::OPCODE_COPY_CRC => copy_crc,
+            opcode => opcode == dsa::OPCODE_MEMMOVE,
+        };
+        let flags = [
+            (dsa::FLAG_DRDBK, routes.past_caches),
+            (dsa::FLAG_CC, cache_control),
+            (dsa::FLAG_BOF, block_on_fault),
+        ];
+        if !known {
+            Some(dsa::BAD_OPCODE)
+        } else if flags.iter().any(|(flag, offered)| descriptor.has(*flag) && !offered) {
+            Some(dsa::INVALID_FLAGS)
+        } else if !(1..=transfer_bytes_max).contains(&(descriptor.size as usize)) {
+            Some(dsa::XFER_ERANGE)
+        } else {
+            None
+        }
+    }
+
     fn move_bytes(
         &self,
         descriptor: &Descriptor,
@@ -372,9 +417,9 @@ impl Device<'_> {
         // touched.
         unsafe {
             let (from, to) = (from.add(now.done), to.add(now.done));
-            match descriptor.has(dsa::FLAG_CC) {
-                true => self.copier.cached(to, from, len)?,
-                false => self.copier.non_temporal(to, from, len)?,
+            match descriptor.has(dsa::FLAG_DRDBK) {
+                true => self.copier.non_temporal(to, from, len)?,
+                false => self.copier.cached(to, from, len)?,
             }
             if with_crc {
                 now.crc = self.copier.crc32c(from, len, now.crc)?;
@@ -389,8 +434,8 @@ impl Device<'_> {
         complete(descriptor, record);
     }
 
-    /// Where this copy ends early, and how.
-    fn by_chance(&mut self, size: usize) -> Option<(usize, u8)> {
+    /// Where this copy ends early, and how. One that waits for its pages meets no fault of theirs.
+    fn by_chance(&mut self, size: usize, blocks: bool) -> Option<(usize, u8)> {
         let (one_in, _) = self.shared.model.faults?;
         let mut draw = |below: u64| {
             self.chance ^= self.chance << 13;
@@ -403,6 +448,7 @@ impl Device<'_> {
         }
         Some(match draw(3) {
             0 => (0, dsa::HW_ERR1),
+            _ if blocks => return None,
             1 => (0, dsa::PAGE_FAULT_NOBOF),
             _ => (draw(size as u64) as usize, dsa::PAGE_FAULT_NOBOF),
         })

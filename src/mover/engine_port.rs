@@ -8,7 +8,8 @@ use super::completion::{Completion, Status};
 use super::profile::SMALLEST_BYTES;
 use crate::media::{Addr, Fault, Flushed, Media};
 
-/// When what an engine copied to media is durable.
+/// When what a copy stored to media is durable: told by the completion, for one engine may answer differently from
+/// copy to copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
     /// When it reports completion, as far as the domain goes.
@@ -19,14 +20,38 @@ pub enum Durability {
     WriteBack,
 }
 
+/// Which way an engine is told to store to media (Fastmove §5.2). Threads always store past the caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    PastCaches,
+    /// DDIO: the CPU writes back what was copied.
+    IntoCaches,
+}
+
+/// The routes that an engine can be told to take: one at least.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Routes {
+    pub past_caches: bool,
+    pub into_caches: bool,
+}
+
+impl Routes {
+    pub const PAST_CACHES: Routes = Routes { past_caches: true, into_caches: false };
+    pub const INTO_CACHES: Routes = Routes { past_caches: false, into_caches: true };
+    pub const BOTH: Routes = Routes { past_caches: true, into_caches: true };
+}
+
 /// What an engine can.
 #[derive(Clone, Copy, Debug)]
 pub struct Capability {
     /// Smaller copies are the CPU's, in bytes (EasyIO §4.4: selective offload).
     pub smallest_bytes: usize,
-    /// Both addresses of a copy to media are multiples of this; what stands out at the edges is the CPU's.
+    /// Larger copies are handed over in several batches, in bytes.
+    pub largest_bytes: usize,
+    /// A copy to media begins and ends at multiples of this; what stands out at the edges is the CPU's. Larger than 1:
+    /// past the caches the source's address has to have the same place in a line.
     pub alignment: usize,
-    pub durability: Durability,
+    pub routes: Routes,
     /// The CPU copies a share of large reads meanwhile (Fastmove §5.3).
     pub shares_reads: bool,
     /// Queues per region.
@@ -35,11 +60,12 @@ pub struct Capability {
 
 impl Capability {
     /// Of engines by which threads copy.
-    pub(super) fn of_threads(durability: Durability) -> Capability {
+    pub(super) fn of_threads() -> Capability {
         Capability {
             smallest_bytes: SMALLEST_BYTES,
+            largest_bytes: usize::MAX,
             alignment: 1,
-            durability,
+            routes: Routes::PAST_CACHES,
             shares_reads: false,
             channels: 1,
         }
@@ -48,7 +74,7 @@ impl Capability {
 
 /// A copy between media and DRAM.
 pub enum Transfer<'a> {
-    ToMedia { at: Addr, from: &'a [u8] },
+    ToMedia { at: Addr, from: &'a [u8], route: Route },
     FromMedia { at: Addr, to: &'a mut [u8] },
 }
 
@@ -64,18 +90,10 @@ impl Transfer<'_> {
         self.len() == 0
     }
 
-    /// The address of its DRAM end, to compare with.
-    pub(super) fn dram(&self) -> u64 {
-        match self {
-            Transfer::ToMedia { from, .. } => from.as_ptr().addr() as u64,
-            Transfer::FromMedia { to, .. } => to.as_ptr().addr() as u64,
-        }
-    }
-
     fn raw(&mut self) -> RawTransfer {
         match self {
-            Transfer::ToMedia { at, from } => {
-                RawTransfer { at: *at, dram: Dram::From(from.as_ptr()), len: from.len() }
+            Transfer::ToMedia { at, from, route } => {
+                RawTransfer { at: *at, dram: Dram::From(from.as_ptr(), *route), len: from.len() }
             }
             Transfer::FromMedia { at, to } => {
                 RawTransfer { at: *at, dram: Dram::To(to.as_mut_ptr()), len: to.len() }
@@ -87,8 +105,13 @@ impl Transfer<'_> {
 /// The DRAM end of a copy.
 #[derive(Clone, Copy, Debug)]
 pub enum Dram {
-    From(*const u8),
+    From(*const u8, Route),
     To(*mut u8),
+}
+
+/// Where bytes begin, to compare with.
+pub(super) fn dram_address(bytes: &[u8]) -> u64 {
+    bytes.as_ptr().addr() as u64
 }
 
 /// A transfer whose bytes somebody vouches for: see [`Engine::submit`].
@@ -111,7 +134,7 @@ impl RawTransfer {
     /// As for [`Engine::submit`], during this call.
     unsafe fn copy<M: Media>(&self, media: &M, crc: Option<u32>) -> Result<(Option<u32>, Flushed), Fault> {
         match self.dram {
-            Dram::From(from) => {
+            Dram::From(from, _) => {
                 // SAFETY: the caller vouches for the bytes.
                 let from = unsafe { std::slice::from_raw_parts(from, self.len) };
                 store(media, self.at, from, crc)
@@ -125,7 +148,7 @@ impl RawTransfer {
     }
 }
 
-/// A batch on this thread, which has what went to media still to fence.
+/// A batch on this thread, which has what went to media still to fence: its completion says so.
 ///
 /// # Safety
 ///
@@ -154,7 +177,7 @@ pub(super) unsafe fn copy_batch<M: Media>(
         bytes += transfer.len as u64;
     }
     let nanoseconds = begun.elapsed().as_nanos() as u64;
-    (Completion { status, bytes, crc: crc.unwrap_or(0), nanoseconds }, flushed)
+    (Completion { status, bytes, crc: crc.unwrap_or(0), durability: Durability::Fence, nanoseconds }, flushed)
 }
 
 /// Stores on this thread.

@@ -4,7 +4,7 @@
 use parking_lot::{Condvar, Mutex};
 
 use super::completion::Completion;
-use super::engine_port::{Capability, Durability, Engine, RawTransfer, Refused, Ticket, copy_batch};
+use super::engine_port::{Capability, Engine, RawTransfer, Refused, Ticket, copy_batch};
 use crate::media::Media;
 
 pub struct Semaphore {
@@ -55,7 +55,7 @@ impl Semaphore {
 
 impl<M: Media> Engine<M> for Semaphore {
     fn capability(&self) -> Capability {
-        Capability::of_threads(Durability::Fence)
+        Capability::of_threads()
     }
 
     // SAFETY: what the trait asks of the caller.
@@ -70,7 +70,7 @@ impl<M: Media> Engine<M> for Semaphore {
         let _entered = self.regions[region].enter();
         // SAFETY: the caller vouches for the batch.
         let (done, flushed) = unsafe { copy_batch(media, batch, crc) };
-        // By the mover's own, as its capability says.
+        // By the mover's own, as its completion says.
         flushed.stood_for();
         Ok(Ticket::ended(done))
     }

@@ -5,6 +5,7 @@
 //! | `cpu` | the calling thread |
 //! | `semaphore` | the calling thread, at most so many at a time per region (efficient-pm §4) |
 //! | `delegate` | threads of their own per region; callers sleep (efficient-pm §4, OdinFS) |
+//! | `dsa` | Intel's Data Streaming Accelerator, through the work queues that its driver gives to users |
 //! | `emu` | a device in software that takes the descriptors of a DSA: for tests, and for those who have none |
 //!
 //! [`Mover`] brings a copy to its end in any case: what an engine refuses, or leaves undone, the calling thread
@@ -14,8 +15,12 @@
 
 pub mod completion;
 pub mod dsa;
+pub mod dsa_sysfs;
 mod engine_delegate;
 pub mod engine_dsa;
+mod engine_dsa_page;
+pub mod engine_dsa_portal;
+mod engine_dsa_slot;
 pub mod engine_emu;
 pub mod engine_port;
 mod engine_semaphore;
@@ -30,10 +35,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use completion::Completion;
+use dsa_sysfs::Places;
 use engine_delegate::Delegate;
 use engine_dsa::Dsa;
+use engine_dsa_portal::DsaPortal;
 use engine_emu::{Emulated, Model};
-use engine_port::{Durability, Engine, Transfer, carry, store};
+use engine_port::{Capability, Durability, Engine, Transfer, carry, dram_address, store};
 use engine_semaphore::Semaphore;
 use profile::{Limits, Profile, SMALLEST_BYTES};
 use schedule::{Decision, Direction, Job, Scheduler, decide};
@@ -50,6 +57,8 @@ pub enum EngineKind {
     Semaphore,
     /// Other threads.
     Delegate,
+    /// Intel's DSA.
+    Dsa,
     /// A device in software.
     Emu,
     /// The one that [`Mover::give`] got: a simulator's.
@@ -58,8 +67,8 @@ pub enum EngineKind {
 
 impl EngineKind {
     /// Those that can be named.
-    pub const NAMED: [EngineKind; 4] =
-        [EngineKind::Cpu, EngineKind::Semaphore, EngineKind::Delegate, EngineKind::Emu];
+    pub const NAMED: [EngineKind; 5] =
+        [EngineKind::Cpu, EngineKind::Semaphore, EngineKind::Delegate, EngineKind::Dsa, EngineKind::Emu];
 
     /// A number other than 0.
     pub(crate) fn code(self) -> u8 {
@@ -68,10 +77,11 @@ impl EngineKind {
 
     #[inline]
     pub(crate) fn of_code(code: u8) -> Option<EngineKind> {
-        const ALL: [EngineKind; 5] = [
+        const ALL: [EngineKind; 6] = [
             EngineKind::Cpu,
             EngineKind::Semaphore,
             EngineKind::Delegate,
+            EngineKind::Dsa,
             EngineKind::Emu,
             EngineKind::Given,
         ];
@@ -83,6 +93,7 @@ impl EngineKind {
             EngineKind::Cpu => "cpu",
             EngineKind::Semaphore => "semaphore",
             EngineKind::Delegate => "delegate",
+            EngineKind::Dsa => "dsa",
             EngineKind::Emu => "emu",
             EngineKind::Given => "given",
         }
@@ -123,7 +134,7 @@ pub struct Moved {
     /// Copies handed over, and bytes that engines copied of them.
     pub copies: u64,
     pub bytes: u64,
-    /// Copies that were left to the CPU because of the engine's limit, or because it refused.
+    /// Copies that were left to the CPU because of the engine's limit, or because it refused, or is not there.
     pub busy: u64,
     /// Copies of which the CPU did what the engine left undone.
     pub finished: u64,
@@ -146,6 +157,8 @@ pub struct Mover<M: Media> {
     regions: Box<[Option<node::Node>]>,
     semaphore: OnceLock<Run<Semaphore>>,
     delegate: OnceLock<Run<Delegate<M>>>,
+    /// None where no queue can be used: then the CPU copies.
+    dsa: OnceLock<Option<Run<Dsa<DsaPortal>>>>,
     emu: OnceLock<Run<Dsa<Emulated>>>,
     given: OnceLock<Run<Box<dyn Engine<M>>>>,
     counters: Counters,
@@ -156,6 +169,21 @@ struct Run<E> {
     engine: E,
     scheduler: Scheduler,
     limits: Limits,
+}
+
+/// The same, whatever engine it is.
+struct Running<'a, M: Media> {
+    engine: &'a dyn Engine<M>,
+    scheduler: &'a Scheduler,
+    limits: &'a Limits,
+    capability: Capability,
+}
+
+impl<'a, M: Media> Running<'a, M> {
+    fn of<E: Engine<M>>(run: &'a Run<E>) -> Running<'a, M> {
+        let engine: &dyn Engine<M> = &run.engine;
+        Running { engine, scheduler: &run.scheduler, limits: &run.limits, capability: engine.capability() }
+    }
 }
 
 impl<M: Media> Mover<M> {
@@ -172,6 +200,7 @@ impl<M: Media> Mover<M> {
             regions: (0..media.regions()).map(known).collect(),
             semaphore: OnceLock::new(),
             delegate: OnceLock::new(),
+            dsa: OnceLock::new(),
             emu: OnceLock::new(),
             given: OnceLock::new(),
             counters: Counters::default(),
@@ -212,32 +241,58 @@ impl<M: Media> Mover<M> {
 
     /// The engine itself: none is the calling thread.
     pub fn engine(&self, kind: EngineKind) -> Option<&dyn Engine<M>> {
-        self.running(kind).map(|(engine, ..)| engine)
+        self.running(kind).map(|run| run.engine)
     }
 
-    fn running(&self, kind: EngineKind) -> Option<(&dyn Engine<M>, &Scheduler, &Limits)> {
+    fn running(&self, kind: EngineKind) -> Option<Running<'_, M>> {
         let concurrency = self.profile.concurrency;
         match kind {
             EngineKind::Cpu => None,
             EngineKind::Semaphore => {
                 let new =
                     || self.run(Semaphore::new(self.regions.len(), concurrency), self.profile.semaphore);
-                let run = self.semaphore.get_or_init(new);
-                Some((&run.engine, &run.scheduler, &run.limits))
+                Some(Running::of(self.semaphore.get_or_init(new)))
             }
             EngineKind::Delegate => {
                 let new =
                     || self.run(Delegate::new(self.regions.clone(), concurrency), self.profile.delegate);
-                let run = self.delegate.get_or_init(new);
-                Some((&run.engine, &run.scheduler, &run.limits))
+                Some(Running::of(self.delegate.get_or_init(new)))
             }
+            EngineKind::Dsa => self.dsa.get_or_init(|| self.dsa()).as_ref().map(Running::of),
             EngineKind::Emu => {
-                let device = || Dsa::new(Emulated::new(Model::default()), Durability::OnCompletion);
-                let run = self.emu.get_or_init(|| self.run(device(), self.profile.emu));
-                Some((&run.engine, &run.scheduler, &run.limits))
+                let device = || Dsa::new(Emulated::new(Model::default()));
+                Some(Running::of(self.emu.get_or_init(|| self.run(device(), self.profile.emu))))
             }
-            EngineKind::Given => self.given.get().map(|run| (&*run.engine, &run.scheduler, &run.limits)),
+            EngineKind::Given => self.given.get().map(|run| {
+                let (engine, scheduler, limits) = (&*run.engine, &run.scheduler, &run.limits);
+                Running { engine, scheduler, limits, capability: engine.capability() }
+            }),
         }
+    }
+
+    /// Opens the queues of this machine.
+    fn dsa(&self) -> Option<Run<Dsa<DsaPortal>>> {
+        match DsaPortal::open(&Places::default()) {
+            Ok(portal) => {
+                let nodes: Vec<Option<u32>> =
+                    self.regions.iter().map(|node| node.as_ref().map(|node| node.number)).collect();
+                Some(self.run(Dsa::new(portal).near(&nodes), self.profile.dsa))
+            }
+            Err(reason) => {
+                tracing::warn!("engine dsa: {reason}; the CPU copies instead");
+                None
+            }
+        }
+    }
+
+    /// The engine to use; none where the calling thread copies, which is counted where that was not asked for.
+    fn chosen(&self, via: Option<EngineKind>) -> Option<Running<'_, M>> {
+        let kind = via.unwrap_or_else(|| self.kind());
+        let running = self.running(kind);
+        if running.is_none() && kind != EngineKind::Cpu {
+            self.counters.busy.fetch_add(1, Ordering::Relaxed);
+        }
+        running
     }
 
     /// Copies `from` to media, and continues its CRC-32C where one is given. To be fenced by this thread. Panics for
@@ -251,13 +306,15 @@ impl<M: Media> Mover<M> {
         mut crc: Option<u32>,
     ) -> Result<(Option<u32>, Flushed), Fault> {
         check(media, at, from.len());
+        let Some(run) = self.chosen(via) else { return store(media, at, from, crc) };
         let mut flushed = Flushed::issued();
         let mut done = 0;
         while done < from.len() {
             let at = at.add(done as u64);
             let (region, room) = media.region(at);
-            let part = &from[done..done + room.min((from.len() - done) as u64) as usize];
-            let (next, stored) = self.store_part(media, via, region, at, part, crc)?;
+            let len = room.min((from.len() - done) as u64) as usize;
+            let part = &from[done..done + len.min(run.capability.largest_bytes)];
+            let (next, stored) = self.store_part(media, &run, region, at, part, crc)?;
             crc = next;
             flushed = flushed.and(stored);
             done += part.len();
@@ -269,22 +326,18 @@ impl<M: Media> Mover<M> {
     fn store_part(
         &self,
         media: &M,
-        via: Option<EngineKind>,
+        run: &Running<'_, M>,
         region: usize,
         at: Addr,
         from: &[u8],
         crc: Option<u32>,
     ) -> Result<(Option<u32>, Flushed), Fault> {
-        let kind = via.unwrap_or_else(|| self.kind());
-        let Some((engine, scheduler, limits)) = self.running(kind) else {
+        let Running { engine, scheduler, limits, capability } = run;
+        let job = self.job(region, Direction::Write, at, from);
+        let Decision::Engine { head, tail, route } = decide(&job, capability, limits, 0.0) else {
             return store(media, at, from, crc);
         };
-        let capability = engine.capability();
-        let job = self.job(region, &Transfer::ToMedia { at, from });
-        let Decision::Engine { head, tail } = decide(&job, &capability, limits, 0.0) else {
-            return store(media, at, from, crc);
-        };
-        let Some(claim) = scheduler.claim(region, &capability, limits) else {
+        let Some(claim) = scheduler.claim(region, capability, limits) else {
             self.counters.busy.fetch_add(1, Ordering::Relaxed);
             return store(media, at, from, crc);
         };
@@ -295,13 +348,16 @@ impl<M: Media> Mover<M> {
             _ => store(media, at, edge, crc)?,
         };
         let at = at.add(head as u64);
-        let mut transfer = Transfer::ToMedia { at, from: middle };
-        let carried = carry(engine, media, (region, claim.channel), &mut transfer, crc, || ());
+        let mut transfer = Transfer::ToMedia { at, from: middle, route };
+        let carried = carry(*engine, media, (region, claim.channel), &mut transfer, crc, || ());
         drop(claim);
         let done = match &carried {
             Ok((completion, ())) => {
                 let done = self.ended(completion, middle.len());
                 crc = crc.map(|before| if done > 0 { completion.crc } else { before });
+                if done > 0 && completion.durability == Durability::WriteBack {
+                    flushed = flushed.and(media.write_back(at, done));
+                }
                 done
             }
             Err(_) => {
@@ -309,9 +365,6 @@ impl<M: Media> Mover<M> {
                 0
             }
         };
-        if done > 0 && capability.durability == Durability::WriteBack {
-            flushed = flushed.and(media.write_back(at, done));
-        }
         for (from, part) in [(done, &middle[done..]), (middle.len(), end)] {
             if !part.is_empty() {
                 let (next, stored) = store(media, at.add(from as u64), part, crc)?;
@@ -325,12 +378,14 @@ impl<M: Media> Mover<M> {
     /// Copies from media. Panics for a range outside of it.
     pub fn load(&self, media: &M, via: Option<EngineKind>, at: Addr, to: &mut [u8]) -> Result<(), Fault> {
         check(media, at, to.len());
+        let Some(run) = self.chosen(via) else { return media.read(at, to) };
         let mut done = 0;
         while done < to.len() {
             let at = at.add(done as u64);
             let (region, room) = media.region(at);
-            let until = done + room.min((to.len() - done) as u64) as usize;
-            self.load_part(media, via, region, at, &mut to[done..until])?;
+            let len = room.min((to.len() - done) as u64) as usize;
+            let until = done + len.min(run.capability.largest_bytes);
+            self.load_part(media, &run, region, at, &mut to[done..until])?;
             done = until;
         }
         Ok(())
@@ -339,22 +394,20 @@ impl<M: Media> Mover<M> {
     fn load_part(
         &self,
         media: &M,
-        via: Option<EngineKind>,
+        run: &Running<'_, M>,
         region: usize,
         at: Addr,
         to: &mut [u8],
     ) -> Result<(), Fault> {
-        let kind = via.unwrap_or_else(|| self.kind());
-        let Some((engine, scheduler, limits)) = self.running(kind) else { return media.read(at, to) };
-        let capability = engine.capability();
+        let Running { engine, scheduler, limits, capability } = run;
         let bytes = to.len();
-        let job = self.job(region, &Transfer::FromMedia { at, to });
-        let until = match decide(&job, &capability, limits, scheduler.share(bytes)) {
+        let job = self.job(region, Direction::Read, at, to);
+        let until = match decide(&job, capability, limits, scheduler.share(bytes)) {
             Decision::Cpu(_) => return media.read(at, to),
             Decision::Engine { .. } => bytes,
             Decision::Shared { engine } => engine,
         };
-        let Some(claim) = scheduler.claim(region, &capability, limits) else {
+        let Some(claim) = scheduler.claim(region, capability, limits) else {
             self.counters.busy.fetch_add(1, Ordering::Relaxed);
             return media.read(at, to);
         };
@@ -367,7 +420,7 @@ impl<M: Media> Mover<M> {
             }
             Ok(begun.elapsed().as_nanos() as u64)
         };
-        let carried = carry(engine, media, (region, claim.channel), &mut transfer, None, meanwhile);
+        let carried = carry(*engine, media, (region, claim.channel), &mut transfer, None, meanwhile);
         drop(claim);
         let Ok((completion, own_time)) = carried else {
             self.counters.busy.fetch_add(1, Ordering::Relaxed);
@@ -397,16 +450,12 @@ impl<M: Media> Mover<M> {
         done
     }
 
-    fn job(&self, region: usize, transfer: &Transfer) -> Job {
+    fn job(&self, region: usize, direction: Direction, at: Addr, dram: &[u8]) -> Job {
         let remote = match (&self.regions[region], node::current()) {
             (Some(there), Some(here)) => there.number != here,
             _ => false,
         };
-        let (direction, at) = match transfer {
-            Transfer::ToMedia { at, .. } => (Direction::Write, at),
-            Transfer::FromMedia { at, .. } => (Direction::Read, at),
-        };
-        Job { direction, remote, bytes: transfer.len(), media: at.0, dram: transfer.dram() }
+        Job { direction, remote, bytes: dram.len(), media: at.0, dram: dram_address(dram) }
     }
 }
 

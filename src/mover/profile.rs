@@ -28,6 +28,7 @@ pub struct Profile {
     pub concurrency: usize,
     pub semaphore: Limits,
     pub delegate: Limits,
+    pub dsa: Limits,
     pub emu: Limits,
 }
 
@@ -51,6 +52,7 @@ impl Default for Profile {
             concurrency: 2,
             semaphore: Limits { thresholds: all, in_flight_max: None },
             delegate: Limits { thresholds: bulk, in_flight_max: None },
+            dsa: Limits { thresholds: bulk, in_flight_max: None },
             emu: Limits { thresholds: bulk, in_flight_max: None },
         }
     }

@@ -2,8 +2,9 @@
 //!
 //! In this order, the first rule that holds:
 //!
-//! 1. A store that an engine would send past the caches to an address which differs from its source's within a line
-//!    is the CPU's: engines do that badly (§3.2.4, §5.2).
+//! 1. Stores go past the caches where the engine can, except for those to an address which differs from the source's
+//!    within a line, which engines do badly (§3.2.4, §5.2): those go into the caches, and where the engine cannot do
+//!    that, they are the CPU's.
 //! 2. What is smaller than the threshold of its kind (read or write, local or remote) is the CPU's.
 //! 3. If as many copies are under way as the region's engine bears, it is the CPU's.
 //! 4. Large reads are shared with the CPU, where the engine leaves bandwidth (§5.3), in the ratio of what both were
@@ -17,7 +18,7 @@ use std::time::Instant;
 
 use crossbeam_utils::CachePadded;
 
-use super::engine_port::{Capability, Durability};
+use super::engine_port::{Capability, Route};
 use super::profile::{Limits, SMALLEST_BYTES};
 use crate::media::LINE;
 
@@ -59,10 +60,11 @@ pub enum Why {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
     Cpu(Why),
-    /// All but this many bytes at its ends, which are the CPU's.
+    /// All but this many bytes at its ends, which are the CPU's. The route is a store's.
     Engine {
         head: usize,
         tail: usize,
+        route: Route,
     },
     /// So many bytes from its beginning on; the CPU copies the rest meanwhile.
     Shared {
@@ -74,11 +76,14 @@ pub enum Decision {
 #[inline]
 pub fn decide(job: &Job, capability: &Capability, limits: &Limits, share: f32) -> Decision {
     let alignment = capability.alignment as u64;
-    let past_caches = capability.durability != Durability::WriteBack && alignment > 1;
     let write = job.direction == Direction::Write;
-    if write && past_caches && !(job.media ^ job.dram).is_multiple_of(LINE as u64) {
-        return Decision::Cpu(Why::Misaligned);
-    }
+    let aligned = alignment == 1 || (job.media ^ job.dram).is_multiple_of(LINE as u64);
+    let route = match (capability.routes.past_caches, capability.routes.into_caches) {
+        (true, _) if aligned => Route::PastCaches,
+        (_, true) => Route::IntoCaches,
+        _ if write => return Decision::Cpu(Why::Misaligned),
+        _ => Route::PastCaches,
+    };
     let t = &limits.thresholds;
     let threshold = match (job.direction, job.remote) {
         (Direction::Write, false) => t.local_write,
@@ -92,7 +97,7 @@ pub fn decide(job: &Job, capability: &Capability, limits: &Limits, share: f32) -
     if write {
         let head = job.media.wrapping_neg() % alignment;
         let tail = (job.media + job.bytes as u64) % alignment;
-        return Decision::Engine { head: head as usize, tail: tail as usize };
+        return Decision::Engine { head: head as usize, tail: tail as usize, route };
     }
     if capability.shares_reads {
         let engine = (job.bytes as f32 * share) as usize / LINE * LINE;
@@ -100,7 +105,7 @@ pub fn decide(job: &Job, capability: &Capability, limits: &Limits, share: f32) -
             return Decision::Shared { engine };
         }
     }
-    Decision::Engine { head: 0, tail: 0 }
+    Decision::Engine { head: 0, tail: 0, route }
 }
 
 /// What is counted about one engine.
@@ -213,6 +218,7 @@ impl Bandwidth {
 
 #[cfg(test)]
 mod tests {
+    use super::super::engine_port::Routes;
     use super::super::profile::Thresholds;
     use super::*;
 
@@ -228,11 +234,17 @@ mod tests {
 
     const DMA: Capability = Capability {
         smallest_bytes: 4 << 10,
+        largest_bytes: usize::MAX,
         alignment: LINE,
-        durability: Durability::OnCompletion,
+        routes: Routes::PAST_CACHES,
         shares_reads: true,
         channels: 3,
     };
+
+    /// All of it, or all but the edges, past the caches.
+    fn past(head: usize, tail: usize) -> Decision {
+        Decision::Engine { head, tail, route: Route::PastCaches }
+    }
 
     fn job(direction: Direction, bytes: usize) -> Job {
         Job { direction, remote: false, bytes, media: 0x1000, dram: 0x7f00 }
@@ -245,15 +257,24 @@ mod tests {
         // Both equally off: only the edges are.
         let both = Job { media: 0x1010, ..off };
         let both = Job { dram: 0x7f10, ..both };
-        assert_eq!(decide(&both, &DMA, &LIMITS, 0.5), Decision::Engine { head: 48, tail: 16 });
+        assert_eq!(decide(&both, &DMA, &LIMITS, 0.5), past(48, 16));
         // Into the caches it does no harm, nor does it for reads.
-        let ddio = Capability { durability: Durability::WriteBack, ..DMA };
-        assert!(matches!(decide(&off, &ddio, &LIMITS, 0.5), Decision::Engine { .. }));
+        let ddio = Capability { routes: Routes::INTO_CACHES, ..DMA };
+        let into = Decision::Engine { head: 0, tail: 0, route: Route::IntoCaches };
+        assert_eq!(decide(&off, &ddio, &LIMITS, 0.5), into);
+        // So an engine that can do both is told copy by copy.
+        let able = Capability { routes: Routes::BOTH, ..DMA };
+        assert_eq!(decide(&off, &able, &LIMITS, 0.5), into);
+        assert_eq!(decide(&both, &able, &LIMITS, 0.5), past(48, 16));
+        assert_eq!(
+            decide(&both, &ddio, &LIMITS, 0.5),
+            Decision::Engine { head: 48, tail: 16, route: Route::IntoCaches }
+        );
         let read = Job { dram: 0x7f01, ..job(Direction::Read, 1 << 20) };
         assert!(matches!(decide(&read, &DMA, &LIMITS, 0.5), Decision::Shared { .. }));
         // A CPU that does it for us has no alignment.
         let thread = Capability { alignment: 1, ..DMA };
-        assert_eq!(decide(&off, &thread, &LIMITS, 0.5), Decision::Engine { head: 0, tail: 0 });
+        assert_eq!(decide(&off, &thread, &LIMITS, 0.5), past(0, 0));
     }
 
     #[test]
@@ -266,7 +287,7 @@ mod tests {
         ] {
             let of = |bytes| decide(&Job { remote, ..job(direction, bytes) }, &DMA, &LIMITS, 0.0);
             assert_eq!(of(threshold - 1), Decision::Cpu(Why::Small), "{direction:?} {remote}");
-            assert_eq!(of(threshold), Decision::Engine { head: 0, tail: 0 }, "{direction:?} {remote}");
+            assert_eq!(of(threshold), past(0, 0), "{direction:?} {remote}");
         }
         let coarse = Capability { smallest_bytes: 1 << 20, ..DMA };
         assert_eq!(
@@ -301,13 +322,10 @@ mod tests {
         assert_eq!(of(Direction::Read, 64 << 10, 0.25), Decision::Shared { engine: 16 << 10 });
         assert!(matches!(of(Direction::Write, 64 << 10, 0.25), Decision::Engine { .. }));
         // A share that is too small is none.
-        assert_eq!(of(Direction::Read, 64 << 10, 0.1), Decision::Engine { head: 0, tail: 0 });
-        assert_eq!(of(Direction::Read, 64 << 10, 0.95), Decision::Engine { head: 0, tail: 0 });
+        assert_eq!(of(Direction::Read, 64 << 10, 0.1), past(0, 0));
+        assert_eq!(of(Direction::Read, 64 << 10, 0.95), past(0, 0));
         let alone = Capability { shares_reads: false, ..DMA };
-        assert_eq!(
-            decide(&job(Direction::Read, 64 << 10), &alone, &LIMITS, 0.5),
-            Decision::Engine { head: 0, tail: 0 }
-        );
+        assert_eq!(decide(&job(Direction::Read, 64 << 10), &alone, &LIMITS, 0.5), past(0, 0));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //!
 //! *Past the caches*: all it copies is in doubt until it reports completion, and durable from then on. *Into the
 //! caches*: what it copied is cached, and in doubt until a CPU has written it back and fenced (DDIO; Fastmove §5.2).
+//! Which of them it does is told copy by copy.
 //!
 //! A copy ends while it is handed over: no operation goes on beside its copies.
 
@@ -11,7 +12,9 @@ use super::media::SimMedia;
 use super::with_flag;
 use crate::media::{Flushed, LINE, Media, crc32c};
 use crate::mover::completion::{Completion, Status};
-use crate::mover::engine_port::{Capability, Dram, Durability, Engine, RawTransfer, Refused, Ticket};
+use crate::mover::engine_port::{
+    Capability, Dram, Durability, Engine, RawTransfer, Refused, Route, Routes, Ticket,
+};
 use crate::mover::profile::{Limits, SMALLEST_BYTES, Thresholds};
 
 thread_local! {
@@ -28,7 +31,7 @@ fn as_device<T>(does: impl FnOnce() -> T) -> T {
 }
 
 /// See the file's head.
-pub struct SimEngine(pub Durability);
+pub struct SimEngine(pub Routes);
 
 impl SimEngine {
     /// It takes whatever may be handed over.
@@ -47,9 +50,10 @@ impl Engine<SimMedia> for SimEngine {
     fn capability(&self) -> Capability {
         Capability {
             smallest_bytes: SMALLEST_BYTES,
+            largest_bytes: usize::MAX,
             // Any: the edges are the CPU's otherwise, and they are what is easily forgotten.
-            alignment: if self.0 == Durability::OnCompletion { LINE } else { 1 },
-            durability: self.0,
+            alignment: if self.0.past_caches { LINE } else { 1 },
+            routes: self.0,
             shares_reads: true,
             channels: 1,
         }
@@ -64,20 +68,20 @@ impl Engine<SimMedia> for SimEngine {
         batch: &[RawTransfer],
         crc: Option<u32>,
     ) -> Result<Ticket, Refused> {
-        let (mut bytes, mut crc) = (0, crc.unwrap_or(0));
+        let (mut bytes, mut crc, mut durability) = (0, crc.unwrap_or(0), Durability::OnCompletion);
         let mut copied = || {
             for transfer in batch {
                 match transfer.dram {
-                    Dram::From(from) => {
+                    Dram::From(from, route) => {
                         // SAFETY: the caller vouches for the bytes.
                         let from = unsafe { std::slice::from_raw_parts(from, transfer.len) };
-                        match self.0 {
-                            Durability::OnCompletion => drop(media.copy_nt(transfer.at, from).ok()?),
-                            Durability::WriteBack => {
+                        match route {
+                            Route::PastCaches => drop(media.copy_nt(transfer.at, from).ok()?),
+                            Route::IntoCaches => {
+                                durability = Durability::WriteBack;
                                 let dirty = media.copy_cached(transfer.at, from).ok()?;
                                 dirty.redundant("it is the mover's to write back");
                             }
-                            Durability::Fence => unreachable!("no CPU fences what a device stores"),
                         }
                         crc = crc32c(from, crc);
                     }
@@ -92,7 +96,7 @@ impl Engine<SimMedia> for SimEngine {
             Some(())
         };
         let whole = as_device(&mut copied);
-        if self.0 == Durability::OnCompletion {
+        if durability == Durability::OnCompletion {
             as_device(|| media.fence(Flushed::issued()));
         }
         let status = match whole {
@@ -100,7 +104,7 @@ impl Engine<SimMedia> for SimEngine {
             None if bytes > 0 => Status::Partial,
             None => Status::Failed,
         };
-        Ok(Ticket::ended(Completion { status, bytes, crc, nanoseconds: 1000 }))
+        Ok(Ticket::ended(Completion { status, bytes, crc, durability, nanoseconds: 1000 }))
     }
 
     fn poll(&self, _: &Ticket) -> bool {

@@ -28,8 +28,8 @@ pub struct Machine {
 pub fn open(media: SimMedia) -> Result<Arc<Fs<SimMedia>>, String> {
     let options = OpenOptions { no_ticker: true, power_lost: true, ..OpenOptions::default() };
     let fs = Fs::open(media, &options).map_err(|e| format!("it cannot be opened: {e:?}"))?;
-    if let Some(durability) = fs.media().engine() {
-        fs.mover().give(Box::new(SimEngine(durability)), SimEngine::limits());
+    if let Some(routes) = fs.media().engine() {
+        fs.mover().give(Box::new(SimEngine(routes)), SimEngine::limits());
     }
     Ok(fs)
 }

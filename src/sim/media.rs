@@ -31,7 +31,7 @@ use smallvec::SmallVec;
 use super::mutation::{Mutation, Step};
 use super::undecided::{Script, Undecided};
 use crate::media::{Addr, Dirty, Domain, Durable, Fault, Flushed, LINE, Media, crc32c};
-use crate::mover::engine_port::Durability;
+use crate::mover::engine_port::Routes;
 
 pub(super) const ATOM: usize = 8;
 pub(super) const PAGE: usize = 4096;
@@ -196,7 +196,7 @@ struct Memory {
     /// What is left out on purpose; passed on to media after a failure.
     mutation: Option<Arc<Mutation>>,
     /// What copies to it.
-    engine: Option<Durability>,
+    engine: Option<Routes>,
     poison: Vec<Range<usize>>,
     syncs_fail: bool,
 }
@@ -212,7 +212,7 @@ pub struct CrashPoint {
     fenced: VecDeque<(usize, [u8; LINE])>,
     mutation: Option<Arc<Mutation>>,
     /// What copies to it.
-    engine: Option<Durability>,
+    engine: Option<Routes>,
     len: u64,
     pub(super) domain: Domain,
     /// Fences and syncs before it.
@@ -593,12 +593,12 @@ impl SimMedia {
         found
     }
 
-    /// From now on file systems on it have a device copy: one whose copies are durable then.
-    pub fn copied_by(&self, engine: Option<Durability>) {
+    /// From now on file systems on it have a device copy: one that can be told to take these routes.
+    pub fn copied_by(&self, engine: Option<Routes>) {
         self.memory.lock().engine = engine;
     }
 
-    pub fn engine(&self) -> Option<Durability> {
+    pub fn engine(&self) -> Option<Routes> {
         self.memory.lock().engine
     }
 

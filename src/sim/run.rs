@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 
 use crate::fs::{DataMode, Fs, MkfsOptions};
 use crate::media::Domain;
-use crate::mover::engine_port::Durability;
+use crate::mover::engine_port::Routes;
 
 use super::explore::{Bounds, Coverage, Violation, explore};
 use super::judge::{self, Allowed};
@@ -80,6 +80,8 @@ pub enum Copier {
     PastCaches,
     /// A device, into the caches.
     IntoCaches,
+    /// A device, past the caches what is aligned, and into them what is not.
+    ByAlignment,
 }
 
 impl Copier {
@@ -88,14 +90,16 @@ impl Copier {
             Copier::Cpu => "cpu",
             Copier::PastCaches => "past-caches",
             Copier::IntoCaches => "into-caches",
+            Copier::ByAlignment => "by-alignment",
         }
     }
 
-    fn durability(self) -> Option<Durability> {
+    fn routes(self) -> Option<Routes> {
         match self {
             Copier::Cpu => None,
-            Copier::PastCaches => Some(Durability::OnCompletion),
-            Copier::IntoCaches => Some(Durability::WriteBack),
+            Copier::PastCaches => Some(Routes::PAST_CACHES),
+            Copier::IntoCaches => Some(Routes::INTO_CACHES),
+            Copier::ByAlignment => Some(Routes::BOTH),
         }
     }
 }
@@ -206,7 +210,7 @@ impl Start {
     pub fn machine(&self, mutation: Option<Arc<Mutation>>) -> Result<Machine, String> {
         let media = self.media.media(Keep::Everything);
         media.mutate(mutation);
-        media.copied_by(self.place.copier.durability());
+        media.copied_by(self.place.copier.routes());
         Machine::new(media, self.model.clone(), self.step)
     }
 

@@ -140,8 +140,8 @@ pub struct Mount {
     /// Take the media for persistent memory of this kind (emulation)
     #[arg(long, value_name = "DOMAIN")]
     pub assume: Option<Assume>,
-    /// Who copies data: cpu, semaphore (at most two threads at a time), delegate (threads of its own), emu (an
-    /// emulated device, for tests)
+    /// Who copies data: cpu, semaphore (at most two threads at a time), delegate (threads of its own), dsa (Intel's
+    /// device; lode info says whether there is one), emu (an emulated device, for tests)
     #[arg(long, value_name = "ENGINE", value_parser = parse_engine)]
     pub engine: Option<EngineKind>,
 }
@@ -281,7 +281,7 @@ pub struct Bench {
     /// Take the media for persistent memory of these kinds (emulation)
     #[arg(long, value_name = "DOMAIN", value_delimiter = ',')]
     pub assume: Vec<Assume>,
-    /// Have these copy data, each as a system of its own: cpu, semaphore, delegate, emu
+    /// Have these copy data, each as a system of its own: cpu, semaphore, delegate, dsa, emu
     #[arg(long, value_name = "ENGINE", value_delimiter = ',', value_parser = parse_engine)]
     pub engine: Vec<EngineKind>,
     /// Where to make the pool: a path that is free
@@ -358,7 +358,7 @@ pub struct Crash {
     /// Pools to begin on: new ones, full ones, with logs about to be cleaned, used before, not closed
     #[arg(long, value_name = "IMAGE", value_delimiter = ',', default_value = "all")]
     pub image: Vec<CrashImage>,
-    /// Who copies data: the CPU, or a device that stores past the caches or into them
+    /// Who copies data: the CPU, or a device that stores past the caches, into them, or either by alignment
     #[arg(long, value_name = "ENGINE", value_delimiter = ',', default_values = ["cpu"])]
     pub engine: Vec<CrashEngine>,
     /// 2: power fails again while the pool is recovered
@@ -393,6 +393,7 @@ pub enum CrashEngine {
     Cpu,
     PastCaches,
     IntoCaches,
+    ByAlignment,
 }
 
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,8 +7,11 @@
 use std::fs;
 use std::path::Path;
 
+use lodestone::mover::dsa_sysfs::{self, Found, Places};
 use lodestone::mover::profile::Profile;
 use serde::Serialize;
+
+use crate::size::Size;
 
 /// One facility of the machine.
 #[derive(Clone, Debug, Serialize)]
@@ -18,6 +21,19 @@ pub struct Facility {
     /// What was found, or what is missing.
     pub detail: String,
     /// What to do where it is missing and something can be done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
+}
+
+/// A work queue of an Intel DSA.
+#[derive(Clone, Debug, Serialize)]
+pub struct WorkQueue {
+    pub name: String,
+    pub usable: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub numa_node: Option<u32>,
+    /// What it can, or why it cannot be used.
+    pub detail: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
 }
@@ -33,6 +49,7 @@ pub struct Machine {
     /// Persistent memory that the kernel knows, as device nodes.
     pub persistent_memory: Vec<String>,
     pub facilities: Vec<Facility>,
+    pub dsa_queues: Vec<WorkQueue>,
 }
 
 /// Names as /proc/cpuinfo spells them.
@@ -56,6 +73,7 @@ impl Machine {
         let cpuinfo = sys.text("proc/cpuinfo").unwrap_or_default();
         let flags = Flags::of(&cpuinfo);
         let persistent_memory = sys.persistent_memory();
+        let dsa = dsa_sysfs::find(&sys.dsa_places());
         Machine {
             cpu: field(&cpuinfo, "model name").unwrap_or("unknown processor").to_string(),
             cpus: cpuinfo.lines().filter(|l| l.starts_with("processor")).count(),
@@ -67,7 +85,7 @@ impl Machine {
                 semaphore_engine(),
                 delegate_engine(),
                 emulated_engine(),
-                sys.dsa(&flags),
+                dsa_engine(&dsa, &flags),
                 sys.ioat(),
                 sys.memory_facility(&persistent_memory),
                 sys.resctrl(&flags),
@@ -76,6 +94,7 @@ impl Machine {
                 sys.io_uring(),
             ],
             persistent_memory,
+            dsa_queues: work_queues(&dsa),
         }
     }
 }
@@ -133,6 +152,66 @@ fn emulated_engine() -> Facility {
     found("emu", format!("{what} of a device's; --engine emu"))
 }
 
+/// Intel DSA: work queues that user space may submit to.
+fn dsa_engine(dsa: &Found, flags: &Flags) -> Facility {
+    let devices = dsa.devices.len();
+    if !dsa.usable.is_empty() {
+        let usable = dsa.usable.len();
+        return found("dsa", format!("{devices} devices, {usable} user work queues; --engine dsa"));
+    }
+    if devices == 0 {
+        let remedy = match (flags.has("movdir64b"), dsa.driver) {
+            (true, false) => {
+                "on a Xeon since 2023: enable it in firmware, or pass it to this machine, and load idxd"
+            }
+            _ => "needs a Xeon since 2023 with DSA enabled in firmware",
+        };
+        return missing("dsa", "no Intel DSA device; copies run on the cpu", remedy);
+    }
+    match dsa.unusable.first() {
+        None => missing(
+            "dsa",
+            format!("{devices} devices, but no work queue is configured"),
+            "configure one: accel-config config-wq --type=user, enable-wq",
+        ),
+        Some(first) => {
+            let queues = dsa.unusable.len();
+            missing(
+                "dsa",
+                format!(
+                    "{devices} devices, but none of {queues} work queues can be used: {}: {}",
+                    first.name, first.why
+                ),
+                &first.why.remedy(),
+            )
+        }
+    }
+}
+
+fn work_queues(dsa: &Found) -> Vec<WorkQueue> {
+    let usable = dsa.usable.iter().map(|queue| {
+        let mode = if queue.shared { "shared" } else { "dedicated" };
+        let mut detail =
+            format!("{mode}, {} descriptors, {}", queue.size, Size(queue.offer.transfer_bytes_max as u64));
+        let without = [
+            (queue.offer.batch_max < 2, "no batches"),
+            (!queue.offer.copy_crc, "no checksums"),
+            (!queue.offer.routes.past_caches, "into the caches only"),
+            (!queue.offer.block_on_fault, "page faults end copies"),
+        ];
+        without.iter().filter(|(lacks, _)| *lacks).for_each(|(_, what)| detail += &format!(", {what}"));
+        WorkQueue { name: queue.name.clone(), usable: true, numa_node: queue.node, detail, remedy: None }
+    });
+    let unusable = dsa.unusable.iter().map(|queue| WorkQueue {
+        name: queue.name.clone(),
+        usable: false,
+        numa_node: queue.node,
+        detail: queue.why.to_string(),
+        remedy: Some(queue.why.remedy()),
+    });
+    usable.chain(unusable).collect()
+}
+
 struct Sys<'a> {
     root: &'a Path,
 }
@@ -166,30 +245,8 @@ impl Sys<'_> {
         self.root.join(path).exists()
     }
 
-    /// Intel DSA: devices on the dsa bus, and work queues that user space may submit to.
-    fn dsa(&self, flags: &Flags) -> Facility {
-        let devices: Vec<String> =
-            self.names("sys/bus/dsa/devices").into_iter().filter(|n| n.starts_with("dsa")).collect();
-        if devices.is_empty() {
-            let remedy = match (flags.has("movdir64b"), self.exists("sys/bus/dsa")) {
-                (true, false) => {
-                    "on a Xeon since 2023: enable it in firmware, or pass it to this machine, and load idxd"
-                }
-                _ => "needs a Xeon since 2023 with DSA enabled in firmware",
-            };
-            return missing("dsa", "no Intel DSA device; copies run on the cpu", remedy);
-        }
-        let queues: Vec<String> = self.names("dev/dsa").into_iter().filter(|n| n.starts_with("wq")).collect();
-        let usable = queues.iter().filter(|q| self.usable(&format!("dev/dsa/{q}"))).count();
-        if usable > 0 {
-            return found("dsa", format!("{} devices, {usable} user work queues", devices.len()));
-        }
-        let (detail, remedy) = if queues.is_empty() {
-            ("no user work queue is enabled", "configure one: accel-config config-wq --type=user, enable-wq")
-        } else {
-            ("its work queues are not permitted to this user", "chgrp and chmod g+rw /dev/dsa/wq*")
-        };
-        missing("dsa", format!("{} devices, but {detail}", devices.len()), remedy)
+    fn dsa_places(&self) -> Places {
+        Places { sys: self.root.join("sys/bus/dsa/devices"), dev: self.root.join("dev/dsa") }
     }
 
     /// Intel I/OAT: DMA channels whose driver is ioatdma, usable once they are bound to VFIO.
@@ -381,8 +438,43 @@ mod tests {
         fake.file("proc/cpuinfo", XEON).file("sys/bus/dsa/devices/dsa0/numa_node", "0");
         let without = fake.facility("dsa");
         assert!(!without.found && without.remedy.unwrap().contains("accel-config"));
+        fake.file("sys/bus/dsa/devices/dsa0/state", "enabled");
+        for (attribute, text) in [("state", "disabled"), ("type", "user"), ("mode", "shared"), ("size", "32")]
+        {
+            fake.file(&format!("sys/bus/dsa/devices/wq0.0/{attribute}"), text);
+        }
+        let disabled = fake.facility("dsa");
+        assert!(!disabled.found && disabled.detail.ends_with("wq0.0: it is disabled"), "{disabled:?}");
+        assert!(disabled.remedy.unwrap().contains("enable-wq"));
+        fake.file("sys/bus/dsa/devices/wq0.0/state", "enabled");
         let with = fake.file("dev/dsa/wq0.0", "").facility("dsa");
         assert!(with.found && with.detail.contains("1 user work queues"), "{with:?}");
+    }
+
+    #[test]
+    fn each_work_queue_says_what_it_is_or_why_not() {
+        let fake = Fake::new("dsa-queues");
+        fake.file("sys/bus/dsa/devices/dsa1/state", "enabled")
+            .file("sys/bus/dsa/devices/dsa1/numa_node", "1");
+        for (queue, kind) in [("wq1.0", "user"), ("wq1.1", "kernel")] {
+            for (attribute, text) in
+                [("state", "enabled"), ("type", kind), ("mode", "dedicated"), ("size", "8")]
+            {
+                fake.file(&format!("sys/bus/dsa/devices/{queue}/{attribute}"), text);
+            }
+            fake.file(&format!("dev/dsa/{queue}"), "");
+        }
+        let queues = serde_json::to_value(Machine::probe(&fake.0).dsa_queues).unwrap();
+        assert_eq!(queues[0]["name"], "wq1.0");
+        assert_eq!((&queues[0]["usable"], &queues[0]["numa_node"]), (&true.into(), &1.into()));
+        let detail = queues[0]["detail"].as_str().unwrap();
+        assert!(
+            detail.starts_with("dedicated, 8 descriptors, ") && detail.contains("no batches"),
+            "{detail}"
+        );
+        assert_eq!((&queues[1]["name"], &queues[1]["usable"]), (&"wq1.1".into(), &false.into()));
+        assert_eq!(queues[1]["detail"], "its type is kernel, not user");
+        assert!(queues[1]["remedy"].as_str().unwrap().contains("--type=user"));
     }
 
     #[test]

@@ -35,6 +35,7 @@ use std::sync::Arc;
 use lodestone::fs::{Fs, MkfsOptions, OpenOptions};
 use lodestone::media::{Domain, Media, Pool, PoolOptions};
 use lodestone::mover::EngineKind;
+use lodestone::mover::dsa_sysfs::{self, Places};
 use lodestone::{Error, Result};
 
 pub use plot::text as svg_text;
@@ -176,6 +177,13 @@ fn line_up(
 ) -> Result<Vec<Contestant>> {
     let mut all = Vec::new();
     for (i, (domain, engine)) in plan.variants().into_iter().enumerate() {
+        // Where the CPU would copy instead, the rows would not be the engine's.
+        if engine == EngineKind::Dsa
+            && let Some(missing) = dsa_sysfs::find(&Places::default()).missing()
+        {
+            skipped.push(format!("lode-{engine}: {missing}"));
+            continue;
+        }
         progress(&format!("making a pool of {} MiB, domain {domain}", plan.pool_bytes >> 20));
         let path = plan.pool_path(place, i);
         let pool = make_pool(&path, plan.pool_bytes, domain)?;

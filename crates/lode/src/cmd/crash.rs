@@ -227,6 +227,7 @@ impl cli::CrashEngine {
             cli::CrashEngine::Cpu => Copier::Cpu,
             cli::CrashEngine::PastCaches => Copier::PastCaches,
             cli::CrashEngine::IntoCaches => Copier::IntoCaches,
+            cli::CrashEngine::ByAlignment => Copier::ByAlignment,
         }
     }
 }

@@ -288,6 +288,12 @@ impl Document {
             let remedy = f.remedy.as_ref().map_or(String::new(), |r| format!("; {r}"));
             out.line(format_args!("  missing   {}: {}{remedy}", f.name, f.detail))?;
         }
+        for queue in &m.dsa_queues {
+            let word = if queue.usable { "usable" } else { "unusable" };
+            let node = queue.numa_node.map_or(String::new(), |node| format!(", node {node}"));
+            let remedy = queue.remedy.as_ref().map_or(String::new(), |remedy| format!("; {remedy}"));
+            out.line(format_args!("  {word:<8}  {}{node}: {}{remedy}", queue.name, queue.detail))?;
+        }
         Ok(())
     }
 }
