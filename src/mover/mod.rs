@@ -6,6 +6,8 @@
 //! | `semaphore` | the calling thread, at most so many at a time per region (efficient-pm §4) |
 //! | `delegate` | threads of their own per region; callers sleep (efficient-pm §4, OdinFS) |
 //! | `emu` | a device in software that takes the descriptors of a DSA: for tests, and for those who have none |
+//! | `emu-ioat` | a device in software that has the registers of an I/OAT: likewise |
+//! | `ioat` | Intel I/OAT, held through VFIO |
 //!
 //! [`Mover`] brings a copy to its end in any case: what an engine refuses, or leaves undone, the calling thread
 //! copies. So faults show up as they do without an engine, and engines need not understand them.
@@ -17,13 +19,22 @@ pub mod dsa;
 mod engine_delegate;
 pub mod engine_dsa;
 pub mod engine_emu;
+pub mod engine_emu_ioat;
+pub mod engine_ioat;
+mod engine_ioat_channel;
+mod engine_ioat_memory;
 pub mod engine_port;
 mod engine_semaphore;
+pub mod ioat;
 pub mod node;
+pub mod pairing;
 pub mod profile;
 pub mod schedule;
+pub mod vfio;
+pub mod vfio_sysfs;
 
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -33,10 +44,12 @@ use completion::Completion;
 use engine_delegate::Delegate;
 use engine_dsa::Dsa;
 use engine_emu::{Emulated, Model};
+use engine_ioat::{Bounds, Ioat};
 use engine_port::{Durability, Engine, Transfer, carry, store};
 use engine_semaphore::Semaphore;
 use profile::{Limits, Profile, SMALLEST_BYTES};
 use schedule::{Decision, Direction, Job, Scheduler, decide};
+use vfio::Vfio;
 
 use crate::media::{Addr, Fault, Flushed, Media};
 
@@ -52,14 +65,24 @@ pub enum EngineKind {
     Delegate,
     /// A device in software.
     Emu,
+    /// Another, with registers.
+    EmuIoat,
+    /// Intel I/OAT.
+    Ioat,
     /// The one that [`Mover::give`] got: a simulator's.
     Given,
 }
 
 impl EngineKind {
     /// Those that can be named.
-    pub const NAMED: [EngineKind; 4] =
-        [EngineKind::Cpu, EngineKind::Semaphore, EngineKind::Delegate, EngineKind::Emu];
+    pub const NAMED: [EngineKind; 6] = [
+        EngineKind::Cpu,
+        EngineKind::Semaphore,
+        EngineKind::Delegate,
+        EngineKind::Emu,
+        EngineKind::EmuIoat,
+        EngineKind::Ioat,
+    ];
 
     /// A number other than 0.
     pub(crate) fn code(self) -> u8 {
@@ -68,11 +91,13 @@ impl EngineKind {
 
     #[inline]
     pub(crate) fn of_code(code: u8) -> Option<EngineKind> {
-        const ALL: [EngineKind; 5] = [
+        const ALL: [EngineKind; 7] = [
             EngineKind::Cpu,
             EngineKind::Semaphore,
             EngineKind::Delegate,
             EngineKind::Emu,
+            EngineKind::EmuIoat,
+            EngineKind::Ioat,
             EngineKind::Given,
         ];
         ALL.get((code as usize).wrapping_sub(1)).copied()
@@ -84,6 +109,8 @@ impl EngineKind {
             EngineKind::Semaphore => "semaphore",
             EngineKind::Delegate => "delegate",
             EngineKind::Emu => "emu",
+            EngineKind::EmuIoat => "emu-ioat",
+            EngineKind::Ioat => "ioat",
             EngineKind::Given => "given",
         }
     }
@@ -147,6 +174,9 @@ pub struct Mover<M: Media> {
     semaphore: OnceLock<Run<Semaphore>>,
     delegate: OnceLock<Run<Delegate<M>>>,
     emu: OnceLock<Run<Dsa<Emulated>>>,
+    /// None inside: it cannot be used here.
+    emu_ioat: OnceLock<Option<Run<Ioat<engine_emu_ioat::Emulated>>>>,
+    ioat: OnceLock<Option<Run<Ioat<Vfio>>>>,
     given: OnceLock<Run<Box<dyn Engine<M>>>>,
     counters: Counters,
 }
@@ -165,7 +195,7 @@ impl<M: Media> Mover<M> {
             let number = media.node(region)?;
             node::nodes().iter().find(|node| node.number == number).cloned()
         };
-        Mover {
+        let mover = Mover {
             kind,
             smallest: AtomicUsize::new(smallest(kind)),
             profile,
@@ -173,9 +203,39 @@ impl<M: Media> Mover<M> {
             semaphore: OnceLock::new(),
             delegate: OnceLock::new(),
             emu: OnceLock::new(),
+            emu_ioat: OnceLock::new(),
+            ioat: OnceLock::new(),
             given: OnceLock::new(),
             counters: Counters::default(),
+        };
+        // Now, and not at somebody's first copy: all of media is pinned for it.
+        if kind == EngineKind::Ioat
+            && let Some(run) = mover.ioat()
+        {
+            run.engine.register(media);
         }
+        mover
+    }
+
+    fn emu_ioat(&self) -> Option<&Run<Ioat<engine_emu_ioat::Emulated>>> {
+        let start = || {
+            let device = engine_emu_ioat::Emulated::new(engine_emu_ioat::Model::default())?;
+            let engine = Ioat::new(device, Durability::WriteBack, Bounds::default());
+            let engine =
+                engine.inspect_err(|e| tracing::warn!("engine emu-ioat: {e}: the CPU copies")).ok()?;
+            Some(self.run(engine, self.profile.emu_ioat))
+        };
+        self.emu_ioat.get_or_init(start).as_ref()
+    }
+
+    fn ioat(&self) -> Option<&Run<Ioat<Vfio>>> {
+        let start = || {
+            let device = Vfio::open(Path::new("/")).map_err(|e| e.to_string());
+            let engine = device.and_then(|device| Ioat::new(device, vfio::durability(), Bounds::default()));
+            let engine = engine.inspect_err(|e| tracing::warn!("engine ioat: {e}: the CPU copies")).ok()?;
+            Some(self.run(engine, self.profile.ioat))
+        };
+        self.ioat.get_or_init(start).as_ref()
     }
 
     /// An engine from elsewhere, which from now on is everybody's who names none. Once.
@@ -235,6 +295,12 @@ impl<M: Media> Mover<M> {
                 let device = || Dsa::new(Emulated::new(Model::default()), Durability::OnCompletion);
                 let run = self.emu.get_or_init(|| self.run(device(), self.profile.emu));
                 Some((&run.engine, &run.scheduler, &run.limits))
+            }
+            EngineKind::EmuIoat => {
+                self.emu_ioat().map(|run| (&run.engine as &dyn Engine<M>, &run.scheduler, &run.limits))
+            }
+            EngineKind::Ioat => {
+                self.ioat().map(|run| (&run.engine as &dyn Engine<M>, &run.scheduler, &run.limits))
             }
             EngineKind::Given => self.given.get().map(|run| (&*run.engine, &run.scheduler, &run.limits)),
         }

@@ -29,6 +29,8 @@ pub struct Profile {
     pub semaphore: Limits,
     pub delegate: Limits,
     pub emu: Limits,
+    pub emu_ioat: Limits,
+    pub ioat: Limits,
 }
 
 impl Default for Profile {
@@ -52,6 +54,9 @@ impl Default for Profile {
             semaphore: Limits { thresholds: all, in_flight_max: None },
             delegate: Limits { thresholds: bulk, in_flight_max: None },
             emu: Limits { thresholds: bulk, in_flight_max: None },
+            emu_ioat: Limits { thresholds: bulk, in_flight_max: None },
+            // What the artifact of Fastmove lets through for each node.
+            ioat: Limits { thresholds: bulk, in_flight_max: Some(8) },
         }
     }
 }
