@@ -1,6 +1,9 @@
 //! One conformance test for all engines: whatever an engine does or fails to do, each byte arrives, each checksum is
 //! right, nothing else changes, and a fence by the caller makes it durable.
 
+#[path = "mover/ioat.rs"]
+mod ioat;
+
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;

@@ -77,7 +77,7 @@ pub struct Model {
     pub faults: Option<(u32, u64)>,
     /// With the descriptor of this number, counted over all channels, a channel falls silent until it is reset.
     pub hangs_at: Option<u32>,
-    /// With the descriptor of this number it reports one that it was not given.
+    /// From the descriptor of this number on a channel reports such as it was not given, until it is reset.
     pub lies_at: Option<u32>,
     /// With the descriptor of this number all fall silent, also to commands.
     pub mute_at: Option<u32>,
@@ -435,6 +435,7 @@ struct Channel<'a> {
     halted: bool,
     /// Until it is reset.
     silent: bool,
+    lies: bool,
 }
 
 /// A descriptor that it is at.
@@ -445,7 +446,6 @@ struct Now {
     copied: usize,
     /// It fails after so many bytes, with this error.
     fails_at: Option<(usize, u32)>,
-    lies: bool,
 }
 
 /// How far a channel came.
@@ -468,6 +468,7 @@ impl<'a> Channel<'a> {
             suspended: false,
             halted: true,
             silent: false,
+            lies: false,
         }
     }
 
@@ -597,11 +598,11 @@ impl<'a> Thread<'a> {
         drop(table);
         let model = self.shared.model;
         let begins = Instant::now() + model.latency;
-        let mut now = Now { descriptor, begins, copied: 0, fails_at: None, lies: false };
+        let mut now = Now { descriptor, begins, copied: 0, fails_at: None };
         if !descriptor.has(ioat::CONTROL_NULL) {
             self.taken += 1;
             let reached = |at: Option<u32>| at == Some(self.taken);
-            now.lies = reached(model.lies_at);
+            self.channels[n].lies |= reached(model.lies_at);
             self.mute |= reached(model.mute_at);
             self.channels[n].silent = reached(model.hangs_at);
             if reached(model.vanishes_at) {
@@ -674,7 +675,7 @@ impl<'a> Thread<'a> {
         channel.done = channel.done.wrapping_add(1);
         channel.now = None;
         let word = channel.tell(if channel.has_more() { State::Active } else { State::Idle });
-        let word = if now.lies { word + 7 * DESCRIPTOR_BYTES as u64 } else { word };
+        let word = if channel.lies { word + 7 * DESCRIPTOR_BYTES as u64 } else { word };
         if now.descriptor.has(ioat::CONTROL_COMPLETION) && !self.complete(n, word) {
             return self.halt(n, ioat::ERR_COMPLETION_ADDRESS);
         }

@@ -54,6 +54,9 @@ const PIN_REFUSALS_MAX: u32 = 3;
 /// Resets of a channel in between of which nothing ended well, before it is left alone.
 const FAILURES_MAX: u32 = 4;
 
+/// Then nothing that it says counts.
+const LIE: &str = "it reports a descriptor that it was not given";
+
 /// How long a device may take.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
@@ -352,7 +355,7 @@ impl<D: Device> Ioat<D> {
         };
         for (n, channel) in engine.channels.iter().enumerate() {
             let mut ring = channel.lock();
-            let reset = channel.reset(&engine.device, &mut ring, &engine.outcomes, bounds.answer);
+            let reset = channel.reset(&engine.device, &mut ring, (&engine.outcomes, false), bounds.answer);
             let started = reset.and_then(|()| channel.start(&engine.device, &mut ring, bounds.answer));
             started.map_err(|Mute| format!("channel {n} of the device does not start"))?;
         }
@@ -361,6 +364,15 @@ impl<D: Device> Ioat<D> {
 
     pub fn device(&self) -> &D {
         &self.device
+    }
+
+    /// One channel rests, as the channel manager wants it for those that use too much (EasyIO §4.4). Returns once it does.
+    pub fn suspend_channel(&self, channel: usize) {
+        self.channels[channel].suspend(&self.device, self.bounds.answer);
+    }
+
+    pub fn resume_channel(&self, channel: usize) {
+        self.channels[channel].resume(&self.device);
     }
 
     pub fn counts(&self) -> Counts {
@@ -665,7 +677,7 @@ impl<D: Device> Ioat<D> {
         self.counters.resets.fetch_add(1, Ordering::Relaxed);
         ring.failures += 1;
         let failures = ring.failures;
-        let reset = channel.reset(&self.device, &mut ring, &self.outcomes, self.bounds.answer);
+        let reset = channel.reset(&self.device, &mut ring, (&self.outcomes, why != LIE), self.bounds.answer);
         let goes_on = match reset {
             Ok(()) if failures > FAILURES_MAX => {
                 channel.retire(&mut ring, &self.outcomes);
@@ -808,7 +820,7 @@ impl<D: Device> Drop for Ioat<D> {
         tracing::info!("engine {name}: {counts:?}");
         let rests = |channel: &Channel| {
             let mut ring = channel.lock();
-            channel.reset(&self.device, &mut ring, &self.outcomes, self.bounds.answer).is_ok()
+            channel.reset(&self.device, &mut ring, (&self.outcomes, false), self.bounds.answer).is_ok()
         };
         let at_rest = !self.gone.load(Ordering::Relaxed) && self.channels.iter().all(rests);
         // Also where all were reset: memory that is given back is not to be registered any more.

@@ -271,13 +271,13 @@ impl Channel {
         self.give_back(ring, outcomes);
     }
 
-    /// Throws away what the channel has. On return it provably does nothing, and what was under way has its outcome; or
-    /// nothing is known of it, and nothing has.
+    /// Throws away what the channel has, but for what it says it has finished, where that `counts`. On return it provably
+    /// does nothing, and what was under way has its outcome; or nothing is known of it, and nothing has.
     pub fn reset<D: Device>(
         &self,
         device: &D,
         ring: &mut Ring,
-        outcomes: &Outcomes,
+        (outcomes, counts): (&Outcomes, bool),
         answer: Duration,
     ) -> Result<(), Mute> {
         let at = |register| self.registers + register;
@@ -300,8 +300,10 @@ impl Channel {
         if !until(answer, || is_reset() || vanished()) || vanished() {
             return Err(Mute);
         }
-        self.reap(ring, outcomes);
-        self.advance(ring, last.finished, outcomes);
+        if counts {
+            self.reap(ring, outcomes);
+            self.advance(ring, last.finished, outcomes);
+        }
         self.give_back(ring, outcomes);
         self.generation.fetch_add(1, Ordering::Release);
         Ok(())

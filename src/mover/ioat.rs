@@ -202,8 +202,8 @@ pub struct Descriptor {
     pub source: u64,
     pub destination: u64,
     pub next: u64,
-    pub(super) reserved: [u64; 2],
-    pub(super) user: [u64; 2],
+    pub reserved: [u64; 2],
+    pub user: [u64; 2],
 }
 
 const _: () = assert!(size_of::<Descriptor>() == DESCRIPTOR_BYTES);
@@ -306,8 +306,9 @@ mod tests {
     fn numbers_are_those_of_the_kernel() {
         let trees = std::fs::read_dir("/usr/src").into_iter().flatten().flatten();
         let headers = trees.filter_map(|tree| {
-            let dir = tree.path().join("drivers/dma/ioat");
-            Some(read_to_string(dir.join("registers.h")).ok()? + &read_to_string(dir.join("hw.h")).ok()?)
+            let text = |path| read_to_string(tree.path().join(path)).ok();
+            let own = text("drivers/dma/ioat/registers.h")? + &text("drivers/dma/ioat/hw.h")?;
+            Some(own + &text("include/linux/pci_ids.h")?)
         });
         let Some(header) = headers.into_iter().next() else {
             eprintln!("SKIPPED: no source of the kernel below /usr/src");
@@ -367,6 +368,15 @@ mod tests {
         for (name, number) in numbers {
             assert_eq!(defined(name), number, "{name}");
         }
+        // Those without a number behind their name are of earlier versions.
+        let devices =
+            header.lines().filter_map(|line| line.strip_prefix("#define PCI_DEVICE_ID_INTEL_IOAT_"));
+        for device in devices.filter_map(|device| device.split_whitespace().next()) {
+            if device.ends_with(|c: char| c.is_ascii_digit()) || ["SKX", "ICX"].contains(&device) {
+                let number = defined(&format!("PCI_DEVICE_ID_INTEL_IOAT_{device}")) as u16;
+                assert!(platform(VENDOR_INTEL, number).is_some(), "{device} is not known");
+            }
+        }
         for (name, state) in [("ACTIVE", 0), ("DONE", 1), ("SUSPENDED", 2), ("HALTED", 3)] {
             assert_eq!(defined(&format!("IOAT_CHANSTS_{name}")), state, "{name}");
         }
@@ -386,7 +396,8 @@ mod tests {
             let (number, name) = line.strip_prefix('\t').filter(|l| !l.starts_with('\t'))?.split_once(' ')?;
             Some((u16::from_str_radix(number, 16).ok()?, name.trim().to_owned()))
         };
-        let words = ["DMA", "QuickData", "Quickdata", "I/OAT"];
+        // Those that also compute parity are listed by that.
+        let words = ["DMA", "QuickData", "Quickdata", "I/OAT", "RAID"];
         for (number, name) in intel.filter_map(device) {
             if platform(VENDOR_INTEL, number).is_some() {
                 assert!(words.iter().any(|word| name.contains(word)), "{number:04x} is {name}");
