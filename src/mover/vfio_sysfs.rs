@@ -101,7 +101,8 @@ pub fn usable(root: &Path) -> Result<Vec<Function>, Unusable> {
             Some(driver) => format!("held by the kernel's driver {driver}"),
             None => "bound to no driver".to_owned(),
         };
-        let what = format!("{} I/OAT functions ({}), {holder}", all.len(), first.platform);
+        let more = if all.len() > 1 { format!(" and {} more", all.len() - 1) } else { String::new() };
+        let what = format!("I/OAT function {}{more} ({}), {holder}", first.address, first.platform);
         let remedy = format!("bind one to vfio-pci: driverctl set-override {} vfio-pci", first.address);
         return Err(unusable(what, remedy));
     }

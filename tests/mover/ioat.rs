@@ -240,6 +240,8 @@ fn a_request_larger_than_a_submission_goes_on_by_itself() {
     for pins in [true, false] {
         let engine = device_of(Model { pins, ..Model::default() }, Bounds::default());
         let ticket = submit(&engine, &pool, 0, &[(8192 + 3, &bytes)], Some(0));
+        // Also when it is only looked at.
+        eventually("it ends", || Engine::<Pool>::poll(&engine, &ticket));
         let completion = wait(&engine, ticket);
         assert_eq!((completion.bytes, completion.crc), (bytes.len() as u64, crc32c(&bytes, 0)));
         assert!(holds(&pool, 8192 + 3, &bytes));

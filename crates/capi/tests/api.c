@@ -185,7 +185,7 @@ static void descriptors(void)
     CHECK(lode_fsync(fs, 0) == 0 && lode_fdatasync(fs, 3) == 0 && lode_sync(fs) == 0);
 
     static char bulk[300000], back[300000];
-    const char *engines[] = {"delegate", "semaphore", "emu", "cpu", NULL};
+    const char *engines[] = {"delegate", "semaphore", "emu", "emu-ioat", "ioat", "cpu", NULL};
     for (int i = 0; i < 4; i++) {
         memset(bulk, 'a' + i, sizeof bulk);
         CHECK(lode_set_engine(fs, 0, engines[i]) == 0);
