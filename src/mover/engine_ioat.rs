@@ -668,12 +668,6 @@ impl<D: Device> Ioat<D> {
         if channel.generation() != generation || channel.is_retired() {
             return;
         }
-        let name = self.device.name();
-        if !self.said_failed.swap(true, Ordering::Relaxed) {
-            tracing::warn!("engine {name}: channel {n} is reset ({why}): the CPU does what it left undone");
-        } else {
-            tracing::debug!("engine {name}: channel {n} is reset ({why})");
-        }
         self.counters.resets.fetch_add(1, Ordering::Relaxed);
         ring.failures += 1;
         let failures = ring.failures;
@@ -681,9 +675,6 @@ impl<D: Device> Ioat<D> {
         let goes_on = match reset {
             Ok(()) if failures > FAILURES_MAX => {
                 channel.retire(&mut ring, &self.outcomes);
-                tracing::warn!(
-                    "engine {name}: channel {n} failed {failures} times in a row and is left alone"
-                );
                 Ok(())
             }
             Ok(()) => channel.start(&self.device, &mut ring, self.bounds.answer),
@@ -691,9 +682,18 @@ impl<D: Device> Ioat<D> {
         };
         drop(ring);
         if goes_on.is_err() {
-            self.stop(why);
-        } else if self.channels.iter().all(Channel::is_retired) {
-            self.say_gone("all its channels failed");
+            return self.stop(why);
+        }
+        let name = self.device.name();
+        if !self.said_failed.swap(true, Ordering::Relaxed) {
+            tracing::warn!("engine {name}: channel {n} was reset ({why}): the CPU does what it left undone");
+        } else {
+            tracing::debug!(
+                "engine {name}: channel {n} was reset ({why}), for the {failures}. time in a row"
+            );
+        }
+        if self.channels.iter().all(Channel::is_retired) {
+            self.say_gone("all its channels failed again and again");
         }
     }
 

@@ -232,18 +232,9 @@ impl Channel {
 
     /// Up to this descriptor all are finished (invariant 3).
     fn advance(&self, ring: &mut Ring, finished: u64, outcomes: &Outcomes) -> bool {
-        if finished == 0 {
-            return true;
-        }
-        let Some(offset) = finished.checked_sub(self.ring.bus) else { return false };
-        let place = offset / DESCRIPTOR_BYTES as u64;
-        if place >= RING as u64 {
+        let Some(more) = finished_since(self.ring.bus, (ring.tail, ring.head), finished) else {
             return false;
-        }
-        let more = (place + 1 + RING as u64 - ring.tail % RING as u64) % RING as u64;
-        if more > ring.head - ring.tail {
-            return false;
-        }
+        };
         ring.tail += more;
         while ring.under_way.front().is_some_and(|first| first.end <= ring.tail) {
             let first = ring.under_way.pop_front().expect("there is one");
@@ -360,6 +351,17 @@ impl Channel {
     }
 }
 
+/// How many descriptors from `tail` on are finished, if the one at the address `finished` was the last: none where that is
+/// not among those up to `head`, nor the one before them. 0 is no address.
+fn finished_since(ring: u64, (tail, head): (u64, u64), finished: u64) -> Option<u64> {
+    if finished == 0 {
+        return Some(0);
+    }
+    let place = finished.checked_sub(ring)? / DESCRIPTOR_BYTES as u64;
+    let more = (place + 1 + RING as u64 - tail % RING as u64) % RING as u64;
+    (place < RING as u64 && more <= head - tail).then_some(more)
+}
+
 /// Waits, at most so long; whether it came true.
 fn until(bound: Duration, came_true: impl Fn() -> bool) -> bool {
     const SPINS: u32 = 100;
@@ -378,4 +380,56 @@ fn until(bound: Duration, came_true: impl Fn() -> bool) -> bool {
         }
     }
     false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const BUS: u64 = 0x10_0000_0000;
+
+    fn address(number: u64) -> u64 {
+        BUS + number % RING as u64 * DESCRIPTOR_BYTES as u64
+    }
+
+    #[test]
+    fn only_what_was_given_can_be_finished() {
+        // Nothing yet, and nothing new.
+        assert_eq!(finished_since(BUS, (0, 5), 0), Some(0));
+        assert_eq!(finished_since(BUS, (7, 9), address(6)), Some(0));
+        assert_eq!(finished_since(BUS, (7, 9), address(7)), Some(1));
+        assert_eq!(finished_since(BUS, (7, 9), address(8)), Some(2));
+        assert_eq!(finished_since(BUS, (7, 9), address(9)), None, "it was not given that one");
+        assert_eq!(finished_since(BUS, (7, 9), address(5)), None, "that is long done");
+        // Around the end of the ring.
+        let end = 3 * RING as u64;
+        assert_eq!(finished_since(BUS, (end - 1, end + 2), address(end)), Some(2));
+        assert_eq!(finished_since(BUS, (end, end + 2), address(end - 1)), Some(0));
+        // Outside of it.
+        assert_eq!(finished_since(BUS, (0, 5), BUS - 64), None);
+        assert_eq!(finished_since(BUS, (0, 5), BUS + (RING * DESCRIPTOR_BYTES) as u64), None);
+        assert_eq!(finished_since(BUS, (0, 5), u64::MAX & !0x3f), None);
+    }
+
+    proptest! {
+        #[test]
+        fn progress_never_passes_the_head(
+            tail in 0u64..1 << 40, under_way in 0..RING as u64, place in 0..2 * RING as u64,
+        ) {
+            let head = tail + under_way;
+            let finished = BUS + place * DESCRIPTOR_BYTES as u64;
+            match finished_since(BUS, (tail, head), finished) {
+                Some(more) => {
+                    prop_assert!(more <= under_way);
+                    prop_assert_eq!(address(tail + more + RING as u64 - 1), finished);
+                }
+                None => {
+                    // Each of those under way, and the one before, would have been taken.
+                    let taken = (0..=under_way).any(|n| address(tail + n + RING as u64 - 1) == finished);
+                    prop_assert!(!taken);
+                }
+            }
+        }
+    }
 }

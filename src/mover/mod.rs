@@ -222,7 +222,7 @@ impl<M: Media> Mover<M> {
             let device = engine_emu_ioat::Emulated::new(engine_emu_ioat::Model::default())?;
             let engine = Ioat::new(device, Durability::WriteBack, Bounds::default());
             let engine =
-                engine.inspect_err(|e| tracing::warn!("engine emu-ioat: {e}: the CPU copies")).ok()?;
+                engine.inspect_err(|e| tracing::warn!("engine emu-ioat: the CPU copies: {e}")).ok()?;
             Some(self.run(engine, self.profile.emu_ioat))
         };
         self.emu_ioat.get_or_init(start).as_ref()
@@ -232,7 +232,7 @@ impl<M: Media> Mover<M> {
         let start = || {
             let device = Vfio::open(Path::new("/")).map_err(|e| e.to_string());
             let engine = device.and_then(|device| Ioat::new(device, vfio::durability(), Bounds::default()));
-            let engine = engine.inspect_err(|e| tracing::warn!("engine ioat: {e}: the CPU copies")).ok()?;
+            let engine = engine.inspect_err(|e| tracing::warn!("engine ioat: the CPU copies: {e}")).ok()?;
             Some(self.run(engine, self.profile.ioat))
         };
         self.ioat.get_or_init(start).as_ref()

@@ -91,7 +91,7 @@ pub fn usable(root: &Path) -> Result<Vec<Function>, Unusable> {
     let all = functions(root);
     let Some(first) = all.first() else {
         return Err(unusable(
-            "no Intel I/OAT function; copies run on the cpu",
+            "no Intel I/OAT function",
             "needs a Xeon E5 or Scalable before 2023 with I/OAT enabled in firmware",
         ));
     };

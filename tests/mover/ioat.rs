@@ -146,6 +146,85 @@ fn a_device_that_fails_for_good_or_for_once_loses_nothing() {
     }
 }
 
+/// What this thread logs as a warning or worse.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<String>>>);
+
+impl Lines {
+    fn during(act: impl FnOnce()) -> Vec<String> {
+        let lines = Lines::default();
+        tracing::subscriber::with_default(lines.clone(), act);
+        lines.0.lock().unwrap().clone()
+    }
+}
+
+impl tracing::Subscriber for Lines {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::WARN
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Message(String);
+        impl tracing::field::Visit for Message {
+            fn record_debug(&mut self, _: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                self.0 += &format!("{value:?}");
+            }
+        }
+        let mut message = Message(String::new());
+        event.record(&mut message);
+        self.0.lock().unwrap().push(message.0);
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+fn one_line_says_why_the_cpu_copies() {
+    let pool = pools().remove(0);
+    let bytes = [7; 64 << 10];
+    let copy = |mover: &Mover<Pool>| {
+        for n in 0..20 {
+            let (_, flushed) = mover.store(&pool, None, Addr(4096 + (n << 16)), &bytes, None).unwrap();
+            pool.fence(flushed);
+            assert!(holds(&pool, 4096 + (n << 16), &bytes));
+        }
+    };
+    let lines = Lines::during(|| {
+        let (mover, _) = given(&pool, Model { mute_at: Some(3), ..Model::default() }, SOON);
+        copy(&mover);
+    });
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].starts_with("engine emu-ioat: the device is given up ("), "{lines:?}");
+    let lines = Lines::during(|| {
+        let (mover, _) = given(&pool, Model { hangs_at: Some(3), ..Model::default() }, SOON);
+        copy(&mover);
+    });
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].contains("was reset (it has made no progress for too long)"), "{lines:?}");
+    let mut there = false;
+    let lines = Lines::during(|| {
+        let mover = Mover::new(&pool, EngineKind::Ioat, Profile::default());
+        copy(&mover);
+        there = mover.engine(EngineKind::Ioat).is_some();
+    });
+    if there {
+        eprintln!("SKIPPED: that a missing device is told: there is one");
+        return;
+    }
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].starts_with("engine ioat: the CPU copies: "), "{lines:?}");
+}
+
 /// Neither a reset nor taking its memory away stops it: then nothing is given back, but the process ends.
 #[test]
 #[cfg_attr(miri, ignore)]
