@@ -470,7 +470,7 @@ impl<D: Device> Ioat<D> {
             // SAFETY: the caller's; the slot's buffer is nobody else's while it has the slot.
             unsafe { self.fill_buffer(slot, request) };
         }
-        let parts = self.parts(slot, request, pinned.as_deref());
+        let (parts, unpaired) = self.parts(slot, request, pinned.as_deref());
         request.is_pinned = pinned.is_some();
         request.sizes = parts.iter().map(|part| part.bytes).collect();
         self.outcomes[slot].store(0, Ordering::Relaxed);
@@ -488,6 +488,7 @@ impl<D: Device> Ioat<D> {
         counter.fetch_add(1, Ordering::Relaxed);
         self.counters.doorbells.fetch_add(1, Ordering::Relaxed);
         self.counters.descriptors.fetch_add(parts.len() as u64, Ordering::Relaxed);
+        self.counters.descriptors_unpaired.fetch_add(unpaired as u64, Ordering::Relaxed);
         // The device copies meanwhile.
         request.next_crc = request.crc.map(|crc| {
             // SAFETY: the caller's.
@@ -559,8 +560,13 @@ impl<D: Device> Ioat<D> {
         }
     }
 
-    /// The descriptors of the shares of a request.
-    fn parts(&self, slot: usize, request: &Request, pinned: Option<&[Pinned]>) -> SmallVec<[Part; 4]> {
+    /// The descriptors of the shares of a request, and how many they would be without pairing.
+    fn parts(
+        &self,
+        slot: usize,
+        request: &Request,
+        pinned: Option<&[Pinned]>,
+    ) -> (SmallVec<[Part; 4]>, usize) {
         let mut all: SmallVec<[Part; 4]> = SmallVec::new();
         let mut without = 0;
         for (n, share) in request.shares.iter().enumerate() {
@@ -579,8 +585,7 @@ impl<D: Device> Ioat<D> {
             all.extend(plan(source, destination, share.bytes, self.transfer_bytes_max));
             without += unpaired(dram_address, transfer.media + share.offset as u64, share.bytes);
         }
-        self.counters.descriptors_unpaired.fetch_add(without as u64, Ordering::Relaxed);
-        all
+        (all, without)
     }
 
     /// Goes on with a request as far as it can without waiting; whether it is over.
