@@ -16,8 +16,8 @@ use lodestone::mover::ioat::{
 use super::*;
 
 const EAGER: Limits = Limits { in_flight_max: None, ..LIMITS };
-/// For devices that keep silent on purpose.
-const SOON: Bounds = Bounds { silence: Duration::from_millis(60), answer: Duration::from_millis(60) };
+/// For devices that keep silent on purpose; long enough for a model whose thread has to wait for a CPU.
+const SOON: Bounds = Bounds { silence: Duration::from_millis(200), answer: Duration::from_secs(1) };
 
 fn device_of(model: Model, bounds: Bounds) -> Ioat<Emulated> {
     let durability = if model.ddio { Durability::WriteBack } else { Durability::OnCompletion };
@@ -385,7 +385,8 @@ fn a_full_table_and_a_full_ring_refuse() {
 #[test]
 fn channels_with_registers_overtake_each_other() {
     let pool = pools().remove(0);
-    let engine = device_of(Model { channels: 2, ..Model::default() }, SOON);
+    let bounds = Bounds { silence: Duration::from_secs(1), ..Bounds::default() };
+    let engine = device_of(Model { channels: 2, ..Model::default() }, bounds);
     let (large, small) = (random(&mut Rng::new(8), 1 << 20), random(&mut Rng::new(9), 4096));
     engine.suspend_channel(0);
     let first = submit(&engine, &pool, 0, &[(1 << 20, &large)], None);
@@ -395,7 +396,7 @@ fn channels_with_registers_overtake_each_other() {
     // However long it rests, that is not taken for silence.
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| wait(&engine, first));
-        std::thread::sleep(3 * SOON.silence);
+        std::thread::sleep(bounds.silence * 3 / 2);
         assert!(!waits.is_finished(), "its channel rests");
         engine.resume_channel(0);
         assert_eq!(waits.join().unwrap().bytes, 1 << 20);
