@@ -184,11 +184,16 @@ unsafe impl Send for Function {}
 // SAFETY: as above.
 unsafe impl Sync for Function {}
 
-fn ioctl(file: &impl AsRawFd, request: u64, argument: usize) -> io::Result<i32> {
-    // SAFETY: each caller passes a number, or the address of a struct that lives during the call and whose size the kernel
-    // is told in its first field.
+fn ioctl<T>(file: &impl AsRawFd, request: u64, argument: *mut T) -> io::Result<i32> {
+    // SAFETY: each caller passes a number without memory behind it, or a struct that lives during the call and whose size the
+    // kernel is told in its first field (or a name with its end).
     let answer = unsafe { libc::ioctl(file.as_raw_fd(), request as libc::Ioctl, argument) };
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
+}
+
+/// An argument that is no address.
+fn plain(n: usize) -> *mut u8 {
+    std::ptr::without_provenance_mut(n)
 }
 
 fn open(path: &Path) -> io::Result<File> {
@@ -198,13 +203,13 @@ fn open(path: &Path) -> io::Result<File> {
 impl Function {
     fn open(group: &OwnedFd, found: &sysfs::Function) -> io::Result<Function> {
         let name = std::ffi::CString::new(found.address.as_str())?;
-        let fd = ioctl(group, GROUP_GET_DEVICE_FD, name.as_ptr().addr())?;
+        let fd = ioctl(group, GROUP_GET_DEVICE_FD, name.as_ptr().cast_mut())?;
         // SAFETY: the kernel just made it, for nobody else.
         let device = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
         let region = |index| {
             let mut info =
                 RegionInfo { argsz: size_of::<RegionInfo>() as u32, index, ..RegionInfo::default() };
-            ioctl(&device, DEVICE_GET_REGION_INFO, (&raw mut info).addr()).map(|_| info)
+            ioctl(&device, DEVICE_GET_REGION_INFO, &raw mut info).map(|_| info)
         };
         let (bar0, config) = (region(BAR0_REGION)?, region(CONFIG_REGION)?);
         if bar0.flags & REGION_FLAG_MMAP == 0 || bar0.size < BAR_BYTES as u64 {
@@ -301,8 +306,8 @@ impl Vfio {
             let remedy = "chown it to the user, or to a group with a udev rule: chown USER /dev/vfio/vfio";
             unusable(format!("/dev/vfio/vfio cannot be opened: {e}"), remedy)
         })?;
-        let version = ioctl(&container, GET_API_VERSION, 0);
-        let has_iommu = ioctl(&container, CHECK_EXTENSION, TYPE1V2_IOMMU);
+        let version = ioctl(&container, GET_API_VERSION, plain(0));
+        let has_iommu = ioctl(&container, CHECK_EXTENSION, plain(TYPE1V2_IOMMU));
         if version.ok() != Some(API_VERSION) || has_iommu.ok() != Some(1) {
             let what = "/dev/vfio/vfio does not speak the VFIO that is known here";
             return Err(unusable(what, "use Linux 4.0 or later with CONFIG_VFIO_IOMMU_TYPE1"));
@@ -311,7 +316,7 @@ impl Vfio {
         for number in sysfs::groups(&found) {
             let group = open_group(root, &container, number)?;
             if groups.is_empty() {
-                ioctl(&container, SET_IOMMU, TYPE1V2_IOMMU).map_err(|e| {
+                ioctl(&container, SET_IOMMU, plain(TYPE1V2_IOMMU)).map_err(|e| {
                     unusable(format!("the IOMMU cannot be used: {e}"), "see the kernel's log (dmesg)")
                 })?;
             }
@@ -320,7 +325,7 @@ impl Vfio {
         let mut info = [0u64; INFO_WORDS];
         info[0] = size_of_val(&info) as u64;
         // Without an answer all addresses are taken for good ones: those that are not are refused one by one.
-        let _ = ioctl(&container, IOMMU_GET_INFO, (&raw mut info).addr());
+        let _ = ioctl(&container, IOMMU_GET_INFO, &raw mut info);
         let bytes: Vec<u8> = info.iter().flat_map(|word| word.to_le_bytes()).collect();
         let mut space = Space::new(&iova_ranges(&bytes));
         let windows = space.take(SLOTS as u64 * WINDOW_BYTES).ok_or_else(|| {
@@ -346,14 +351,14 @@ impl Vfio {
 
     fn map(&self, at: usize, iova: u64, size: u64, flags: u32) -> io::Result<()> {
         let argsz = size_of::<MapDma>() as u32;
-        let map = MapDma { argsz, flags, vaddr: at as u64, iova, size };
-        ioctl(&self.container, IOMMU_MAP_DMA, (&raw const map).addr()).map(drop)
+        let mut map = MapDma { argsz, flags, vaddr: at as u64, iova, size };
+        ioctl(&self.container, IOMMU_MAP_DMA, &raw mut map).map(drop)
     }
 
     /// All mappings that lie in a range.
     fn unmap(&self, iova: u64, size: u64) -> io::Result<()> {
         let mut unmap = UnmapDma { argsz: size_of::<UnmapDma>() as u32, flags: 0, iova, size };
-        ioctl(&self.container, IOMMU_UNMAP_DMA, (&raw mut unmap).addr()).map(drop)
+        ioctl(&self.container, IOMMU_UNMAP_DMA, &raw mut unmap).map(drop)
     }
 
     fn window(&self, request: usize) -> u64 {
@@ -368,7 +373,7 @@ fn open_group(root: &Path, container: &File, number: u32) -> Result<OwnedFd, Unu
         _ => unusable(format!("{node} cannot be opened: {e}"), format!("chown USER {node}")),
     })?;
     let mut status = GroupStatus { argsz: size_of::<GroupStatus>() as u32, flags: 0 };
-    let told = ioctl(&group, GROUP_GET_STATUS, (&raw mut status).addr());
+    let told = ioctl(&group, GROUP_GET_STATUS, &raw mut status);
     if told.is_err() || status.flags & GROUP_FLAGS_VIABLE == 0 {
         let what = format!("IOMMU group {number} is not viable: another driver holds a device of it");
         return Err(unusable(
@@ -376,8 +381,8 @@ fn open_group(root: &Path, container: &File, number: u32) -> Result<OwnedFd, Unu
             format!("bind all of /sys/kernel/iommu_groups/{number}/devices to vfio-pci"),
         ));
     }
-    let fd = container.as_raw_fd();
-    ioctl(&group, GROUP_SET_CONTAINER, (&raw const fd).addr()).map_err(|e| {
+    let mut fd = container.as_raw_fd();
+    ioctl(&group, GROUP_SET_CONTAINER, &raw mut fd).map_err(|e| {
         unusable(format!("IOMMU group {number} cannot be used: {e}"), "see the kernel's log (dmesg)")
     })?;
     Ok(group.into())
@@ -441,7 +446,8 @@ impl Device for Vfio {
         let Some(registered) = &mut *registered else { return Err(io::Error::other("it was stopped")) };
         let bytes = bytes.next_multiple_of(PAGE_BYTES) as u64;
         let bus = self.space.lock().take(bytes).ok_or(io::ErrorKind::OutOfMemory)?;
-        self.map(at.addr(), bus, bytes, MAP_FLAG_READ | MAP_FLAG_WRITE)?;
+        // The device stores there.
+        self.map(at.expose_provenance(), bus, bytes, MAP_FLAG_READ | MAP_FLAG_WRITE)?;
         registered.push((bus, bytes));
         Ok(bus)
     }
@@ -459,7 +465,7 @@ impl Device for Vfio {
             let offset = range.at.addr() % PAGE_BYTES;
             let size = (offset + range.bytes).next_multiple_of(PAGE_BYTES) as u64;
             let flags = if range.stored_to { MAP_FLAG_WRITE } else { MAP_FLAG_READ };
-            if let Err(e) = self.map(range.at.addr() - offset, iova, size, flags) {
+            if let Err(e) = self.map(range.at.expose_provenance() - offset, iova, size, flags) {
                 self.unpin(request);
                 return Err(e);
             }
