@@ -1,6 +1,9 @@
 //! One conformance test for all engines: whatever an engine does or fails to do, each byte arrives, each checksum is
 //! right, nothing else changes, and a fence by the caller makes it durable.
 
+#[path = "mover/ioat.rs"]
+mod ioat;
+
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -268,6 +271,10 @@ fn every_engine_conforms() {
                 if kind == EngineKind::Dsa {
                     // A real one meets pages that are not there, and queues that others fill.
                     assert!(if has_dsa() { moved.bytes > 0 } else { moved.copies == 0 && moved.busy > 0 });
+                    continue;
+                }
+                if kind == EngineKind::Ioat && mover.engine(kind).is_none() {
+                    assert!(moved.copies == 0 && moved.busy > 0, "{kind}: {moved:?}");
                     continue;
                 }
                 assert_eq!(moved.bytes > 0, kind != EngineKind::Cpu, "{kind}: {moved:?}");
@@ -704,5 +711,8 @@ fn names_of_engines_are_read() {
         assert_eq!(kind.name().parse(), Ok(kind));
     }
     let said = "gpu".parse::<EngineKind>().unwrap_err().to_string();
-    assert_eq!(said, "there is no engine 'gpu': cpu, semaphore, delegate, dsa, emu are wanted");
+    assert_eq!(
+        said,
+        "there is no engine 'gpu': cpu, semaphore, delegate, dsa, ioat, emu, emu-ioat are wanted"
+    );
 }

@@ -28,6 +28,7 @@ const UNSAFE_ALLOWED: &[(&str, &str)] = &[
     ("src/media/", "the only room that touches mapped memory"),
     ("src/sync/", "a lock's value, and the kernel's barrier"),
     ("src/mover/engine_", "device portals and descriptors"),
+    ("src/mover/vfio", "a device's registers, and what the kernel is asked for them"),
     ("src/sim/engine", "the bytes that a simulated device was lent"),
     ("src/runtime/switch", "context switch"),
     ("src/runtime/lock", "a lock's promise that one has it"),

@@ -96,6 +96,12 @@ pub trait Media: Send + Sync + 'static {
         None
     }
 
+    /// Where all of a region is mapped and how many bytes it has, for devices that are told of memory beforehand; none where
+    /// it is not, or where stores there would not reach the region.
+    fn mapping(&self, _region: usize) -> Option<(*mut u8, usize)> {
+        None
+    }
+
     /// Copies media to DRAM (`copy_out`: several page-spaced streams for large sizes).
     fn read(&self, at: Addr, dst: &mut [u8]) -> Result<(), Fault>;
 

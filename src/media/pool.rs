@@ -252,6 +252,11 @@ impl Media for Pool {
         (len <= room).then_some(pointer)
     }
 
+    fn mapping(&self, region: usize) -> Option<(*mut u8, usize)> {
+        let whole = (self.regions[region].map.base(), self.label.region_bytes as usize);
+        (!self.options.read_only).then_some(whole)
+    }
+
     fn node(&self, region: usize) -> Option<u32> {
         self.regions[region].map.node()
     }

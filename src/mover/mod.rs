@@ -6,7 +6,9 @@
 //! | `semaphore` | the calling thread, at most so many at a time per region (efficient-pm §4) |
 //! | `delegate` | threads of their own per region; callers sleep (efficient-pm §4, OdinFS) |
 //! | `dsa` | Intel's Data Streaming Accelerator, through the work queues that its driver gives to users |
+//! | `ioat` | Intel I/OAT, held through VFIO |
 //! | `emu` | a device in software that takes the descriptors of a DSA: for tests, and for those who have none |
+//! | `emu-ioat` | a device in software that has the registers of an I/OAT: likewise |
 //!
 //! [`Mover`] brings a copy to its end in any case: what an engine refuses, or leaves undone, the calling thread
 //! copies. So faults show up as they do without an engine, and engines need not understand them.
@@ -22,13 +24,22 @@ mod engine_dsa_page;
 pub mod engine_dsa_portal;
 mod engine_dsa_slot;
 pub mod engine_emu;
+pub mod engine_emu_ioat;
+pub mod engine_ioat;
+mod engine_ioat_channel;
+mod engine_ioat_memory;
 pub mod engine_port;
 mod engine_semaphore;
+pub mod ioat;
 pub mod node;
+pub mod pairing;
 pub mod profile;
 pub mod schedule;
+pub mod vfio;
+pub mod vfio_sysfs;
 
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -40,10 +51,12 @@ use engine_delegate::Delegate;
 use engine_dsa::Dsa;
 use engine_dsa_portal::DsaPortal;
 use engine_emu::{Emulated, Model};
+use engine_ioat::{Bounds, Ioat};
 use engine_port::{Capability, Durability, Engine, Transfer, carry, dram_address, store};
 use engine_semaphore::Semaphore;
 use profile::{Limits, Profile, SMALLEST_BYTES};
 use schedule::{Decision, Direction, Job, Scheduler, decide};
+use vfio::Vfio;
 
 use crate::media::{Addr, Fault, Flushed, Media};
 
@@ -59,16 +72,27 @@ pub enum EngineKind {
     Delegate,
     /// Intel's DSA.
     Dsa,
+    /// Intel I/OAT.
+    Ioat,
     /// A device in software.
     Emu,
+    /// Another, with registers.
+    EmuIoat,
     /// The one that [`Mover::give`] got: a simulator's.
     Given,
 }
 
 impl EngineKind {
     /// Those that can be named.
-    pub const NAMED: [EngineKind; 5] =
-        [EngineKind::Cpu, EngineKind::Semaphore, EngineKind::Delegate, EngineKind::Dsa, EngineKind::Emu];
+    pub const NAMED: [EngineKind; 7] = [
+        EngineKind::Cpu,
+        EngineKind::Semaphore,
+        EngineKind::Delegate,
+        EngineKind::Dsa,
+        EngineKind::Ioat,
+        EngineKind::Emu,
+        EngineKind::EmuIoat,
+    ];
 
     /// A number other than 0.
     pub(crate) fn code(self) -> u8 {
@@ -77,12 +101,14 @@ impl EngineKind {
 
     #[inline]
     pub(crate) fn of_code(code: u8) -> Option<EngineKind> {
-        const ALL: [EngineKind; 6] = [
+        const ALL: [EngineKind; 8] = [
             EngineKind::Cpu,
             EngineKind::Semaphore,
             EngineKind::Delegate,
             EngineKind::Dsa,
+            EngineKind::Ioat,
             EngineKind::Emu,
+            EngineKind::EmuIoat,
             EngineKind::Given,
         ];
         ALL.get((code as usize).wrapping_sub(1)).copied()
@@ -95,6 +121,8 @@ impl EngineKind {
             EngineKind::Delegate => "delegate",
             EngineKind::Dsa => "dsa",
             EngineKind::Emu => "emu",
+            EngineKind::EmuIoat => "emu-ioat",
+            EngineKind::Ioat => "ioat",
             EngineKind::Given => "given",
         }
     }
@@ -160,6 +188,9 @@ pub struct Mover<M: Media> {
     /// None where no queue can be used: then the CPU copies.
     dsa: OnceLock<Option<Run<Dsa<DsaPortal>>>>,
     emu: OnceLock<Run<Dsa<Emulated>>>,
+    /// None inside: it cannot be used here.
+    emu_ioat: OnceLock<Option<Run<Ioat<engine_emu_ioat::Emulated>>>>,
+    ioat: OnceLock<Option<Run<Ioat<Vfio>>>>,
     given: OnceLock<Run<Box<dyn Engine<M>>>>,
     counters: Counters,
 }
@@ -193,7 +224,7 @@ impl<M: Media> Mover<M> {
             let number = media.node(region)?;
             node::nodes().iter().find(|node| node.number == number).cloned()
         };
-        Mover {
+        let mover = Mover {
             kind,
             smallest: AtomicUsize::new(smallest(kind)),
             profile,
@@ -202,9 +233,39 @@ impl<M: Media> Mover<M> {
             delegate: OnceLock::new(),
             dsa: OnceLock::new(),
             emu: OnceLock::new(),
+            emu_ioat: OnceLock::new(),
+            ioat: OnceLock::new(),
             given: OnceLock::new(),
             counters: Counters::default(),
+        };
+        // Now, and not at somebody's first copy: all of media is pinned for it.
+        if kind == EngineKind::Ioat
+            && let Some(run) = mover.ioat()
+        {
+            run.engine.register(media);
         }
+        mover
+    }
+
+    fn emu_ioat(&self) -> Option<&Run<Ioat<engine_emu_ioat::Emulated>>> {
+        let start = || {
+            let device = engine_emu_ioat::Emulated::new(engine_emu_ioat::Model::default())?;
+            let engine = Ioat::new(device, Durability::WriteBack, Bounds::default());
+            let engine =
+                engine.inspect_err(|e| tracing::warn!("engine emu-ioat: the CPU copies: {e}")).ok()?;
+            Some(self.run(engine, self.profile.emu_ioat))
+        };
+        self.emu_ioat.get_or_init(start).as_ref()
+    }
+
+    fn ioat(&self) -> Option<&Run<Ioat<Vfio>>> {
+        let start = || {
+            let device = Vfio::open(Path::new("/")).map_err(|e| e.to_string());
+            let engine = device.and_then(|device| Ioat::new(device, vfio::durability(), Bounds::default()));
+            let engine = engine.inspect_err(|e| tracing::warn!("engine ioat: the CPU copies: {e}")).ok()?;
+            Some(self.run(engine, self.profile.ioat))
+        };
+        self.ioat.get_or_init(start).as_ref()
     }
 
     /// An engine from elsewhere, which from now on is everybody's who names none. Once.
@@ -263,6 +324,8 @@ impl<M: Media> Mover<M> {
                 let device = || Dsa::new(Emulated::new(Model::default()));
                 Some(Running::of(self.emu.get_or_init(|| self.run(device(), self.profile.emu))))
             }
+            EngineKind::EmuIoat => self.emu_ioat().map(Running::of),
+            EngineKind::Ioat => self.ioat().map(Running::of),
             EngineKind::Given => self.given.get().map(|run| {
                 let (engine, scheduler, limits) = (&*run.engine, &run.scheduler, &run.limits);
                 Running { engine, scheduler, limits, capability: engine.capability() }

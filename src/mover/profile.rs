@@ -30,6 +30,8 @@ pub struct Profile {
     pub delegate: Limits,
     pub dsa: Limits,
     pub emu: Limits,
+    pub emu_ioat: Limits,
+    pub ioat: Limits,
 }
 
 impl Default for Profile {
@@ -54,6 +56,9 @@ impl Default for Profile {
             delegate: Limits { thresholds: bulk, in_flight_max: None },
             dsa: Limits { thresholds: bulk, in_flight_max: None },
             emu: Limits { thresholds: bulk, in_flight_max: None },
+            emu_ioat: Limits { thresholds: bulk, in_flight_max: None },
+            // What the artifact of Fastmove lets through for each node.
+            ioat: Limits { thresholds: bulk, in_flight_max: Some(8) },
         }
     }
 }

@@ -76,8 +76,8 @@ extern "C" {
  *                           of the one detected. On ordinary memory this emulates persistent memory.
  *   engine=ENGINE           who copies data: cpu, the calling thread (the default); semaphore, the calling
  *                           thread, at most two at a time per region; delegate, threads of the pool;
- *                           dsa, Intel's device, or the calling thread where none can be used; emu, an
- *                           emulated device, for tests
+ *                           dsa and ioat, Intel's devices, or cpu where none can be used; emu and emu-ioat,
+ *                           emulated devices, for tests
  *
  * A pool that was not closed is recovered first. One process has a pool open at a time, except ro.
  * Errors: EACCES, EBUSY (another process), EFAULT, EINVAL (an option, or not a pool), EIO, EMFILE (256 are
@@ -192,12 +192,10 @@ int lode_fallocate(lode_fs *fs, int fd, int mode, off_t offset, off_t len);
 
 /**
  * From now on this engine copies what is read and written through the descriptor and its duplicates: cpu,
- * semaphore, delegate, dsa or emu, as lode_open_pool explains them. NULL: the pool's. What a call promises does not
- * depend on it. Errors: EBADF, EFAULT, EINVAL (no such engine).
+ * semaphore, delegate, dsa, ioat, emu or emu-ioat, as lode_open_pool explains them. NULL: the pool's. What
+ * a call promises does not depend on it. Errors: EBADF, EFAULT, EINVAL (no such engine).
  */
-int lode_set_engine(lode_fs *fs,
-                    int fd,
-                    const char *engine);
+int lode_set_engine(lode_fs *fs, int fd, const char *engine);
 
 /**
  * Makes everything done to the file survive power loss, on every kind of media that can keep it. Only

@@ -150,8 +150,8 @@ pub unsafe extern "C" fn lode_fallocate(
 }
 
 /// From now on this engine copies what is read and written through the descriptor and its duplicates: cpu,
-/// semaphore, delegate, dsa or emu, as lode_open_pool explains them. NULL: the pool's. What a call promises does not
-/// depend on it. Errors: EBADF, EFAULT, EINVAL (no such engine).
+/// semaphore, delegate, dsa, ioat, emu or emu-ioat, as lode_open_pool explains them. NULL: the pool's. What
+/// a call promises does not depend on it. Errors: EBADF, EFAULT, EINVAL (no such engine).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lode_set_engine(fs: *mut lode_fs, fd: c_int, engine: *const c_char) -> c_int {
     done("lode_set_engine", fs, |pool| {

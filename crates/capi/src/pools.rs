@@ -180,8 +180,8 @@ fn thread_number() -> usize {
 ///                           of the one detected. On ordinary memory this emulates persistent memory.
 ///   engine=ENGINE           who copies data: cpu, the calling thread (the default); semaphore, the calling
 ///                           thread, at most two at a time per region; delegate, threads of the pool;
-///                           dsa, Intel's device, or the calling thread where none can be used; emu, an
-///                           emulated device, for tests
+///                           dsa and ioat, Intel's devices, or cpu where none can be used; emu and emu-ioat,
+///                           emulated devices, for tests
 ///
 /// A pool that was not closed is recovered first. One process has a pool open at a time, except ro.
 /// Errors: EACCES, EBUSY (another process), EFAULT, EINVAL (an option, or not a pool), EIO, EMFILE (256 are

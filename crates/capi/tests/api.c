@@ -185,8 +185,8 @@ static void descriptors(void)
     CHECK(lode_fsync(fs, 0) == 0 && lode_fdatasync(fs, 3) == 0 && lode_sync(fs) == 0);
 
     static char bulk[300000], back[300000];
-    const char *engines[] = {"delegate", "semaphore", "dsa", "emu", "cpu", NULL};
-    for (int i = 0; i < 5; i++) {
+    const char *engines[] = {"delegate", "semaphore", "dsa", "ioat", "emu", "emu-ioat", "cpu", NULL};
+    for (int i = 0; engines[i]; i++) {
         memset(bulk, 'a' + i, sizeof bulk);
         CHECK(lode_set_engine(fs, 0, engines[i]) == 0);
         CHECK(lode_pwrite(fs, 0, bulk, sizeof bulk, 100 + i) == sizeof bulk);

@@ -140,8 +140,8 @@ pub struct Mount {
     /// Take the media for persistent memory of this kind (emulation)
     #[arg(long, value_name = "DOMAIN")]
     pub assume: Option<Assume>,
-    /// Who copies data: cpu, semaphore (at most two threads at a time), delegate (threads of its own), dsa (Intel's
-    /// device; lode info says whether there is one), emu (an emulated device, for tests)
+    /// Who copies data: cpu, semaphore (at most two threads at a time), delegate (threads of its own), dsa and ioat
+    /// (Intel's devices; lode info says whether there are any), emu and emu-ioat (emulated devices, for tests)
     #[arg(long, value_name = "ENGINE", value_parser = parse_engine)]
     pub engine: Option<EngineKind>,
 }
@@ -281,7 +281,7 @@ pub struct Bench {
     /// Take the media for persistent memory of these kinds (emulation)
     #[arg(long, value_name = "DOMAIN", value_delimiter = ',')]
     pub assume: Vec<Assume>,
-    /// Have these copy data, each as a system of its own: cpu, semaphore, delegate, dsa, emu
+    /// Have these copy data, each as a system of its own: cpu, semaphore, delegate, dsa, ioat, emu, emu-ioat
     #[arg(long, value_name = "ENGINE", value_delimiter = ',', value_parser = parse_engine)]
     pub engine: Vec<EngineKind>,
     /// Where to make the pool: a path that is free

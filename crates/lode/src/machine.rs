@@ -9,6 +9,7 @@ use std::path::Path;
 
 use lodestone::mover::dsa_sysfs::{self, Found, Places};
 use lodestone::mover::profile::Profile;
+use lodestone::mover::vfio_sysfs;
 use serde::Serialize;
 
 use crate::size::Size;
@@ -85,6 +86,7 @@ impl Machine {
                 semaphore_engine(),
                 delegate_engine(),
                 emulated_engine(),
+                emulated_registers(),
                 dsa_engine(&dsa, &flags),
                 sys.ioat(),
                 sys.memory_facility(&persistent_memory),
@@ -212,6 +214,12 @@ fn work_queues(dsa: &Found) -> Vec<WorkQueue> {
     usable.chain(unusable).collect()
 }
 
+fn emulated_registers() -> Facility {
+    let what =
+        "a device in software with the registers of an I/OAT, for tests: its thread's CPU is used instead";
+    found("emu-ioat", format!("{what} of a device's; --engine emu-ioat"))
+}
+
 struct Sys<'a> {
     root: &'a Path,
 }
@@ -249,27 +257,30 @@ impl Sys<'_> {
         Places { sys: self.root.join("sys/bus/dsa/devices"), dev: self.root.join("dev/dsa") }
     }
 
-    /// Intel I/OAT: DMA channels whose driver is ioatdma, usable once they are bound to VFIO.
+    /// Intel I/OAT: functions that this user may open through VFIO, or what stands in the way.
     fn ioat(&self) -> Facility {
-        let is_ioat = |channel: &String| {
-            let driver = self.root.join("sys/class/dma").join(channel).join("device/driver");
-            fs::canonicalize(driver).is_ok_and(|d| d.file_name().is_some_and(|n| n == "ioatdma"))
+        let unusable = match vfio_sysfs::usable(self.root) {
+            Ok(functions) => {
+                let (first, more) = (&functions[0], functions.len() - 1);
+                let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+                let what =
+                    format!("function {}{more} ({}), bound to vfio-pci", first.address, first.platform);
+                return found("ioat", format!("{what}; never tried on hardware; --engine ioat"));
+            }
+            Err(unusable) => unusable,
         };
-        let channels = self.names("sys/class/dma").iter().filter(|c| is_ioat(c)).count();
-        let groups = self.names("dev/vfio").iter().filter(|n| n.parse::<u32>().is_ok()).count();
-        match (channels, groups) {
-            (0, 0) => missing(
-                "ioat",
-                "no Intel I/OAT channel; copies run on the cpu",
-                "needs a Xeon E5 or Scalable before 2023 with I/OAT enabled in firmware",
-            ),
-            (0, n) => found("ioat", format!("{n} VFIO groups; looked into when an engine is asked for")),
-            (n, _) => missing(
-                "ioat",
-                format!("{n} channels, held by the kernel's ioatdma driver"),
-                "bind a channel's PCI device to vfio-pci",
-            ),
+        // A function that is too new to be known is one all the same where the kernel drives it.
+        let channels = self.names("sys/class/dma").iter().filter(|c| self.is_ioat(c)).count();
+        if channels > 0 && vfio_sysfs::functions(self.root).is_empty() {
+            let what = format!("{channels} channels, held by the kernel's ioatdma driver");
+            return missing("ioat", what, "bind a channel's PCI device to vfio-pci");
         }
+        missing("ioat", unusable.what, &unusable.remedy)
+    }
+
+    fn is_ioat(&self, channel: &str) -> bool {
+        let driver = self.root.join("sys/class/dma").join(channel).join("device/driver");
+        fs::canonicalize(driver).is_ok_and(|d| d.file_name().is_some_and(|n| n == "ioatdma"))
     }
 
     fn persistent_memory(&self) -> Vec<String> {
@@ -417,7 +428,7 @@ mod tests {
     fn an_empty_machine_says_what_is_missing_and_how_to_get_it() {
         let machine = Machine::probe(&Fake::new("empty").0);
         // Threads there are everywhere.
-        let needs_something = |f: &&Facility| !["semaphore", "delegate", "emu"].contains(&f.name);
+        let needs_something = |f: &&Facility| !["semaphore", "delegate", "emu", "emu-ioat"].contains(&f.name);
         for f in machine.facilities.iter().filter(needs_something) {
             assert!(!f.found, "{} found in an empty machine", f.name);
             assert!(f.remedy.is_some(), "{} has no remedy", f.name);
@@ -485,6 +496,29 @@ mod tests {
             .unwrap();
         let held = fake.facility("ioat");
         assert!(!held.found && held.remedy.unwrap().contains("vfio-pci"));
+    }
+
+    #[test]
+    fn ioat_functions_are_told_by_address() {
+        let fake = Fake::new("ioat-functions");
+        let dir = "sys/bus/pci/devices/0000:00:04.0";
+        fake.file(&format!("{dir}/vendor"), "0x8086\n").file(&format!("{dir}/device"), "0x2021\n");
+        symlink("../../drivers/ioatdma", fake.0.join(dir).join("driver")).unwrap();
+        let held = fake.facility("ioat");
+        assert!(
+            !held.found
+                && held.detail
+                    == "I/OAT function 0000:00:04.0 (Xeon Scalable), held by the kernel's driver ioatdma"
+        );
+        assert_eq!(
+            held.remedy.unwrap(),
+            "bind one to vfio-pci: driverctl set-override 0000:00:04.0 vfio-pci"
+        );
+        fs::remove_file(fake.0.join(dir).join("driver")).unwrap();
+        symlink("../../drivers/vfio-pci", fake.0.join(dir).join("driver")).unwrap();
+        symlink("../../groups/3", fake.0.join(dir).join("iommu_group")).unwrap();
+        let ready = fake.file("dev/vfio/vfio", "").file("dev/vfio/3", "").facility("ioat");
+        assert!(ready.found && ready.detail.contains("never tried on hardware"), "{ready:?}");
     }
 
     #[test]

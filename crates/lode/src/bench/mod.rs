@@ -199,6 +199,11 @@ fn line_up(
         let pool = Fs::mkfs(pool, &MkfsOptions::default())?;
         place.remove_later(&path);
         let fs = Fs::open(pool, &OpenOptions { engine, ..OpenOptions::default() })?;
+        // A row of this name would be the CPU's.
+        if engine != EngineKind::Cpu && fs.mover().engine(engine).is_none() {
+            skipped.push(format!("{system}: it cannot be used on this machine; lode info says why"));
+            continue;
+        }
         all.extend(contestants(plan, &system, CpuScope::Process, promise, true, &mut |file, tag| {
             Ok(Box::new(LodeWorker::new(fs.clone(), file, tag, plan.file_bytes)?))
         })?);

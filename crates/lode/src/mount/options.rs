@@ -258,7 +258,10 @@ mod tests {
             ("threads", "'threads'"),
             ("cache=often", "auto, none or always"),
             ("assume=luck", "assume=luck"),
-            ("engine=gpu", "there is no engine 'gpu': cpu, semaphore, delegate, dsa, emu are wanted"),
+            (
+                "engine=gpu",
+                "there is no engine 'gpu': cpu, semaphore, delegate, dsa, ioat, emu, emu-ioat are wanted",
+            ),
             ("max_write=17", "4096"),
             ("metrics=:9000", "metrics"),
             ("ro=1", "'ro=1'"),
