@@ -31,3 +31,5 @@ pub const OPEN_FILES_MAX: usize = 1 << 20;
 pub const RW_BYTES_MAX: usize = 0x7fff_f000;
 /// Regions mapped by one process at a time, all its pools together (the fault handler searches them).
 pub const REGIONS_MAPPED_MAX: usize = 1024;
+/// Parts of one vectored copy at most (Linux `IOV_MAX`).
+pub const COPY_PARTS_MAX: usize = 1024;

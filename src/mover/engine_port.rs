@@ -72,7 +72,7 @@ impl Transfer<'_> {
         }
     }
 
-    fn raw(&mut self) -> RawTransfer {
+    pub(super) fn raw(&mut self) -> RawTransfer {
         match self {
             Transfer::ToMedia { at, from } => {
                 RawTransfer { at: *at, dram: Dram::From(from.as_ptr()), len: from.len() }
@@ -104,12 +104,53 @@ pub struct RawTransfer {
 unsafe impl Send for RawTransfer {}
 
 impl RawTransfer {
+    /// So many bytes of it, from one of them on. Panics for more than there are.
+    pub(super) fn part(&self, from: usize, len: usize) -> RawTransfer {
+        assert!(from <= self.len && len <= self.len - from, "{len} bytes from {from} on, of {}", self.len);
+        // Never followed beyond what is vouched for: a part lies inside.
+        let dram = match self.dram {
+            Dram::From(at) => Dram::From(at.wrapping_add(from)),
+            Dram::To(at) => Dram::To(at.wrapping_add(from)),
+        };
+        RawTransfer { at: self.at.add(from as u64), dram, len }
+    }
+
+    /// The address of its DRAM end, to compare with.
+    pub(super) fn address(&self) -> usize {
+        match self.dram {
+            Dram::From(at) => at.addr(),
+            Dram::To(at) => at.addr(),
+        }
+    }
+
+    /// Its DRAM end.
+    ///
+    /// # Safety
+    ///
+    /// The bytes are there, and nobody changes them for as long as they are used.
+    pub(super) unsafe fn bytes<'a>(&self) -> &'a [u8] {
+        let from = match self.dram {
+            Dram::From(at) => at,
+            Dram::To(at) => at.cast_const(),
+        };
+        // SAFETY: the caller's.
+        unsafe { std::slice::from_raw_parts(from, self.len) }
+    }
+
+    pub(super) fn is_to_media(&self) -> bool {
+        matches!(self.dram, Dram::From(_))
+    }
+
     /// Copies it on this thread; the checksum continued, where one is asked for.
     ///
     /// # Safety
     ///
     /// As for [`Engine::submit`], during this call.
-    unsafe fn copy<M: Media>(&self, media: &M, crc: Option<u32>) -> Result<(Option<u32>, Flushed), Fault> {
+    pub(super) unsafe fn copy<M: Media>(
+        &self,
+        media: &M,
+        crc: Option<u32>,
+    ) -> Result<(Option<u32>, Flushed), Fault> {
         match self.dram {
             Dram::From(from) => {
                 // SAFETY: the caller vouches for the bytes.

@@ -13,15 +13,18 @@
 //! What is stored is **not durable** on return, whoever stored it: it is when the caller has fenced.
 
 pub mod completion;
+pub mod copies;
 pub mod dsa;
 mod engine_delegate;
 pub mod engine_dsa;
 pub mod engine_emu;
 pub mod engine_port;
 mod engine_semaphore;
+mod flight;
 pub mod node;
 pub mod profile;
 pub mod schedule;
+pub mod ticket;
 
 use std::fmt;
 use std::str::FromStr;
@@ -285,7 +288,7 @@ impl<M: Media> Mover<M> {
             return store(media, at, from, crc);
         };
         let Some(claim) = scheduler.claim(region, &capability, limits) else {
-            self.counters.busy.fetch_add(1, Ordering::Relaxed);
+            self.count_busy();
             return store(media, at, from, crc);
         };
         let (edge, rest) = from.split_at(head);
@@ -305,7 +308,7 @@ impl<M: Media> Mover<M> {
                 done
             }
             Err(_) => {
-                self.counters.busy.fetch_add(1, Ordering::Relaxed);
+                self.count_busy();
                 0
             }
         };
@@ -355,7 +358,7 @@ impl<M: Media> Mover<M> {
             Decision::Shared { engine } => engine,
         };
         let Some(claim) = scheduler.claim(region, &capability, limits) else {
-            self.counters.busy.fetch_add(1, Ordering::Relaxed);
+            self.count_busy();
             return media.read(at, to);
         };
         let (engines, own) = to.split_at_mut(until);
@@ -370,7 +373,7 @@ impl<M: Media> Mover<M> {
         let carried = carry(engine, media, (region, claim.channel), &mut transfer, None, meanwhile);
         drop(claim);
         let Ok((completion, own_time)) = carried else {
-            self.counters.busy.fetch_add(1, Ordering::Relaxed);
+            self.count_busy();
             return media.read(at, to);
         };
         let done = self.ended(&completion, until);
@@ -397,11 +400,20 @@ impl<M: Media> Mover<M> {
         done
     }
 
-    fn job(&self, region: usize, transfer: &Transfer) -> Job {
-        let remote = match (&self.regions[region], node::current()) {
+    fn count_busy(&self) {
+        self.counters.busy.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether the region is on another node than the calling thread.
+    fn is_remote(&self, region: usize) -> bool {
+        match (&self.regions[region], node::current()) {
             (Some(there), Some(here)) => there.number != here,
             _ => false,
-        };
+        }
+    }
+
+    fn job(&self, region: usize, transfer: &Transfer) -> Job {
+        let remote = self.is_remote(region);
         let (direction, at) = match transfer {
             Transfer::ToMedia { at, .. } => (Direction::Write, at),
             Transfer::FromMedia { at, .. } => (Direction::Read, at),
