@@ -33,3 +33,5 @@ pub const RW_BYTES_MAX: usize = 0x7fff_f000;
 pub const REGIONS_MAPPED_MAX: usize = 1024;
 /// Parts of one vectored copy at most (Linux `IOV_MAX`).
 pub const COPY_PARTS_MAX: usize = 1024;
+/// Copies of one media handle of the C interface that nobody has waited for yet (EAGAIN beyond).
+pub const COPY_TICKETS_MAX: usize = 65_536;

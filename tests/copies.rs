@@ -14,7 +14,7 @@ use lodestone::mover::copies::{Copied, Copies, CopyOptions};
 use lodestone::mover::engine_dsa::Dsa;
 use lodestone::mover::engine_emu::{Emulated, Model};
 use lodestone::mover::engine_port::{Dram, Durability, RawTransfer, Transfer};
-use lodestone::mover::profile::{Limits, Profile, Thresholds};
+use lodestone::mover::profile::{Limits, Profile};
 use lodestone::sim::media::{Keep, Rng, SimMedia};
 
 const MEDIA_BYTES: usize = 4 << 20;
@@ -52,11 +52,7 @@ fn of_size(bytes: usize) -> SpanOptions {
 
 /// Engines take all that they can.
 fn eager() -> Profile {
-    let least = 4 << 10;
-    let thresholds =
-        Thresholds { local_write: least, local_read: least, remote_write: least, remote_read: least };
-    let limits = Limits { thresholds, in_flight_max: None };
-    Profile { semaphore: limits, delegate: limits, emu: limits, ..Profile::default() }
+    Profile::default().handing_over_from(4 << 10)
 }
 
 fn copies_of(kind: EngineKind, domain: Domain) -> Copies {
