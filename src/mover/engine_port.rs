@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use super::completion::{Completion, Status};
 use super::profile::SMALLEST_BYTES;
+use crate::account::waiting;
 use crate::media::{Addr, Fault, Flushed, Media};
 
 /// When what an engine copied to media is durable.
@@ -307,5 +308,5 @@ pub fn carry<M: Media, T>(
     let mut flight = Flight(engine, Some(ticket));
     let made = meanwhile();
     let ticket = flight.1.take().expect("it is taken once");
-    Ok((engine.wait(ticket), made))
+    Ok((waiting(|| engine.wait(ticket)), made))
 }
