@@ -48,6 +48,13 @@ typedef char lode_off_t_has_64_bits[sizeof(off_t) == 8 ? 1 : -1];
 
 
 /**
+ * Operations that lode_get_times knows.
+ */
+#define LODE_READS 0
+
+#define LODE_WRITES 1
+
+/**
  * What is copied is durable when the call (or lode_media_wait) returns.
  */
 #define LODE_COPY_DURABLE 1
@@ -73,6 +80,33 @@ typedef struct lode_fs lode_fs;
  * Slow memory to copy to and from, without a pool: any number of threads may use it.
  */
 typedef struct lode_media lode_media;
+
+/**
+ * Where the time of operations went that were watched: about one in 64 of each thread.
+ */
+typedef struct {
+    /**
+     * That were watched, and the bytes that they were asked for.
+     */
+    uint64_t operations;
+    uint64_t bytes;
+    /**
+     * Moving data, in nanoseconds; all phases together are the whole.
+     */
+    uint64_t copy_ns;
+    /**
+     * Allocating, appending records and fencing them.
+     */
+    uint64_t metadata_ns;
+    /**
+     * Finding out where things are.
+     */
+    uint64_t index_ns;
+    /**
+     * Waiting for locks, and for engines that copy.
+     */
+    uint64_t wait_ns;
+} lode_times;
 
 /**
  * One part of a vectored copy: bytes at offset at of the media, and their buffer.
@@ -249,6 +283,14 @@ int lode_sync(lode_fs *fs);
  * X_OK. Errors: EACCES, EINVAL, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, EROFS.
  */
 int lode_access(lode_fs *fs, const char *path, int mode);
+
+/**
+ * Where the time of reads (LODE_READS) or writes (LODE_WRITES) went since the pool was opened, on all threads. (Phases as
+ * in EasyIO, Figure 1.) Errors: EFAULT, EINVAL.
+ */
+int lode_get_times(lode_fs *fs,
+                   int operation,
+                   lode_times *times);
 
 /**
  * Makes a directory. mode: permission bits, less the umask. Errors: EACCES, EEXIST, ELOOP, EMLINK,

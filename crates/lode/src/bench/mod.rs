@@ -6,9 +6,11 @@
 //!
 //! Files: `rows` the catalogue and targets, `plan` options checked and sizes chosen, `place` tmpfs,
 //! ext4 and pool files, `worker` the timed loop, `turns` who runs when and on which core, `peer_*` the
-//! systems, `mount` fio on mounts, `capacity` pools of a million files and of 1 TiB, `report` rows and
+//! systems, `mount` fio on mounts, `breakdown` where the time of reads and writes goes, `capacity` pools of a million files and of 1 TiB, `report` rows and
 //! claims, `table` and `plot` what people see, `clock` time stamps and CPU time, `machine` where.
 
+mod breakdown;
+mod breakdown_plot;
 mod capacity;
 mod clock;
 mod machine;
@@ -73,6 +75,8 @@ pub struct BenchOptions {
     pub rounds: Option<usize>,
     /// The rows of the mount, against bindfs.
     pub mount: bool,
+    /// Instead of the rows: where the time of reads and writes goes, by size.
+    pub breakdown: bool,
 }
 
 /// Names that `--only` takes.
@@ -85,6 +89,9 @@ pub fn run(options: &BenchOptions) -> Result<String> {
     let plan = Plan::of(options)?;
     let mut machine = Machine::here();
     let mut place = Place::open()?;
+    if options.breakdown {
+        return breakdown::run(options, &plan, &mut place, &mut machine);
+    }
     let mut skipped = Vec::new();
     let mut rows = Vec::new();
     if !plan.rows.is_empty() {
@@ -169,25 +176,8 @@ fn line_up(
     skipped: &mut Vec<String>,
 ) -> Result<Vec<Contestant>> {
     let mut all = Vec::new();
-    for (i, (domain, engine)) in plan.variants().into_iter().enumerate() {
-        progress(&format!("making a pool of {} MiB, domain {domain}", plan.pool_bytes >> 20));
-        let path = plan.pool_path(place, i);
-        let pool = make_pool(&path, plan.pool_bytes, domain)?;
-        let system = match engine {
-            EngineKind::Cpu if i == 0 => "lode".to_string(),
-            EngineKind::Cpu => format!("lode-{domain}"),
-            engine => format!("lode-{engine}"),
-        };
-        if i == 0 {
-            machine.set_media(&pool);
-        }
-        let promise = promise_of(&pool);
-        let pool = Fs::mkfs(pool, &MkfsOptions::default())?;
-        place.remove_later(&path);
-        let fs = Fs::open(pool, &OpenOptions { engine, ..OpenOptions::default() })?;
-        all.extend(contestants(plan, &system, CpuScope::Process, promise, true, &mut |file, tag| {
-            Ok(Box::new(LodeWorker::new(fs.clone(), file, tag, plan.file_bytes)?))
-        })?);
+    for (i, variant) in plan.variants().into_iter().enumerate() {
+        all.extend(own_contestants(plan, place, machine, i, variant)?.1);
     }
     if plan.has_peer("tmpfs") {
         progress("filling tmpfs files");
@@ -218,6 +208,35 @@ fn line_up(
         None => all.extend(limit(plan, place)?),
     }
     Ok(all)
+}
+
+/// Lode with the `i`th domain and engine: its file system, and who works on it.
+fn own_contestants(
+    plan: &Plan,
+    place: &mut Place,
+    machine: &mut Machine,
+    i: usize,
+    (domain, engine): (Domain, EngineKind),
+) -> Result<(Arc<Fs<Pool>>, Vec<Contestant>)> {
+    progress(&format!("making a pool of {} MiB, domain {domain}", plan.pool_bytes >> 20));
+    let path = plan.pool_path(place, i);
+    let pool = make_pool(&path, plan.pool_bytes, domain)?;
+    let system = match engine {
+        EngineKind::Cpu if i == 0 => "lode".to_string(),
+        EngineKind::Cpu => format!("lode-{domain}"),
+        engine => format!("lode-{engine}"),
+    };
+    if i == 0 {
+        machine.set_media(&pool);
+    }
+    let promise = promise_of(&pool);
+    let pool = Fs::mkfs(pool, &MkfsOptions::default())?;
+    place.remove_later(&path);
+    let fs = Fs::open(pool, &OpenOptions { engine, ..OpenOptions::default() })?;
+    let all = contestants(plan, &system, CpuScope::Process, promise, true, &mut |file, tag| {
+        Ok(Box::new(LodeWorker::new(fs.clone(), file, tag, plan.file_bytes)?))
+    })?;
+    Ok((fs, all))
 }
 
 /// Raw copies on a pool of the same size and domain beside the first one.
