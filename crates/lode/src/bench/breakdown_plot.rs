@@ -98,7 +98,7 @@ fn open(svg: &mut String, breakdown: &Breakdown, height: f64) {
     text(svg, 16.0, 32.0, "start", "title", &format!("lode bench --breakdown, {}", m.media));
     text(svg, 16.0, 56.0, "start", "sub", &format!("{}, {} cores, Linux {}", m.cpu, m.cores, m.kernel));
     let method = format!(
-        "Where the time of an operation goes, as the file system accounts for it; at the right its mean, of what the loop measured. {} rounds of {} ms.",
+        "Where the time of an operation goes, as the file system accounts for it; at the right its mean, of what the loop measured. The middle one of {} rounds of {} ms.",
         m.rounds, m.slice_ms
     );
     text(svg, 16.0, 78.0, "start", "sub", &method);
