@@ -11,7 +11,7 @@ use super::plot::text;
 use super::table::digits;
 
 const WIDTH: f64 = 1120.0;
-const LEFT: f64 = 245.0;
+const LEFT: f64 = 330.0;
 const RIGHT: f64 = 190.0;
 const TOP: f64 = 136.0;
 const BAR: f64 = 22.0;
@@ -98,7 +98,7 @@ fn open(svg: &mut String, breakdown: &Breakdown, height: f64) {
     text(svg, 16.0, 32.0, "start", "title", &format!("lode bench --breakdown, {}", m.media));
     text(svg, 16.0, 56.0, "start", "sub", &format!("{}, {} cores, Linux {}", m.cpu, m.cores, m.kernel));
     let method = format!(
-        "Where the time of an operation goes, as the file system accounts for it; at the right its mean, of what the loop measured. The middle one of {} rounds of {} ms.",
+        "Shares of an operation's time; at the right its mean, and what the loop measured. Middle of {} rounds of {} ms.",
         m.rounds, m.slice_ms
     );
     text(svg, 16.0, 78.0, "start", "sub", &method);
