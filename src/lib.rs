@@ -6,8 +6,10 @@
 //! media  <- mover <- fs <- mediator, wsp          policy, runtime: import no room
 //! ```
 //!
-//! Start at [`fs::Fs`] for the file system and [`media::Media`] for the memory below it.
+//! Start at [`fs::Fs`] for the file system, [`media::Media`] for the memory below it, and [`mover::copies`] for copies to
+//! such memory without a file system.
 
+pub mod account;
 pub mod error;
 pub mod fs;
 pub mod limits;

@@ -37,3 +37,7 @@ pub const STACK_BYTES_MIN: usize = 16 << 10;
 pub const STACK_BYTES_MAX: usize = 1 << 30;
 /// Workers of one runtime.
 pub const WORKERS_MAX: usize = 1024;
+/// Parts of one vectored copy at most (Linux `IOV_MAX`).
+pub const COPY_PARTS_MAX: usize = 1024;
+/// Copies of one media handle of the C interface that nobody has waited for yet (EAGAIN beyond).
+pub const COPY_TICKETS_MAX: usize = 65_536;

@@ -63,6 +63,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use crate::sync::primitive::Mutex;
 use crossbeam_utils::CachePadded;
 
+use crate::account::{Ledger, Op, Phase, Times, Watch};
 use crate::error::{Error, Result};
 use crate::media::{Addr, Domain, Durable, Flushed, Media, Words};
 use crate::mover::profile::Profile;
@@ -189,6 +190,7 @@ impl Node {
 pub struct Core<M: Media> {
     pub(crate) media: quarantine::Watched<M>,
     pub(crate) mover: Mover<M>,
+    ledger: Ledger,
     pub(crate) alloc: Allocator,
     pub(crate) key_crc: u32,
     sb: Super,
@@ -389,6 +391,17 @@ impl<M: Media> Fs<M> {
     /// Who copies data, and how much of it.
     pub fn mover(&self) -> &Mover<M> {
         &self.core.mover
+    }
+
+    /// Where the time of reads or writes went, since the pool was opened, of those that were watched: one in
+    /// [`ONE_IN`](crate::account::ONE_IN).
+    pub fn times(&self, op: Op) -> Times {
+        self.core.ledger.times(op)
+    }
+
+    /// What watches them.
+    pub fn ledger(&self) -> &Ledger {
+        &self.core.ledger
     }
 
     pub fn open_report(&self) -> &OpenReport {

@@ -172,6 +172,7 @@ impl<M: Media> Fs<M> {
         let mover = Mover::new(&media, options.engine, Profile::default());
         let mut core = Core {
             mover,
+            ledger: Ledger::default(),
             media: quarantine::Watched::new(media),
             alloc: Allocator::new(blocks),
             key_crc,

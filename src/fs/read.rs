@@ -16,8 +16,10 @@ const DAY: u64 = (24 * 60 * 60) << 30;
 impl<M: Media> Fs<M> {
     /// Bytes read; less than asked only at the end of file. EISDIR for directories, EIO for bad media.
     pub fn read_at(&self, node: &Node, offset: u64, dst: &mut [u8]) -> Result<usize> {
+        let mut watch = self.core.ledger.begin(Op::Read, dst.len());
         let inode = &*node.inode;
         let body = inode.body.read();
+        watch.did(Phase::Wait);
         let index = match &body.data {
             Data::File(index) if !body.dead => index,
             Data::File(_) => return Err(Error::new(libc::ESTALE, "read::read_at")),
@@ -32,14 +34,17 @@ impl<M: Media> Fs<M> {
             let (mapping, count) = index.run_at((at / PAGE) as u32, pages);
             let n = (count as u64 * PAGE - at % PAGE).min((len - done) as u64) as usize;
             let part = &mut dst[done..done + n];
+            watch.did(Phase::Index);
             match mapping {
                 Mapping::Written(block) => self.copy_out(node, block_addr(block).add(at % PAGE), part)?,
                 Mapping::Hole | Mapping::Unwritten(_) => part.fill(0),
             }
+            watch.did(Phase::Copy);
             done += n;
         }
         if len > 0 {
             self.touch(inode, body.mtime.max(body.ctime));
+            watch.did(Phase::Metadata);
         }
         Ok(len)
     }

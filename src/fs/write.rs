@@ -108,15 +108,17 @@ impl<M: Media> Fs<M> {
         let inode = &*node.inode;
         let mut input =
             Input { offset, bytes: &src[..src.len().min(WRITE_BYTES_MAX)], now: 0, engine: node.engine() };
+        let mut watch = self.core.ledger.begin(Op::Write, input.bytes.len());
         let mut releases = self.releases();
         loop {
             let done = {
                 let mut body = self.table.change(inode);
                 let guard = self.core.enter()?;
+                watch.did(Phase::Wait);
                 if append {
                     input.offset = body.size;
                 }
-                self.write_locked(cred, inode, &mut body, &guard, input)
+                self.write_locked(cred, inode, &mut body, &guard, input, &mut watch)
             };
             match done {
                 Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut releases) => continue,
@@ -136,6 +138,7 @@ impl<M: Media> Fs<M> {
         body: &mut Body,
         guard: &epoch::Guard,
         mut input: Input,
+        watch: &mut Watch,
     ) -> Result<u64> {
         check_writable(body)?;
         let offset = input.offset;
@@ -149,10 +152,12 @@ impl<M: Media> Fs<M> {
         self.drop_set_id(cred, inode, body, &mut batch);
         let uncapped = self.drop_capability(body, &mut batch);
         input.now = now();
-        let written = match self.way(body, offset, end) {
-            Way::Redo => self.overwrite_by_redo(inode, body, guard, input, batch),
-            Way::InPlace => self.overwrite_in_place(inode, body, guard, input, batch),
-            Way::Blocks => self.write_blocks(inode, body, guard, input, batch),
+        let way = self.way(body, offset, end);
+        watch.did(Phase::Index);
+        let written = match way {
+            Way::Redo => self.overwrite_by_redo(inode, body, guard, input, batch, watch),
+            Way::InPlace => self.overwrite_in_place(inode, body, guard, input, batch, watch),
+            Way::Blocks => self.write_blocks(inode, body, guard, input, batch, watch),
         };
         match &written {
             Ok(_) => {
@@ -160,6 +165,7 @@ impl<M: Media> Fs<M> {
                     self.capability_dropped(body, guard);
                 }
                 self.tidy_log(inode, body, guard);
+                watch.did(Phase::Metadata);
             }
             Err(_) => body.mode = mode,
         }
@@ -200,6 +206,7 @@ impl<M: Media> Fs<M> {
         guard: &epoch::Guard,
         Input { offset, bytes: src, now, .. }: Input,
         mut batch: Batch,
+        watch: &mut Watch,
     ) -> Result<u64> {
         if let Mapping::Written(block) = body.file().expect("check_writable").get((offset / PAGE) as u32) {
             let n = src.len().min((PAGE - offset % PAGE) as usize);
@@ -220,10 +227,12 @@ impl<M: Media> Fs<M> {
             self.commit(inode, body, &mut batch, guard, Class::Data, Flushed::issued())?;
             batch.placed(batch.count() - 1).0
         };
+        watch.did(Phase::Metadata);
         let mut redone = body.redone.take().unwrap_or_default();
         let stored = self.redo(body, offset, src, seq, &mut redone).inspect_err(|e| self.core.poison(e));
         body.redone = Some(redone);
         stored?;
+        watch.did(Phase::Copy);
         (body.mtime, body.ctime) = (now, now);
         Ok(offset + src.len() as u64)
     }
@@ -263,12 +272,14 @@ impl<M: Media> Fs<M> {
         guard: &epoch::Guard,
         Input { offset, bytes: src, now, engine }: Input,
         mut batch: Batch,
+        watch: &mut Watch,
     ) -> Result<u64> {
         (body.mtime, body.ctime) = (now, now);
         if batch.is_empty() {
             body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
         }
         self.commit(inode, body, &mut batch, guard, Class::Data, Flushed::issued())?;
+        watch.did(Phase::Metadata);
         let index = body.file().expect("check_writable");
         let mut sink = Sink::new(None, engine);
         let mut at = offset;
@@ -281,6 +292,7 @@ impl<M: Media> Fs<M> {
             at += n as u64;
         }
         self.core.fence(sink.flushed);
+        watch.did(Phase::Copy);
         Ok(at)
     }
 
@@ -293,6 +305,7 @@ impl<M: Media> Fs<M> {
         guard: &epoch::Guard,
         Input { offset, bytes: src, now, engine }: Input,
         mut batch: Batch,
+        watch: &mut Watch,
     ) -> Result<u64> {
         let end = offset + src.len() as u64;
         let verify = self.core.deferring || src.len() < TWO_FENCE_BYTES;
@@ -302,9 +315,9 @@ impl<M: Media> Fs<M> {
             Ok(done) => done,
             Err(e) => return Err(self.undo(&plan, sink.flushed, e)),
         };
-        let copied = self
-            .plan(body, offset, end, &mut plan)
-            .and_then(|in_place| self.copy(body, &plan, in_place, offset, src, &mut sink));
+        let planned = self.plan(body, offset, end, &mut plan);
+        watch.did(Phase::Metadata);
+        let copied = planned.and_then(|in_place| self.copy(body, &plan, in_place, offset, src, &mut sink));
         let (from, to) = match copied {
             Ok(range) => range,
             Err(e) => return Err(self.undo(&plan, sink.flushed, e)),
@@ -315,6 +328,7 @@ impl<M: Media> Fs<M> {
         } else {
             sink.flushed
         };
+        watch.did(Phase::Copy);
         let size = body.size.max(end);
         let fields = WriteFields {
             start: start.unwrap_or(from),
@@ -334,6 +348,7 @@ impl<M: Media> Fs<M> {
         if let Err(e) = committed {
             return Err(self.undo(&plan, Flushed::issued(), e));
         }
+        watch.did(Phase::Metadata);
         let reuse = self.core.reuse_after(guard);
         self.tail_settled(body, tail, reuse);
         // Where the file grows, its last block was replaced if it was shared.
@@ -349,6 +364,7 @@ impl<M: Media> Fs<M> {
         }
         body.size = size;
         (body.mtime, body.ctime) = (now, now);
+        watch.did(Phase::Index);
         Ok(end)
     }
 

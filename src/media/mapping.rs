@@ -37,6 +37,17 @@ pub(super) fn is_dax(file: BorrowedFd<'_>) -> bool {
     true
 }
 
+/// The NUMA node that holds the page of an address; none where the kernel does not say.
+pub(super) fn node_of(at: *const u8) -> Option<u32> {
+    const MPOL_F_NODE: usize = 1 << 0;
+    const MPOL_F_ADDR: usize = 1 << 1;
+    let (mut node, no_mask): (libc::c_int, *mut libc::c_ulong) = (-1, null_mut());
+    let flags = MPOL_F_NODE | MPOL_F_ADDR;
+    // SAFETY: the kernel stores one integer, and reads nothing: the mask is absent, the address is looked up.
+    let failed = unsafe { libc::syscall(libc::SYS_get_mempolicy, &raw mut node, no_mask, 0usize, at, flags) };
+    if failed == 0 { u32::try_from(node).ok() } else { None }
+}
+
 #[derive(Debug)]
 pub(super) struct Mapping {
     base: NonNull<u8>,
@@ -112,14 +123,7 @@ impl Mapping {
 
     /// The NUMA node that holds its first page; none where the kernel does not say.
     pub fn node(&self) -> Option<u32> {
-        const MPOL_F_NODE: usize = 1 << 0;
-        const MPOL_F_ADDR: usize = 1 << 1;
-        let (mut node, no_mask): (libc::c_int, *mut libc::c_ulong) = (-1, null_mut());
-        let (at, flags) = (self.base.as_ptr(), MPOL_F_NODE | MPOL_F_ADDR);
-        // SAFETY: the kernel stores one integer, and reads nothing: the mask is absent, the address is looked up.
-        let failed =
-            unsafe { libc::syscall(libc::SYS_get_mempolicy, &raw mut node, no_mask, 0usize, at, flags) };
-        if failed == 0 { u32::try_from(node).ok() } else { None }
+        node_of(self.base.as_ptr())
     }
 
     /// Takes every page now instead of at first use.

@@ -10,8 +10,9 @@
 //!
 //! Files: `token` the three states, `domain` what makes a store durable here, `region` one file or
 //! device locked and mapped, `label` block 0 of a region, `pool` one or many regions as one address
-//! space, `open` how a pool comes to be, `mapping` an address range, `overlay` stores that stay private, `describe` what a pool says of itself, `copy` the routines, `fault` SIGBUS turned into an
-//! error.
+//! space, `open` how a pool comes to be, `span` memory without labels, for those who have a format of their own,
+//! `mapping` an address range, `overlay` stores that stay private, `describe` what a pool says of itself, `copy` the
+//! routines, `fault` SIGBUS turned into an error.
 
 mod by_address;
 mod copy;
@@ -24,15 +25,17 @@ mod open;
 mod overlay;
 mod pool;
 mod region;
+mod span;
 mod token;
 
 pub(crate) use by_address::ByAddress;
-pub use copy::{Isa, ReadStep, ReadTable, Words, crc32c, crc32c_words, prefetch};
+pub use copy::{Isa, ReadStep, ReadTable, Words, crc32c, crc32c_join, crc32c_words, prefetch};
 pub use describe::{Description, Pages, RegionDescription};
 pub use domain::Domain;
 pub use overlay::Overlay;
 pub use pool::{Pool, PoolOptions};
 pub use region::RegionKind;
+pub use span::{Span, SpanOptions};
 pub use token::{Dirty, Durable, Flushed};
 
 /// A byte address in the pool: 0 is the first byte of the first region.
@@ -75,6 +78,11 @@ pub trait Media: Send + Sync + 'static {
     }
 
     fn domain(&self) -> Domain;
+
+    /// Nothing may be stored: what is stored anyhow stays in a private copy, or faults.
+    fn is_read_only(&self) -> bool {
+        false
+    }
 
     /// Regions: each is memory of its own, whose bandwidth the copies there share.
     fn regions(&self) -> usize {

@@ -128,7 +128,7 @@ fn write_labels(pool: &Pool) -> Result<()> {
 }
 
 /// The persistence domain to work by.
-fn choose_domain(regions: &[Region], assume: Option<Domain>, isa: Isa) -> Result<Domain> {
+pub(super) fn choose_domain(regions: &[Region], assume: Option<Domain>, isa: Isa) -> Result<Domain> {
     if let Some(wanted) = assume {
         for region in regions {
             if !region.detected.may_assume(wanted) {
@@ -250,6 +250,12 @@ fn add_region(
         undo.cut_back.push((region.path.clone(), region.bytes));
     }
     Ok(region)
+}
+
+/// Whether a file or device begins as a pool does, whole or damaged.
+pub(super) fn holds_pool(region: &OpenRegion) -> Result<bool> {
+    let block0 = Label::decode(&read_block0(region)?);
+    Ok(matches!(block0, Block0::Label(_) | Block0::Newer(_) | Block0::Damaged(_)))
 }
 
 /// Refuses to make a pool of what holds something.

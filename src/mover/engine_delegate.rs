@@ -2,7 +2,7 @@
 //!
 //! **Invariants.**
 //! 1. A slot belongs, in this order and to one at a time: to nobody (in `free`), to a caller that fills it, to the
-//!    queue, to a worker, and, once `done`, to the caller that waits for it.
+//!    queue, to a worker, and, once it has `ended`, to whoever waits for it, on any thread.
 //! 2. A worker looks at a batch only while its caller is between `submit` and `wait`: so the bytes are there, and so
 //!    is media.
 //! 3. A worker's stores are fenced by the worker before it reports: a fence is for the own thread's stores only.
@@ -12,9 +12,8 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::thread::{JoinHandle, Thread};
+use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
@@ -52,15 +51,15 @@ struct Waiting {
 
 struct Slot<M: Media> {
     work: Mutex<Option<Work<M>>>,
-    done: AtomicBool,
-    completion: Mutex<Completion>,
+    ended: Mutex<Option<Completion>>,
+    /// Somebody may sleep until `ended` is there.
+    end: Condvar,
 }
 
 struct Work<M: Media> {
     media: *const M,
     batch: SmallVec<[RawTransfer; 4]>,
     crc: Option<u32>,
-    caller: Thread,
 }
 
 // SAFETY: `media` is shared with the worker for as long as invariant 2 says, and media can be shared.
@@ -68,11 +67,7 @@ unsafe impl<M: Media> Send for Work<M> {}
 
 impl<M: Media> Queue<M> {
     fn new() -> Queue<M> {
-        let slot = |_| Slot {
-            work: Mutex::new(None),
-            done: AtomicBool::new(false),
-            completion: Mutex::new(Completion::failed()),
-        };
+        let slot = |_| Slot { work: Mutex::new(None), ended: Mutex::new(None), end: Condvar::new() };
         let free = (0..SLOTS).collect();
         Queue {
             waiting: Mutex::new(Waiting {
@@ -117,11 +112,10 @@ impl<M: Media> Queue<M> {
             };
             // What panics here panics again in the caller, which does what was not done.
             let completion = catch_unwind(AssertUnwindSafe(copy)).unwrap_or(Completion::failed());
-            *slot.completion.lock() = completion;
-            let caller = work.caller;
-            slot.done.store(true, Ordering::Release);
-            // From here on the slot is the caller's.
-            caller.unpark();
+            *slot.ended.lock() = Some(completion);
+            // From here on the slot is the caller's, who may have given it to another: whom this wakes too early looks
+            // again.
+            slot.end.notify_one();
         }
     }
 }
@@ -182,12 +176,10 @@ impl<M: Media> Engine<M> for Delegate<M> {
             return Err(Refused::Gone);
         }
         let queue = &self.regions[region];
-        let caller = std::thread::current();
-        let work = Work { media, batch: SmallVec::from_slice(batch), crc, caller };
+        let work = Work { media, batch: SmallVec::from_slice(batch), crc };
         let mut waiting = queue.waiting.lock();
         let n = waiting.free.pop().ok_or(Refused::Full)?;
         let slot = &queue.slots[n];
-        slot.done.store(false, Ordering::Relaxed);
         *slot.work.lock() = Some(work);
         waiting.batches.push_back(n);
         drop(waiting);
@@ -197,7 +189,7 @@ impl<M: Media> Engine<M> for Delegate<M> {
 
     fn poll(&self, ticket: &Ticket) -> bool {
         match ticket.0 {
-            Place::Slot { region, slot } => self.regions[region].slots[slot].done.load(Ordering::Acquire),
+            Place::Slot { region, slot } => self.regions[region].slots[slot].ended.lock().is_some(),
             Place::Ended(_) => true,
         }
     }
@@ -209,10 +201,14 @@ impl<M: Media> Engine<M> for Delegate<M> {
         };
         let queue = &self.regions[region];
         let slot = &queue.slots[n];
-        while !slot.done.load(Ordering::Acquire) {
-            std::thread::park();
-        }
-        let completion = *slot.completion.lock();
+        let mut ended = slot.ended.lock();
+        let completion = loop {
+            match ended.take() {
+                Some(completion) => break completion,
+                None => slot.end.wait(&mut ended),
+            }
+        };
+        drop(ended);
         queue.waiting.lock().free.push(n);
         completion
     }

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use super::completion::{Completion, Status};
 use super::profile::SMALLEST_BYTES;
+use crate::account::waiting;
 use crate::media::{Addr, Fault, Flushed, Media};
 
 /// When what a copy stored to media is durable: told by the completion, for one engine may answer differently from
@@ -78,6 +79,17 @@ pub enum Transfer<'a> {
     FromMedia { at: Addr, to: &'a mut [u8] },
 }
 
+impl<'a> Transfer<'a> {
+    /// To media, by the route that whoever schedules it finds best.
+    pub fn to_media(at: Addr, from: &'a [u8]) -> Transfer<'a> {
+        Transfer::ToMedia { at, from, route: Route::PastCaches }
+    }
+
+    pub fn from_media(at: Addr, to: &'a mut [u8]) -> Transfer<'a> {
+        Transfer::FromMedia { at, to }
+    }
+}
+
 impl Transfer<'_> {
     pub fn len(&self) -> usize {
         match self {
@@ -90,7 +102,7 @@ impl Transfer<'_> {
         self.len() == 0
     }
 
-    fn raw(&mut self) -> RawTransfer {
+    pub(super) fn raw(&mut self) -> RawTransfer {
         match self {
             Transfer::ToMedia { at, from, route } => {
                 RawTransfer { at: *at, dram: Dram::From(from.as_ptr(), *route), len: from.len() }
@@ -127,12 +139,62 @@ pub struct RawTransfer {
 unsafe impl Send for RawTransfer {}
 
 impl RawTransfer {
+    /// So many bytes of it, from one of them on. Panics for more than there are.
+    pub(super) fn part(&self, from: usize, len: usize) -> RawTransfer {
+        assert!(from <= self.len && len <= self.len - from, "{len} bytes from {from} on, of {}", self.len);
+        // Never followed beyond what is vouched for: a part lies inside.
+        let dram = match self.dram {
+            Dram::From(at, route) => Dram::From(at.wrapping_add(from), route),
+            Dram::To(at) => Dram::To(at.wrapping_add(from)),
+        };
+        RawTransfer { at: self.at.add(from as u64), dram, len }
+    }
+
+    /// The address of its DRAM end, to compare with.
+    pub(super) fn address(&self) -> usize {
+        match self.dram {
+            Dram::From(at, _) => at.addr(),
+            Dram::To(at) => at.addr(),
+        }
+    }
+
+    /// Its DRAM end.
+    ///
+    /// # Safety
+    ///
+    /// The bytes are there, and nobody changes them for as long as they are used.
+    pub(super) unsafe fn bytes<'a>(&self) -> &'a [u8] {
+        let from = match self.dram {
+            Dram::From(at, _) => at,
+            Dram::To(at) => at.cast_const(),
+        };
+        // SAFETY: the caller's.
+        unsafe { std::slice::from_raw_parts(from, self.len) }
+    }
+
+    /// The same, by another route.
+    pub(super) fn by(self, route: Route) -> RawTransfer {
+        let dram = match self.dram {
+            Dram::From(at, _) => Dram::From(at, route),
+            to => to,
+        };
+        RawTransfer { dram, ..self }
+    }
+
+    pub(super) fn is_to_media(&self) -> bool {
+        matches!(self.dram, Dram::From(..))
+    }
+
     /// Copies it on this thread; the checksum continued, where one is asked for.
     ///
     /// # Safety
     ///
     /// As for [`Engine::submit`], during this call.
-    unsafe fn copy<M: Media>(&self, media: &M, crc: Option<u32>) -> Result<(Option<u32>, Flushed), Fault> {
+    pub(super) unsafe fn copy<M: Media>(
+        &self,
+        media: &M,
+        crc: Option<u32>,
+    ) -> Result<(Option<u32>, Flushed), Fault> {
         match self.dram {
             Dram::From(from, _) => {
                 // SAFETY: the caller vouches for the bytes.
@@ -289,5 +351,5 @@ pub fn carry<M: Media, T>(
     let mut flight = Flight(engine, Some(ticket));
     let made = meanwhile();
     let ticket = flight.1.take().expect("it is taken once");
-    Ok((engine.wait(ticket), made))
+    Ok((waiting(|| engine.wait(ticket)), made))
 }

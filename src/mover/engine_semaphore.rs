@@ -5,6 +5,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::completion::Completion;
 use super::engine_port::{Capability, Engine, RawTransfer, Refused, Ticket, copy_batch};
+use crate::account::waiting;
 use crate::media::Media;
 
 pub struct Semaphore {
@@ -67,7 +68,7 @@ impl<M: Media> Engine<M> for Semaphore {
         batch: &[RawTransfer],
         crc: Option<u32>,
     ) -> Result<Ticket, Refused> {
-        let _entered = self.regions[region].enter();
+        let _entered = waiting(|| self.regions[region].enter());
         // SAFETY: the caller vouches for the batch.
         let (done, flushed) = unsafe { copy_batch(media, batch, crc) };
         // By the mover's own, as its completion says.

@@ -16,6 +16,7 @@
 //! What is stored is **not durable** on return, whoever stored it: it is when the caller has fenced.
 
 pub mod completion;
+pub mod copies;
 pub mod dsa;
 pub mod dsa_sysfs;
 mod engine_delegate;
@@ -30,11 +31,13 @@ mod engine_ioat_channel;
 mod engine_ioat_memory;
 pub mod engine_port;
 mod engine_semaphore;
+mod flight;
 pub mod ioat;
 pub mod node;
 pub mod pairing;
 pub mod profile;
 pub mod schedule;
+pub mod ticket;
 pub mod vfio;
 pub mod vfio_sysfs;
 
@@ -401,7 +404,7 @@ impl<M: Media> Mover<M> {
             return store(media, at, from, crc);
         };
         let Some(claim) = scheduler.claim(region, capability, limits) else {
-            self.counters.busy.fetch_add(1, Ordering::Relaxed);
+            self.count_busy();
             return store(media, at, from, crc);
         };
         let (edge, rest) = from.split_at(head);
@@ -424,7 +427,7 @@ impl<M: Media> Mover<M> {
                 done
             }
             Err(_) => {
-                self.counters.busy.fetch_add(1, Ordering::Relaxed);
+                self.count_busy();
                 0
             }
         };
@@ -471,7 +474,7 @@ impl<M: Media> Mover<M> {
             Decision::Shared { engine } => engine,
         };
         let Some(claim) = scheduler.claim(region, capability, limits) else {
-            self.counters.busy.fetch_add(1, Ordering::Relaxed);
+            self.count_busy();
             return media.read(at, to);
         };
         let (engines, own) = to.split_at_mut(until);
@@ -486,7 +489,7 @@ impl<M: Media> Mover<M> {
         let carried = carry(*engine, media, (region, claim.channel), &mut transfer, None, meanwhile);
         drop(claim);
         let Ok((completion, own_time)) = carried else {
-            self.counters.busy.fetch_add(1, Ordering::Relaxed);
+            self.count_busy();
             return media.read(at, to);
         };
         let done = self.ended(&completion, until);
@@ -513,11 +516,20 @@ impl<M: Media> Mover<M> {
         done
     }
 
-    fn job(&self, region: usize, direction: Direction, at: Addr, dram: &[u8]) -> Job {
-        let remote = match (&self.regions[region], node::current()) {
+    fn count_busy(&self) {
+        self.counters.busy.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether the region is on another node than the calling thread.
+    fn is_remote(&self, region: usize) -> bool {
+        match (&self.regions[region], node::current()) {
             (Some(there), Some(here)) => there.number != here,
             _ => false,
-        };
+        }
+    }
+
+    fn job(&self, region: usize, direction: Direction, at: Addr, dram: &[u8]) -> Job {
+        let remote = self.is_remote(region);
         Job { direction, remote, bytes: dram.len(), media: at.0, dram: dram_address(dram) }
     }
 }

@@ -128,6 +128,13 @@ pub struct Claim<'a> {
     pub channel: usize,
 }
 
+impl Claim<'_> {
+    /// Keeps the place until [`Scheduler::give_back`], for a copy that outlives the call.
+    pub fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
         self.load.in_flight.fetch_sub(1, Ordering::Relaxed);
@@ -155,6 +162,11 @@ impl Scheduler {
         }
         let turn = load.next_channel.fetch_add(1, Ordering::Relaxed);
         Some(Claim { load, channel: turn as usize % capability.channels.max(1) })
+    }
+
+    /// Gives back a place that was kept.
+    pub fn give_back(&self, region: usize) {
+        self.regions[region].in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// The engine's share of a read of so many bytes: by what both reached, or half while nobody knows.

@@ -4,10 +4,13 @@
  * A pool is a file, a device or persistent memory with a Lodestone file system in it. The functions have
  * the shape of POSIX's: what open(2) is, lode_open is, with the pool in front. Link with -llodestone.
  *
+ * The mover below it can be had alone: lode_media_open names slow memory, lode_copy_to_media and its kin copy
+ * there, for storage engines with a format of their own.
+ *
  * Failure: functions that return int, ssize_t, off_t or long return -1 and set errno; those that return a
  * pointer return NULL and set errno. lode_last_error() says what happened in one sentence. Besides the
- * errors named at each function: EINVAL for a pool that is none, EBADF for one that is closed or was
- * opened before fork(), EFAULT for NULL where something must be, EIO for bad media or a pool that refuses
+ * errors named at each function: EINVAL for a pool (or media) that is none, EBADF for one that is closed or
+ * was opened before fork(), EFAULT for NULL where something must be, EIO for bad media or a pool that refuses
  * writes after it could not make data durable (close and open it).
  *
  * Durability: "Durable" at a function means that what it did survives a crash of the process when it
@@ -17,7 +20,7 @@
  *
  * What a caller owes: pointers are NULL or valid for the length given, and strings end with a NUL; nobody
  * writes them meanwhile. All functions may be called from any thread at any time, also lode_close and
- * lode_close_pool, which wait for the calls in flight; not from a signal handler. Paths are relative to
+ * lode_close_pool, which wait for the calls in flight (so does lode_media_close); not from a signal handler. Paths are relative to
  * the root of the pool and have at most 4095 bytes, names at most 255. Offsets and sizes are in bytes.
  * A descriptor of one pool means nothing to another, nor to the kernel. Linux's own constants (O_TMPFILE,
  * SEEK_DATA, FALLOC_FL_*, RENAME_*) come with -D_GNU_SOURCE.
@@ -45,6 +48,25 @@ typedef char lode_off_t_has_64_bits[sizeof(off_t) == 8 ? 1 : -1];
 
 
 /**
+ * Operations that lode_get_times knows.
+ */
+#define LODE_READS 0
+
+#define LODE_WRITES 1
+
+/**
+ * What is copied is durable when the call (or lode_media_wait) returns.
+ */
+#define LODE_COPY_DURABLE 1
+
+/**
+ * Directions of lode_copy_vectored.
+ */
+#define LODE_TO_MEDIA 1
+
+#define LODE_FROM_MEDIA 2
+
+/**
  * A directory being read.
  */
 typedef struct lode_dir lode_dir;
@@ -55,9 +77,55 @@ typedef struct lode_dir lode_dir;
 typedef struct lode_fs lode_fs;
 
 /**
+ * Slow memory to copy to and from, without a pool: any number of threads may use it.
+ */
+typedef struct lode_media lode_media;
+
+/**
  * A uthread: a thread of this program, light enough to have one for each request.
  */
 typedef struct lode_uthread lode_uthread;
+
+/**
+ * Where the time of operations went that were watched: about one in 64 of each thread.
+ */
+typedef struct {
+    /**
+     * That were watched, and the bytes that they were asked for.
+     */
+    uint64_t operations;
+    uint64_t bytes;
+    /**
+     * Moving data, in nanoseconds; all phases together are the whole.
+     */
+    uint64_t copy_ns;
+    /**
+     * Allocating, appending records and fencing them.
+     */
+    uint64_t metadata_ns;
+    /**
+     * Finding out where things are.
+     */
+    uint64_t index_ns;
+    /**
+     * Waiting for locks, and for engines that copy.
+     */
+    uint64_t wait_ns;
+} lode_times;
+
+/**
+ * One part of a vectored copy: bytes at offset at of the media, and their buffer.
+ */
+typedef struct {
+    uint64_t at;
+    void *buffer;
+    size_t bytes;
+} lode_copy;
+
+/**
+ * A copy under way: see lode_copy_to_media_async. Never negative.
+ */
+typedef int64_t lode_ticket;
 
 #ifdef __cplusplus
 extern "C" {
@@ -219,6 +287,14 @@ int lode_sync(lode_fs *fs);
  * X_OK. Errors: EACCES, EINVAL, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, EROFS.
  */
 int lode_access(lode_fs *fs, const char *path, int mode);
+
+/**
+ * Where the time of reads (LODE_READS) or writes (LODE_WRITES) went since the pool was opened, on all threads. (Phases as
+ * in EasyIO, Figure 1.) Errors: EFAULT, EINVAL.
+ */
+int lode_get_times(lode_fs *fs,
+                   int operation,
+                   lode_times *times);
 
 /**
  * Makes a directory. mode: permission bits, less the umask. Errors: EACCES, EEXIST, ELOOP, EMLINK,
@@ -460,6 +536,176 @@ int lode_dirfd(lode_fs *fs, lode_dir *dir);
  * Closes the stream and its descriptor. Errors: EBADF.
  */
 int lode_closedir(lode_fs *fs, lode_dir *dir);
+
+/**
+ * Opens slow memory as it is, for lode_copy_to_media and its kin: a regular file, a file on a DAX mount, a block
+ * device, a device-dax node; path NULL: anonymous memory of size= bytes. Returns NULL on failure.
+ *
+ * Nothing but copies changes it: there is no header and no label. The file is locked (flock) until it is closed;
+ * copies of other processes need a lock of their own.
+ *
+ * opts: NULL, or a comma-separated list of
+ *   ro                      copies to it fail with EROFS
+ *   size=BYTES              make the file where there is none, so long at least, its blocks reserved
+ *   force                   also where there is a pool
+ *   prefault                take every page now
+ *   assume=DOMAIN           cpu-cache, memory or page-cache, as lode_open_pool explains it
+ *   engine=ENGINE           who copies, as lode_open_pool explains it
+ *   concurrency=N           copies at a time of semaphore, and threads of delegate
+ *   threshold=BYTES         engines get copies from this size on, at least 4096; smaller ones the caller copies
+ *
+ * Errors: EACCES, EBUSY (in use), EEXIST (a pool is there: force), EINVAL (an option; an empty file), EIO, EMFILE
+ * (256 are open, or 1024 regions mapped), ENOENT, ENOMEM, ENOSPC. Durable: the file, where it was made.
+ */
+lode_media *lode_media_open(const char *path,
+                            const char *opts);
+
+/**
+ * As lode_media_open for bytes bytes at start that the caller has mapped, and keeps mapped until lode_media_close
+ * has returned. domain says what makes stores to them durable, and is believed: "cpu-cache" (a fence), "memory" (a
+ * write-back and a fence), "page-cache" (msync), "volatile" (nothing). opts: ro, engine=, concurrency=, threshold=.
+ * Errors: EFAULT, EINVAL, EMFILE.
+ */
+lode_media *lode_media_map(void *start,
+                           size_t bytes,
+                           const char *domain,
+                           const char *opts);
+
+/**
+ * Waits for the calls in flight and for all copies under way, and gives the memory free. Their tickets end with it; who
+ * is answered EBADF knows that no copy goes on. The handle is invalid afterwards. Errors: EBADF (closed already), EINVAL (not media). Makes nothing durable.
+ */
+int lode_media_close(lode_media *media);
+
+/**
+ * Bytes of the media.
+ */
+off_t lode_media_size(lode_media *media);
+
+/**
+ * The persistence domain by which copies are made durable: "cpu-cache", "memory", "page-cache" or "volatile" (nothing
+ * survives loss of power). Valid for ever; NULL on failure.
+ */
+const char *lode_media_domain(lode_media *media);
+
+/**
+ * From now on this engine copies, whatever lode_media_open was told. Copies under way stay with theirs. Errors:
+ * EFAULT, EINVAL (no such engine).
+ */
+int lode_media_set_engine(lode_media *media,
+                          const char *name);
+
+/**
+ * Copies bytes bytes from a buffer to offset at of the media, and waits. Any alignment; 0 bytes are no error.
+ *
+ * flags: 0, or LODE_COPY_DURABLE: durable on return, which in the domain page-cache takes a sync of the file. Without
+ * it what is copied is durable after the next lode_media_fence of the same thread. A crash before that leaves any
+ * part of the copy.
+ *
+ * crc: NULL, or a CRC-32C (Castagnoli) to be continued by the bytes copied, 0 to begin.
+ *
+ * Errors: EFAULT, EINVAL (outside of the media; the buffer overlaps its target; a flag), EIO (bad media, a file that
+ * was cut, a sync that failed: any part of the target may have changed), EROFS.
+ *
+ * (With lode_copy_from_media and lode_copy_vectored the calls of Fastmove, Table 3, in user space.)
+ */
+int lode_copy_to_media(lode_media *media,
+                       uint64_t at,
+                       const void *buffer,
+                       size_t bytes,
+                       int flags,
+                       uint32_t *crc);
+
+/**
+ * Copies bytes bytes from offset at of the media to a buffer, and waits. flags: 0; LODE_COPY_DURABLE changes nothing.
+ * crc and errors as lode_copy_to_media; after EIO any part of the buffer may have changed.
+ */
+int lode_copy_from_media(lode_media *media,
+                         uint64_t at,
+                         void *buffer,
+                         size_t bytes,
+                         int flags,
+                         uint32_t *crc);
+
+/**
+ * Copies count parts, at most 1024, all in one direction (LODE_TO_MEDIA or LODE_FROM_MEDIA), and waits: an engine gets
+ * them in as few submissions as it takes. flags and crc as lode_copy_to_media; the checksum goes through the parts in
+ * their order. Errors: those of lode_copy_to_media; EINVAL also where targets of two parts overlap.
+ */
+int lode_copy_vectored(lode_media *media,
+                       int direction,
+                       const lode_copy *parts,
+                       int count,
+                       int flags,
+                       uint32_t *crc);
+
+/**
+ * Begins what lode_copy_to_media does, and returns a ticket for lode_media_poll and lode_media_wait. Until the ticket
+ * has ended the buffer is the copy's: it stays where it is, and nobody changes it. With the engines cpu and
+ * semaphore, and below an engine's threshold, the copy is made before this returns.
+ *
+ * crc: NULL, or where the CRC-32C to be continued is, which is read now; lode_media_wait gives the new one.
+ *
+ * Errors: those of lode_copy_to_media but EIO, which lode_media_wait tells; EAGAIN (nobody waited for 65536 others).
+ */
+lode_ticket lode_copy_to_media_async(lode_media *media,
+                                     uint64_t at,
+                                     const void *buffer,
+                                     size_t bytes,
+                                     int flags,
+                                     const uint32_t *crc);
+
+/**
+ * Begins what lode_copy_from_media does. Until the ticket has ended nobody uses the buffer. Otherwise as
+ * lode_copy_to_media_async.
+ */
+lode_ticket lode_copy_from_media_async(lode_media *media,
+                                       uint64_t at,
+                                       void *buffer,
+                                       size_t bytes,
+                                       int flags,
+                                       const uint32_t *crc);
+
+/**
+ * Begins what lode_copy_vectored does; the array of parts is read now, the buffers are the copy's. Otherwise as
+ * lode_copy_to_media_async.
+ */
+lode_ticket lode_copy_vectored_async(lode_media *media,
+                                     int direction,
+                                     const lode_copy *parts,
+                                     int count,
+                                     int flags,
+                                     const uint32_t *crc);
+
+/**
+ * 1 where the copy of a ticket has ended, 0 where not, -1 on failure. Once it has, the buffers are the caller's; how it
+ * ended, and the end of the ticket, is lode_media_wait's. May copy what an engine left undone. Errors: EINVAL (no
+ * such ticket, or it was waited for).
+ */
+int lode_media_poll(lode_media *media,
+                    lode_ticket ticket);
+
+/**
+ * Waits until the copy of a ticket has ended, and is durable where that was asked for. Any thread may, and several at
+ * once; the first that returns ends the ticket. crc: NULL, or where the checksum goes, if one was asked for. Errors:
+ * EINVAL (no such ticket, or it was waited for), EIO (bad media, or a sync that failed): the ticket has ended then,
+ * too.
+ */
+int lode_media_wait(lode_media *media,
+                    lode_ticket ticket,
+                    uint32_t *crc);
+
+/**
+ * Makes durable what this thread copied to the media without LODE_COPY_DURABLE, and the copies by ticket that have
+ * ended. Errors: EIO: what of it is kept nobody knows. Durable: those.
+ */
+int lode_media_fence(lode_media *media);
+
+/**
+ * Waits for all copies under way, those of other threads too, then does what lode_media_fence does. Tickets stay, for
+ * lode_media_wait to tell how each ended. Errors: EIO.
+ */
+int lode_media_drain(lode_media *media);
 
 /**
  * Makes a uthread that runs body(argument). It begins when lode_run runs uthreads, which may be later, or

@@ -1,7 +1,8 @@
 //! The boundary that every call crosses: handle in, errno out, no panic through.
 
 use crate::failure::fail;
-use crate::pools::{self, OpenPool, lode_fs};
+use crate::handle::{self, Held};
+use crate::pools::{OpenPool, lode_fs};
 use lodestone::{Error, Result};
 use std::ffi::{c_int, c_long};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,13 +21,35 @@ impl Failed for isize {
     const FAILED: isize = -1;
 }
 
-/// `off_t` and `long`.
+/// `off_t`, `long` and `lode_ticket`.
 impl Failed for c_long {
     const FAILED: c_long = -1;
 }
 
 impl<T> Failed for *mut T {
     const FAILED: *mut T = std::ptr::null_mut();
+}
+
+impl<T> Failed for *const T {
+    const FAILED: *const T = std::ptr::null();
+}
+
+/// Runs one function of the interface on what the handle at this address stands for.
+#[inline]
+pub fn on<T: Held, R: Failed>(call: &'static str, handle: usize, run: impl FnOnce(&T) -> Result<R>) -> R {
+    let answer = catch_unwind(AssertUnwindSafe(|| handle::with(handle, run)));
+    match answer {
+        Ok(Ok(value)) => value,
+        Ok(Err(error)) => {
+            fail(call, error);
+            R::FAILED
+        }
+        Err(_) => {
+            handle::distrust::<T>(handle);
+            fail(call, panicked());
+            R::FAILED
+        }
+    }
 }
 
 /// Runs one function of the interface on an open pool.
@@ -36,19 +59,7 @@ pub fn on_pool<R: Failed>(
     fs: *mut lode_fs,
     run: impl FnOnce(&OpenPool) -> Result<R>,
 ) -> R {
-    let answer = catch_unwind(AssertUnwindSafe(|| pools::with(fs, run)));
-    match answer {
-        Ok(Ok(value)) => value,
-        Ok(Err(error)) => {
-            fail(call, error);
-            R::FAILED
-        }
-        Err(_) => {
-            pools::distrust(fs);
-            fail(call, panicked());
-            R::FAILED
-        }
-    }
+    on(call, fs.addr(), run)
 }
 
 /// As [`on_pool`] for functions that answer 0.

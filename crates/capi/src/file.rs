@@ -1,9 +1,11 @@
 //! Descriptors: open, read, write, seek, size, sync.
 
 use crate::call::{done, on_pool};
-use crate::convert::{input, output, string};
+use crate::convert::{input, output, store, string};
 use crate::pools::{self, lode_fs};
 use libc::{mode_t, off_t, size_t, ssize_t};
+use lodestone::Error;
+use lodestone::account::{Op, Phase};
 use lodestone::fs::files::AT_FDCWD;
 use std::ffi::{c_char, c_int, c_void};
 
@@ -190,4 +192,48 @@ pub unsafe extern "C" fn lode_sync(fs: *mut lode_fs) -> c_int {
 pub unsafe extern "C" fn lode_access(fs: *mut lode_fs, path: *const c_char, mode: c_int) -> c_int {
     // SAFETY: the contract at the head of the header.
     done("lode_access", fs, |pool| pool.files.faccessat(AT_FDCWD, unsafe { string(path) }?, mode, 0))
+}
+
+/// Where the time of operations went that were watched: about one in 64 of each thread.
+#[repr(C)]
+pub struct lode_times {
+    /// That were watched, and the bytes that they were asked for.
+    pub operations: u64,
+    pub bytes: u64,
+    /// Moving data, in nanoseconds; all phases together are the whole.
+    pub copy_ns: u64,
+    /// Allocating, appending records and fencing them.
+    pub metadata_ns: u64,
+    /// Finding out where things are.
+    pub index_ns: u64,
+    /// Waiting for locks, and for engines that copy.
+    pub wait_ns: u64,
+}
+
+/// Operations that lode_get_times knows.
+pub const LODE_READS: c_int = 0;
+pub const LODE_WRITES: c_int = 1;
+
+/// Where the time of reads (LODE_READS) or writes (LODE_WRITES) went since the pool was opened, on all threads. (Phases as
+/// in EasyIO, Figure 1.) Errors: EFAULT, EINVAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lode_get_times(fs: *mut lode_fs, operation: c_int, times: *mut lode_times) -> c_int {
+    done("lode_get_times", fs, |pool| {
+        let op = match operation {
+            LODE_READS => Op::Read,
+            LODE_WRITES => Op::Write,
+            _ => return Err(Error::new(libc::EINVAL, "capi::get_times")),
+        };
+        let found = pool.files.fs().times(op);
+        let found = lode_times {
+            operations: found.operations,
+            bytes: found.bytes,
+            copy_ns: found.ns(Phase::Copy),
+            metadata_ns: found.ns(Phase::Metadata),
+            index_ns: found.ns(Phase::Index),
+            wait_ns: found.ns(Phase::Wait),
+        };
+        // SAFETY: the contract at the head of the header.
+        unsafe { store(times, found) }
+    })
 }

@@ -1,16 +1,16 @@
 //! The C interface: liblodestone.so, liblodestone.a and `include/lodestone.h`.
 //!
-//! Every function is a thin skin over [`lodestone::fs::files::Files`]: it checks pointers, turns C types
-//! into Rust ones and an [`Error`](lodestone::Error) into -1 and errno. The header is made from these
-//! files by cbindgen; `tests/header.rs` checks that the committed one is current, so doc comments here
-//! speak to C programmers.
+//! Every function is a thin skin over [`lodestone::fs::files::Files`], or over
+//! [`lodestone::mover::copies::Copies`]: it checks pointers, turns C types into Rust ones and an
+//! [`Error`](lodestone::Error) into -1 and errno. The header is made from these files by cbindgen;
+//! `tests/header.rs` checks that the committed one is current, so doc comments here speak to C programmers.
 //!
 //! Nothing unwinds into C: a panic becomes EIO, and the pool answers EIO from then on, because what the
 //! panic left behind in memory cannot be trusted. A pool that crossed fork() answers EBADF in the child,
 //! which shares the memory of the media but not the locks.
 //!
-//! Files: `pools` the handles, `call` the boundary, `failure` errno and the sentence behind it, `convert`
-//! C types, `file`, `names`, `attrs`, `xattr`, `dir`,
+//! Files: `handle` what C holds, `pools` open pools, `media` copies without a pool, `call` the boundary,
+//! `failure` errno and the sentence behind it, `convert` C types, `file`, `names`, `attrs`, `xattr`, `dir`,
 //! `uthread` the functions by theme.
 
 // The names of the C interface are C's.
@@ -24,6 +24,8 @@ mod convert;
 mod dir;
 mod failure;
 mod file;
+mod handle;
+mod media;
 mod names;
 mod pools;
 mod uthread;

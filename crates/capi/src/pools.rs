@@ -1,29 +1,20 @@
-//! Open pools and the handles that C holds.
-//!
-//! A handle is an entry of a fixed array that is never freed, so that a NULL, a stray pointer, a pool
-//! that is closed or one that came through fork() is an error instead of a crash.
-//!
-//! Closing a pool must wait for the calls in flight, yet calls must not meet on one cache line. So the
-//! pool stands in several *stripes*, each a readers-writer lock of its own: a call read-locks the stripe
-//! of its thread, the close write-locks them one after the other.
+//! Open pools: what opens, makes and closes them, and with which options.
 
 use crate::call::without_pool;
 use crate::convert::string;
 use crate::dir::Stream;
-use crossbeam_utils::CachePadded;
+use crate::handle::{Handle, Handles, Held};
 use lodestone::error::{Error, Result};
 use lodestone::fs::files::{Files, table::Table};
 use lodestone::fs::{Cred, DataMode, Fs, MkfsOptions, OpenOptions};
 use lodestone::limits::OPEN_FILES_MAX;
 use lodestone::media::{Domain, Pool, PoolOptions};
 use lodestone::mover::{EngineKind, UnknownEngine};
-use parking_lot::{Mutex, RwLock};
-use std::cell::Cell;
+use parking_lot::Mutex;
 use std::ffi::{OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 
 /// An open pool. Every function takes one; it may be used by any number of threads.
 pub struct lode_fs {
@@ -38,134 +29,19 @@ pub struct OpenPool {
     pub device: u64,
 }
 
-/// Pools open at a time in one process.
-const POOLS_OPEN_MAX: usize = 256;
-/// Threads beyond this many share stripes.
-const STRIPES: usize = 32;
+static POOLS: Handles<OpenPool> = Handles::new();
 
-static HANDLES: [Handle; POOLS_OPEN_MAX] = [const { Handle::new() }; POOLS_OPEN_MAX];
+impl Held for OpenPool {
+    const NOT_ONE: &str = "not a pool that lode_open_pool returned";
+    const CLOSED: &str = "the pool is closed";
+    const INHERITED: &str =
+        "the pool was opened before fork(): the child cannot use it, open another or use threads";
+    const DISTRUSTED: &str = "the pool met an internal error: close it and open it again";
+    const TOO_MANY: &str = "pools are open in this process: close one";
 
-struct Handle {
-    /// Given out by an open, until its close has ended.
-    taken: AtomicBool,
-    /// One of the constants below.
-    state: AtomicU8,
-    stripes: [CachePadded<RwLock<Option<Arc<OpenPool>>>>; STRIPES],
-}
-
-const USABLE: u8 = 0;
-/// A panic left it in a state that cannot be trusted.
-const DISTRUSTED: u8 = 1;
-/// Opened by the parent process.
-const INHERITED: u8 = 2;
-
-impl Handle {
-    const fn new() -> Handle {
-        Handle {
-            taken: AtomicBool::new(false),
-            state: AtomicU8::new(USABLE),
-            stripes: [const { CachePadded::new(RwLock::new(None)) }; STRIPES],
-        }
+    fn handles() -> &'static Handles<OpenPool> {
+        &POOLS
     }
-
-    /// A free handle, the one longest out of use first, so that a stale pointer stays stale for long.
-    fn take() -> Result<&'static Handle> {
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
-        for _ in 0..POOLS_OPEN_MAX {
-            let handle = &HANDLES[NEXT.fetch_add(1, Ordering::Relaxed) % POOLS_OPEN_MAX];
-            if !handle.taken.swap(true, Ordering::Acquire) {
-                return Ok(handle);
-            }
-        }
-        let message = format!("{POOLS_OPEN_MAX} pools are open in this process: close one");
-        Err(Error::message(libc::EMFILE, "capi::pools", message))
-    }
-
-    fn give_back(&self) {
-        self.state.store(USABLE, Ordering::Relaxed);
-        self.taken.store(false, Ordering::Release);
-    }
-
-    fn fill(&'static self, pool: OpenPool) -> *mut lode_fs {
-        let pool = Arc::new(pool);
-        for stripe in &self.stripes {
-            *stripe.write() = Some(Arc::clone(&pool));
-        }
-        (&raw const *self).cast_mut().cast()
-    }
-
-    /// The handle behind a pointer that C passes; the pointer is compared, not followed.
-    #[inline]
-    fn of(fs: *mut lode_fs) -> Result<&'static Handle> {
-        let offset = fs.addr().wrapping_sub(HANDLES.as_ptr().addr());
-        if offset >= size_of_val(&HANDLES) || !offset.is_multiple_of(size_of::<Handle>()) {
-            return Err(Error::message(
-                libc::EINVAL,
-                "capi::pools",
-                "not a pool that lode_open_pool returned",
-            ));
-        }
-        Ok(&HANDLES[offset / size_of::<Handle>()])
-    }
-
-    #[inline]
-    fn check(&self) -> Result<()> {
-        match self.state.load(Ordering::Relaxed) {
-            USABLE => Ok(()),
-            state => Err(refusal(state)),
-        }
-    }
-}
-
-#[cold]
-fn refusal(state: u8) -> Error {
-    let (errno, message) = match state {
-        INHERITED => (
-            libc::EBADF,
-            "the pool was opened before fork(): the child cannot use it, open another or use threads",
-        ),
-        _ => (libc::EIO, "the pool met an internal error: close it and open it again"),
-    };
-    Error::message(errno, "capi::pools", message)
-}
-
-/// Runs one call on the pool of a handle, which cannot be closed meanwhile.
-#[inline]
-pub fn with<R>(fs: *mut lode_fs, run: impl FnOnce(&OpenPool) -> Result<R>) -> Result<R> {
-    let handle = Handle::of(fs)?;
-    handle.check()?;
-    let stripe = handle.stripes[thread_number() % STRIPES].read();
-    match &*stripe {
-        Some(pool) => run(pool),
-        None => Err(closed()),
-    }
-}
-
-/// From now on calls on this pool fail, and closing it writes nothing.
-#[cold]
-pub fn distrust(fs: *mut lode_fs) {
-    if let Ok(handle) = Handle::of(fs) {
-        // A child process keeps its own reason.
-        let _ = handle.state.compare_exchange(USABLE, DISTRUSTED, Ordering::Relaxed, Ordering::Relaxed);
-    }
-}
-
-#[cold]
-fn closed() -> Error {
-    Error::message(libc::EBADF, "capi::pools", "the pool is closed")
-}
-
-/// Threads are numbered as they come.
-#[inline]
-fn thread_number() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local!(static NUMBER: Cell<usize> = const { Cell::new(usize::MAX) });
-    NUMBER.with(|number| {
-        if number.get() == usize::MAX {
-            number.set(NEXT.fetch_add(1, Ordering::Relaxed));
-        }
-        number.get()
-    })
 }
 
 /// Opens the pool at path, a file or a device; of a pool of several regions the first. Returns NULL on
@@ -192,10 +68,9 @@ pub unsafe extern "C" fn lode_open_pool(path: *const c_char, opts: *const c_char
         // SAFETY: the contract at the head of the header.
         let (path, opts) = unsafe { (string(path)?, options(opts)?) };
         let settings = OpenSettings::parse(&opts)?;
-        forget_pools_in_children();
-        let handle = Handle::take()?;
+        let handle = POOLS.take()?;
         match open(Path::new(OsStr::from_bytes(path)), &settings) {
-            Ok(pool) => Ok(handle.fill(pool)),
+            Ok(pool) => Ok(handle.fill(pool).cast()),
             Err(error) => {
                 handle.give_back();
                 Err(error)
@@ -209,7 +84,7 @@ pub unsafe extern "C" fn lode_open_pool(path: *const c_char, opts: *const c_char
 /// on failure. Errors: EBADF (closed already), EINVAL (not a pool), EIO. Durable: everything.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lode_close_pool(fs: *mut lode_fs) -> c_int {
-    without_pool("lode_close_pool", || close(Handle::of(fs)?).map(|()| 0))
+    without_pool("lode_close_pool", || close(POOLS.of(fs.addr())?).map(|()| 0))
 }
 
 /// Makes an empty file system in the file or device at path. size: bytes of the pool, a file being made
@@ -246,39 +121,13 @@ fn open(path: &Path, settings: &OpenSettings) -> Result<OpenPool> {
     Ok(OpenPool { files, streams: Table::new(OPEN_FILES_MAX), device })
 }
 
-fn close(handle: &Handle) -> Result<()> {
-    if handle.state.load(Ordering::Relaxed) == INHERITED {
-        return Err(refusal(INHERITED));
-    }
-    // The first stripe decides which of two closes wins.
-    let pool = handle.stripes[0].write().take().ok_or(closed())?;
-    for stripe in &handle.stripes[1..] {
-        stripe.write().take();
-    }
-    let fs = Arc::clone(pool.files.fs());
+fn close(handle: &Handle<OpenPool>) -> Result<()> {
     // Descriptors first: files without a name go with them.
-    drop(Arc::into_inner(pool).expect("calls hold a stripe, not the pool"));
+    let fs = handle.empty(|pool| Arc::clone(pool.files.fs()))?;
     let closed = handle.check().and_then(|()| fs.close());
     fs.abandon();
     handle.give_back();
     closed
-}
-
-/// Locks and the media's memory do not survive fork() together: a child finds its pools closed.
-fn forget_pools_in_children() {
-    extern "C" fn in_child() {
-        for handle in &HANDLES {
-            if handle.taken.load(Ordering::Relaxed) {
-                handle.state.store(INHERITED, Ordering::Relaxed);
-            }
-        }
-    }
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: the handler only stores to atomics, which is safe in a child of several threads. It
-        // fails only for want of memory, and then nothing is lost but this protection.
-        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-    });
 }
 
 struct OpenSettings {
@@ -339,14 +188,14 @@ fn mkfs_settings(opts: &str) -> Result<MkfsOptions> {
 }
 
 /// The options of a list: the whole, the key, the value behind "=".
-fn pairs(opts: &str) -> impl Iterator<Item = (&str, &str, Option<&str>)> {
+pub fn pairs(opts: &str) -> impl Iterator<Item = (&str, &str, Option<&str>)> {
     opts.split(',').filter(|option| !option.is_empty()).map(|option| match option.split_once('=') {
         Some((key, value)) => (option, key, Some(value)),
         None => (option, option, None),
     })
 }
 
-fn bad_option(option: &str) -> Error {
+pub fn bad_option(option: &str) -> Error {
     let message = format!("unknown option `{option}`: the options are listed in lodestone.h");
     Error::message(libc::EINVAL, "capi::options", message)
 }
@@ -355,7 +204,7 @@ fn bad_option(option: &str) -> Error {
 ///
 /// # Safety
 /// As [`string`].
-unsafe fn options(opts: *const c_char) -> Result<String> {
+pub unsafe fn options(opts: *const c_char) -> Result<String> {
     if opts.is_null() {
         return Ok(String::new());
     }

@@ -192,6 +192,15 @@ static void descriptors(void)
         CHECK(lode_pwrite(fs, 0, bulk, sizeof bulk, 100 + i) == sizeof bulk);
         CHECK(lode_pread(fs, 0, back, sizeof back, 100 + i) == sizeof back && memcmp(bulk, back, sizeof back) == 0);
     }
+    for (int i = 0; i < 400; i++)
+        CHECK(lode_pwrite(fs, 0, bulk, 5000, 100) == 5000 && lode_pread(fs, 0, back, 5000, 100) == 5000);
+    for (int i = LODE_READS; i <= LODE_WRITES; i++) {
+        lode_times t;
+        CHECK(lode_get_times(fs, i, &t) == 0 && t.operations > 0 && t.bytes > 0);
+        CHECK(t.copy_ns > 0 && t.metadata_ns > 0 && t.index_ns > 0 && t.wait_ns > 0);
+    }
+    FAILS(EINVAL, lode_get_times(fs, 2, (lode_times *)back));
+    FAILS(EFAULT, lode_get_times(fs, LODE_READS, NULL));
     FAILS(EINVAL, lode_set_engine(fs, 0, "gpu"));
     CHECK(strstr(lode_last_error(), "delegate") != NULL);
     FAILS(EBADF, lode_set_engine(fs, 99, "cpu"));

@@ -5,7 +5,7 @@
 use std::path::Path;
 
 /// The order in which the header presents the interface.
-const SOURCES: [&str; 8] = ["pools", "file", "names", "attrs", "xattr", "dir", "uthread", "failure"];
+const SOURCES: [&str; 9] = ["pools", "file", "names", "attrs", "xattr", "dir", "media", "uthread", "failure"];
 
 fn generate(root: &Path) -> String {
     let config =

@@ -272,6 +272,9 @@ pub struct Bench {
     /// The rows of the mount too
     #[arg(long)]
     pub mount: bool,
+    /// Instead of the rows: where the time of reads and writes goes, by size
+    #[arg(long, conflicts_with_all = ["only", "peers", "mount"])]
+    pub breakdown: bool,
     /// Numbers of threads
     #[arg(long, value_name = "N", value_delimiter = ',')]
     pub threads: Vec<usize>,
@@ -491,6 +494,7 @@ pub fn examples(subcommand: &str) -> &'static [(&'static str, &'static str)] {
         "bench" => &[
             ("All rows beside tmpfs", "lode bench --peers tmpfs"),
             ("Does it work at all", "lode bench --quick --only write-rand-4k"),
+            ("Where the time goes, with a picture", "lode bench --breakdown --svg breakdown.svg"),
         ],
         "cost" => &[
             ("A command that moves a known amount", "lode cost --bytes 1G -- cp big.img /mnt"),

@@ -6,6 +6,7 @@
 //! opened. Everything here works on one contiguous range of a mapping; striping is the pool's business.
 
 mod copier;
+mod crc_join;
 mod crc_table;
 #[cfg(target_arch = "x86_64")]
 mod fold;
@@ -23,6 +24,7 @@ mod tests;
 mod x86_64;
 
 pub(super) use copier::Copier;
+pub use crc_join::crc32c_join;
 pub use isa::{Isa, crc32c};
 pub(in crate::media) use isa::{features, return_fault};
 pub use streams::{ReadStep, ReadTable};

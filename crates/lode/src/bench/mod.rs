@@ -6,10 +6,12 @@
 //!
 //! Files: `rows` the catalogue and targets, `plan` options checked and sizes chosen, `place` tmpfs,
 //! ext4 and pool files, `worker` the timed loop, `turns` who runs when and on which core, `peer_*` the
-//! systems, `mount` fio on mounts, `capacity` pools of a million files and of 1 TiB, `uthreads` what
-//! those cost, `value` rows that are a number, `report` rows and claims, `table` and `plot` what people see,
-//! `clock` time stamps and CPU time, `machine` where.
+//! systems, `mount` fio on mounts, `breakdown` where the time of reads and writes goes, `capacity` pools of
+//! a million files and of 1 TiB, `uthreads` what those cost, `value` rows that are a number, `report` rows and
+//! claims, `table` and `plot` what people see, `clock` time stamps and CPU time, `machine` where.
 
+mod breakdown;
+mod breakdown_plot;
 mod capacity;
 mod clock;
 mod machine;
@@ -35,7 +37,6 @@ use std::sync::Arc;
 use lodestone::fs::{Fs, MkfsOptions, OpenOptions};
 use lodestone::media::{Domain, Media, Pool, PoolOptions};
 use lodestone::mover::EngineKind;
-use lodestone::mover::dsa_sysfs::{self, Places};
 use lodestone::{Error, Result};
 
 pub use plot::text as svg_text;
@@ -77,6 +78,8 @@ pub struct BenchOptions {
     pub rounds: Option<usize>,
     /// The rows of the mount, against bindfs.
     pub mount: bool,
+    /// Instead of the rows: where the time of reads and writes goes, by size.
+    pub breakdown: bool,
 }
 
 /// Names that `--only` takes.
@@ -89,6 +92,9 @@ pub fn run(options: &BenchOptions) -> Result<String> {
     let plan = Plan::of(options)?;
     let mut machine = Machine::here();
     let mut place = Place::open()?;
+    if options.breakdown {
+        return breakdown::run(options, &plan, &mut place, &mut machine);
+    }
     let mut skipped = Vec::new();
     let mut rows = Vec::new();
     if !plan.rows.is_empty() {
@@ -176,37 +182,11 @@ fn line_up(
     skipped: &mut Vec<String>,
 ) -> Result<Vec<Contestant>> {
     let mut all = Vec::new();
-    for (i, (domain, engine)) in plan.variants().into_iter().enumerate() {
-        // Where the CPU would copy instead, the rows would not be the engine's.
-        if engine == EngineKind::Dsa
-            && let Some(missing) = dsa_sysfs::find(&Places::default()).missing()
-        {
-            skipped.push(format!("lode-{engine}: {missing}"));
-            continue;
+    for (i, variant) in plan.variants().into_iter().enumerate() {
+        match own_contestants(plan, place, machine, i, variant)? {
+            Ok((_, own)) => all.extend(own),
+            Err(missing) => skipped.push(missing),
         }
-        progress(&format!("making a pool of {} MiB, domain {domain}", plan.pool_bytes >> 20));
-        let path = plan.pool_path(place, i);
-        let pool = make_pool(&path, plan.pool_bytes, domain)?;
-        let system = match engine {
-            EngineKind::Cpu if i == 0 => "lode".to_string(),
-            EngineKind::Cpu => format!("lode-{domain}"),
-            engine => format!("lode-{engine}"),
-        };
-        if i == 0 {
-            machine.set_media(&pool);
-        }
-        let promise = promise_of(&pool);
-        let pool = Fs::mkfs(pool, &MkfsOptions::default())?;
-        place.remove_later(&path);
-        let fs = Fs::open(pool, &OpenOptions { engine, ..OpenOptions::default() })?;
-        // A row of this name would be the CPU's.
-        if engine != EngineKind::Cpu && fs.mover().engine(engine).is_none() {
-            skipped.push(format!("{system}: it cannot be used on this machine; lode info says why"));
-            continue;
-        }
-        all.extend(contestants(plan, &system, CpuScope::Process, promise, true, &mut |file, tag| {
-            Ok(Box::new(LodeWorker::new(fs.clone(), file, tag, plan.file_bytes)?))
-        })?);
     }
     if plan.has_peer("tmpfs") {
         progress("filling tmpfs files");
@@ -237,6 +217,42 @@ fn line_up(
         None => all.extend(limit(plan, place)?),
     }
     Ok(all)
+}
+
+/// A file system and who works on it; or why its engine cannot be had here.
+type Own = std::result::Result<(Arc<Fs<Pool>>, Vec<Contestant>), String>;
+
+/// Lode with the `i`th domain and engine.
+fn own_contestants(
+    plan: &Plan,
+    place: &mut Place,
+    machine: &mut Machine,
+    i: usize,
+    (domain, engine): (Domain, EngineKind),
+) -> Result<Own> {
+    progress(&format!("making a pool of {} MiB, domain {domain}", plan.pool_bytes >> 20));
+    let path = plan.pool_path(place, i);
+    let pool = make_pool(&path, plan.pool_bytes, domain)?;
+    let system = match engine {
+        EngineKind::Cpu if i == 0 => "lode".to_string(),
+        EngineKind::Cpu => format!("lode-{domain}"),
+        engine => format!("lode-{engine}"),
+    };
+    if i == 0 {
+        machine.set_media(&pool);
+    }
+    let promise = promise_of(&pool);
+    let pool = Fs::mkfs(pool, &MkfsOptions::default())?;
+    place.remove_later(&path);
+    let fs = Fs::open(pool, &OpenOptions { engine, ..OpenOptions::default() })?;
+    // A row of this name would be the CPU's.
+    if engine != EngineKind::Cpu && fs.mover().engine(engine).is_none() {
+        return Ok(Err(format!("{system}: it cannot be used on this machine; lode info says why")));
+    }
+    let all = contestants(plan, &system, CpuScope::Process, promise, true, &mut |file, tag| {
+        Ok(Box::new(LodeWorker::new(fs.clone(), file, tag, plan.file_bytes)?))
+    })?;
+    Ok(Ok((fs, all)))
 }
 
 /// Raw copies on a pool of the same size and domain beside the first one.

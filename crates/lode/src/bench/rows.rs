@@ -83,6 +83,28 @@ pub const ROWS: &[RowSpec] = &[
     row("unlink", Work::Unlink, 0, &[tmpfs(2.5)]),
 ];
 
+/// Where the time of one operation goes: the sizes of EasyIO's Figure 1, and larger ones.
+pub const BREAKDOWN_ROWS: &[RowSpec] = &[
+    row("write-4k", Work::WriteRandom, 4 * KIB, &[]),
+    row("write-8k", Work::WriteRandom, 8 * KIB, &[]),
+    row("write-16k", Work::WriteRandom, 16 * KIB, &[]),
+    row("write-32k", Work::WriteRandom, 32 * KIB, &[]),
+    row("write-64k", Work::WriteRandom, 64 * KIB, &[]),
+    row("write-128k", Work::WriteRandom, 128 * KIB, &[]),
+    row("write-256k", Work::WriteRandom, 256 * KIB, &[]),
+    row("write-512k", Work::WriteRandom, 512 * KIB, &[]),
+    row("write-1m", Work::WriteRandom, MIB, &[]),
+    row("read-4k", Work::ReadRandom, 4 * KIB, &[]),
+    row("read-8k", Work::ReadRandom, 8 * KIB, &[]),
+    row("read-16k", Work::ReadRandom, 16 * KIB, &[]),
+    row("read-32k", Work::ReadRandom, 32 * KIB, &[]),
+    row("read-64k", Work::ReadRandom, 64 * KIB, &[]),
+    row("read-128k", Work::ReadRandom, 128 * KIB, &[]),
+    row("read-256k", Work::ReadRandom, 256 * KIB, &[]),
+    row("read-512k", Work::ReadRandom, 512 * KIB, &[]),
+    row("read-1m", Work::ReadRandom, MIB, &[]),
+];
+
 /// More threads on private files must give this much of one thread, or what `limit` gains.
 pub const SCALING_AT_LEAST: f64 = 1.8;
 

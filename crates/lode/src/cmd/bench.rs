@@ -18,6 +18,7 @@ pub fn run(args: cli::Bench) -> Result<()> {
         pool: args.pool,
         rounds: args.rounds,
         mount: args.mount,
+        breakdown: args.breakdown,
     })?;
     let mut out = Output::new();
     out.bytes(text.as_bytes())?;

@@ -1,0 +1,86 @@
+//! Time stamps: the processor's counter where it runs at one rate in every power state, else the system's clock.
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+/// Rates are taken over at least so long.
+const CALIBRATION: Duration = Duration::from_millis(2);
+
+struct Origin {
+    at: Instant,
+    ticks: u64,
+    counter: bool,
+}
+
+static ORIGIN: OnceLock<Origin> = OnceLock::new();
+
+/// Before the first stamp: so that a rate is known soon.
+pub fn begin() {
+    origin();
+}
+
+#[inline]
+fn origin() -> &'static Origin {
+    ORIGIN.get_or_init(|| {
+        let counter = has_counter();
+        Origin { at: Instant::now(), ticks: if counter { counter_now() } else { 0 }, counter }
+    })
+}
+
+/// In ticks.
+#[inline]
+pub fn now() -> u64 {
+    let origin = origin();
+    if origin.counter { counter_now() } else { origin.at.elapsed().as_nanos() as u64 }
+}
+
+pub fn ns_per_tick() -> f64 {
+    let origin = origin();
+    if !origin.counter {
+        return 1.0;
+    }
+    while origin.at.elapsed() < CALIBRATION {
+        std::thread::sleep(CALIBRATION);
+    }
+    let (ns, ticks) = (origin.at.elapsed().as_nanos() as f64, counter_now() - origin.ticks);
+    ns / ticks.max(1) as f64
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+fn has_counter() -> bool {
+    use std::arch::x86_64::__cpuid;
+    const INVARIANT: u32 = 1 << 8;
+    __cpuid(0x8000_0000).eax >= 0x8000_0007 && __cpuid(0x8000_0007).edx & INVARIANT != 0
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+fn counter_now() -> u64 {
+    // SAFETY: every x86-64 processor has it, and `has_counter` has found out that this one's is of use.
+    unsafe { std::arch::x86_64::_rdtsc() }
+}
+
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+fn has_counter() -> bool {
+    false
+}
+
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+fn counter_now() -> u64 {
+    unreachable!("there is no counter")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stamps_follow_the_clock() {
+        begin();
+        let (wall, first) = (Instant::now(), now());
+        std::thread::sleep(Duration::from_millis(20));
+        let (ticks, wall) = (now() - first, wall.elapsed());
+        let ratio = ticks as f64 * ns_per_tick() / wall.as_nanos() as f64;
+        assert!((0.8..1.25).contains(&ratio), "stamps ran at {ratio} of the clock");
+    }
+}

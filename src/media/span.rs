@@ -1,0 +1,317 @@
+//! Memory without a label: a file or device as it is, or a range that somebody has mapped already. For storage engines
+//! that have a format of their own and want the copies alone (see `mover::copies`).
+//!
+//! A span is one region with everything that a pool's region has: the persistence domain detected, the lock against
+//! other users, faults as errors. It writes nothing of its own, so that its first byte is the user's.
+
+use std::path::Path;
+
+use rustix::mm::{MsyncFlags, msync};
+
+use super::copy::{Copier, Isa, ReadTable, Routines};
+use super::fault::{self, Registration};
+use super::mapping::node_of;
+use super::open::{choose_domain, holds_pool};
+use super::region::{OpenRegion, Region};
+use super::{Addr, Dirty, Domain, Durable, Fault, Flushed, Media};
+use crate::error::{Error, Result};
+
+const OPEN: &str = "media::span::open";
+const MAPPED: &str = "media::span::mapped";
+
+/// How to open a span.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SpanOptions {
+    /// The persistence domain to work by, instead of the one detected: see [`PoolOptions::assume`].
+    ///
+    /// [`PoolOptions::assume`]: super::PoolOptions::assume
+    pub assume: Option<Domain>,
+    /// Nothing is stored.
+    pub read_only: bool,
+    /// Take every page now instead of at first use.
+    pub prefault: bool,
+    /// The file is made where there is none, and is so long at least, in bytes, which the host reserves now; a device
+    /// has to be. None: what is there, as long as it is.
+    pub size: Option<u64>,
+    /// Also where a pool is.
+    pub force: bool,
+}
+
+/// See the file's head.
+pub struct Span {
+    base: *mut u8,
+    bytes: u64,
+    copier: Copier,
+    domain: Domain,
+    read_only: bool,
+    held: Held,
+}
+
+/// What keeps the addresses valid and their faults caught.
+enum Held {
+    Region(Region),
+    /// Of a caller, who keeps it mapped. Its pages, for the kernel wants whole ones.
+    Range {
+        start: usize,
+        bytes: usize,
+        _registration: Registration,
+    },
+}
+
+// SAFETY: `base` points to what `held` keeps mapped, or the caller of `mapped` does; all access is by routines that
+// tolerate concurrent change.
+unsafe impl Send for Span {}
+// SAFETY: as above.
+unsafe impl Sync for Span {}
+
+impl Span {
+    /// Opens and locks the file or device at `path`: a regular file, a file on a DAX mount, a block device, device-dax.
+    /// A file that is made is there after a power failure, too.
+    ///
+    /// EBUSY where another process or span has it, EEXIST where it holds a pool, and whatever the host answers.
+    pub fn open(path: &Path, options: &SpanOptions) -> Result<Span> {
+        let mut made = false;
+        let opened = match options.size {
+            Some(_) if !options.read_only => {
+                OpenRegion::create(path).inspect(|_| made = true).or_else(|e| match e {
+                    e if e.errno() == libc::EEXIST => OpenRegion::open(path, false),
+                    e => Err(e),
+                })
+            }
+            _ => OpenRegion::open(path, options.read_only),
+        };
+        let span = opened.and_then(|region| Span::of_region(region, made, options));
+        if made && span.is_err() {
+            // Best effort: the error that led here is what the user needs to see.
+            let _ = std::fs::remove_file(path);
+        }
+        span
+    }
+
+    /// Anonymous memory of so many bytes; pages are taken at first use.
+    pub fn memfd(bytes: u64, options: &SpanOptions) -> Result<Span> {
+        Span::of_region(OpenRegion::memfd(bytes)?, true, &SpanOptions { size: None, ..*options })
+    }
+
+    fn of_region(mut region: OpenRegion, made: bool, options: &SpanOptions) -> Result<Span> {
+        let path = region.path.clone();
+        if !made && !options.read_only && !options.force && holds_pool(&region)? {
+            let message = format!(
+                "{} holds a pool: use another file, open it read-only, or force it to destroy the pool",
+                path.display()
+            );
+            return Err(Error::message(libc::EEXIST, OPEN, message));
+        }
+        if let Some(size) = options.size.filter(|_| !options.read_only) {
+            region.reserve(size)?;
+        }
+        if region.bytes == 0 {
+            let message = format!("{} is empty: give a size", path.display());
+            return Err(Error::message(libc::EINVAL, OPEN, message));
+        }
+        let bytes = region.bytes;
+        let region = region.map(bytes, options.prefault)?;
+        let (isa, routines) = Routines::choose(None)?;
+        let domain = choose_domain(std::slice::from_ref(&region), options.assume, isa)?;
+        if made || options.size.is_some() {
+            region.settle()?;
+        }
+        Ok(Span {
+            base: region.map.base(),
+            bytes,
+            copier: Copier::new(routines, domain, ReadTable::default()),
+            domain,
+            read_only: options.read_only,
+            held: Held::Region(region),
+        })
+    }
+
+    /// Memory that the caller has mapped, and what makes stores to it durable: nobody asks the kernel. In
+    /// [`Domain::PageCache`] that is `msync`.
+    ///
+    /// EINVAL for no bytes, EMFILE where too many regions are mapped.
+    ///
+    /// # Safety
+    ///
+    /// Until the span is dropped: the range is mapped, for reading and unless `read_only` for writing; and nobody has
+    /// references to its bytes (raw pointers, and atomics, may be used as races permit).
+    pub unsafe fn mapped(start: *mut u8, bytes: usize, domain: Domain, read_only: bool) -> Result<Span> {
+        let refused = |errno, message: &str| Err(Error::message(errno, MAPPED, message));
+        if start.is_null() || bytes == 0 || bytes > isize::MAX as usize {
+            return refused(libc::EINVAL, "a range that is mapped has an address and a length");
+        }
+        let (isa, routines) = Routines::choose(None)?;
+        if domain.is_persistent_memory() && isa == Isa::Portable {
+            let message = "there are no instructions known here that write caches back on this processor";
+            return refused(libc::EOPNOTSUPP, message);
+        }
+        // The kernel may name a fault by its page.
+        let page = rustix::param::page_size();
+        let first = start.addr() & !(page - 1);
+        let pages = start.addr() + bytes - first;
+        let Some(registration) = fault::register(first, pages.next_multiple_of(page)) else {
+            return refused(libc::EMFILE, "this process has too many regions mapped: close some");
+        };
+        Ok(Span {
+            base: start,
+            bytes: bytes as u64,
+            copier: Copier::new(routines, domain, ReadTable::default()),
+            domain,
+            read_only,
+            held: Held::Range { start: first, bytes: pages, _registration: registration },
+        })
+    }
+
+    /// What it is, for people.
+    pub fn name(&self) -> String {
+        match &self.held {
+            Held::Region(region) => region.path.display().to_string(),
+            Held::Range { .. } => format!("the memory mapped at {:#x}", self.base.addr()),
+        }
+    }
+
+    /// The domain that the kernel tells; none of a range that was mapped already.
+    pub fn detected(&self) -> Option<Domain> {
+        match &self.held {
+            Held::Region(region) => Some(region.detected),
+            Held::Range { .. } => None,
+        }
+    }
+
+    /// Where a range is mapped. Panics for one outside.
+    #[inline]
+    fn at(&self, at: Addr, len: usize) -> *mut u8 {
+        let end = at.0.checked_add(len as u64);
+        assert!(end.is_some_and(|end| end <= self.bytes), "{len} bytes at {at:?} are outside of the span");
+        // SAFETY: checked to be inside of what is mapped.
+        unsafe { self.base.add(at.0 as usize) }
+    }
+
+    #[cold]
+    fn fault(&self, address: usize) -> Fault {
+        Fault { at: Addr(address.saturating_sub(self.base.addr()) as u64) }
+    }
+}
+
+impl std::fmt::Debug for Span {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut f = f.debug_struct("Span");
+        f.field("name", &self.name())
+            .field("bytes", &self.bytes)
+            .field("domain", &self.domain)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Media for Span {
+    fn len(&self) -> u64 {
+        self.bytes
+    }
+
+    fn domain(&self) -> Domain {
+        self.domain
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    fn node(&self, _region: usize) -> Option<u32> {
+        node_of(self.base)
+    }
+
+    fn mapped(&self, at: Addr, len: usize) -> Option<*mut u8> {
+        Some(self.at(at, len))
+    }
+
+    fn mapping(&self, _region: usize) -> Option<(*mut u8, usize)> {
+        // Whole pages: the kernel maps no less, and devices are told of no less.
+        let page = rustix::param::page_size();
+        let before = self.base.addr() % page;
+        let bytes = (before + self.bytes as usize).next_multiple_of(page);
+        (!self.read_only).then_some((self.base.wrapping_sub(before), bytes))
+    }
+
+    fn read(&self, at: Addr, dst: &mut [u8]) -> Result<(), Fault> {
+        let media = self.at(at, dst.len());
+        // SAFETY: `at` answers with mapped media as long as the range.
+        unsafe { self.copier.read(dst, media) }.map_err(|address| self.fault(address))
+    }
+
+    fn load64(&self, at: Addr) -> Result<u64, Fault> {
+        let media = self.at(at, 8).cast::<u64>();
+        assert!(media.is_aligned(), "the word at {at:?} is not aligned");
+        // SAFETY: an aligned word of mapped media.
+        unsafe { self.copier.load64(media) }.map_err(|address| self.fault(address))
+    }
+
+    fn crc32c(&self, at: Addr, len: usize, crc: u32) -> Result<u32, Fault> {
+        let media = self.at(at, len);
+        // SAFETY: `at` answers with mapped media as long as the range.
+        unsafe { self.copier.crc32c(media, len, crc) }.map_err(|address| self.fault(address))
+    }
+
+    fn store64(&self, at: Addr, value: u64) -> Result<Dirty, Fault> {
+        let media = self.at(at, 8).cast::<u64>();
+        assert!(media.is_aligned(), "the word at {at:?} is not aligned");
+        // SAFETY: an aligned word of mapped media.
+        unsafe { self.copier.store64(media, value) }.map_err(|address| self.fault(address))?;
+        Ok(Dirty::stored(at, 8))
+    }
+
+    fn copy_cached(&self, at: Addr, src: &[u8]) -> Result<Dirty, Fault> {
+        let media = self.at(at, src.len());
+        // SAFETY: `at` answers with mapped media as long as the range.
+        unsafe { self.copier.copy_cached(media, src) }.map_err(|address| self.fault(address))?;
+        Ok(Dirty::stored(at, src.len()))
+    }
+
+    fn copy_nt(&self, at: Addr, src: &[u8]) -> Result<Flushed, Fault> {
+        let media = self.at(at, src.len());
+        // SAFETY: `at` answers with mapped media as long as the range.
+        unsafe { self.copier.copy_nt(media, src) }.map_err(|address| self.fault(address))?;
+        Ok(Flushed::issued())
+    }
+
+    fn copy_nt_crc(&self, at: Addr, src: &[u8], crc: u32) -> Result<(u32, Flushed), Fault> {
+        let media = self.at(at, src.len());
+        // SAFETY: `at` answers with mapped media as long as the range.
+        let copied = unsafe { self.copier.copy_nt_crc(media, src, crc) };
+        Ok((copied.map_err(|address| self.fault(address))?, Flushed::issued()))
+    }
+
+    fn zero_nt(&self, at: Addr, len: usize) -> Result<Flushed, Fault> {
+        let media = self.at(at, len);
+        // SAFETY: `at` answers with mapped media as long as the range.
+        unsafe { self.copier.zero_nt(media, len) }.map_err(|address| self.fault(address))?;
+        Ok(Flushed::issued())
+    }
+
+    fn flush(&self, dirty: Dirty) -> Flushed {
+        if self.copier.writes_back() && !dirty.is_empty() {
+            let media = self.at(dirty.at(), dirty.len());
+            // SAFETY: `at` answers with mapped media as long as the range, which is not empty.
+            unsafe { self.copier.write_back(media, dirty.len()) };
+        }
+        Flushed::issued()
+    }
+
+    fn fence(&self, _flushed: Flushed) -> Durable {
+        self.copier.fence();
+        Durable::fenced()
+    }
+
+    fn sync(&self) -> std::io::Result<()> {
+        if self.domain != Domain::PageCache || self.read_only {
+            return Ok(());
+        }
+        match &self.held {
+            Held::Region(region) => region.sync(),
+            // SAFETY: msync touches no byte: it writes pages back that whoever made this span keeps mapped.
+            Held::Range { start, bytes, .. } => unsafe {
+                msync(std::ptr::with_exposed_provenance_mut(*start), *bytes, MsyncFlags::SYNC)
+                    .map_err(Into::into)
+            },
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! Copies that were handed over and that nobody waits for yet: a request of any number of transfers, cut into what
+//! engines take and what is this thread's.
+//!
+//! All that goes to one region's engine is submitted at once, in as few batches as it takes (Fastmove §5.1); the CPU's
+//! share is copied after that, while the engine works. With a checksum each batch is one transfer, whose checksum
+//! begins anew: they end in any order, and are joined at the end.
+//!
+//! **Invariants.**
+//! 1. Whoever begins a flight vouches for its bytes until it has ended; engine and media are those it ends with.
+//! 2. What a thread of the flight stored itself it has fenced before it returns, because a fence is for the own
+//!    thread's stores only: what has ended is durable as far as a fence makes it so.
+//! 3. A flight that is dropped has ended: while this code has one that has not, it is in a [`Landing`].
+
+use smallvec::SmallVec;
+
+use super::dsa::{BATCH_MAX, TRANSFER_BYTES_MAX};
+use super::engine_port::{Durability, RawTransfer, Ticket, Transfer};
+use super::schedule::{Decision, Direction, Job, decide};
+use super::{EngineKind, Mover, Running};
+use crate::media::{Fault, Flushed, Media, crc32c_join};
+
+/// See the file's head.
+#[derive(Debug, Default)]
+pub(super) struct Flight {
+    batches: SmallVec<[Batch; 1]>,
+    /// With a checksum: of all parts in the order of the request, each from 0; and how many bytes each has.
+    sums: Option<SmallVec<[(u32, u64); 3]>>,
+    /// The first that was met.
+    fault: Option<Fault>,
+}
+
+/// With an engine.
+#[derive(Debug)]
+struct Batch {
+    kind: EngineKind,
+    region: usize,
+    /// None once it was waited for.
+    ticket: Option<Ticket>,
+    transfers: SmallVec<[RawTransfer; 4]>,
+    /// Where its checksum goes.
+    sum: usize,
+}
+
+impl Batch {
+    fn bytes(&self) -> usize {
+        self.transfers.iter().map(|transfer| transfer.len).sum()
+    }
+}
+
+/// A flight that ends in any case, so that its bytes are not given back before.
+struct Landing<'a, M: Media> {
+    mover: &'a Mover<M>,
+    flight: Flight,
+}
+
+impl<M: Media> Drop for Landing<'_, M> {
+    fn drop(&mut self) {
+        for batch in &mut self.flight.batches {
+            if let (Some(ticket), Some(engine)) = (batch.ticket.take(), self.mover.engine(batch.kind)) {
+                engine.wait(ticket);
+            }
+        }
+    }
+}
+
+/// A request while it is cut.
+struct Cut {
+    sums: Option<SmallVec<[(u32, u64); 3]>>,
+    /// What the calling thread copies, and where the checksum of each goes.
+    own: SmallVec<[(RawTransfer, usize); 4]>,
+    pending: SmallVec<[Batch; 1]>,
+    parts: usize,
+}
+
+impl Cut {
+    /// The place of the next part's checksum.
+    fn next_sum(&mut self, bytes: usize) -> usize {
+        if let Some(sums) = &mut self.sums {
+            sums.push((0, bytes as u64));
+        }
+        self.parts += 1;
+        self.parts - 1
+    }
+
+    fn own(&mut self, part: RawTransfer) {
+        if part.len > 0 {
+            let sum = self.next_sum(part.len);
+            self.own.push((part, sum));
+        }
+    }
+
+    /// For the engine, with others of the same region where a batch has room.
+    fn hand_over(&mut self, kind: EngineKind, region: usize, part: RawTransfer) {
+        if part.len == 0 {
+            return;
+        }
+        let sum = self.next_sum(part.len);
+        let alone = self.sums.is_some();
+        let descriptors = |t: &RawTransfer| t.len.div_ceil(TRANSFER_BYTES_MAX);
+        let room = self.pending.iter_mut().rfind(|batch| {
+            let taken: usize = batch.transfers.iter().map(descriptors).sum();
+            !alone && batch.region == region && taken + descriptors(&part) <= BATCH_MAX
+        });
+        match room {
+            Some(batch) => batch.transfers.push(part),
+            None => {
+                let transfers = SmallVec::from_slice(&[part]);
+                self.pending.push(Batch { kind, region, ticket: None, transfers, sum });
+            }
+        }
+    }
+}
+
+impl<M: Media> Mover<M> {
+    /// Begins to copy; all to media, or all from it. With `crc` the parts' checksums are kept for [`crc`](Flight::crc).
+    /// `shares`: the CPU copies its share of large reads now, which is for callers that wait at once.
+    ///
+    /// # Safety
+    ///
+    /// The transfers' bytes are there until the flight has ended, as `Engine::submit` asks for; their ranges lie in media. It
+    /// [ends](Mover::end) with this mover and these media before any of them goes.
+    pub(super) unsafe fn begin(
+        &self,
+        media: &M,
+        via: Option<EngineKind>,
+        transfers: &[RawTransfer],
+        crc: bool,
+        shares: bool,
+    ) -> Flight {
+        let sums = crc.then(SmallVec::new);
+        let mut cut = Cut { sums, own: SmallVec::new(), pending: SmallVec::new(), parts: 0 };
+        let kind = via.unwrap_or_else(|| self.kind());
+        for transfer in transfers {
+            let mut done = 0;
+            while done < transfer.len {
+                let (region, room) = media.region(transfer.at.add(done as u64));
+                let len = room.min((transfer.len - done) as u64) as usize;
+                self.cut(&mut cut, kind, region, transfer.part(done, len), shares);
+                done += len;
+            }
+        }
+        let Cut { sums, mut own, pending, .. } = cut;
+        let mut landing = Landing { mover: self, flight: Flight { sums, ..Flight::default() } };
+        for mut batch in pending {
+            // SAFETY: the caller's.
+            match unsafe { self.hand_over(media, &batch, crc) } {
+                Some(ticket) => {
+                    batch.ticket = Some(ticket);
+                    landing.flight.batches.push(batch);
+                }
+                // With checksums it is one transfer; without them nobody looks at the place.
+                None => own.extend(batch.transfers.iter().map(|transfer| (*transfer, batch.sum))),
+            }
+        }
+        for (part, sum) in own {
+            // SAFETY: the caller's.
+            unsafe { landing.flight.copy(media, part, sum) };
+        }
+        media.fence(Flushed::issued());
+        std::mem::take(&mut landing.flight)
+    }
+
+    /// Copies all of it, and waits; the checksum continued, where one is given.
+    pub(super) fn carry_all(
+        &self,
+        media: &M,
+        via: Option<EngineKind>,
+        transfers: &mut [Transfer<'_>],
+        crc: Option<u32>,
+    ) -> Result<Option<u32>, Fault> {
+        let raw: SmallVec<[RawTransfer; 4]> = transfers.iter_mut().map(Transfer::raw).collect();
+        // SAFETY: the bytes and media are borrowed until this function returns, what is copied to by it alone; before
+        // that the flight has ended, if need be by `Landing`. Media checks its range at each access.
+        unsafe {
+            let flight = self.begin(media, via, &raw, crc.is_some(), true);
+            let mut landing = Landing { mover: self, flight };
+            self.end(media, &mut landing.flight)?;
+            Ok(landing.flight.crc(crc))
+        }
+    }
+
+    /// The scheduler's rules for a part within one region.
+    fn cut(&self, cut: &mut Cut, kind: EngineKind, region: usize, part: RawTransfer, shares: bool) {
+        let Some(Running { scheduler, limits, capability, .. }) = self.running(kind) else {
+            return cut.own(part);
+        };
+        let to_media = part.is_to_media();
+        let direction = if to_media { Direction::Write } else { Direction::Read };
+        let job = Job {
+            direction,
+            remote: self.is_remote(region),
+            bytes: part.len,
+            media: part.at.0,
+            dram: part.address() as u64,
+        };
+        let share = if shares { scheduler.share(part.len) } else { 0.0 };
+        let (from, until, part) = match decide(&job, &capability, limits, share) {
+            Decision::Cpu(_) => return cut.own(part),
+            Decision::Engine { head, tail, route } => (head, part.len - tail, part.by(route)),
+            Decision::Shared { engine } => (0, engine, part),
+        };
+        cut.own(part.part(0, from));
+        // No more than one batch holds.
+        let batch_bytes_max = capability.largest_bytes.min(BATCH_MAX * TRANSFER_BYTES_MAX);
+        for at in (from..until).step_by(batch_bytes_max) {
+            let len = (until - at).min(batch_bytes_max);
+            cut.hand_over(kind, region, part.part(at, len));
+        }
+        cut.own(part.part(until, part.len - until));
+    }
+
+    /// None where the engine takes nothing.
+    ///
+    /// # Safety
+    ///
+    /// As for [`begin`](Mover::begin).
+    unsafe fn hand_over(&self, media: &M, batch: &Batch, crc: bool) -> Option<Ticket> {
+        let Running { engine, scheduler, limits, capability } = self.running(batch.kind)?;
+        let crc = (crc && batch.transfers[0].is_to_media()).then_some(0);
+        let ticket = scheduler.claim(batch.region, &capability, limits).and_then(|claim| {
+            // SAFETY: the caller vouches for the bytes and for media until the flight has ended.
+            let ticket = unsafe { engine.submit(media, batch.region, claim.channel, &batch.transfers, crc) };
+            ticket.ok().inspect(|_| claim.keep())
+        });
+        if ticket.is_none() {
+            self.count_busy();
+        }
+        ticket
+    }
+
+    /// Whether all of it has ended, and is to be [ended](Mover::end) without waiting.
+    pub(super) fn has_ended(&self, flight: &Flight) -> bool {
+        flight.batches.iter().all(|batch| match (&batch.ticket, self.engine(batch.kind)) {
+            (Some(ticket), Some(engine)) => engine.poll(ticket),
+            _ => true,
+        })
+    }
+
+    /// Waits for the engines, and does what they left undone. Afterwards nobody uses the bytes any more.
+    ///
+    /// # Safety
+    ///
+    /// The flight was begun with this mover and these media, and its bytes are there.
+    pub(super) unsafe fn end(&self, media: &M, flight: &mut Flight) -> Result<(), Fault> {
+        for n in 0..flight.batches.len() {
+            let batch = &mut flight.batches[n];
+            let Some(ticket) = batch.ticket.take() else { continue };
+            let Running { engine, scheduler, .. } = self.running(batch.kind).expect("it took the batch");
+            let completion = engine.wait(ticket);
+            scheduler.give_back(batch.region);
+            let (mut done, sum, to_media) =
+                (self.ended(&completion, batch.bytes()), batch.sum, batch.transfers[0].is_to_media());
+            let writes_back = to_media && completion.durability == Durability::WriteBack;
+            if done > 0
+                && to_media
+                && let Some(sums) = &mut flight.sums
+            {
+                sums[sum].0 = completion.crc;
+            }
+            for transfer in std::mem::take(&mut batch.transfers) {
+                let whole = done.min(transfer.len);
+                if writes_back && whole > 0 {
+                    media.fence(media.write_back(transfer.at, whole));
+                }
+                if !to_media && flight.sums.is_some() {
+                    // SAFETY: the caller's; this reads what was just copied.
+                    unsafe { flight.sum_up(&transfer.part(0, whole), sum) };
+                }
+                if whole < transfer.len {
+                    // SAFETY: the caller's.
+                    unsafe { flight.copy(media, transfer.part(whole, transfer.len - whole), sum) };
+                    media.fence(Flushed::issued());
+                }
+                done -= whole;
+            }
+        }
+        flight.fault.map_or(Ok(()), Err)
+    }
+}
+
+impl Flight {
+    /// Whether engines have nothing of it: it ends without waiting.
+    pub(super) fn is_over(&self) -> bool {
+        self.batches.iter().all(|batch| batch.ticket.is_none())
+    }
+
+    /// The checksum of all bytes, continued; once it has ended well.
+    pub(super) fn crc(&self, begin: Option<u32>) -> Option<u32> {
+        let join = |crc, &(part, bytes): &(u32, u64)| crc32c_join(crc, part, bytes);
+        Some(self.sums.as_ref()?.iter().fold(begin?, join))
+    }
+
+    /// Copies a part on this thread, its checksum continued; to be fenced.
+    ///
+    /// # Safety
+    ///
+    /// As for [`RawTransfer::copy`].
+    unsafe fn copy<M: Media>(&mut self, media: &M, part: RawTransfer, sum: usize) {
+        if self.fault.is_some() {
+            return;
+        }
+        let crc = self.sums.as_ref().filter(|_| part.is_to_media()).map(|sums| sums[sum].0);
+        // SAFETY: the caller's.
+        match unsafe { part.copy(media, crc) } {
+            Ok((crc, flushed)) => {
+                flushed.stood_for();
+                if let (Some(sums), Some(crc)) = (&mut self.sums, crc) {
+                    sums[sum].0 = crc;
+                }
+                if !part.is_to_media() && self.sums.is_some() {
+                    // SAFETY: the caller's; this reads what was just copied.
+                    unsafe { self.sum_up(&part, sum) };
+                }
+            }
+            Err(fault) => self.fault = Some(fault),
+        }
+    }
+
+    /// Continues a checksum by what was read.
+    ///
+    /// # Safety
+    ///
+    /// The part's bytes are there, and nobody changes them.
+    unsafe fn sum_up(&mut self, part: &RawTransfer, sum: usize) {
+        if let Some(sums) = &mut self.sums {
+            // SAFETY: the caller's.
+            sums[sum].0 = crate::media::crc32c(unsafe { part.bytes() }, sums[sum].0);
+        }
+    }
+}
