@@ -19,8 +19,11 @@ pub mod engine_dsa;
 pub mod engine_emu;
 pub mod engine_port;
 mod engine_semaphore;
+pub mod identity;
 pub mod node;
 pub mod profile;
+#[cfg(feature = "profile-text")]
+pub mod profile_text;
 pub mod schedule;
 
 use std::fmt;
@@ -35,7 +38,7 @@ use engine_dsa::Dsa;
 use engine_emu::{Emulated, Model};
 use engine_port::{Durability, Engine, Transfer, carry, store};
 use engine_semaphore::Semaphore;
-use profile::{Limits, Profile, SMALLEST_BYTES};
+use profile::{Lane, Limits, Profile, SMALLEST_BYTES};
 use schedule::{Decision, Direction, Job, Scheduler, decide};
 
 use crate::media::{Addr, Fault, Flushed, Media};
@@ -85,6 +88,23 @@ impl EngineKind {
             EngineKind::Delegate => "delegate",
             EngineKind::Emu => "emu",
             EngineKind::Given => "given",
+        }
+    }
+
+    /// It stands for a device in software: what runs on it says nothing about a device's speed.
+    pub fn emulated(self) -> bool {
+        match self {
+            EngineKind::Emu => true,
+            EngineKind::Cpu | EngineKind::Semaphore | EngineKind::Delegate | EngineKind::Given => false,
+        }
+    }
+
+    /// It copies on threads, and holds their number down by itself: to leave to the CPU what is beyond a limit would
+    /// undo that.
+    pub fn bounds_itself(self) -> bool {
+        match self {
+            EngineKind::Semaphore | EngineKind::Delegate => true,
+            EngineKind::Cpu | EngineKind::Emu | EngineKind::Given => false,
         }
     }
 }
@@ -180,7 +200,8 @@ impl<M: Media> Mover<M> {
 
     /// An engine from elsewhere, which from now on is everybody's who names none. Once.
     pub fn give(&self, engine: Box<dyn Engine<M>>, limits: Limits) {
-        let given = self.given.set(self.run(engine, limits));
+        let scheduler = Scheduler::new(self.regions.len());
+        let given = self.given.set(Run { engine, scheduler, limits });
         assert!(given.is_ok(), "one engine is given");
         self.smallest.store(smallest(EngineKind::Given), Ordering::Relaxed);
     }
@@ -206,8 +227,17 @@ impl<M: Media> Mover<M> {
         }
     }
 
-    fn run<E>(&self, engine: E, limits: Limits) -> Run<E> {
-        Run { engine, scheduler: Scheduler::new(self.regions.len()), limits }
+    /// An engine as the profile has it: its limits, and where both are known, the bandwidths that reads are first
+    /// shared by.
+    fn run<E>(&self, kind: EngineKind, engine: E) -> Run<E> {
+        let scheduler = Scheduler::new(self.regions.len());
+        let reads = |kind| self.profile.bandwidths(kind).map(|b| &b.of(Lane::LocalRead).one);
+        if let (Some(cpu), Some(own)) = (reads(EngineKind::Cpu), reads(kind)) {
+            scheduler.seed(cpu, own);
+        }
+        let limits =
+            *self.profile.limits(kind).expect("a profile has limits of each engine that is made here");
+        Run { engine, scheduler, limits }
     }
 
     /// The engine itself: none is the calling thread.
@@ -220,20 +250,18 @@ impl<M: Media> Mover<M> {
         match kind {
             EngineKind::Cpu => None,
             EngineKind::Semaphore => {
-                let new =
-                    || self.run(Semaphore::new(self.regions.len(), concurrency), self.profile.semaphore);
+                let new = || self.run(kind, Semaphore::new(self.regions.len(), concurrency));
                 let run = self.semaphore.get_or_init(new);
                 Some((&run.engine, &run.scheduler, &run.limits))
             }
             EngineKind::Delegate => {
-                let new =
-                    || self.run(Delegate::new(self.regions.clone(), concurrency), self.profile.delegate);
+                let new = || self.run(kind, Delegate::new(self.regions.clone(), concurrency));
                 let run = self.delegate.get_or_init(new);
                 Some((&run.engine, &run.scheduler, &run.limits))
             }
             EngineKind::Emu => {
                 let device = || Dsa::new(Emulated::new(Model::default()), Durability::OnCompletion);
-                let run = self.emu.get_or_init(|| self.run(device(), self.profile.emu));
+                let run = self.emu.get_or_init(|| self.run(kind, device()));
                 Some((&run.engine, &run.scheduler, &run.limits))
             }
             EngineKind::Given => self.given.get().map(|run| (&*run.engine, &run.scheduler, &run.limits)),
