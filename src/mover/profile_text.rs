@@ -45,6 +45,36 @@ pub struct Document {
     pub profile: Profile,
 }
 
+/// Why a file is not used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unfit {
+    /// It is damaged, or another machine's: worth a line to whoever asked for it.
+    Refused(String),
+    /// It is good, but was measured on other memory than the pool's.
+    Elsewhere(String),
+}
+
+/// Reads what a file holds, and holds it against the machine `here` and what the pool's bytes lie in, where there is a
+/// pool.
+pub fn suit(bytes: &[u8], here: &Machine, memory: Option<&[String]>) -> Result<Document, Unfit> {
+    let document = decode(bytes).map_err(Unfit::Refused)?;
+    if let Some(why) = document.wrong_machine(here) {
+        return Err(Unfit::Refused(why));
+    }
+    match memory.and_then(|memory| document.wrong_memory(memory)) {
+        Some(why) => Err(Unfit::Elsewhere(why)),
+        None => Ok(document),
+    }
+}
+
+/// Reads what a file holds, of which no more than [`PROFILE_BYTES_MAX`] and one byte need be given.
+pub fn decode(bytes: &[u8]) -> Result<Document, String> {
+    if bytes.len() as u64 > PROFILE_BYTES_MAX {
+        return Err(format!("it is no profile: it is larger than {PROFILE_BYTES_MAX} bytes"));
+    }
+    parse(std::str::from_utf8(bytes).map_err(|_| "it is no profile: not UTF-8".to_owned())?)
+}
+
 impl Document {
     /// In words, why this machine is not the one.
     pub fn wrong_machine(&self, here: &Machine) -> Option<String> {
@@ -469,6 +499,25 @@ mod tests {
         for number in [CONCURRENCY_MAX as u64, u64::from(IN_FLIGHT_MAX), THRESHOLD_BYTES_MAX as u64] {
             assert!(page.contains(&number.to_string()), "docs/tune.md does not say {number}");
         }
+    }
+
+    #[test]
+    fn a_file_is_held_against_machine_and_memory() {
+        let sample = sample();
+        let (text, here, dram) = (render(&sample), &sample.machine, ["dram".to_owned()]);
+        assert_eq!(suit(text.as_bytes(), here, Some(&dram)), Ok(sample.clone()));
+        assert_eq!(suit(text.as_bytes(), here, None), Ok(sample.clone()), "no pool, no memory to differ");
+        let refused = |bytes: &[u8], here, says: &str| match suit(bytes, here, Some(&dram)) {
+            Err(Unfit::Refused(why)) => assert!(why.contains(says), "{why}"),
+            other => panic!("{other:?}"),
+        };
+        let other = Machine { cpus: 3, ..here.clone() };
+        refused(text.as_bytes(), &other, "another machine");
+        refused(&text.as_bytes()[..text.len() / 2], here, "");
+        refused(&[0xff, 0xfe], here, "not UTF-8");
+        refused(&vec![b'#'; PROFILE_BYTES_MAX as usize + 1], here, "larger than 65536 bytes");
+        let elsewhere = suit(text.as_bytes(), here, Some(&["dax0.0".to_owned()]));
+        assert!(matches!(elsewhere, Err(Unfit::Elsewhere(_))), "{elsewhere:?}");
     }
 
     proptest! {

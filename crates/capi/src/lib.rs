@@ -9,7 +9,7 @@
 //! panic left behind in memory cannot be trusted. A pool that crossed fork() answers EBADF in the child,
 //! which shares the memory of the media but not the locks.
 //!
-//! Files: `pools` the handles, `call` the boundary, `failure` errno and the sentence behind it, `convert`
+//! Files: `pools` the handles, `profile` what engines are worth, `call` the boundary, `failure` errno and the sentence behind it, `convert`
 //! C types, `file`, `names`, `attrs`, `xattr`, `dir` the functions by theme.
 
 // The names of the C interface are C's.
@@ -25,4 +25,5 @@ mod failure;
 mod file;
 mod names;
 mod pools;
+mod profile;
 mod xattr;

@@ -11,9 +11,8 @@ use std::path::{Path, PathBuf};
 use lodestone::media::Pool;
 use lodestone::mover::identity::{Machine, memory};
 use lodestone::mover::profile::Profile;
-use lodestone::mover::profile_text::{Document, PROFILE_BYTES_MAX, REMEDY, parse};
+use lodestone::mover::profile_text::{Document, PROFILE_BYTES_MAX, REMEDY, Unfit, decode, suit};
 
-use crate::size::Size;
 use crate::target::show;
 
 /// The machine's, for every user.
@@ -63,18 +62,16 @@ pub fn of_pool(named: Option<&Path>, pool: &Pool) -> Profile {
 /// Looks for a profile that suits this machine, and `memory` where a pool is looked at.
 pub fn find(named: Option<&Path>, memory: Option<&[String]>) -> Found {
     let Some((path, asked_for)) = file(named) else { return Found::Nothing };
-    let document = match read(&path) {
-        Ok(Some(document)) => document,
+    let bytes = match bytes(&path) {
+        Ok(Some(bytes)) => bytes,
         Ok(None) if !asked_for => return Found::Nothing,
         Ok(None) => return Found::Refused(path, "there is no such file".to_owned()),
         Err(why) => return Found::Refused(path, why),
     };
-    if let Some(why) = document.wrong_machine(&Machine::here()) {
-        return Found::Refused(path, why);
-    }
-    match memory.and_then(|memory| document.wrong_memory(memory)) {
-        Some(why) => Found::Elsewhere(path, why),
-        None => Found::Used(path, Box::new(document)),
+    match suit(&bytes, &Machine::here(), memory) {
+        Ok(document) => Found::Used(path, Box::new(document)),
+        Err(Unfit::Elsewhere(why)) => Found::Elsewhere(path, why),
+        Err(Unfit::Refused(why)) => Found::Refused(path, why),
     }
 }
 
@@ -113,6 +110,11 @@ fn is_absent(file: &Path) -> bool {
 
 /// What a file says; none where it is not there. The message says what is wrong with it.
 pub fn read(file: &Path) -> Result<Option<Document>, String> {
+    bytes(file)?.map(|bytes| decode(&bytes)).transpose()
+}
+
+/// What a file holds, or the beginning of it, where it is too large for a profile; none where it is not there.
+fn bytes(file: &Path) -> Result<Option<Vec<u8>>, String> {
     if is_absent(file) {
         return Ok(None);
     }
@@ -124,9 +126,5 @@ pub fn read(file: &Path) -> Result<Option<Document>, String> {
     }
     let opened = std::fs::File::open(file).map_err(failed)?;
     opened.take(PROFILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
-    if bytes.len() as u64 > PROFILE_BYTES_MAX {
-        return Err(format!("it is no profile: it is larger than {}", Size(PROFILE_BYTES_MAX)));
-    }
-    let text = String::from_utf8(bytes).map_err(|_| "it is no profile: not UTF-8".to_owned())?;
-    parse(&text).map(Some)
+    Ok(Some(bytes))
 }

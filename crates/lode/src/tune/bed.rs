@@ -115,9 +115,15 @@ impl Bed {
         self.files.iter().map(of_engine).collect()
     }
 
-    /// Waits until what was overwritten may be overwritten with: else a write would wait for it, in the middle of a
-    /// measure. Nothing to do where stores are durable on return.
-    pub fn settle(&self) -> Result<()> {
+    /// Makes room for writes where little is left: on an ordinary file what was overwritten is free only after syncs, and
+    /// a write that finds no other block would wait for them in the middle of a measure.
+    pub fn make_room(&self) -> Result<()> {
+        let together = self.files.len() as u64 * self.file_bytes;
+        if self.free_bytes() < together / 2 { self.settle() } else { Ok(()) }
+    }
+
+    /// What was freed may be used again. Nothing to do where stores are durable on return.
+    fn settle(&self) -> Result<()> {
         (0..SYNCS_TO_FREE).try_for_each(|_| self.fs().sync())?;
         Ok(())
     }

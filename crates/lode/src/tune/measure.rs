@@ -78,6 +78,7 @@ pub fn rounds(
                 let Contestant { engine, lane, cpus } = &contestants[n];
                 check_interrupt()?;
                 steps.name(format!("{engine}, {} of {}", words(*lane), Size(bytes as u64)));
+                bed.make_room()?;
                 let load = Load {
                     engine: *engine,
                     direction: lane.direction(),

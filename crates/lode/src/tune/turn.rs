@@ -68,7 +68,6 @@ struct Done {
 }
 
 pub fn turn(bed: &Bed, load: &Load<'_>) -> Result<Turn> {
-    bed.settle()?;
     let (ready, go, done, counted) = (gate(load), gate(load), gate(load), gate(load));
     let gates = [&ready, &go, &done, &counted];
     let moved = bed.fs().mover().moved();
