@@ -20,6 +20,7 @@ mod table;
 mod turn;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use lodestone::fs::{Fs, MkfsOptions, Time};
 use lodestone::media::{Description, Domain, Media, Pool, PoolOptions};
@@ -33,6 +34,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::bench::allowed_cores;
 use crate::cmd::utc;
+use crate::cost::load::CpuTimes;
 use crate::failure::{Failure, Result, complain};
 use crate::interrupt;
 use crate::pool::{Access, about, map};
@@ -49,6 +51,10 @@ use report::{
 };
 use store::Draft;
 
+/// How long other work is watched before.
+const WATCHED: Duration = Duration::from_millis(500);
+/// So much of all CPUs may be busy with other work before somebody is told.
+const BUSY_SHARE_MAX: f64 = 0.05;
 /// An engine took its copies where it took so many of them, of 1: the rest is what a full queue refuses.
 const TAKEN_MIN: f64 = 0.5;
 
@@ -85,11 +91,13 @@ pub fn run(options: &TuneOptions) -> Result<String> {
     let description = media.describe();
     let machine = Machine::here();
     let old = Old::read(place.as_deref(), &machine, &memory(&description));
+    let busy = busy_share(machine.cpus)?;
     let session = Session::new(&plan, &description, &media)?;
     let (measured, media) = session.run(media)?;
     // What was measured is closed before anything is said.
     drop(media);
     let (document, mut report) = conclude(options, &plan, &session, &measured, &description, machine, &old);
+    report.warnings.extend(busy_warning(busy));
     report.profile.path = place.as_deref().map(|place| show(place).to_string());
     check_interrupt()?;
     if let Some(draft) = draft {
@@ -97,6 +105,25 @@ pub fn run(options: &TuneOptions) -> Result<String> {
         report.profile.written = true;
     }
     deliver(&report, options)
+}
+
+/// How busy the machine is with other work, of 1.
+fn busy_share(cpus: usize) -> Result<f64> {
+    let before = CpuTimes::now()?;
+    std::thread::sleep(WATCHED);
+    check_interrupt()?;
+    Ok(CpuTimes::now()?.since(&before).busy_s() / WATCHED.as_secs_f64() / cpus.max(1) as f64)
+}
+
+/// Other work slows everybody, but not alike: who copies on more threads gets more of a CPU that is fought for.
+fn busy_warning(share: f64) -> Option<String> {
+    (share > BUSY_SHARE_MAX).then(|| {
+        format!(
+            "the machine was {:.0} % busy with other work before, more than {:.0} %: measure again when it is quiet",
+            share * 100.0,
+            BUSY_SHARE_MAX * 100.0
+        )
+    })
 }
 
 /// The pool that is named, or one in memory.
@@ -407,4 +434,39 @@ fn deliver(report: &Report, options: &TuneOptions) -> Result<String> {
     let mut text = serde_json::to_string_pretty(report).map_err(Failure::failed)?;
     text.push('\n');
     Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_busy_machine_is_warned_of() {
+        assert_eq!(busy_warning(0.04), None);
+        assert!(busy_warning(0.42).unwrap().contains("42 % busy with other work"));
+    }
+
+    #[test]
+    fn what_was_not_asked_about_is_kept() {
+        let before = {
+            let mut profile = Profile::default();
+            profile.delegate.thresholds.set(Lane::LocalWrite, 128 << 10);
+            profile.emu.in_flight_max = Some(7);
+            Document {
+                written: String::new(),
+                machine: Machine::here(),
+                memory: Vec::new(),
+                domain: String::new(),
+                emulated_memory: false,
+                engines: vec![EngineKind::Cpu, EngineKind::Delegate, EngineKind::Emu],
+                profile,
+            }
+        };
+        let mut profile = Profile::default();
+        let kept = keep(&mut profile, Some(&before), &[EngineKind::Cpu, EngineKind::Delegate]);
+        assert_eq!(kept, [EngineKind::Emu]);
+        assert_eq!(profile.emu.in_flight_max, Some(7));
+        assert_eq!(profile.delegate, Profile::default().delegate, "it was measured anew");
+        assert!(keep(&mut profile, None, &[]).is_empty());
+    }
 }
