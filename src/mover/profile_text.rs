@@ -108,6 +108,9 @@ pub fn render(document: &Document) -> String {
     );
     for &kind in engines {
         let bandwidths = profile.bandwidths(kind).copied().unwrap_or_default();
+        if kind.emulated() {
+            out.push_str("\n# An emulated device: its figures say nothing about a device's speed.");
+        }
         if let Some(limits) = profile.limits(kind) {
             let max = limits.in_flight_max.map_or(quoted(NONE), |max| max.to_string());
             let _ = writeln!(out, "\n[{kind}]\nin_flight_max = {max}");
@@ -381,6 +384,7 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("remote_read_all = []"), "{text}");
+        assert_eq!(text.matches("emulated device").count(), 1, "{text}");
         assert_eq!(render(&parse(&text).unwrap()), text);
     }
 

@@ -12,6 +12,7 @@ use lodestone::fs::format::{BLOCK, SUPER_BLOCK, SUPER_BYTES, Super, unpack_time}
 use lodestone::fs::{DataMode, Fs, PoolInfo};
 use lodestone::limits::POOL_BYTES_MIN;
 use lodestone::media::{Description, Domain, Pool, PoolOptions, RegionDescription};
+use lodestone::mover::EngineKind;
 use lodestone::mover::identity::memory;
 use lodestone::mover::profile_text::REMEDY;
 use serde::Serialize;
@@ -100,9 +101,13 @@ impl ProfileFacts {
             (None, _) => "none, so defaults; lode tune makes one".to_owned(),
             (Some(path), Some(why)) => format!("{path} is not used: {why}: {REMEDY}; defaults are used"),
             (Some(path), None) => {
-                let (written, engines) = (self.written.as_deref(), self.engines.as_deref());
-                let (written, engines) =
-                    (written.unwrap_or_default(), engines.unwrap_or_default().join(", "));
+                let emulated = |name: &str| name.parse().is_ok_and(EngineKind::emulated);
+                let label = |name: &&str| match emulated(name) {
+                    true => format!("{name} (emulated)"),
+                    false => name.to_string(),
+                };
+                let engines: Vec<String> = self.engines.iter().flatten().map(label).collect();
+                let (written, engines) = (self.written.as_deref().unwrap_or_default(), engines.join(", "));
                 format!("{path}, of {written}, for {engines}; {} copies at a time", self.concurrency)
             }
         }

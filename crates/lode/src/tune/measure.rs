@@ -77,7 +77,8 @@ pub fn rounds(
                 let n = (place + round) % contestants.len();
                 let Contestant { engine, lane, cpus } = &contestants[n];
                 check_interrupt()?;
-                steps.name(format!("{engine}, {} of {}", words(*lane), Size(bytes as u64)));
+                let emulated = if engine.emulated() { " (emulated)" } else { "" };
+                steps.name(format!("{engine}{emulated}, {} of {}", words(*lane), Size(bytes as u64)));
                 bed.make_room()?;
                 let load = Load {
                     engine: *engine,

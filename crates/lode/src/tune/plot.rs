@@ -11,14 +11,14 @@ use super::report::{EngineFacts, Report, SizeRow};
 use super::table::{short, subtitle};
 use crate::bench::{digits, svg_text as text};
 
-const WIDTH: f64 = 1120.0;
+const WIDTH: f64 = 1180.0;
 const TOP: f64 = 96.0;
 const PANEL_WIDTH: f64 = 360.0;
 const PANEL_HEIGHT: f64 = 210.0;
 const LEFT: f64 = 70.0;
 /// From the left edge of one panel to that of the next: names stand between them.
 const COLUMN: f64 = 540.0;
-const ROW: f64 = 310.0;
+const ROW: f64 = 340.0;
 /// Colour and dashes of a line, by the order of engines.
 const PAINT: [(&str, &str); 6] = [
     ("#1f5fa8", "none"),
