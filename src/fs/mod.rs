@@ -110,6 +110,8 @@ pub struct OpenOptions {
     pub power_lost: bool,
     /// Who copies data, where an open file or a call does not say.
     pub engine: EngineKind,
+    /// What engines are worth here. The default is safe where nobody measured (`lode tune`).
+    pub profile: Profile,
 }
 
 /// What the pool says of itself (`lode info`).

@@ -169,7 +169,7 @@ impl<M: Media> Fs<M> {
         let deferring = Fs::<M>::defers(media.domain());
         let blocks = sb.blocks as u32;
         let bad = check::bad_blocks(&media, &sb, previous);
-        let mover = Mover::new(&media, options.engine, Profile::default());
+        let mover = Mover::new(&media, options.engine, options.profile.clone());
         let mut core = Core {
             mover,
             ledger: Ledger::default(),

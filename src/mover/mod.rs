@@ -32,10 +32,13 @@ mod engine_ioat_memory;
 pub mod engine_port;
 mod engine_semaphore;
 mod flight;
+pub mod identity;
 pub mod ioat;
 pub mod node;
 pub mod pairing;
 pub mod profile;
+#[cfg(feature = "profile-text")]
+pub mod profile_text;
 pub mod schedule;
 pub mod ticket;
 pub mod vfio;
@@ -57,7 +60,7 @@ use engine_emu::{Emulated, Model};
 use engine_ioat::{Bounds, Ioat};
 use engine_port::{Capability, Durability, Engine, Transfer, carry, dram_address, store};
 use engine_semaphore::Semaphore;
-use profile::{Limits, Profile, SMALLEST_BYTES};
+use profile::{Lane, Limits, Profile, SMALLEST_BYTES};
 use schedule::{Decision, Direction, Job, Scheduler, decide};
 use vfio::Vfio;
 
@@ -124,10 +127,21 @@ impl EngineKind {
             EngineKind::Delegate => "delegate",
             EngineKind::Dsa => "dsa",
             EngineKind::Emu => "emu",
-            EngineKind::EmuIoat => "emu-ioat",
             EngineKind::Ioat => "ioat",
+            EngineKind::EmuIoat => "emu-ioat",
             EngineKind::Given => "given",
         }
+    }
+
+    /// It stands for a device in software: what runs on it says nothing about a device's speed.
+    pub fn emulated(self) -> bool {
+        matches!(self, EngineKind::Emu | EngineKind::EmuIoat)
+    }
+
+    /// It copies on threads, and holds their number down by itself: to leave to the CPU what is beyond a limit would
+    /// undo that.
+    pub fn bounds_itself(self) -> bool {
+        matches!(self, EngineKind::Semaphore | EngineKind::Delegate)
     }
 }
 
@@ -256,7 +270,7 @@ impl<M: Media> Mover<M> {
             let engine = Ioat::new(device, Durability::WriteBack, Bounds::default());
             let engine =
                 engine.inspect_err(|e| tracing::warn!("engine emu-ioat: the CPU copies: {e}")).ok()?;
-            Some(self.run(engine, self.profile.emu_ioat))
+            Some(self.run(EngineKind::EmuIoat, engine))
         };
         self.emu_ioat.get_or_init(start).as_ref()
     }
@@ -266,14 +280,15 @@ impl<M: Media> Mover<M> {
             let device = Vfio::open(Path::new("/")).map_err(|e| e.to_string());
             let engine = device.and_then(|device| Ioat::new(device, vfio::durability(), Bounds::default()));
             let engine = engine.inspect_err(|e| tracing::warn!("engine ioat: the CPU copies: {e}")).ok()?;
-            Some(self.run(engine, self.profile.ioat))
+            Some(self.run(EngineKind::Ioat, engine))
         };
         self.ioat.get_or_init(start).as_ref()
     }
 
     /// An engine from elsewhere, which from now on is everybody's who names none. Once.
     pub fn give(&self, engine: Box<dyn Engine<M>>, limits: Limits) {
-        let given = self.given.set(self.run(engine, limits));
+        let scheduler = Scheduler::new(self.regions.len());
+        let given = self.given.set(Run { engine, scheduler, limits });
         assert!(given.is_ok(), "one engine is given");
         self.smallest.store(smallest(EngineKind::Given), Ordering::Relaxed);
     }
@@ -299,8 +314,17 @@ impl<M: Media> Mover<M> {
         }
     }
 
-    fn run<E>(&self, engine: E, limits: Limits) -> Run<E> {
-        Run { engine, scheduler: Scheduler::new(self.regions.len()), limits }
+    /// An engine as the profile has it: its limits, and where both are known, the bandwidths that reads are first
+    /// shared by.
+    fn run<E>(&self, kind: EngineKind, engine: E) -> Run<E> {
+        let scheduler = Scheduler::new(self.regions.len());
+        let reads = |kind| self.profile.bandwidths(kind).map(|b| &b.of(Lane::LocalRead).one);
+        if let (Some(cpu), Some(own)) = (reads(EngineKind::Cpu), reads(kind)) {
+            scheduler.seed(cpu, own);
+        }
+        let limits =
+            *self.profile.limits(kind).expect("a profile has limits of each engine that is made here");
+        Run { engine, scheduler, limits }
     }
 
     /// The engine itself: none is the calling thread.
@@ -313,19 +337,17 @@ impl<M: Media> Mover<M> {
         match kind {
             EngineKind::Cpu => None,
             EngineKind::Semaphore => {
-                let new =
-                    || self.run(Semaphore::new(self.regions.len(), concurrency), self.profile.semaphore);
+                let new = || self.run(kind, Semaphore::new(self.regions.len(), concurrency));
                 Some(Running::of(self.semaphore.get_or_init(new)))
             }
             EngineKind::Delegate => {
-                let new =
-                    || self.run(Delegate::new(self.regions.clone(), concurrency), self.profile.delegate);
+                let new = || self.run(kind, Delegate::new(self.regions.clone(), concurrency));
                 Some(Running::of(self.delegate.get_or_init(new)))
             }
             EngineKind::Dsa => self.dsa.get_or_init(|| self.dsa()).as_ref().map(Running::of),
             EngineKind::Emu => {
                 let device = || Dsa::new(Emulated::new(Model::default()));
-                Some(Running::of(self.emu.get_or_init(|| self.run(device(), self.profile.emu))))
+                Some(Running::of(self.emu.get_or_init(|| self.run(kind, device()))))
             }
             EngineKind::EmuIoat => self.emu_ioat().map(Running::of),
             EngineKind::Ioat => self.ioat().map(Running::of),
@@ -342,7 +364,7 @@ impl<M: Media> Mover<M> {
             Ok(portal) => {
                 let nodes: Vec<Option<u32>> =
                     self.regions.iter().map(|node| node.as_ref().map(|node| node.number)).collect();
-                Some(self.run(Dsa::new(portal).near(&nodes), self.profile.dsa))
+                Some(self.run(EngineKind::Dsa, Dsa::new(portal).near(&nodes)))
             }
             Err(reason) => {
                 tracing::warn!("engine dsa: {reason}; the CPU copies instead");

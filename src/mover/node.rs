@@ -12,6 +12,10 @@ pub struct Node {
 }
 
 impl Node {
+    pub fn cpus(&self) -> &[usize] {
+        &self.cpus
+    }
+
     /// Keeps the calling thread on its CPUs; where the host forbids it, it runs anywhere.
     pub(super) fn keep_thread(&self) {
         keep_thread_on(self.cpus.iter().copied());

@@ -19,18 +19,15 @@ use std::time::Instant;
 use crossbeam_utils::CachePadded;
 
 use super::engine_port::{Capability, Route};
-use super::profile::{Limits, SMALLEST_BYTES};
+use super::profile::{BINS, Bins, Lane, Limits, SMALLEST_BYTES, bin};
 use crate::media::LINE;
 
 /// Smaller shares of a read are not worth a descriptor, in bytes.
 const SHARE_BYTES_MIN: usize = 8 << 10;
-/// Upper ends of the bins by size in which bandwidths are kept, in bytes; the last has none.
-const BIN_BYTES: [usize; BINS - 1] = [16 << 10, 64 << 10, 256 << 10, 1 << 20];
-const BINS: usize = 5;
 /// Bandwidths are averages over at least so long.
 const WINDOW_NS: u64 = 50_000_000;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     Write,
     Read,
@@ -84,13 +81,7 @@ pub fn decide(job: &Job, capability: &Capability, limits: &Limits, share: f32) -
         _ if write => return Decision::Cpu(Why::Misaligned),
         _ => Route::PastCaches,
     };
-    let t = &limits.thresholds;
-    let threshold = match (job.direction, job.remote) {
-        (Direction::Write, false) => t.local_write,
-        (Direction::Read, false) => t.local_read,
-        (Direction::Write, true) => t.remote_write,
-        (Direction::Read, true) => t.remote_read,
-    };
+    let threshold = limits.thresholds.of(Lane::of(job.direction, job.remote));
     if job.bytes < threshold.max(capability.smallest_bytes).max(SMALLEST_BYTES) {
         return Decision::Cpu(Why::Small);
     }
@@ -169,6 +160,13 @@ impl Scheduler {
         self.regions[region].in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 
+    /// Begins with what a profile says that both reach, in bytes a second; what is seen here replaces it, window by
+    /// window.
+    pub fn seed(&self, cpu: &Bins, engine: &Bins) {
+        self.cpu.seed(cpu);
+        self.engine.seed(engine);
+    }
+
     /// The engine's share of a read of so many bytes: by what both reached, or half while nobody knows.
     #[inline]
     pub fn share(&self, bytes: usize) -> f32 {
@@ -185,10 +183,6 @@ impl Scheduler {
         self.engine.add(bin, engine, now);
         self.cpu.add(bin, cpu, now);
     }
-}
-
-fn bin(bytes: usize) -> usize {
-    BIN_BYTES.iter().position(|end| bytes <= *end).unwrap_or(BINS - 1)
 }
 
 /// Bandwidths by size. Threads may overtake each other within a window: then some copies count twice or not.
@@ -211,6 +205,12 @@ impl Bandwidth {
     fn of(&self, bin: usize) -> Option<f32> {
         let average = f32::from_bits(self.bins[bin].average.load(Ordering::Relaxed));
         (average > 0.0).then_some(average)
+    }
+
+    fn seed(&self, bytes_per_s: &Bins) {
+        for (bin, rate) in self.bins.iter().zip(bytes_per_s) {
+            bin.average.store((*rate as f32 / 1e9).to_bits(), Ordering::Relaxed);
+        }
     }
 
     fn add(&self, bin: usize, (bytes, nanoseconds): (u64, u64), now: u64) {
@@ -365,6 +365,23 @@ mod tests {
         assert_eq!(scheduler.share(64 << 10), 0.75, "the window is not over");
         add(&scheduler.engine, 1500, 2 * WINDOW_NS);
         assert_eq!(scheduler.share(64 << 10), 0.5);
+    }
+
+    #[test]
+    fn the_share_begins_with_what_the_profile_says() {
+        let scheduler = Scheduler::new(1);
+        // The engine reaches three times what the CPU does, in all bins but the last, which nobody measured.
+        let cpu = [2_000_000_000, 2_000_000_000, 2_000_000_000, 2_000_000_000, 0];
+        scheduler.seed(&cpu, &cpu.map(|rate| 3 * rate));
+        assert_eq!(scheduler.share(64 << 10), 0.75);
+        assert_eq!(scheduler.share(4 << 20), 0.5, "where nobody measured");
+        // And goes on to learn: here both are equally fast.
+        for now in [WINDOW_NS, 2 * WINDOW_NS] {
+            scheduler.engine.add(bin(64 << 10), (1000, 1000), now);
+            scheduler.cpu.add(bin(64 << 10), (1000, 1000), now);
+        }
+        assert_eq!(scheduler.share(64 << 10), 0.5);
+        assert_eq!(scheduler.share(256 << 10), 0.75, "other sizes keep theirs");
     }
 
     #[test]

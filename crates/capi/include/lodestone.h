@@ -146,6 +146,9 @@ extern "C" {
  *                           thread, at most two at a time per region; delegate, threads of the pool;
  *                           dsa and ioat, Intel's devices, or cpu where none can be used; emu and emu-ioat,
  *                           emulated devices, for tests
+ *   profile=FILE            what engines are worth, as `lode tune` wrote it; else the file that LODE_PROFILE
+ *                           names. One that is damaged or was made on another machine is not used: the
+ *                           pool opens with the defaults, and lode_last_error() says why.
  *
  * A pool that was not closed is recovered first. One process has a pool open at a time, except ro.
  * Errors: EACCES, EBUSY (another process), EFAULT, EINVAL (an option, or not a pool), EIO, EMFILE (256 are
@@ -736,8 +739,8 @@ int lode_run(unsigned int nworkers);
 
 /**
  * The last failure of this thread as one sentence: which function, what, and where there is more to
- * say, on which file and what to do about it. Empty where nothing has failed yet. Valid until the next
- * call of this function in the same thread. Never NULL.
+ * say, on which file and what to do about it. Also why lode_open_pool did not use its profile. Empty where
+ * nothing has failed yet. Valid until the next call of this function in the same thread. Never NULL.
  */
 const char *lode_last_error(void);
 

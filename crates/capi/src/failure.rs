@@ -36,9 +36,20 @@ pub fn fail(call: &'static str, error: Error) {
     unsafe { *libc::__errno_location() = errno };
 }
 
+/// Remembers a sentence about a call that went well.
+#[cold]
+pub fn remark(call: &'static str, sentence: String) {
+    // As above.
+    let _ = LAST.try_with(|last| {
+        let mut last = last.borrow_mut();
+        last.call = call;
+        last.error = Some(Error::message(0, "capi::failure", sentence));
+    });
+}
+
 /// The last failure of this thread as one sentence: which function, what, and where there is more to
-/// say, on which file and what to do about it. Empty where nothing has failed yet. Valid until the next
-/// call of this function in the same thread. Never NULL.
+/// say, on which file and what to do about it. Also why lode_open_pool did not use its profile. Empty where
+/// nothing has failed yet. Valid until the next call of this function in the same thread. Never NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn lode_last_error() -> *const c_char {
     text(|last| {

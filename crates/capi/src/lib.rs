@@ -9,9 +9,9 @@
 //! panic left behind in memory cannot be trusted. A pool that crossed fork() answers EBADF in the child,
 //! which shares the memory of the media but not the locks.
 //!
-//! Files: `handle` what C holds, `pools` open pools, `media` copies without a pool, `call` the boundary,
-//! `failure` errno and the sentence behind it, `convert` C types, `file`, `names`, `attrs`, `xattr`, `dir`,
-//! `uthread` the functions by theme.
+//! Files: `handle` what C holds, `pools` open pools, `media` copies without a pool, `profile` what engines are
+//! worth, `call` the boundary, `failure` errno and the sentence behind it, `convert` C types, `file`, `names`,
+//! `attrs`, `xattr`, `dir`, `uthread` the functions by theme.
 
 // The names of the C interface are C's.
 #![allow(non_camel_case_types)]
@@ -28,5 +28,6 @@ mod handle;
 mod media;
 mod names;
 mod pools;
+mod profile;
 mod uthread;
 mod xattr;

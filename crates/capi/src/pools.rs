@@ -3,7 +3,9 @@
 use crate::call::without_pool;
 use crate::convert::string;
 use crate::dir::Stream;
+use crate::failure::remark;
 use crate::handle::{Handle, Handles, Held};
+use crate::profile;
 use lodestone::error::{Error, Result};
 use lodestone::fs::files::{Files, table::Table};
 use lodestone::fs::{Cred, DataMode, Fs, MkfsOptions, OpenOptions};
@@ -13,7 +15,7 @@ use lodestone::mover::{EngineKind, UnknownEngine};
 use parking_lot::Mutex;
 use std::ffi::{OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// An open pool. Every function takes one; it may be used by any number of threads.
@@ -58,6 +60,9 @@ impl Held for OpenPool {
 ///                           thread, at most two at a time per region; delegate, threads of the pool;
 ///                           dsa and ioat, Intel's devices, or cpu where none can be used; emu and emu-ioat,
 ///                           emulated devices, for tests
+///   profile=FILE            what engines are worth, as `lode tune` wrote it; else the file that LODE_PROFILE
+///                           names. One that is damaged or was made on another machine is not used: the
+///                           pool opens with the defaults, and lode_last_error() says why.
 ///
 /// A pool that was not closed is recovered first. One process has a pool open at a time, except ro.
 /// Errors: EACCES, EBUSY (another process), EFAULT, EINVAL (an option, or not a pool), EIO, EMFILE (256 are
@@ -70,7 +75,12 @@ pub unsafe extern "C" fn lode_open_pool(path: *const c_char, opts: *const c_char
         let settings = OpenSettings::parse(&opts)?;
         let handle = POOLS.take()?;
         match open(Path::new(OsStr::from_bytes(path)), &settings) {
-            Ok(pool) => Ok(handle.fill(pool).cast()),
+            Ok((pool, about_profile)) => {
+                if let Some(why) = about_profile {
+                    remark("lode_open_pool", why);
+                }
+                Ok(handle.fill(pool).cast())
+            }
             Err(error) => {
                 handle.give_back();
                 Err(error)
@@ -111,14 +121,16 @@ pub unsafe extern "C" fn lode_mkfs(path: *const c_char, size: u64, opts: *const 
     })
 }
 
-fn open(path: &Path, settings: &OpenSettings) -> Result<OpenPool> {
+/// The pool, and why its profile is not used, where that is so.
+fn open(path: &Path, settings: &OpenSettings) -> Result<(OpenPool, Option<String>)> {
     let media = Pool::open(path, &settings.pool)?;
-    let open_options =
-        OpenOptions { read_only: settings.pool.read_only, engine: settings.engine, ..OpenOptions::default() };
+    let (profile, about_profile) = profile::of_pool(settings.profile.as_deref(), &media);
+    let (read_only, engine) = (settings.pool.read_only, settings.engine);
+    let open_options = OpenOptions { read_only, engine, profile, ..OpenOptions::default() };
     let fs = Fs::open(media, &open_options)?;
     let device = fs.statfs().fsid;
     let files = Files::new(fs, settings.cred.clone(), settings.umask);
-    Ok(OpenPool { files, streams: Table::new(OPEN_FILES_MAX), device })
+    Ok((OpenPool { files, streams: Table::new(OPEN_FILES_MAX), device }, about_profile))
 }
 
 fn close(handle: &Handle<OpenPool>) -> Result<()> {
@@ -133,6 +145,7 @@ fn close(handle: &Handle<OpenPool>) -> Result<()> {
 struct OpenSettings {
     pool: PoolOptions,
     engine: EngineKind,
+    profile: Option<PathBuf>,
     cred: Cred,
     umask: u32,
 }
@@ -142,6 +155,7 @@ impl OpenSettings {
         let mut settings = OpenSettings {
             pool: PoolOptions::default(),
             engine: EngineKind::Cpu,
+            profile: None,
             cred: Cred::process(),
             umask: process_umask(),
         };
@@ -155,6 +169,7 @@ impl OpenSettings {
                     settings.umask = mask.ok_or_else(|| bad_option(option))?;
                 }
                 ("engine", Some(name)) => settings.engine = engine(name)?,
+                ("profile", Some(file)) if !file.is_empty() => settings.profile = Some(PathBuf::from(file)),
                 ("assume", Some(domain)) => {
                     let domain = domain.parse::<Domain>();
                     settings.pool.assume =

@@ -10,9 +10,11 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 static lode_fs *fs;
 static char pool_path[3000];
@@ -64,6 +66,8 @@ static mode_t mode_of(const char *path)
 static void pools(void)
 {
     lode_fs *other;
+    FILE *file;
+    char profile[4096], opts[5000];
 
     FAILS_NULL(ENOENT, lode_open_pool("/nonexistent/pool", NULL));
     CHECK(strstr(lode_last_error(), "/nonexistent/pool"));
@@ -88,6 +92,20 @@ static void pools(void)
     FAILS(EBADF, lode_close_pool(other));
     FAILS(EBADF, lode_mkdir(other, "late", 0755));
     CHECK(strstr(lode_last_error(), "closed"));
+
+    /* A profile is advice: whatever is wrong with it, the pool opens, and there is a sentence about it. */
+    CHECK(snprintf(profile, sizeof profile, "%s.profile", pool_path) < (int)sizeof profile);
+    CHECK(snprintf(opts, sizeof opts, "profile=%s", profile) < (int)sizeof opts);
+    other = lode_open_pool(pool_path, opts);
+    CHECK(other && strstr(lode_last_error(), profile) && strstr(lode_last_error(), "cannot be read"));
+    CHECK(lode_close_pool(other) == 0);
+    CHECK((file = fopen(profile, "w")) && fputs("version = 1\n", file) >= 0 && fclose(file) == 0);
+    CHECK(setenv("LODE_PROFILE", profile, 1) == 0);
+    other = lode_open_pool(pool_path, NULL);
+    CHECK(other && strstr(lode_last_error(), "is missing") && strstr(lode_last_error(), "defaults are used"));
+    CHECK(lode_close_pool(other) == 0);
+    CHECK(unsetenv("LODE_PROFILE") == 0 && unlink(profile) == 0);
+    FAILS_NULL(EINVAL, lode_open_pool(pool_path, "profile="));
 
     other = lode_open_pool(pool_path, "ro");
     CHECK(other);

@@ -48,6 +48,7 @@ pub enum Sub {
     Dump(Dump),
     Bench(Bench),
     Cost(Cost),
+    Tune(Tune),
     Crash(Crash),
     Completions(Completions),
     Man(Man),
@@ -95,6 +96,9 @@ pub struct Info {
     /// Take the media for persistent memory of this kind (emulation)
     #[arg(long, value_name = "DOMAIN")]
     pub assume: Option<Assume>,
+    /// The profile to look at [default: ~/.config/lode/profile.toml, else /etc/lode/profile.toml]
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
@@ -122,7 +126,7 @@ pub enum Assume {
 /// cache=none: every call reaches the pool, and the kernel keeps nothing; cache=always: it keeps names, attributes
 /// and data; cache=auto, the default: as long as that is right, which so far is always.
 ///
-/// engine=ENGINE, assume=DOMAIN: as --engine and --assume.
+/// engine=ENGINE, assume=DOMAIN, profile=FILE: as --engine, --assume and --profile.
 ///
 /// max_read=BYTES, max_write=BYTES: the largest request, from 4096 to 1048576.
 #[derive(Args, Debug)]
@@ -144,6 +148,10 @@ pub struct Mount {
     /// (Intel's devices; lode info says whether there are any), emu and emu-ioat (emulated devices, for tests)
     #[arg(long, value_name = "ENGINE", value_parser = parse_engine)]
     pub engine: Option<EngineKind>,
+    /// What engines are worth here, as lode tune found it [default: ~/.config/lode/profile.toml, else
+    /// /etc/lode/profile.toml]; one that was made on another machine, or is damaged, is not used, which is said
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
 }
 
 /// Unmount a directory
@@ -334,6 +342,42 @@ pub struct Cost {
     pub json: bool,
 }
 
+/// Find out what engines are worth on this machine, and keep it in a profile
+///
+/// Each engine copies beside the CPU, in turn, with one thread and with as many as there are CPUs: from which size on it
+/// costs less, how many copies at a time the memory bears, what each reaches. It is measured in files without a name of
+/// POOL, which go with the command however it ends; without POOL, in memory that is taken for persistent memory.
+///
+/// The profile is read by every later command and mount on this machine. Run again, the old one stands beside the new
+/// one. A difference within the noise is none.
+#[derive(Args, Debug)]
+pub struct Tune {
+    /// The file or device of the pool, the first of several
+    pub pool: Option<OsString>,
+    /// Only these engines; emulated devices are measured only where they are named here
+    #[arg(long, value_name = "ENGINE", value_delimiter = ',', value_parser = parse_engine)]
+    pub engine: Vec<EngineKind>,
+    /// Smaller files, shorter and fewer rounds: seconds instead of a minute, and more noise
+    #[arg(long)]
+    pub quick: bool,
+    /// Take the media for persistent memory of this kind (emulation)
+    #[arg(long, value_name = "DOMAIN")]
+    pub assume: Option<Assume>,
+    /// Where to write the profile [default: LODE_PROFILE, else /etc/lode/profile.toml for root and
+    /// ~/.config/lode/profile.toml for others]
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Write no profile
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Write a picture of the result here
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Let simulated power fail at every point of many workloads, and judge what is left
 ///
 /// Sequences of file system operations run on simulated media. At each fence and sync the states that a power
@@ -500,6 +544,11 @@ pub fn examples(subcommand: &str) -> &'static [(&'static str, &'static str)] {
             ("A command that moves a known amount", "lode cost --bytes 1G -- cp big.img /mnt"),
             ("fio counts for itself", "lode cost -- fio --output-format=json sync-write.fio"),
             ("As one JSON document, five runs", "lode cost --json --runs 5 --block sda -- sync -f /srv"),
+        ],
+        "tune" => &[
+            ("On the media of a pool", "lode tune demo.pool"),
+            ("How it would come out, with a picture", "lode tune demo.pool --quick --dry-run --svg tune.svg"),
+            ("The emulated device too", "lode tune --engine semaphore,delegate,emu"),
         ],
         "crash" => &[
             ("Every operation, alone", "lode crash --workload seq1"),

@@ -66,10 +66,15 @@ fn named_file(arguments: &[OsString]) -> Option<PathBuf> {
     std::env::var_os("LODE_CONFIG").filter(|f| !f.is_empty()).map(PathBuf::from)
 }
 
-fn standard_files() -> Vec<PathBuf> {
+/// Where this user's files of configuration are.
+pub fn user_dir() -> Option<PathBuf> {
     let home = |name: &str| std::env::var_os(name).filter(|v| Path::new(v).is_absolute()).map(PathBuf::from);
     let user = home("XDG_CONFIG_HOME").or_else(|| home("HOME").map(|h| h.join(".config")));
-    let user = user.map(|dir| dir.join("lode/config.toml"));
+    user.map(|dir| dir.join("lode"))
+}
+
+fn standard_files() -> Vec<PathBuf> {
+    let user = user_dir().map(|dir| dir.join("config.toml"));
     std::iter::once(PathBuf::from("/etc/lode.toml")).chain(user).collect()
 }
 

@@ -141,12 +141,15 @@ fn cpu_engine(flags: &Flags) -> Facility {
 
 fn semaphore_engine() -> Facility {
     let copies = Profile::default().concurrency;
-    found("semaphore", format!("the cpu, at most {copies} copies at a time per region; --engine semaphore"))
+    let what =
+        format!("the cpu, at most {copies} copies at a time per region, or as many as the profile says");
+    found("semaphore", format!("{what}; --engine semaphore"))
 }
 
 fn delegate_engine() -> Facility {
     let threads = Profile::default().concurrency;
-    found("delegate", format!("{threads} threads per region copy, callers sleep; --engine delegate"))
+    let what = format!("{threads} threads per region, or as many as the profile says, copy; callers sleep");
+    found("delegate", format!("{what}; --engine delegate"))
 }
 
 fn emulated_engine() -> Facility {

@@ -15,11 +15,13 @@ mod interrupt;
 mod machine;
 mod mount;
 mod pool;
+mod profile;
 mod progress;
 mod quote;
 mod size;
 mod target;
 mod tree;
+mod tune;
 
 use std::ffi::OsString;
 use std::fmt;

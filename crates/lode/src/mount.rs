@@ -30,6 +30,7 @@ use rustix::fs::FlockOperation;
 use crate::door::connect::{self, Attachment, Plan};
 use crate::door::fuse::FuseDoor;
 use crate::door::{Cache, Door, Settings, table};
+use crate::profile;
 use daemon::{Ready, Side};
 use options::Options;
 use stop::Signals;
@@ -246,8 +247,10 @@ fn open_pool(path: &Path, options: &Options) -> Result<Arc<Fs<Pool>>, Failure> {
     let read_only = options.read_only();
     let media_options = PoolOptions { assume: options.assume, read_only, ..PoolOptions::default() };
     let media = Pool::open(path, &media_options).map_err(|e| Failure::failed(e.to_string()))?;
-    let fs = Fs::open(media, &OpenOptions { read_only, engine: options.engine, ..OpenOptions::default() })
-        .map_err(|e| Failure::failed(format!("{}: {e}", path.display())))?;
+    let profile = profile::of_pool(options.profile.as_deref(), &media);
+    let open_options = OpenOptions { read_only, engine: options.engine, profile, ..OpenOptions::default() };
+    let fs =
+        Fs::open(media, &open_options).map_err(|e| Failure::failed(format!("{}: {e}", path.display())))?;
     tracing::info!(pool = %path.display(), report = ?fs.open_report(), "opened");
     Ok(fs)
 }

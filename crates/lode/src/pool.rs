@@ -9,6 +9,7 @@ use lodestone::media::{Domain, Pool, PoolOptions};
 
 use crate::cli::Assume;
 use crate::failure::{Failure, Result, reason};
+use crate::profile;
 use crate::target::show;
 use crate::tree::PoolTree;
 
@@ -49,7 +50,8 @@ impl Pools {
             return Ok(());
         }
         let (media, writable) = map(Path::new(pool), access, None)?;
-        let fs = Fs::open(media, &OpenOptions { read_only: !writable, ..OpenOptions::default() })
+        let profile = profile::of_pool(None, &media);
+        let fs = Fs::open(media, &OpenOptions { read_only: !writable, profile, ..OpenOptions::default() })
             .map_err(|e| about(pool, &e))?;
         // No device of the host has such a number.
         let device = u64::MAX - self.open.len() as u64;

@@ -2,6 +2,7 @@
 //!
 //! Nothing is drawn in the first second, so that short work stays silent, and nothing is left behind.
 
+use std::cell::Cell;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
@@ -45,6 +46,46 @@ impl Progress {
     }
 
     pub fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// Work in so many steps of about the same length: what is left, and how long that takes.
+pub struct Steps {
+    bar: ProgressBar,
+    begun: Instant,
+    drawn: Cell<bool>,
+}
+
+impl Steps {
+    pub fn new() -> Steps {
+        let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::hidden());
+        let style = "{bar:24} {percent}%, {eta} left: {wide_msg}";
+        bar.set_style(ProgressStyle::with_template(style).expect("a constant template"));
+        Steps { bar, begun: Instant::now(), drawn: Cell::new(!std::io::stderr().is_terminal()) }
+    }
+
+    /// More is to be done than was known.
+    pub fn expect(&self, steps: u64) {
+        self.bar.inc_length(steps);
+    }
+
+    /// What the steps that follow are.
+    pub fn name(&self, what: String) {
+        self.bar.set_message(what);
+    }
+
+    pub fn advance(&self) {
+        self.bar.inc(1);
+        if !self.drawn.get() && self.begun.elapsed() > SILENT {
+            self.drawn.set(true);
+            self.bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(REDRAWS_PER_SECOND));
+        }
+    }
+}
+
+impl Drop for Steps {
+    fn drop(&mut self) {
         self.bar.finish_and_clear();
     }
 }

@@ -39,8 +39,11 @@ use lodestone::media::{Domain, Media, Pool, PoolOptions};
 use lodestone::mover::EngineKind;
 use lodestone::{Error, Result};
 
+pub use clock::process_cpu_s;
 pub use plot::text as svg_text;
 pub use table::digits;
+pub use turns::{allowed_cores, pin_thread};
+pub use worker::{Pages, Random};
 
 use machine::{Machine, load};
 use mount::Mounted;

@@ -246,7 +246,16 @@ fn died() -> Error {
     Error::message(libc::EIO, "bench::turns", "a bench thread died; its panic is above")
 }
 
-fn allowed_cores() -> Result<Vec<usize>> {
+/// Keeps the calling thread on one core.
+pub fn pin_thread(core: usize) {
+    let mut set = CpuSet::new();
+    set.set(core);
+    // Unpinned is worse, not wrong: the result then shows it as spread.
+    let _ = rustix::thread::sched_setaffinity(None, &set);
+}
+
+/// The cores that this process may use.
+pub fn allowed_cores() -> Result<Vec<usize>> {
     let set = rustix::thread::sched_getaffinity(None)
         .map_err(|e| Error::message(e.raw_os_error(), "bench::turns", format!("sched_getaffinity: {e}")))?;
     Ok((0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect())
@@ -257,10 +266,7 @@ impl Member {
         let (tasks, inbox) = channel::<Task>();
         let (outbox, events) = channel::<Event>();
         let work = move || {
-            let mut set = CpuSet::new();
-            set.set(core);
-            // Unpinned is worse, not wrong: the result then shows it as spread.
-            let _ = rustix::thread::sched_setaffinity(None, &set);
+            pin_thread(core);
             let mut buffers = Buffers::new();
             for task in inbox {
                 task.perform(&mut buffers, &outbox);

@@ -151,25 +151,25 @@ impl Buffers {
 }
 
 /// Bytes that begin at a page.
-struct Pages {
+pub struct Pages {
     storage: Vec<u8>,
     skew: usize,
     len: usize,
 }
 
 impl Pages {
-    fn new(len: usize) -> Pages {
+    pub fn new(len: usize) -> Pages {
         let storage = vec![0; len + PAGE];
         let skew = storage.as_ptr().align_offset(PAGE);
         Pages { storage, skew, len }
     }
 
     #[inline(always)]
-    fn bytes(&self) -> &[u8] {
+    pub fn bytes(&self) -> &[u8] {
         &self.storage[self.skew..self.skew + self.len]
     }
 
-    fn bytes_mut(&mut self) -> &mut [u8] {
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.storage[self.skew..self.skew + self.len]
     }
 }

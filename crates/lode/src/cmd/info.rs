@@ -12,6 +12,9 @@ use lodestone::fs::format::{BLOCK, SUPER_BLOCK, SUPER_BYTES, Super, unpack_time}
 use lodestone::fs::{DataMode, Fs, PoolInfo};
 use lodestone::limits::POOL_BYTES_MIN;
 use lodestone::media::{Description, Domain, Pool, PoolOptions, RegionDescription};
+use lodestone::mover::EngineKind;
+use lodestone::mover::identity::memory;
+use lodestone::mover::profile_text::REMEDY;
 use serde::Serialize;
 
 use super::ls::utc;
@@ -19,15 +22,21 @@ use crate::cli;
 use crate::failure::{Failure, Output, Result, reason};
 use crate::machine::Machine;
 use crate::pool::{Access, about, map};
+use crate::profile::{self, Found};
 use crate::size::Size;
 use crate::target::show;
 
 pub fn run(args: &cli::Info) -> Result<()> {
-    let pool = args.pool.as_deref().map(|pool| describe(pool, args)).transpose()?;
+    let (pool, lies_in) = match args.pool.as_deref() {
+        Some(pool) => describe(pool, args).map(|(about, memory)| (Some(about), memory))?,
+        None => (None, None),
+    };
+    let found = profile::find(args.profile.as_deref(), lies_in.as_deref());
     let document = Document {
         version: env!("CARGO_PKG_VERSION"),
         pool,
         machine: Machine::probe(Path::new("/")),
+        profile: ProfileFacts::of(&found),
         routines: Routines::chosen()?,
     };
     let mut out = Output::new();
@@ -45,7 +54,64 @@ struct Document {
     #[serde(skip_serializing_if = "Option::is_none")]
     pool: Option<About>,
     machine: Machine,
+    profile: ProfileFacts,
     routines: Routines,
+}
+
+/// What engines are worth here: whose word is taken for it.
+#[derive(Serialize)]
+struct ProfileFacts {
+    /// Null where there is none.
+    path: Option<String>,
+    used: bool,
+    /// Why it is not used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<String>,
+    /// Of the one that is used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    written: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    engines: Option<Vec<&'static str>>,
+    /// Copies at a time in front of a region: the profile's, or the default.
+    concurrency: usize,
+}
+
+impl ProfileFacts {
+    fn of(found: &Found) -> ProfileFacts {
+        let concurrency = found.profile().concurrency;
+        let none =
+            ProfileFacts { path: None, used: false, why: None, written: None, engines: None, concurrency };
+        match found {
+            Found::Nothing => none,
+            Found::Used(path, document) => ProfileFacts {
+                path: Some(show(path).to_string()),
+                used: true,
+                written: Some(document.written.clone()),
+                engines: Some(document.engines.iter().map(|kind| kind.name()).collect()),
+                ..none
+            },
+            Found::Elsewhere(path, why) | Found::Refused(path, why) => {
+                ProfileFacts { path: Some(show(path).to_string()), why: Some(why.clone()), ..none }
+            }
+        }
+    }
+
+    fn words(&self) -> String {
+        match (&self.path, &self.why) {
+            (None, _) => "none, so defaults; lode tune makes one".to_owned(),
+            (Some(path), Some(why)) => format!("{path} is not used: {why}: {REMEDY}; defaults are used"),
+            (Some(path), None) => {
+                let emulated = |name: &str| name.parse().is_ok_and(EngineKind::emulated);
+                let label = |name: &&str| match emulated(name) {
+                    true => format!("{name} (emulated)"),
+                    false => name.to_string(),
+                };
+                let engines: Vec<String> = self.engines.iter().flatten().map(label).collect();
+                let (written, engines) = (self.written.as_deref().unwrap_or_default(), engines.join(", "));
+                format!("{path}, of {written}, for {engines}; {} copies at a time", self.concurrency)
+            }
+        }
+    }
 }
 
 /// How this process moves data on this processor.
@@ -122,14 +188,15 @@ struct RegionFacts {
     numa_node: Option<u32>,
 }
 
-fn describe(pool: &OsStr, args: &cli::Info) -> Result<About> {
+/// A pool, and what its bytes lie in, where that can be told.
+fn describe(pool: &OsStr, args: &cli::Info) -> Result<(About, Option<Vec<String>>)> {
     match map(Path::new(pool), Access::Read, args.assume.map(|a| a.domain())) {
         Ok((media, _)) => {
             let info = Fs::probe(&media).map_err(|e| about(pool, &e))?;
-            let media_facts = MediaFacts::of(&media.describe());
-            Ok(About { media: Some(media_facts), ..About::of_info(pool, &info) })
+            let d = media.describe();
+            Ok((About { media: Some(MediaFacts::of(&d)), ..About::of_info(pool, &info) }, Some(memory(&d))))
         }
-        Err(e) if e.errno() == libc::EBUSY => in_use(pool, &e),
+        Err(e) if e.errno() == libc::EBUSY => in_use(pool, &e).map(|about| (about, None)),
         Err(e) => Err(e.into()),
     }
 }
@@ -281,6 +348,7 @@ impl Document {
         let r = &self.routines;
         out.line(format_args!("  copies by {} (of {})", r.copy, r.available.join(", ")))?;
         out.line(format_args!("            write-back {}, checksums {}", r.write_back, r.checksum))?;
+        out.line(format_args!("  profile   {}", self.profile.words()))?;
         for f in m.facilities.iter().filter(|f| f.found) {
             out.line(format_args!("  found     {}: {}", f.name, f.detail))?;
         }

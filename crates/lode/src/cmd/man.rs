@@ -80,6 +80,12 @@ fn extra_sections(command: &Command, subcommand: &str) -> Roff {
          the flag, in a section like [mkfs] for one. A flag beats the environment, the environment the files, \
          the second file the first.",
     );
+    item(
+        &mut roff,
+        bold("~/.config/lode/profile.toml, /etc/lode/profile.toml"),
+        "What engines are worth on this machine, as lode tune wrote it; the first that is there. LODE_PROFILE names \
+         another.",
+    );
     roff.control("SH", ["SEE ALSO"]);
     let others = cli::command();
     let others = others.get_subcommands().map(|s| s.get_name()).filter(|n| *n != subcommand);

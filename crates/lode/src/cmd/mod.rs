@@ -14,7 +14,10 @@ mod man;
 mod mkfs;
 mod mount;
 mod rm;
+mod tune;
 mod umount;
+
+pub use ls::utc;
 
 use crate::cli::Sub;
 use crate::failure::Result;
@@ -33,6 +36,7 @@ pub fn run(command: Sub) -> Result<()> {
         Sub::Dump(args) => dump::run(&args),
         Sub::Bench(args) => bench::run(args),
         Sub::Cost(args) => cost::run(args),
+        Sub::Tune(args) => tune::run(args),
         Sub::Crash(args) => crash::run(&args),
         Sub::Completions(args) => completions::run(&args),
         Sub::Man(args) => man::run(&args),

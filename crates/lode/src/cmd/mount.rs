@@ -14,6 +14,11 @@ pub fn run(args: cli::Mount) -> Result<()> {
     if let Some(engine) = args.engine {
         options.push(OsString::from(format!("engine={engine}")));
     }
+    if let Some(profile) = args.profile {
+        let mut option = OsString::from("profile=");
+        option.push(profile);
+        options.push(option);
+    }
     let (pool, dir, foreground) = (args.pool, args.dir, args.foreground);
     let request = MountOptions { pool, dir, options, foreground, ..MountOptions::default() };
     Err(Failure::Ended(crate::mount::run(request)))

@@ -34,6 +34,8 @@ pub struct Options {
     pub cache: Cache,
     pub assume: Option<Domain>,
     pub engine: EngineKind,
+    /// The file that says what engines are worth.
+    pub profile: Option<PathBuf>,
     pub read_bytes_max: Option<u32>,
     pub write_bytes_max: u32,
 }
@@ -53,6 +55,7 @@ impl Options {
             cache: Cache::default(),
             assume: None,
             engine: EngineKind::Cpu,
+            profile: None,
             read_bytes_max: None,
             write_bytes_max: WRITE_BYTES_DEFAULT,
         };
@@ -82,6 +85,7 @@ impl Options {
             ("engine", Some(v)) => {
                 self.engine = v.parse().map_err(|e: UnknownEngine| format!("mount option '{word}': {e}"))?;
             }
+            ("profile", Some(v)) if !v.is_empty() => self.profile = Some(PathBuf::from(v)),
             ("assume", Some(v)) => self.assume = Some(domain(v)?),
             ("max_read", Some(v)) => self.read_bytes_max = Some(number(word, v, REQUEST_BYTES)?),
             ("max_write", Some(v)) => self.write_bytes_max = number(word, v, REQUEST_BYTES)?,
@@ -242,9 +246,10 @@ mod tests {
     #[test]
     fn our_own_words() {
         let o = parse(
-            "threads=3,cache=none,engine=delegate,assume=cpu-cache,max_read=8192,max_write=65536,nonempty",
+            "threads=3,cache=none,engine=delegate,assume=cpu-cache,max_read=8192,max_write=65536,nonempty,profile=/p.toml",
         )
         .unwrap();
+        assert_eq!(o.profile.as_deref(), Some(Path::new("/p.toml")));
         assert_eq!((o.threads, o.cache, o.assume), (3, Cache::None, Some(Domain::CpuCache)));
         assert_eq!((o.read_bytes_max, o.write_bytes_max, o.nonempty), (Some(8192), 65536, true));
     }
@@ -256,6 +261,8 @@ mod tests {
             ("threads=0", "threads=0"),
             ("threads=many", "threads=many"),
             ("threads", "'threads'"),
+            ("profile", "'profile'"),
+            ("profile=", "'profile='"),
             ("cache=often", "auto, none or always"),
             ("assume=luck", "assume=luck"),
             (

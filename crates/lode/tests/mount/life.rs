@@ -417,3 +417,34 @@ fn write_one(rig: &Rig, seed: u64) -> std::io::Result<(String, u64)> {
     fs::rename(&temporary, rig.at(&name))?;
     Ok((name, seed))
 }
+
+#[test]
+fn a_wrong_profile_is_said_and_the_mount_comes_up() {
+    need_mount!();
+    let rig = Rig::new("64M");
+    let profile = rig.beside("profile.toml");
+    for (content, says) in [
+        ("version = 99\n", "its version is 99, and this program knows 1 at most: it is newer"),
+        ("engines = [", "damaged or no profile"),
+    ] {
+        fs::write(&profile, content).unwrap();
+        let options = format!("engine=delegate,profile={}", profile.display());
+        let output = rig.mount_command(&options).output().unwrap();
+        let said = text(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        for part in ["the profile ", "profile.toml is not used: ", says, "; defaults are used"] {
+            assert!(said.contains(part), "no {part:?} in {said}");
+        }
+        fs::write(rig.at("file"), loaded(1)).unwrap();
+        assert_eq!(fs::read(rig.at("file")).unwrap(), loaded(1));
+        rig.umount();
+    }
+    // Where nobody named one and there is none, nothing is said.
+    let output = rig.mount_command("engine=delegate").env("HOME", "/nonexistent").output().unwrap();
+    assert!(
+        output.status.success() && (output.stderr.is_empty() || Path::new("/etc/lode").exists()),
+        "{output:?}"
+    );
+    rig.umount();
+}
