@@ -314,14 +314,12 @@ mod tests {
         waiting(|| std::thread::sleep(pause));
         watch.did(Phase::Copy);
         drop(watch);
-        let times = ledger.times(Op::Read);
-        assert!(times.ns(Phase::Wait) > times.ns(Phase::Copy), "{times:?}");
+        // Counters and clocks may differ a little.
+        let least = pause.as_nanos() as u64 * 9 / 10;
+        assert!(ledger.times(Op::Read).ns(Phase::Wait) >= least, "{:?}", ledger.times(Op::Read));
         // Nobody watches: it goes to nobody.
         waiting(|| std::thread::sleep(pause));
-        let mut watch = ledger.begin(Op::Write, 1);
-        watch.did(Phase::Copy);
-        drop(watch);
-        assert!(ledger.times(Op::Write).total_ns() < 5_000_000);
+        assert_eq!(WAITED.get(), 0);
     }
 
     #[test]

@@ -7,8 +7,9 @@
 //! Files: `rows` the catalogue and targets, `plan` options checked and sizes chosen, `place` tmpfs,
 //! ext4 and pool files, `worker` the timed loop, `turns` who runs when and on which core, `peer_*` the
 //! systems, `mount` fio on mounts, `breakdown` where the time of reads and writes goes, `capacity` pools of
-//! a million files and of 1 TiB, `uthreads` what those cost, `value` rows that are a number, `report` rows and
-//! claims, `table` and `plot` what people see, `clock` time stamps and CPU time, `machine` where.
+//! a million files and of 1 TiB, `uthreads` what those cost, `offload` what a device leaves of a core, `value`
+//! rows that are a number, `report` rows and claims, `table` and `plot` what people see, `clock` time stamps and
+//! CPU time, `machine` where.
 
 mod breakdown;
 mod breakdown_plot;
@@ -16,6 +17,7 @@ mod capacity;
 mod clock;
 mod machine;
 mod mount;
+mod offload;
 mod peer_kernel;
 mod peer_limit;
 mod peer_lode;
@@ -117,6 +119,7 @@ pub fn run(options: &BenchOptions) -> Result<String> {
         progress(name);
         let (more, held) = match *name {
             "uthreads" => uthreads::run(&plan)?,
+            "offload" => offload::run(&plan)?,
             pool => capacity::run(pool, &plan, &place, &mut machine)?,
         };
         rows.extend(more);
@@ -360,7 +363,7 @@ mod tests {
             smoke: true,
             json: true,
             peers: vec!["tmpfs".into()],
-            only: vec!["data".into(), "names".into(), "million".into(), "terabyte".into()],
+            only: ["data", "names"].iter().chain(rows::VALUE_ROWS).map(|name| name.to_string()).collect(),
             svg: Some(svg.clone()),
             ..BenchOptions::default()
         };
@@ -374,7 +377,16 @@ mod tests {
                 threads.iter().for_each(|&n| check_row(&report, spec.name, system, n, spec.bytes > 0));
             }
         }
-        for name in ["million-mount-clean", "million-mount-crash", "million-media", "terabyte-mkfs"] {
+        for name in [
+            "million-mount-clean",
+            "million-mount-crash",
+            "million-media",
+            "terabyte-mkfs",
+            "uthread-switch",
+            "uthread-parked",
+            "offload-write-64k-depth-1",
+            "offload-read-64k-depth-32",
+        ] {
             check_row(&report, name, "lode", 1, false);
         }
         let claimed: usize = rows::ROWS.iter().map(|r| r.targets.len()).sum();

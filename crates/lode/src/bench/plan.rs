@@ -50,6 +50,7 @@ pub struct Plan {
     pub million_files: usize,
     pub uthread_turns: usize,
     pub uthreads_parked: usize,
+    pub offload_bytes: u64,
 }
 
 impl Plan {
@@ -81,12 +82,14 @@ impl Plan {
             million_files: 1_000_000,
             uthread_turns: 2_000_000,
             uthreads_parked: 1_000_000,
+            offload_bytes: 256 * MIB,
         };
         if options.smoke {
             plan.slice = Duration::from_millis(2);
             (plan.pool_bytes, plan.file_bytes, plan.append_bytes_max) = (96 * MIB, 4 * MIB, MIB);
             (plan.names, plan.million_files) = (200, 2000);
             (plan.uthread_turns, plan.uthreads_parked) = (2000, 2000);
+            plan.offload_bytes = 4 * MIB;
         } else if options.quick {
             plan.slice = Duration::from_millis(50);
             (plan.pool_bytes, plan.file_bytes, plan.append_bytes_max) = (1024 * MIB, 256 * MIB, 96 * MIB);

@@ -124,6 +124,6 @@ pub const MOUNT_ROWS: &[RowSpec] = &[
 /// Every mount row has to be better than its peer.
 const MOUNT_TARGET: Target = Target::Speed { against: "bindfs", ratio: 1.0 };
 
-/// Groups of rows with a value each: pools of a size that shows what mounting and files cost at rest, and what uthreads
-/// cost.
-pub const VALUE_ROWS: &[&str] = &["million", "terabyte", "uthreads"];
+/// Groups of rows with a value each: pools of a size that shows what mounting and files cost at rest, what uthreads
+/// cost, and what a device leaves of a core.
+pub const VALUE_ROWS: &[&str] = &["million", "terabyte", "uthreads", "offload"];

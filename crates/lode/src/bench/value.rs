@@ -6,7 +6,7 @@ use super::report::{Claim, Row, median};
 pub type Values = (Vec<Row>, Vec<Claim>);
 
 /// A row whose result is `unit`, and the claim that it is at most `limit`.
-pub fn value(name: &'static str, all: &[f64], unit: &'static str, limit: f64) -> (Row, Claim) {
+pub fn value(name: &str, all: &[f64], unit: &'static str, limit: f64) -> (Row, Claim) {
     let middle = median(all);
     let (min, max) = all.iter().fold((middle, middle), |(lo, hi), v| (lo.min(*v), hi.max(*v)));
     // Rows of bytes have no rate and no time; times are also given as those of one operation.

@@ -119,7 +119,7 @@ impl Panel<'_> {
             ends.push((y((self.number)(last)), name, colour));
             self.threshold(svg, engine, colour, &sizes, &x, foot + 22.0 + 13.0 * n as f64);
         }
-        names(svg, ends, self.x + PANEL_WIDTH + 8.0);
+        names(svg, ends, self.x + PANEL_WIDTH + 8.0, foot);
     }
 
     /// From where on the engine copies, below the axis.
@@ -145,13 +145,18 @@ impl Panel<'_> {
     }
 }
 
-/// Names beside the ends of their lines, pushed apart where they would meet.
-fn names(svg: &mut String, mut ends: Vec<(f64, String, &str)>, x: f64) {
+/// Names beside the ends of their lines, pushed apart where they would meet, and not below `foot`.
+fn names(svg: &mut String, mut ends: Vec<(f64, String, &str)>, x: f64, foot: f64) {
     ends.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut above = f64::NEG_INFINITY;
-    for (y, name, colour) in ends {
-        let y = y.max(above + NAME_GAP);
-        above = y;
+    for (y, ..) in &mut ends {
+        *y = y.max(above + NAME_GAP);
+        above = *y;
+    }
+    let mut below = foot + NAME_GAP;
+    for (y, name, colour) in ends.into_iter().rev() {
+        let y = y.min(below - NAME_GAP);
+        below = y;
         let _ = writeln!(svg, r#"<path d="M{:.1} {y:.1}h5" class="line" stroke="{colour}"/>"#, x - 6.0);
         text(svg, x + 3.0, y + 4.0, "start", "name", &name);
     }
