@@ -48,6 +48,31 @@ fn pattern(len: usize, seed: u64) -> Vec<u8> {
 }
 
 #[test]
+fn who_only_reads_for_a_moment_is_waited_for() {
+    let dir = Dir::new("reader");
+    let path = dir.path("pool");
+    drop(Pool::create(std::slice::from_ref(&path), Some(MIB), &options()).unwrap());
+    let read_only = PoolOptions { read_only: true, ..options() };
+    let reader = Pool::open(&path, &read_only).unwrap();
+    std::thread::scope(|scope| {
+        // Long before it is given up.
+        scope.spawn(move || {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            drop(reader);
+        });
+        drop(Pool::open(&path, &options()).unwrap());
+    });
+    // One that stays is named, and so is one that writes.
+    for held in [read_only, options()] {
+        let holder = Pool::open(&path, &held).unwrap();
+        let error = Pool::open(&path, &options()).unwrap_err();
+        assert_eq!(error.errno(), libc::EBUSY);
+        assert!(error.to_string().contains(&std::process::id().to_string()), "{error}");
+        drop(holder);
+    }
+}
+
+#[test]
 fn what_is_stored_is_there_after_reopening() {
     let dir = Dir::new("reopen");
     let paths = dir.paths(1);

@@ -7,6 +7,7 @@
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
@@ -351,6 +352,10 @@ fn device_dax_size(stat: &Stat, path: &Path) -> Result<(u64, usize)> {
     Ok((bytes, align.max(HUGE_PAGE_BYTES)))
 }
 
+/// Those who only read a pool are waited for so long, and looked for so often.
+const READERS_WAIT_MAX: Duration = Duration::from_secs(1);
+const READERS_PAUSE: Duration = Duration::from_millis(10);
+
 /// A file with a lock on it, which ends with this. Closing alone would not do: a child that another thread forks
 /// has the file open too until it executes something, and with it the lock.
 #[derive(Debug)]
@@ -362,11 +367,11 @@ struct Locked {
 
 impl Locked {
     fn new(file: OwnedFd, stat: &Stat, path: &Path, shared: bool) -> Result<Locked> {
-        let operation = match shared {
-            true => FlockOperation::NonBlockingLockShared,
-            false => FlockOperation::NonBlockingLockExclusive,
+        let locked = match shared {
+            true => rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared),
+            false => lock_alone(&file),
         };
-        match rustix::fs::flock(&file, operation) {
+        match locked {
             Ok(()) => Ok(Locked { file, process: std::process::id() }),
             Err(Errno::WOULDBLOCK) => Err(Error::message(
                 libc::EBUSY,
@@ -379,6 +384,21 @@ impl Locked {
             )),
             Err(e) => Err(cannot("lock", "media::region::lock", path, e)),
         }
+    }
+}
+
+/// Waits a moment for those who only read, such as `lode info`: they are gone soon. Not for who writes.
+fn lock_alone(file: &OwnedFd) -> std::result::Result<(), Errno> {
+    let begun = Instant::now();
+    loop {
+        let locked = rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive);
+        if locked != Err(Errno::WOULDBLOCK) || begun.elapsed() >= READERS_WAIT_MAX {
+            return locked;
+        }
+        // A lock that can be shared is one of readers.
+        rustix::fs::flock(file, FlockOperation::NonBlockingLockShared)?;
+        rustix::fs::flock(file, FlockOperation::Unlock)?;
+        std::thread::sleep(READERS_PAUSE);
     }
 }
 
