@@ -84,6 +84,22 @@ fn a_panic_is_the_result_of_the_join() {
 }
 
 #[test]
+fn a_result_that_panics_when_nobody_wants_it_harms_nobody() {
+    struct Grenade;
+    impl Drop for Grenade {
+        fn drop(&mut self) {
+            panic!("as the test wants it");
+        }
+    }
+    let after = run(1, || {
+        drop(spawn(|| Grenade).unwrap());
+        // It has ended when the next one has.
+        value(spawn(|| 3).unwrap().join())
+    });
+    assert_eq!(after, 3);
+}
+
+#[test]
 fn threads_join_uthreads() {
     let runtime = runtime();
     let go = Arc::new(AtomicBool::new(false));

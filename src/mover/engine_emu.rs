@@ -16,16 +16,19 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::dsa::{self, Descriptor, Record};
 use super::engine_dsa::{Offer, Portal, Taken};
 use super::engine_port::Refused;
 use super::node::free_thread;
+use super::pace;
 use crate::media::ByAddress;
 
 /// The device looks at its channels after so many bytes.
 const PIECE_BYTES: usize = 16 << 10;
+/// And so often while all of them wait for their moment.
+const LOOK_EVERY: Duration = Duration::from_micros(2);
 
 /// How the device behaves.
 #[derive(Clone, Copy, Debug)]
@@ -229,14 +232,12 @@ struct Device<'a> {
     shared: &'a Shared,
     copier: ByAddress,
     chance: u64,
-    /// Before this moment the bandwidth is used up.
-    free_from: Instant,
 }
 
 impl Device<'_> {
     fn new(shared: &Shared) -> Device<'_> {
         let chance = shared.model.faults.map_or(1, |(_, seed)| seed | 1);
-        Device { shared, copier: ByAddress::default(), chance, free_from: Instant::now() }
+        Device { shared, copier: ByAddress::default(), chance }
     }
 
     fn work(&mut self) {
@@ -270,7 +271,7 @@ impl Device<'_> {
                 let channel = &mut state.channels[*turn];
                 let Some(job) = channel.ring.front() else { continue };
                 empty = false;
-                let begins = if gone || closed { now } else { job.begins.max(self.free_from) };
+                let begins = if gone || closed { now } else { job.begins };
                 if channel.suspended && !gone && !closed {
                     continue;
                 }
@@ -284,7 +285,11 @@ impl Device<'_> {
             match soonest {
                 None if closed && empty => return None,
                 None => self.shared.changed.wait(&mut state),
-                Some(moment) => drop(self.shared.changed.wait_until(&mut state, moment)),
+                // A little at a time: another channel may have something before.
+                Some(moment) if moment - now <= pace::NEAR => {
+                    MutexGuard::unlocked(&mut state, || pace::until(moment.min(now + LOOK_EVERY)));
+                }
+                Some(moment) => drop(self.shared.changed.wait_until(&mut state, moment - pace::NEAR)),
             }
         }
     }
@@ -349,6 +354,7 @@ impl Device<'_> {
         }
         let until = now.ends_at.map_or(size, |(end, _)| end);
         let len = PIECE_BYTES.min(until - now.done);
+        let began = Instant::now();
         if let Err(fault) = self.move_bytes(descriptor, now, len, with_crc) {
             let of_write = (descriptor.dst_addr..descriptor.dst_addr + size as u64).contains(&(fault as u64));
             self.end(descriptor, Record::page_fault(now.done as u32, fault as u64, of_write));
@@ -356,8 +362,7 @@ impl Device<'_> {
         }
         now.done += len;
         if let Some(rate) = self.shared.model.bytes_per_s {
-            let takes = Duration::from_nanos((len as u64 * 1_000_000_000) / rate.max(1));
-            self.free_from = self.free_from.max(Instant::now()) + takes;
+            pace::until(began + pace::time_of(len, rate));
         }
         if now.done < until {
             return None;

@@ -22,17 +22,20 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, O
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use smallvec::SmallVec;
 
 use super::engine_ioat::{Device, PIECE_BYTES_MAX, Pin, Pinned, SHARES_MAX};
 use super::ioat::{self, CHANNEL_BYTES, DESCRIPTOR_BYTES, Descriptor, State, Status};
 use super::node::free_thread;
+use super::pace;
 use super::pairing::PAGE_BYTES;
 use crate::media::ByAddress;
 
 /// A channel is left for the next after so many bytes.
 const PIECE_BYTES: usize = 16 << 10;
+/// And its registers are looked at so often while all channels wait for their moment.
+const LOOK_EVERY: Duration = Duration::from_micros(2);
 /// Channels of one function at most: the registers of more would not be in its first page.
 const CHANNELS_MAX: usize = 31;
 const BAR_BYTES: usize = 4096;
@@ -415,8 +418,6 @@ struct Thread<'a> {
     channels: Vec<Channel<'a>>,
     copier: ByAddress,
     chance: u64,
-    /// Before this moment the bandwidth is used up.
-    free_from: Instant,
     /// Descriptors so far.
     taken: u32,
     mute: bool,
@@ -521,7 +522,6 @@ impl<'a> Thread<'a> {
             channels: shared.functions.iter().flat_map(numbers).collect(),
             copier: ByAddress::default(),
             chance: shared.model.faults.map_or(1, |(_, seed)| seed | 1),
-            free_from: Instant::now(),
             taken: 0,
             mute: false,
         }
@@ -548,7 +548,11 @@ impl<'a> Thread<'a> {
             if !worked && !bell.rung {
                 match soonest {
                     None => self.shared.rung.wait(&mut bell),
-                    Some(moment) => drop(self.shared.rung.wait_until(&mut bell, moment)),
+                    Some(moment) if moment <= Instant::now() + pace::NEAR => {
+                        // A little at a time: another channel may have something before.
+                        MutexGuard::unlocked(&mut bell, || pace::until(moment.min(begun + LOOK_EVERY)));
+                    }
+                    Some(moment) => drop(self.shared.rung.wait_until(&mut bell, moment - pace::NEAR)),
                 }
             }
             bell.rung = false;
@@ -574,9 +578,8 @@ impl<'a> Thread<'a> {
             return Step::Nothing;
         }
         let Some(now) = channel.now else { return self.fetch(n) };
-        let begins = now.begins.max(self.free_from);
-        if begins > Instant::now() {
-            return Step::Later(begins);
+        if now.begins > Instant::now() {
+            return Step::Later(now.begins);
         }
         self.piece(n, now)
     }
@@ -629,6 +632,7 @@ impl<'a> Thread<'a> {
         }
         let until = if null { 0 } else { now.fails_at.map_or(size, |(at, _)| at) };
         let len = PIECE_BYTES.min(until - now.copied);
+        let began = Instant::now();
         if len > 0
             && let Err(error) = self.move_bytes(&descriptor, now.copied, len)
         {
@@ -636,8 +640,7 @@ impl<'a> Thread<'a> {
         }
         now.copied += len;
         if let Some(rate) = self.shared.model.bytes_per_s {
-            let takes = Duration::from_nanos((len as u64 * 1_000_000_000) / rate.max(1));
-            self.free_from = self.free_from.max(Instant::now()) + takes;
+            pace::until(began + pace::time_of(len, rate));
         }
         if now.copied < until {
             self.channels[n].now = Some(now);

@@ -35,6 +35,7 @@ mod flight;
 pub mod identity;
 pub mod ioat;
 pub mod node;
+mod pace;
 pub mod pairing;
 pub mod profile;
 #[cfg(feature = "profile-text")]

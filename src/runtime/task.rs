@@ -137,7 +137,10 @@ pub(super) fn with_outcome<T: Send + 'static>(
     let mut finish = Finish(Some(slot.clone()));
     let body = move || {
         let outcome = catch_unwind(AssertUnwindSafe(run));
-        finish.end(outcome);
+        // Where nobody waits the result is dropped here, and its panic would be the worker's.
+        if catch_unwind(AssertUnwindSafe(|| finish.end(outcome))).is_err() {
+            tracing::error!("the result of a uthread that nobody joins panicked when it was dropped");
+        }
     };
     (body, JoinHandle { slot })
 }

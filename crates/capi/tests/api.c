@@ -5,33 +5,17 @@
  * must not crash); the file system behind it has tests of its own.
  */
 #define _GNU_SOURCE 1
-#include <errno.h>
-#include <lodestone.h>
+#include "check.h"
+
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 static lode_fs *fs;
 static char pool_path[3000];
-static unsigned checks;
-
-#define CHECK(condition)                                                                                     \
-    do {                                                                                                     \
-        checks++;                                                                                            \
-        if (!(condition)) {                                                                                  \
-            fprintf(stderr, "%s:%d: %s\n  errno %d, %s\n", __FILE__, __LINE__, #condition, errno,           \
-                    lode_last_error());                                                                      \
-            exit(1);                                                                                         \
-        }                                                                                                    \
-    } while (0)
-/* The call fails with this errno. */
-#define FAILS(error, call) CHECK((errno = 0, (call) == -1) && errno == (error))
-#define FAILS_NULL(error, call) CHECK((errno = 0, (call) == NULL) && errno == (error))
 
 static int make(const char *path, const char *text)
 {
@@ -673,21 +657,6 @@ static void a_pool_may_close_under_calls(void)
     CHECK((fs = lode_open_pool(pool_path, NULL)));
 }
 
-/* A child gets EBADF and a reason; the parent's pool stays as it is. */
-static void forked_children_are_told(void)
-{
-    int status;
-    pid_t child = fork();
-    if (child == 0) {
-        bool told = lode_mkdir(fs, "child", 0755) == -1 && errno == EBADF && strstr(lode_last_error(), "fork");
-        told = told && lode_close_pool(fs) == -1 && errno == EBADF;
-        _exit(told ? 0 : 1);
-    }
-    CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
-    CHECK(lode_mkdir(fs, "parent", 0755) == 0 && lode_rmdir(fs, "parent") == 0);
-    FAILS(ENOENT, lode_rmdir(fs, "child"));
-}
-
 /* Counts to its argument's number, and lets others in between. */
 static int turns[8][4];
 
@@ -700,6 +669,24 @@ static void *count_in_turns(void *arg)
         lode_yield();
     }
     return (void *)(intptr_t)(me * me);
+}
+
+/* A child gets EBADF and a reason; the parent's pool stays as it is. */
+static void forked_children_are_told(void)
+{
+    int status;
+    pid_t child = fork();
+    if (child == 0) {
+        bool told = lode_mkdir(fs, "child", 0755) == -1 && errno == EBADF && strstr(lode_last_error(), "fork");
+        told = told && lode_close_pool(fs) == -1 && errno == EBADF;
+        /* The workers stayed with the parent. */
+        told = told && lode_spawn(count_in_turns, NULL) == NULL && errno == EBADF;
+        told = told && lode_run(1) == -1 && errno == EBADF && strstr(lode_last_error(), "fork");
+        _exit(told ? 0 : 1);
+    }
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    CHECK(lode_mkdir(fs, "parent", 0755) == 0 && lode_rmdir(fs, "parent") == 0);
+    FAILS(ENOENT, lode_rmdir(fs, "child"));
 }
 
 static void *spawn_and_join(void *arg)

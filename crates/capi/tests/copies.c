@@ -5,37 +5,22 @@
  * that engines copy well is tested beside them.
  */
 #define _GNU_SOURCE 1
-#include <errno.h>
-#include <lodestone.h>
+#include "check.h"
+
 #include <pthread.h>
 #include <stdbool.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 
 enum { MEDIA_BYTES = 8 << 20, BULK = 300000 };
 
-static const char *const ENGINES[] = {"cpu", "semaphore", "delegate", "emu"};
-enum { ENGINE_COUNT = 4 };
+static const char *const ENGINES[] = {"cpu", "semaphore", "delegate", "dsa", "ioat", "emu", "emu-ioat"};
+enum { ENGINE_COUNT = sizeof ENGINES / sizeof *ENGINES };
 
 static lode_media *media;
 static char path[3000];
-static unsigned checks;
 static unsigned char bulk[BULK], back[BULK];
-
-#define CHECK(condition)                                                                                     \
-    do {                                                                                                     \
-        checks++;                                                                                            \
-        if (!(condition)) {                                                                                  \
-            fprintf(stderr, "%s:%d: %s\n  errno %d, %s\n", __FILE__, __LINE__, #condition, errno,           \
-                    lode_last_error());                                                                      \
-            exit(1);                                                                                         \
-        }                                                                                                    \
-    } while (0)
-/* The call fails with this errno. */
-#define FAILS(error, call) CHECK((errno = 0, (call) == -1) && errno == (error))
-#define FAILS_NULL(error, call) CHECK((errno = 0, (call) == NULL) && errno == (error))
 
 static lode_media *open_with(const char *engine, const char *more)
 {

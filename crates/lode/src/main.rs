@@ -19,6 +19,7 @@ mod profile;
 mod progress;
 mod quote;
 mod size;
+mod svg;
 mod target;
 mod tree;
 mod tune;

@@ -7,8 +7,8 @@ use std::fmt::Write;
 use lodestone::account::Phase;
 
 use super::breakdown::{Breakdown, Part};
-use super::plot::text;
 use super::table::digits;
+use crate::svg::{page, text};
 
 const WIDTH: f64 = 1120.0;
 const LEFT: f64 = 330.0;
@@ -76,25 +76,19 @@ fn bar(svg: &mut String, part: &Part, y: f64) {
     text(svg, WIDTH - RIGHT + 8.0, line, "start", "system", &time);
 }
 
+const STYLES: &str = r##".title { font-size: 22px; font-weight: bold; fill: #111 }
+.sub { font-size: 15px; fill: #333 }
+.name { font-size: 15px; font-weight: bold; fill: #111 }
+.system, .number { font-size: 13px; fill: #111 }
+.number { paint-order: stroke; stroke: #ffffff; stroke-width: 4px }
+"##;
+const PATTERNS: &str = r##"<pattern id="stripes" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="7" height="7" fill="#f7ecd4"/><path d="M0 0V7" stroke="#9a6a00" stroke-width="4"/></pattern>
+<pattern id="dots" width="6" height="6" patternUnits="userSpaceOnUse"><rect width="6" height="6" fill="#f3e8f6"/><circle cx="3" cy="3" r="1.7" fill="#7a3b8f"/></pattern>
+"##;
+
 fn open(svg: &mut String, breakdown: &Breakdown, height: f64) {
     let m = &breakdown.machine;
-    let _ = write!(
-        svg,
-        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0}" width="{WIDTH}" height="{height:.0}" font-family="DejaVu Sans, Verdana, sans-serif">
-<style>
-.title {{ font-size: 22px; font-weight: bold; fill: #111 }}
-.sub {{ font-size: 15px; fill: #333 }}
-.name {{ font-size: 15px; font-weight: bold; fill: #111 }}
-.system, .number {{ font-size: 13px; fill: #111 }}
-.number {{ paint-order: stroke; stroke: #ffffff; stroke-width: 4px }}
-</style>
-<defs>
-<pattern id="stripes" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="7" height="7" fill="#f7ecd4"/><path d="M0 0V7" stroke="#9a6a00" stroke-width="4"/></pattern>
-<pattern id="dots" width="6" height="6" patternUnits="userSpaceOnUse"><rect width="6" height="6" fill="#f3e8f6"/><circle cx="3" cy="3" r="1.7" fill="#7a3b8f"/></pattern>
-</defs>
-<rect width="100%" height="100%" fill="#ffffff"/>
-"##
-    );
+    page(svg, (WIDTH, height), STYLES, PATTERNS);
     text(svg, 16.0, 32.0, "start", "title", &format!("lode bench --breakdown, {}", m.media));
     text(svg, 16.0, 56.0, "start", "sub", &format!("{}, {} cores, Linux {}", m.cpu, m.cores, m.kernel));
     let method = format!(

@@ -42,7 +42,6 @@ use lodestone::mover::EngineKind;
 use lodestone::{Error, Result};
 
 pub use clock::process_cpu_s;
-pub use plot::text as svg_text;
 pub use table::digits;
 pub use turns::{allowed_cores, pin_thread};
 pub use worker::{Pages, Random};

@@ -2,9 +2,9 @@
 //! way, and works on something of its own in between.
 //!
 //! The device is the emulated one, a thread on another core, held to the speed at which Fastmove saw one core copy from and
-//! to its memory (Table 4, 64 KiB). That core's time is the device's and is left out: these rows show what handing over and
-//! finding out cost, and nothing of a device's speed. A share is the time in calls of the mover by the CPU time of the
-//! thread.
+//! to its memory (Table 4, 64 KiB). These rows show what handing over and finding out cost, and nothing of a device's speed. A
+//! share is the time in calls of the mover by the CPU time of the thread. What the device's thread used stands apart, as
+//! CPU seconds for each GiB of scope `device`.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -20,9 +20,9 @@ use lodestone::mover::schedule::Direction;
 use lodestone::mover::ticket::Ticket;
 use rustix::time::{ClockId, clock_gettime};
 
-use super::clock::Clock;
+use super::clock::{Clock, process_cpu_s};
 use super::plan::Plan;
-use super::report::{Claim, Row};
+use super::report::{Claim, Row, median};
 use super::value::{Values, value};
 use super::worker::Random;
 
@@ -59,8 +59,10 @@ pub fn run(plan: &Plan) -> Result<Values> {
                 "% of the core (emulated)",
                 most,
             );
-            row.gib_per_s =
-                Some(super::report::median(&rounds[1..].iter().map(|t| t.gib_per_s).collect::<Vec<_>>()));
+            let of =
+                |number: &dyn Fn(&Turn) -> f64| median(&rounds[1..].iter().map(number).collect::<Vec<_>>());
+            row.gib_per_s = Some(of(&|turn| turn.gib_per_s));
+            (row.cpu_s_per_gib, row.cpu_scope) = (Some(of(&|turn| turn.device_s_per_gib)), "device");
             values.push((row, claim));
         }
     }
@@ -71,6 +73,8 @@ struct Turn {
     /// Of the thread's CPU time, in calls of the mover.
     share: f64,
     gib_per_s: f64,
+    /// CPU time of all other threads: the device's.
+    device_s_per_gib: f64,
 }
 
 fn turn(plan: &Plan, copies: &Copies, direction: Direction, depth: usize, seed: u64) -> Result<Turn> {
@@ -81,7 +85,7 @@ fn turn(plan: &Plan, copies: &Copies, direction: Direction, depth: usize, seed: 
     let mut free: Vec<Vec<u8>> = (0..depth).map(|n| vec![n as u8; COPY_BYTES]).collect();
     let mut under_way: VecDeque<Ticket<Vec<u8>>> = VecDeque::new();
     let (mut called, mut copied) = (0, 0u64);
-    let (began, cpu_began) = (clock.stamp(), thread_cpu_ns());
+    let (began, cpu_began, process_began) = (clock.stamp(), thread_cpu_ns(), process_cpu_s());
     let deadline = began + clock.ticks(plan.slice);
     let mut now = began;
     while now < deadline || !under_way.is_empty() {
@@ -110,7 +114,12 @@ fn turn(plan: &Plan, copies: &Copies, direction: Direction, depth: usize, seed: 
     }
     let seconds = clock.ns(now - began) / 1e9;
     let cpu_ns = (thread_cpu_ns() - cpu_began) as f64;
-    Ok(Turn { share: clock.ns(called) / cpu_ns, gib_per_s: copied as f64 / (1u64 << 30) as f64 / seconds })
+    let gib = copied as f64 / (1u64 << 30) as f64;
+    Ok(Turn {
+        share: clock.ns(called) / cpu_ns,
+        gib_per_s: gib / seconds,
+        device_s_per_gib: (process_cpu_s() - process_began - cpu_ns / 1e9).max(0.0) / gib,
+    })
 }
 
 fn thread_cpu_ns() -> u64 {

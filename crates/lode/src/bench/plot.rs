@@ -7,6 +7,7 @@ use std::fmt::Write;
 
 use super::report::{Report, Row};
 use super::table::si;
+use crate::svg::{page, text};
 
 const WIDTH: f64 = 1120.0;
 const LEFT: f64 = 285.0;
@@ -146,40 +147,23 @@ fn target(svg: &mut String, x: f64, y: f64, what: &str) {
     );
 }
 
-/// A line of text; `what` is escaped.
-pub fn text(svg: &mut String, x: f64, y: f64, anchor: &str, class: &str, what: &str) {
-    let what = escape(what);
-    let _ =
-        writeln!(svg, r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}" class="{class}">{what}</text>"#);
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
-}
+const STYLES: &str = r##".title { font-size: 22px; font-weight: bold; fill: #111 }
+.sub { font-size: 15px; fill: #333 }
+.name { font-size: 15px; font-weight: bold; fill: #111 }
+.system, .number { font-size: 13px; fill: #222 }
+.number { paint-order: stroke; stroke: #ffffff; stroke-width: 4px }
+.tick { font-size: 13px; fill: #555 }
+.grid { stroke: #d8d8d8; fill: none }
+.target { stroke: #b00020; stroke-width: 2; fill: #b00020 }
+"##;
+const PATTERNS: &str = r##"<pattern id="stripes" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="7" height="7" fill="#f7ecd4"/><path d="M0 0V7" stroke="#9a6a00" stroke-width="5"/></pattern>
+<pattern id="dots" width="6" height="6" patternUnits="userSpaceOnUse"><rect width="6" height="6" fill="#f3e8f6"/><circle cx="3" cy="3" r="1.7" fill="#7a3b8f"/></pattern>
+<pattern id="cross" width="8" height="8" patternUnits="userSpaceOnUse"><rect width="8" height="8" fill="#e6f3ea"/><path d="M0 0L8 8M8 0L0 8" stroke="#2b7a4b" stroke-width="1.4"/></pattern>
+"##;
 
 fn open(svg: &mut String, report: &Report, height: f64) {
     let m = &report.machine;
-    let _ = write!(
-        svg,
-        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0}" width="{WIDTH}" height="{height:.0}" font-family="DejaVu Sans, Verdana, sans-serif">
-<style>
-.title {{ font-size: 22px; font-weight: bold; fill: #111 }}
-.sub {{ font-size: 15px; fill: #333 }}
-.name {{ font-size: 15px; font-weight: bold; fill: #111 }}
-.system, .number {{ font-size: 13px; fill: #222 }}
-.number {{ paint-order: stroke; stroke: #ffffff; stroke-width: 4px }}
-.tick {{ font-size: 13px; fill: #555 }}
-.grid {{ stroke: #d8d8d8; fill: none }}
-.target {{ stroke: #b00020; stroke-width: 2; fill: #b00020 }}
-</style>
-<defs>
-<pattern id="stripes" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="7" height="7" fill="#f7ecd4"/><path d="M0 0V7" stroke="#9a6a00" stroke-width="5"/></pattern>
-<pattern id="dots" width="6" height="6" patternUnits="userSpaceOnUse"><rect width="6" height="6" fill="#f3e8f6"/><circle cx="3" cy="3" r="1.7" fill="#7a3b8f"/></pattern>
-<pattern id="cross" width="8" height="8" patternUnits="userSpaceOnUse"><rect width="8" height="8" fill="#e6f3ea"/><path d="M0 0L8 8M8 0L0 8" stroke="#2b7a4b" stroke-width="1.4"/></pattern>
-</defs>
-<rect width="100%" height="100%" fill="#ffffff"/>
-"##
-    );
+    page(svg, (WIDTH, height), STYLES, PATTERNS);
     text(svg, 16.0, 32.0, "start", "title", &format!("lode bench, {}", m.media));
     let machine = format!("{}, {} cores, Linux {}", m.cpu, m.cores, m.kernel);
     text(svg, 16.0, 56.0, "start", "sub", &machine);

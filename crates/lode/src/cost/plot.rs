@@ -4,10 +4,9 @@
 
 use std::fmt::Write;
 
-use crate::bench::svg_text as text;
-
 use super::report::{Report, Run, Spread};
 use super::table::command_line;
+use crate::svg::{page, text};
 
 const WIDTH: f64 = 900.0;
 const LEFT: f64 = 90.0;
@@ -94,25 +93,19 @@ fn tick_label(value: f64, step: f64) -> String {
     format!("{value:.places$}")
 }
 
+const STYLES: &str = r##".title { font-size: 20px; font-weight: bold; fill: #111 }
+.sub { font-size: 14px; fill: #333 }
+.name { font-size: 13px; fill: #111 }
+.tick { font-size: 13px; fill: #555 }
+.grid { stroke: #d8d8d8; fill: none }
+.bar { fill: #1f5fa8; fill-opacity: 0.75; stroke: #0d2f55 }
+.mean { stroke: #111; stroke-width: 2; stroke-dasharray: 6 3; fill: none }
+"##;
+const PATTERNS: &str = r##"<pattern id="band" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="7" height="7" fill="#ffffff"/><path d="M0 0V7" stroke="#aaaaaa" stroke-width="2"/></pattern>
+"##;
+
 fn open(svg: &mut String, report: &Report, unit: &str, height: f64) {
-    let _ = write!(
-        svg,
-        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0}" width="{WIDTH}" height="{height:.0}" font-family="DejaVu Sans, Verdana, sans-serif">
-<style>
-.title {{ font-size: 20px; font-weight: bold; fill: #111 }}
-.sub {{ font-size: 14px; fill: #333 }}
-.name {{ font-size: 13px; fill: #111 }}
-.tick {{ font-size: 13px; fill: #555 }}
-.grid {{ stroke: #d8d8d8; fill: none }}
-.bar {{ fill: #1f5fa8; fill-opacity: 0.75; stroke: #0d2f55 }}
-.mean {{ stroke: #111; stroke-width: 2; stroke-dasharray: 6 3; fill: none }}
-</style>
-<defs>
-<pattern id="band" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="7" height="7" fill="#ffffff"/><path d="M0 0V7" stroke="#aaaaaa" stroke-width="2"/></pattern>
-</defs>
-<rect width="100%" height="100%" fill="#ffffff"/>
-"##
-    );
+    page(svg, (WIDTH, height), STYLES, PATTERNS);
     let mut title = command_line(report);
     if title.chars().count() > TITLE_CHARS_MAX {
         title = title.chars().take(TITLE_CHARS_MAX).chain(['…']).collect();

@@ -9,7 +9,8 @@ use lodestone::mover::profile::NEVER;
 
 use super::report::{EngineFacts, Report, SizeRow};
 use super::table::{short, subtitle};
-use crate::bench::{digits, svg_text as text};
+use crate::bench::digits;
+use crate::svg::{page, text};
 
 const WIDTH: f64 = 1180.0;
 const TOP: f64 = 96.0;
@@ -179,22 +180,17 @@ fn ceiling(most: f64) -> f64 {
         .unwrap_or(10.0 * power)
 }
 
+const STYLES: &str = r##".title { font-size: 20px; font-weight: bold; fill: #111 }
+.sub { font-size: 14px; fill: #333 }
+.name { font-size: 13px; fill: #111 }
+.tick { font-size: 12px; fill: #555 }
+.grid { stroke: #d8d8d8; fill: none }
+.line { stroke-width: 2; fill: none }
+.from { stroke-width: 4; fill: none }
+"##;
+
 fn open(svg: &mut String, report: &Report, height: f64) {
-    let _ = write!(
-        svg,
-        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0}" width="{WIDTH}" height="{height:.0}" font-family="DejaVu Sans, Verdana, sans-serif">
-<style>
-.title {{ font-size: 20px; font-weight: bold; fill: #111 }}
-.sub {{ font-size: 14px; fill: #333 }}
-.name {{ font-size: 13px; fill: #111 }}
-.tick {{ font-size: 12px; fill: #555 }}
-.grid {{ stroke: #d8d8d8; fill: none }}
-.line {{ stroke-width: 2; fill: none }}
-.from {{ stroke-width: 4; fill: none }}
-</style>
-<rect width="100%" height="100%" fill="#ffffff"/>
-"##
-    );
+    page(svg, (WIDTH, height), STYLES, "");
     text(svg, 16.0, 30.0, "start", "title", "lode tune: engines beside the CPU, by size of a copy");
     for (n, words) in subtitle(report).iter().enumerate() {
         text(svg, 16.0, 52.0 + 20.0 * n as f64, "start", "sub", words);
