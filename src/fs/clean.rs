@@ -90,9 +90,15 @@ impl<M: Media> Fs<M> {
     /// The last step of every operation that appended to the log of `inode`.
     #[inline]
     pub(super) fn tidy_log(&self, inode: &Inode, body: &mut Body, guard: &epoch::Guard) {
-        if body.log.take_grown() {
+        // A copy of a record would count, whatever becomes of what it copies.
+        if !body.writes.any() && body.log.take_grown() {
             self.clean_if_due(inode, body, guard);
         }
+    }
+
+    /// Whether writes of this file have to end so that its log can be cleaned.
+    pub(super) fn is_overgrown(&self, body: &Body) -> bool {
+        body.log.lines() > 2 * (SLACK_LINES + 2 * live_lines(body))
     }
 
     #[cold]

@@ -102,7 +102,7 @@ impl Transfer<'_> {
         self.len() == 0
     }
 
-    pub(super) fn raw(&mut self) -> RawTransfer {
+    pub(crate) fn raw(&mut self) -> RawTransfer {
         match self {
             Transfer::ToMedia { at, from, route } => {
                 RawTransfer { at: *at, dram: Dram::From(from.as_ptr(), *route), len: from.len() }
@@ -181,7 +181,7 @@ impl RawTransfer {
         RawTransfer { dram, ..self }
     }
 
-    pub(super) fn is_to_media(&self) -> bool {
+    pub(crate) fn is_to_media(&self) -> bool {
         matches!(self.dram, Dram::From(..))
     }
 
@@ -281,6 +281,19 @@ impl Ticket {
     /// For engines that are through when `submit` returns.
     pub fn ended(completion: Completion) -> Ticket {
         Ticket(Place::Ended(completion))
+    }
+
+    /// For engines that keep batches by number.
+    pub fn in_slot(region: usize, slot: usize) -> Ticket {
+        Ticket(Place::Slot { region, slot })
+    }
+
+    /// The number, unless it had ended when `submit` returned.
+    pub fn slot(&self) -> Option<usize> {
+        match self.0 {
+            Place::Slot { slot, .. } => Some(slot),
+            Place::Ended(_) => None,
+        }
     }
 
     /// How it ended, where that was known when `submit` returned.

@@ -11,6 +11,8 @@
 //!    thread's stores only: what has ended is durable as far as a fence makes it so.
 //! 3. A flight that is dropped has ended: while this code has one that has not, it is in a [`Landing`].
 
+use std::time::Instant;
+
 use smallvec::SmallVec;
 
 use super::dsa::{BATCH_MAX, TRANSFER_BYTES_MAX};
@@ -21,8 +23,10 @@ use crate::media::{Fault, Flushed, Media, crc32c_join};
 
 /// See the file's head.
 #[derive(Debug, Default)]
-pub(super) struct Flight {
+pub(crate) struct Flight {
     batches: SmallVec<[Batch; 1]>,
+    /// Of a read that is shared with the CPU and nothing else: its bytes, the CPU's part, and in how many nanoseconds.
+    shared: Option<(usize, u64, u64)>,
     /// With a checksum: of all parts in the order of the request, each from 0; and how many bytes each has.
     sums: Option<SmallVec<[(u32, u64); 3]>>,
     /// The first that was met.
@@ -34,6 +38,7 @@ pub(super) struct Flight {
 struct Batch {
     kind: EngineKind,
     region: usize,
+    channel: usize,
     /// None once it was waited for.
     ticket: Option<Ticket>,
     transfers: SmallVec<[RawTransfer; 4]>,
@@ -70,6 +75,8 @@ struct Cut {
     own: SmallVec<[(RawTransfer, usize); 4]>,
     pending: SmallVec<[Batch; 1]>,
     parts: usize,
+    /// The CPU has a share of a read that is its own by nothing but the schedule.
+    shared: bool,
 }
 
 impl Cut {
@@ -105,7 +112,7 @@ impl Cut {
             Some(batch) => batch.transfers.push(part),
             None => {
                 let transfers = SmallVec::from_slice(&[part]);
-                self.pending.push(Batch { kind, region, ticket: None, transfers, sum });
+                self.pending.push(Batch { kind, region, channel: 0, ticket: None, transfers, sum });
             }
         }
     }
@@ -119,7 +126,7 @@ impl<M: Media> Mover<M> {
     ///
     /// The transfers' bytes are there until the flight has ended, as `Engine::submit` asks for; their ranges lie in media. It
     /// [ends](Mover::end) with this mover and these media before any of them goes.
-    pub(super) unsafe fn begin(
+    pub(crate) unsafe fn begin(
         &self,
         media: &M,
         via: Option<EngineKind>,
@@ -128,7 +135,7 @@ impl<M: Media> Mover<M> {
         shares: bool,
     ) -> Flight {
         let sums = crc.then(SmallVec::new);
-        let mut cut = Cut { sums, own: SmallVec::new(), pending: SmallVec::new(), parts: 0 };
+        let mut cut = Cut { sums, own: SmallVec::new(), pending: SmallVec::new(), parts: 0, shared: false };
         let kind = via.unwrap_or_else(|| self.kind());
         for transfer in transfers {
             let mut done = 0;
@@ -139,25 +146,46 @@ impl<M: Media> Mover<M> {
                 done += len;
             }
         }
-        let Cut { sums, mut own, pending, .. } = cut;
+        let Cut { sums, mut own, pending, shared, .. } = cut;
         let mut landing = Landing { mover: self, flight: Flight { sums, ..Flight::default() } };
         for mut batch in pending {
             // SAFETY: the caller's.
             match unsafe { self.hand_over(media, &batch, crc) } {
-                Some(ticket) => {
-                    batch.ticket = Some(ticket);
+                Some((ticket, channel)) => {
+                    (batch.ticket, batch.channel) = (Some(ticket), channel);
                     landing.flight.batches.push(batch);
                 }
                 // With checksums it is one transfer; without them nobody looks at the place.
                 None => own.extend(batch.transfers.iter().map(|transfer| (*transfer, batch.sum))),
             }
         }
+        let begun = shared.then(Instant::now);
+        let (mut bytes, mut stored) = (0, false);
         for (part, sum) in own {
             // SAFETY: the caller's.
             unsafe { landing.flight.copy(media, part, sum) };
+            bytes += part.len;
+            stored |= part.is_to_media();
         }
-        media.fence(Flushed::issued());
+        if let (Some(begun), [whole]) = (begun, transfers) {
+            landing.flight.shared = Some((whole.len, bytes as u64, begun.elapsed().as_nanos() as u64));
+        }
+        if stored {
+            media.fence(Flushed::issued());
+        }
         std::mem::take(&mut landing.flight)
+    }
+
+    /// Whether a copy of so many bytes to media, handed over, is likely to go on when the call returns: the engine is no
+    /// calling thread, and by its thresholds the copy is worth it.
+    pub(crate) fn outlives(&self, via: Option<EngineKind>, bytes: usize) -> bool {
+        let kind = via.unwrap_or_else(|| self.kind());
+        self.takes(via, bytes)
+            && kind != EngineKind::Semaphore
+            && self.running(kind).is_some_and(|Running { limits, capability, .. }| {
+                let thresholds = &limits.thresholds;
+                bytes >= thresholds.local_write.min(thresholds.remote_write).max(capability.smallest_bytes)
+            })
     }
 
     /// Copies all of it, and waits; the checksum continued, where one is given.
@@ -197,7 +225,10 @@ impl<M: Media> Mover<M> {
         let (from, until, part) = match decide(&job, &capability, limits, share) {
             Decision::Cpu(_) => return cut.own(part),
             Decision::Engine { head, tail, route } => (head, part.len - tail, part.by(route)),
-            Decision::Shared { engine } => (0, engine, part),
+            Decision::Shared { engine } => {
+                cut.shared = true;
+                (0, engine, part)
+            }
         };
         cut.own(part.part(0, from));
         // No more than one batch holds.
@@ -214,13 +245,14 @@ impl<M: Media> Mover<M> {
     /// # Safety
     ///
     /// As for [`begin`](Mover::begin).
-    unsafe fn hand_over(&self, media: &M, batch: &Batch, crc: bool) -> Option<Ticket> {
+    unsafe fn hand_over(&self, media: &M, batch: &Batch, crc: bool) -> Option<(Ticket, usize)> {
         let Running { engine, scheduler, limits, capability } = self.running(batch.kind)?;
         let crc = (crc && batch.transfers[0].is_to_media()).then_some(0);
         let ticket = scheduler.claim(batch.region, &capability, limits).and_then(|claim| {
             // SAFETY: the caller vouches for the bytes and for media until the flight has ended.
             let ticket = unsafe { engine.submit(media, batch.region, claim.channel, &batch.transfers, crc) };
-            ticket.ok().inspect(|_| claim.keep())
+            let channel = claim.channel;
+            ticket.ok().inspect(|_| claim.keep()).map(|ticket| (ticket, channel))
         });
         if ticket.is_none() {
             self.count_busy();
@@ -229,7 +261,7 @@ impl<M: Media> Mover<M> {
     }
 
     /// Whether all of it has ended, and is to be [ended](Mover::end) without waiting.
-    pub(super) fn has_ended(&self, flight: &Flight) -> bool {
+    pub(crate) fn has_ended(&self, flight: &Flight) -> bool {
         flight.batches.iter().all(|batch| match (&batch.ticket, self.engine(batch.kind)) {
             (Some(ticket), Some(engine)) => engine.poll(ticket),
             _ => true,
@@ -241,13 +273,19 @@ impl<M: Media> Mover<M> {
     /// # Safety
     ///
     /// The flight was begun with this mover and these media, and its bytes are there.
-    pub(super) unsafe fn end(&self, media: &M, flight: &mut Flight) -> Result<(), Fault> {
+    pub(crate) unsafe fn end(&self, media: &M, flight: &mut Flight) -> Result<(), Fault> {
         for n in 0..flight.batches.len() {
             let batch = &mut flight.batches[n];
             let Some(ticket) = batch.ticket.take() else { continue };
             let Running { engine, scheduler, .. } = self.running(batch.kind).expect("it took the batch");
             let completion = engine.wait(ticket);
             scheduler.give_back(batch.region);
+            if let (Some((whole, own, own_ns)), 1) = (flight.shared.take(), flight.batches.len())
+                && own + completion.bytes == whole as u64
+            {
+                scheduler.shared(whole, (completion.bytes, completion.nanoseconds), (own, own_ns));
+            }
+            let batch = &mut flight.batches[n];
             let (mut done, sum, to_media) =
                 (self.ended(&completion, batch.bytes()), batch.sum, batch.transfers[0].is_to_media());
             let writes_back = to_media && completion.durability == Durability::WriteBack;
@@ -279,8 +317,13 @@ impl<M: Media> Mover<M> {
 }
 
 impl Flight {
+    /// The region and the channel of its first batch: what is handed over there ends in turn, more or less.
+    pub(crate) fn channel(&self) -> (usize, usize) {
+        self.batches.first().map_or((0, 0), |batch| (batch.region, batch.channel))
+    }
+
     /// Whether engines have nothing of it: it ends without waiting.
-    pub(super) fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.batches.iter().all(|batch| batch.ticket.is_none())
     }
 

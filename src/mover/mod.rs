@@ -31,7 +31,7 @@ mod engine_ioat_channel;
 mod engine_ioat_memory;
 pub mod engine_port;
 mod engine_semaphore;
-mod flight;
+pub(crate) mod flight;
 pub mod identity;
 pub mod ioat;
 pub mod node;

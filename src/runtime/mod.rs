@@ -40,6 +40,7 @@ mod worker;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use crate::mover::completion::{Pending, Poller};
 pub use channel::{Closed, Receiver, Sender, TryRecv, TrySend, bounded};
 pub use lock::{Condvar, Mutex, MutexGuard};
 pub use task::{JoinHandle, Outcome};
@@ -75,16 +76,6 @@ pub struct Stats {
     pub steals: u64,
     /// Slices that were too long.
     pub long_slices: u64,
-}
-
-/// In how long the next completion is expected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Pending(pub Duration);
-
-/// Something that completes, and wakes who waits for it, when it is looked at.
-pub trait Poller: Send + Sync {
-    /// Wakes those whose wait is over; in how long more is expected, if anything is under way.
-    fn poll(&self) -> Option<Pending>;
 }
 
 /// Runs uthreads.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::switch::{self, Why};
 use super::task::Task;
 use super::worker;
+use crate::mover::completion::{self, LightThreads, Poller, Wake};
 
 /// Wakes one uthread, or one thread.
 #[derive(Clone)]
@@ -37,6 +38,36 @@ impl Unparker {
             Who::Thread(thread) => thread.unpark(),
         }
     }
+}
+
+impl Wake for Unparker {
+    fn wake(&self) {
+        self.unpark();
+    }
+}
+
+/// Uthreads, for those who wait for copies.
+struct Uthreads;
+
+impl LightThreads for Uthreads {
+    fn current(&self) -> Option<Arc<dyn Wake>> {
+        switch::inside().then(|| Arc::new(Unparker::current()) as Arc<dyn Wake>)
+    }
+
+    fn park(&self) {
+        park();
+    }
+
+    fn poll(&self, number: usize, make: &dyn Fn() -> Arc<dyn Poller>) {
+        if let Some(runtime) = worker::current_runtime() {
+            runtime.poll_once(number, make);
+        }
+    }
+}
+
+/// Tells those who wait for copies that there are uthreads.
+pub fn make_known() {
+    completion::know(&Uthreads);
 }
 
 /// Waits until somebody unparks the caller. May return without that, too.

@@ -24,13 +24,15 @@ use rustix::time::{ClockId, clock_gettime};
 use super::switch::{Fiber, Label, Stack, Stacks, Watch, Why};
 use super::task::{JoinHandle, Runnable, Task, with_outcome};
 use super::timer::{Alarm, Timers};
-use super::wait::Waiter;
+use super::wait::{self, Waiter};
 use super::{Options, Pending, Poller, Stats};
 use crate::error::{Error, Result};
 use crate::limits::WORKERS_MAX;
 
 /// Uthreads that run before a worker looks at timers, completions and its mail.
 const LOOK_EVERY: u32 = 64;
+/// The number of pollers that are looked at as often as they were added.
+const ANY_NUMBER: usize = usize::MAX;
 /// Stacks that a worker keeps for its next uthreads.
 const STACKS_KEPT_MAX: usize = 32;
 /// A completion that is expected sooner is polled for, in nanoseconds: a sleep costs as much (design, the wait ladder).
@@ -48,7 +50,8 @@ pub struct Shared {
     /// From threads that are no workers.
     outside: Injector<Box<Runnable>>,
     timers: Timers,
-    pollers: RwLock<Vec<Arc<dyn Poller>>>,
+    /// With the numbers of those that are looked at once.
+    pollers: RwLock<Vec<(usize, Arc<dyn Poller>)>>,
     /// Workers that sleep, or are about to.
     idle: CachePadded<AtomicUsize>,
     /// Who works now.
@@ -119,6 +122,7 @@ pub fn wake_after(time: Duration, waiter: Arc<Waiter>) -> Alarm {
 
 impl Shared {
     pub fn new(options: Options) -> Result<Shared> {
+        wait::make_known();
         Ok(Shared {
             stacks: Stacks::new(options.stack_bytes)?,
             options,
@@ -185,7 +189,19 @@ impl Shared {
     }
 
     pub fn add_poller(&self, poller: Arc<dyn Poller>) {
-        self.pollers.write().push(poller);
+        self.pollers.write().push((ANY_NUMBER, poller));
+    }
+
+    /// As [`add_poller`](Shared::add_poller), unless the one with this number is there.
+    pub fn poll_once(&self, number: usize, make: &dyn Fn() -> Arc<dyn Poller>) {
+        let known = |pollers: &[(usize, _)]| pollers.iter().any(|(other, _)| *other == number);
+        if known(&self.pollers.read()) {
+            return;
+        }
+        let mut pollers = self.pollers.write();
+        if !known(&pollers) {
+            pollers.push((number, make()));
+        }
     }
 
     pub fn live(&self) -> usize {
@@ -391,7 +407,7 @@ impl Local {
     fn look(&self) -> (Option<Duration>, Option<Pending>) {
         let timer = self.shared.timers.fire();
         let pollers = self.shared.pollers.read();
-        let pending = pollers.iter().filter_map(|poller| poller.poll()).min();
+        let pending = pollers.iter().filter_map(|(_, poller)| poller.poll()).min();
         drop(pollers);
         self.open_mail();
         (timer, pending)
