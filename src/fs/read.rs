@@ -22,12 +22,7 @@ impl<M: Media> Fs<M> {
 
     /// As [`read_at`](Fs::read_at), up to where it would wait for a copy: that is then the caller's to wait for, with
     /// nothing of the file system held.
-    pub fn begin_read(
-        &self,
-        node: &Node,
-        offset: u64,
-        mut dst: LentRoom,
-    ) -> Result<Step<usize, Arc<ReadUnderWay>>> {
+    pub fn begin_read(&self, node: &Node, offset: u64, mut dst: LentRoom) -> ReadStep<usize> {
         let mut watch = self.core.ledger.begin(Op::Read, dst.bytes().len());
         let inode = &*node.inode;
         let body = inode.body.read();

@@ -136,7 +136,7 @@ impl<M: Media> Fs<M> {
         offset: u64,
         src: Lent,
         append: bool,
-    ) -> Result<Step<u64, Arc<WriteUnderWay>>> {
+    ) -> WriteStep<u64> {
         let inode = &*node.inode;
         let mut input = Input { offset, bytes: src.first(WRITE_BYTES_MAX), now: 0, engine: node.engine() };
         let mut watch = self.core.ledger.begin(Op::Write, input.bytes.bytes().len());

@@ -86,6 +86,9 @@ const OPS: &[&str] = &[
     "write foo 0 100",
     "write foo 4000 300",
     "write foo 8192 4096",
+    "write foo 0 8192",
+    "write foo 4096 9000",
+    "write A/foo 4096 8192",
     "write A/foo 50 100",
     "append foo 100",
     "append A/foo 5000",
@@ -144,9 +147,10 @@ fn starts() -> &'static [(Start, DataMode)] {
             for domain in [Domain::Memory, Domain::CpuCache] {
                 for image in [Image::Fresh, Image::Cleaning] {
                     for data in [DataMode::Cow, DataMode::InPlace] {
-                        let start = Start::new(Place { domain, data, image, copier: Copier::Cpu })
-                            .expect("a pool to begin on");
-                        to.lock().push((start, data));
+                        for copier in [Copier::Cpu, Copier::Late] {
+                            let start = Start::new(Place { domain, data, image, copier });
+                            to.lock().push((start.expect("a pool to begin on"), data));
+                        }
                     }
                 }
             }

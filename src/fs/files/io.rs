@@ -2,14 +2,10 @@
 //!
 //! Errors come in Linux's order: a negative offset, a bad descriptor, a wrong access mode, a wrong kind.
 
-use std::sync::Arc;
-
 use super::{AT_FDCWD, Fd, File, Files};
 use crate::error::{Error, Result};
 use crate::fs::space::check_mode;
-use crate::fs::{
-    Cred, Ino, Kind, Lent, LentRoom, Node, ReadUnderWay, SetAttr, Step, WriteTicket, WriteUnderWay,
-};
+use crate::fs::{Cred, Ino, Kind, Lent, LentRoom, Node, ReadStep, SetAttr, Step, WriteStep, WriteTicket};
 use crate::limits::{FILE_BYTES_MAX, RW_BYTES_MAX};
 use crate::media::Media;
 use libc::{O_APPEND, O_DSYNC, O_SYNC, SEEK_CUR, SEEK_DATA, SEEK_END, SEEK_HOLE, SEEK_SET};
@@ -30,7 +26,7 @@ impl<M: Media> Files<M> {
     }
 
     /// As [`read`](Files::read), up to where it would wait for a copy: see [`Fs::begin_read`].
-    pub fn begin_read(&self, fd: Fd, dst: LentRoom) -> Result<Step<usize, Arc<ReadUnderWay>>> {
+    pub fn begin_read(&self, fd: Fd, dst: LentRoom) -> ReadStep<usize> {
         let file = self.file(fd)?;
         file.check_read()?;
         let mut offset = file.offset.lock();
@@ -49,12 +45,7 @@ impl<M: Media> Files<M> {
 
     /// As [`pread`](Files::pread), up to where it would wait for a copy: see [`Fs::begin_read`].
     #[inline]
-    pub fn begin_pread(
-        &self,
-        fd: Fd,
-        mut dst: LentRoom,
-        offset: i64,
-    ) -> Result<Step<usize, Arc<ReadUnderWay>>> {
+    pub fn begin_pread(&self, fd: Fd, mut dst: LentRoom, offset: i64) -> ReadStep<usize> {
         let offset = unsigned(offset)?;
         let file = self.file(fd)?;
         if file.readable() {
@@ -72,7 +63,7 @@ impl<M: Media> Files<M> {
 
     /// As [`write`](Files::write), up to where it would wait for a copy: see [`Fs::begin_write`]. Then
     /// [`sync_written`](Files::sync_written).
-    pub fn begin_write(&self, fd: Fd, src: Lent) -> Result<Step<Written, Arc<WriteUnderWay>>> {
+    pub fn begin_write(&self, fd: Fd, src: Lent) -> WriteStep<Written> {
         let file = self.file(fd)?;
         file.check_write()?;
         let mut offset = file.offset.lock();
@@ -94,7 +85,7 @@ impl<M: Media> Files<M> {
     /// As [`pwrite`](Files::pwrite), up to where it would wait for a copy: see [`Fs::begin_write`]. Then
     /// [`sync_written`](Files::sync_written).
     #[inline]
-    pub fn begin_pwrite(&self, fd: Fd, src: Lent, offset: i64) -> Result<Step<Written, Arc<WriteUnderWay>>> {
+    pub fn begin_pwrite(&self, fd: Fd, src: Lent, offset: i64) -> WriteStep<Written> {
         let offset = unsigned(offset)?;
         let file = self.file(fd)?;
         file.check_write()?;
@@ -116,7 +107,7 @@ impl<M: Media> Files<M> {
     }
 
     #[inline]
-    fn write_file(&self, file: &File, offset: u64, src: Lent) -> Result<Step<Written, Arc<WriteUnderWay>>> {
+    fn write_file(&self, file: &File, offset: u64, src: Lent) -> WriteStep<Written> {
         let flags = file.flags();
         let synced = (flags & O_DSYNC != 0).then(|| (file.node.ino(), flags & O_SYNC != O_SYNC));
         let mut src = src.first(RW_BYTES_MAX);

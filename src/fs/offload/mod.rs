@@ -54,6 +54,11 @@ const OVERDUE: Duration = Duration::from_micros(20);
 /// Pages of a file.
 pub(super) type Pages = Range<u64>;
 
+/// How far a write came.
+pub type WriteStep<T> = Result<Step<T, Arc<WriteUnderWay>>>;
+/// How far a read came.
+pub type ReadStep<T> = Result<Step<T, Arc<ReadUnderWay>>>;
+
 /// How far an operation came that may have to wait.
 pub enum Step<T, W> {
     Done(T),
@@ -146,6 +151,7 @@ pub(super) enum Needs {
 
 /// The writes of a file whose copies are under way. Under its lock.
 #[derive(Default)]
+#[allow(clippy::box_collection, reason = "two words in each of a million inodes that have none")]
 pub struct Writes(Option<Box<Vec<Arc<WriteUnderWay>>>>);
 
 impl Writes {
@@ -528,7 +534,7 @@ impl<M: Media> Fs<M> {
     pub(super) fn write_and_wait<T>(
         &self,
         src: &[u8],
-        begin: &mut dyn FnMut(Lent) -> Result<Step<T, Arc<WriteUnderWay>>>,
+        begin: &mut dyn FnMut(Lent) -> WriteStep<T>,
     ) -> Result<T> {
         loop {
             // SAFETY: borrowed until this function returns, which is after the copy has ended: `Landing` sees to it
@@ -550,7 +556,7 @@ impl<M: Media> Fs<M> {
     pub(super) fn read_and_wait<T>(
         &self,
         dst: &mut [u8],
-        begin: &mut dyn FnMut(LentRoom) -> Result<Step<T, Arc<ReadUnderWay>>>,
+        begin: &mut dyn FnMut(LentRoom) -> ReadStep<T>,
     ) -> Result<T> {
         loop {
             // SAFETY: as for writes; `dst` is not used until then.

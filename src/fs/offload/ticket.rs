@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::{Lent, Step, WriteUnderWay};
+use super::{Lent, Step, WriteStep, WriteUnderWay};
 use crate::error::Result;
 use crate::fs::Fs;
 use crate::media::Media;
@@ -29,7 +29,7 @@ impl<M: Media> WriteTicket<M> {
     pub(in crate::fs) fn begin(
         fs: &Arc<Fs<M>>,
         bytes: Box<[u8]>,
-        begin: &mut dyn FnMut(Lent) -> Result<Step<usize, Arc<WriteUnderWay>>>,
+        begin: &mut dyn FnMut(Lent) -> WriteStep<usize>,
     ) -> Result<WriteTicket<M>> {
         let bytes = NonNull::from(Box::leak(bytes));
         let mut ticket = WriteTicket { fs: fs.clone(), write: None, bytes, written: 0 };
