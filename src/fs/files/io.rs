@@ -5,7 +5,7 @@
 use super::{AT_FDCWD, Fd, File, Files};
 use crate::error::{Error, Result};
 use crate::fs::space::check_mode;
-use crate::fs::{Cred, Ino, Kind, Lent, LentRoom, Node, ReadStep, SetAttr, Step, WriteStep, WriteTicket};
+use crate::fs::{Cred, Fs, Ino, Kind, Lent, LentRoom, Node, ReadStep, SetAttr, Step, WriteStep, WriteTicket};
 use crate::limits::{FILE_BYTES_MAX, RW_BYTES_MAX};
 use crate::media::Media;
 use libc::{O_APPEND, O_DSYNC, O_SYNC, SEEK_CUR, SEEK_DATA, SEEK_END, SEEK_HOLE, SEEK_SET};
@@ -133,10 +133,7 @@ impl<M: Media> Files<M> {
     /// The end of a write, with nothing more to wait for but what O_SYNC asks for; the bytes written.
     #[inline]
     pub fn sync_written(&self, written: Written) -> Result<usize> {
-        if let Some((ino, data_only)) = written.synced {
-            self.fs.fsync(ino, data_only)?;
-        }
-        Ok(written.bytes)
+        self.fs.sync_written(written)
     }
 
     /// Moves the file offset; with SEEK_DATA and SEEK_HOLE to where data or a hole begins. A
@@ -217,6 +214,17 @@ impl<M: Media> Files<M> {
     /// As [`fsync`](Files::fsync) without metadata that reading the data does not need.
     pub fn fdatasync(&self, fd: Fd) -> Result<()> {
         self.fs.fsync(self.open_file(fd)?.node.ino(), true)
+    }
+}
+
+impl<M: Media> Fs<M> {
+    /// As [`Files::sync_written`].
+    #[inline]
+    pub fn sync_written(&self, written: Written) -> Result<usize> {
+        if let Some((ino, data_only)) = written.synced {
+            self.fsync(ino, data_only)?;
+        }
+        Ok(written.bytes)
     }
 }
 

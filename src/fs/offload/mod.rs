@@ -733,7 +733,13 @@ impl<M: Media> Fs<M> {
     pub(super) fn end_copies(&self) {
         for lane in &self.core.copies.lanes {
             let under_way: Vec<_> = lane.lock().under_way.drain(..).collect();
-            under_way.iter().for_each(|write| self.end_copy(&write.copy));
+            for write in under_way {
+                self.end_copy(&write.copy);
+                write.failed.store(true, Ordering::Release);
+                write.inode.lock().take();
+                write.over.store(true, Ordering::Release);
+                write.copy.wake();
+            }
         }
         self.finish_reads();
     }
