@@ -13,7 +13,7 @@ use lodestone::mover::EngineKind;
 use lodestone::{Error, Result};
 
 use super::BenchOptions;
-use super::apps::{self, Size};
+use super::apps::Size;
 use super::machine::memory_available_bytes;
 use super::place::Place;
 use super::rows::{MOUNT_ROWS, ROWS, RowSpec, VALUE_ROWS};
@@ -126,9 +126,6 @@ impl Plan {
         }
         if !(1..=ROUNDS_MAX).contains(&self.rounds) {
             return Err(usage(format!("{} rounds: give 1 to {ROUNDS_MAX}", self.rounds)));
-        }
-        if let Some(objection) = apps::objection(&self.engines).filter(|_| self.values.contains(&"apps")) {
-            return Err(usage(objection));
         }
         self.threads.sort_unstable();
         self.threads.dedup();

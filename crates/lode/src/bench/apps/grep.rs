@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn the_lines_are_those_that_a_search_by_hand_finds() {
-        let (bed, app) = (Bed::new(), Grep::new(16).unwrap());
+        let (bed, app) = (Bed::new(), Grep::new(4).unwrap());
         app.prepare(&bed.shelf, INPUTS).unwrap();
         for n in 0..INPUTS {
             let text = String::from_utf8(app.inputs[n].clone()).unwrap();

@@ -108,7 +108,7 @@ pub struct Outcome {
 }
 
 /// Which engines cannot be measured here, in words.
-pub fn objection(engines: &[EngineKind]) -> Option<String> {
+fn objection(engines: &[EngineKind]) -> Option<String> {
     if engines.contains(&EngineKind::EmuIoat) {
         return Some("apps: the speed of emu-ioat cannot be set for loads and stores apart; give emu".into());
     }
@@ -131,7 +131,13 @@ pub fn run(plan: &Plan, place: &mut Place, machine: &mut Machine) -> Result<Outc
     };
     let paced = !engines.iter().any(|engine| is_real(*engine));
     let lineup = lineup(&engines);
-    check_memory(plan, lineup.len())?;
+    if let Some(why) = obstacle(plan, &engines, lineup.len()) {
+        if plan.asked_by_name {
+            return Err(why);
+        }
+        outcome.skipped.push(why.to_string());
+        return Ok(outcome);
+    }
     let mut systems: Vec<(System, PathBuf)> = Vec::new();
     for (name, copier) in lineup {
         progress(&format!("making a pool for {name}"));
@@ -175,14 +181,26 @@ fn lineup(engines: &[EngineKind]) -> Vec<(String, Copier)> {
     lineup
 }
 
-fn check_memory(plan: &Plan, systems: usize) -> Result<()> {
+/// Why applications cannot run here.
+fn obstacle(plan: &Plan, engines: &[EngineKind], systems: usize) -> Option<Error> {
+    let refused = |errno, message: String| Some(Error::message(errno, "bench::apps", message));
+    if let Some(objection) = objection(engines) {
+        return refused(libc::EINVAL, objection);
+    }
+    if let Some(device) = plan.pool.as_ref().filter(|pool| pool.exists() && !pool.is_file()) {
+        let message = format!(
+            "apps: {} holds one pool, and each system needs one: give a path on a DAX file system",
+            device.display()
+        );
+        return refused(libc::EINVAL, message);
+    }
     let (need, free) = (systems as u64 * plan.apps.pool_bytes, memory_available_bytes());
     if free < need {
         let message =
-            format!("apps need {} MiB of memory for their pools, {} MiB are free", need >> 20, free >> 20);
-        return Err(Error::message(libc::ENOMEM, "bench::apps", message));
+            format!("apps: their pools need {} MiB of memory, {} MiB are free", need >> 20, free >> 20);
+        return refused(libc::ENOMEM, message);
     }
-    Ok(())
+    None
 }
 
 fn notes(plan: &Plan, paced: bool, engines: &[EngineKind]) -> Vec<String> {

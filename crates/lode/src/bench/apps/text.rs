@@ -28,7 +28,8 @@ fn word(random: &mut Random) -> Vec<u8> {
     (0..len).map(|_| b'a' + random.below(26) as u8).collect()
 }
 
-const LEVELS: [&str; 8] = ["debug", "info", "info", "info", "info", "info", "warn", "error"];
+/// Of seven lines in eight; the others warn, or tell of an error.
+const OTHER_LEVELS: [&str; 4] = ["debug", "info", "info", "info"];
 const AGENT: &str = "agent=\"Mozilla/5.0 (X11; Linux x86_64; rv:115.0) Gecko/20100101 Firefox/115.0\"";
 const STATUSES: [u32; 8] = [200, 200, 200, 200, 301, 304, 404, 503];
 
@@ -39,7 +40,11 @@ pub fn log_lines(seed: u64, bytes: usize) -> Vec<u8> {
     let mut time = 1_700_000_000_000u64;
     while text.len() < bytes {
         time += random.below(40);
-        let level = LEVELS[random.below(8) as usize];
+        let level = match random.below(16) {
+            0 => "error",
+            1 => "warn",
+            _ => OTHER_LEVELS[random.below(4) as usize],
+        };
         let status = STATUSES[random.below(8) as usize];
         let (client, took, page) = (random.below(1 << 16), random.below(400), random.below(5000));
         let line = format!(
