@@ -7,10 +7,11 @@
 //! Files: `rows` the catalogue and targets, `plan` options checked and sizes chosen, `place` tmpfs,
 //! ext4 and pool files, `worker` the timed loop, `turns` who runs when and on which core, `peer_*` the
 //! systems, `mount` fio on mounts, `breakdown` where the time of reads and writes goes, `capacity` pools of
-//! a million files and of 1 TiB, `uthreads` what those cost, `offload` what a device leaves of a core, `value`
-//! rows that are a number, `report` rows and claims, `table` and `plot` what people see, `clock` time stamps and
+//! a million files and of 1 TiB, `uthreads` what those cost, `offload` what a device leaves of a core, `apps`
+//! applications on uthreads, `value` rows that are a number, `report` rows and claims, `table` and `plot` what people see, `clock` time stamps and
 //! CPU time, `machine` where.
 
+mod apps;
 mod breakdown;
 mod breakdown_plot;
 mod capacity;
@@ -114,11 +115,18 @@ pub fn run(options: &BenchOptions) -> Result<String> {
         }
     }
     let mut claims = report::claims(&rows, machine.cores);
+    let mut notes = Vec::new();
     for name in &plan.values {
         progress(name);
         let (more, held) = match *name {
             "uthreads" => uthreads::run(&plan)?,
             "offload" => offload::run(&plan)?,
+            "apps" => {
+                let apps = apps::run(&plan, &mut place, &mut machine)?;
+                notes.extend(apps.notes);
+                skipped.extend(apps.skipped);
+                (apps.rows, apps.claims)
+            }
             pool => capacity::run(pool, &plan, &place, &mut machine)?,
         };
         rows.extend(more);
@@ -127,7 +135,7 @@ pub fn run(options: &BenchOptions) -> Result<String> {
     progress_end();
     machine.load_after = load();
     finish_machine(&mut machine, &plan, &place);
-    let report = Report { machine, rows, claims, skipped };
+    let report = Report { machine, rows, claims, notes, skipped };
     deliver(&report, options)
 }
 
@@ -137,8 +145,10 @@ fn deliver(report: &Report, options: &BenchOptions) -> Result<String> {
     }
     if let Some(path) = &options.svg {
         let picture = plot::render(report).ok_or_else(|| {
-            let message =
-                format!("no picture for {}: no row has tmpfs or bindfs to compare with", path.display());
+            let message = format!(
+                "no picture for {}: no row has tmpfs, bindfs or sync to compare with",
+                path.display()
+            );
             Error::message(libc::EINVAL, "bench::plot", message)
         })?;
         std::fs::write(path, picture).map_err(|e| Error::io(e, "bench::plot", "write", path))?;
@@ -388,6 +398,14 @@ mod tests {
         ] {
             check_row(&report, name, "lode", 1, false);
         }
+        for name in ["app-snappy", "app-jpeg", "app-aes", "app-grep", "app-knn", "app-bfs", "app-webserver"] {
+            ["sync", "async-emu", "async-emu-dma"]
+                .iter()
+                .for_each(|system| check_row(&report, name, system, 1, true));
+            check_row(&report, &format!("{name}-copying"), "sync", 1, false);
+        }
+        let notes = report["notes"].as_array().unwrap();
+        assert!(notes.iter().any(|note| note.as_str().unwrap().contains("emulated: memory is DRAM")));
         let claimed: usize = rows::ROWS.iter().map(|r| r.targets.len()).sum();
         assert!(report["claims"].as_array().unwrap().len() >= claimed);
         let picture = std::fs::read_to_string(&svg).unwrap();
@@ -412,6 +430,32 @@ mod tests {
         assert_eq!(row["cpu_s_per_gib"].is_number(), moves_data, "{row}");
     }
 
+    /// Table and picture of applications say what is emulated, and what is claimed of each.
+    #[test]
+    fn applications_alone_are_labelled_and_drawn() {
+        let svg = std::env::temp_dir().join(format!("lode-apps-test-{}.svg", std::process::id()));
+        let options = BenchOptions {
+            smoke: true,
+            only: vec!["apps".into()],
+            threads: vec![2],
+            engines: vec![EngineKind::Emu, EngineKind::Delegate],
+            svg: Some(svg.clone()),
+            ..BenchOptions::default()
+        };
+        let text = run(&options).unwrap();
+        let picture = std::fs::read_to_string(&svg).unwrap();
+        std::fs::remove_file(&svg).unwrap();
+        for words in ["2 app cores", "emulated: memory is DRAM", "emulated: the device of async-emu"] {
+            assert!(text.contains(words) && picture.contains(words), "{words}: {text}");
+        }
+        for system in ["sync", "async-emu", "async-emu-dma", "async-delegate"] {
+            assert!(text.contains(system) && picture.contains(&format!(">{system}<")), "{system}: {text}");
+        }
+        let verdicts = text.lines().filter(|line| line.ends_with("ok") || line.ends_with("MISS"));
+        assert_eq!(verdicts.filter(|line| line.starts_with("app-")).count(), 8, "{text}");
+        assert!(picture.contains("target: 1.5 x sync") && picture.contains("target: 0.98 x sync"));
+    }
+
     #[test]
     fn bad_options_are_refused_by_name() {
         let refuse = |options: BenchOptions, word: &str| {
@@ -421,6 +465,11 @@ mod tests {
         refuse(BenchOptions { only: vec!["writes".into()], ..Default::default() }, "writes");
         refuse(BenchOptions { peers: vec!["zfs".into()], ..Default::default() }, "zfs");
         refuse(BenchOptions { threads: vec![0], ..Default::default() }, "0 threads");
+        let engines = vec![EngineKind::Dsa, EngineKind::Emu];
+        refuse(
+            BenchOptions { only: vec!["apps".into()], engines, ..Default::default() },
+            "one kind at a time",
+        );
         refuse(BenchOptions { rounds: Some(0), ..Default::default() }, "0 rounds");
     }
 
