@@ -94,6 +94,7 @@ pub struct Runtime {
 
 impl Runtime {
     pub fn new(options: Options) -> Result<Runtime> {
+        crate::wait::provide(wait::uthreads());
         Ok(Runtime { shared: Arc::new(Shared::new(options)?) })
     }
 
