@@ -7,9 +7,9 @@
 //! Files: `rows` the catalogue and targets, `plan` options checked and sizes chosen, `place` tmpfs,
 //! ext4 and pool files, `worker` the timed loop, `turns` who runs when and on which core, `peer_*` the
 //! systems, `mount` fio on mounts, `breakdown` where the time of reads and writes goes, `capacity` pools of
-//! a million files and of 1 TiB, `uthreads` what those cost, `offload` what a device leaves of a core, `value`
-//! rows that are a number, `report` rows and claims, `table` and `plot` what people see, `clock` time stamps and
-//! CPU time, `machine` where.
+//! a million files and of 1 TiB, `uthreads` what those cost, `offload` what a device leaves of a core, `waits`
+//! what it costs to wait, `value` rows that are a number, `report` rows and claims, `table` and `plot` what people see,
+//! `clock` time stamps and CPU time, `machine` where.
 
 mod breakdown;
 mod breakdown_plot;
@@ -30,6 +30,7 @@ mod table;
 mod turns;
 mod uthreads;
 mod value;
+mod waits;
 mod worker;
 
 use std::io::{IsTerminal, Write};
@@ -119,6 +120,7 @@ pub fn run(options: &BenchOptions) -> Result<String> {
         let (more, held) = match *name {
             "uthreads" => uthreads::run(&plan)?,
             "offload" => offload::run(&plan)?,
+            "waits" => waits::run(&plan)?,
             pool => capacity::run(pool, &plan, &place, &mut machine)?,
         };
         rows.extend(more);

@@ -51,6 +51,7 @@ pub struct Plan {
     pub uthread_turns: usize,
     pub uthreads_parked: usize,
     pub offload_bytes: u64,
+    pub waits: u64,
 }
 
 impl Plan {
@@ -83,6 +84,7 @@ impl Plan {
             uthread_turns: 2_000_000,
             uthreads_parked: 1_000_000,
             offload_bytes: 256 * MIB,
+            waits: 2000,
         };
         if options.smoke {
             plan.slice = Duration::from_millis(2);
@@ -90,6 +92,7 @@ impl Plan {
             (plan.names, plan.million_files) = (200, 2000);
             (plan.uthread_turns, plan.uthreads_parked) = (2000, 2000);
             plan.offload_bytes = 4 * MIB;
+            plan.waits = 50;
         } else if options.quick {
             plan.slice = Duration::from_millis(50);
             (plan.pool_bytes, plan.file_bytes, plan.append_bytes_max) = (1024 * MIB, 256 * MIB, 96 * MIB);
