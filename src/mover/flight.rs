@@ -176,9 +176,13 @@ impl<M: Media> Mover<M> {
                 None => own.extend(batch.transfers.iter().map(|transfer| (*transfer, batch.sum))),
             }
         }
-        if !waits {
-            self.for_each_under_way(&landing.flight, |engine, ticket| engine.start(ticket));
-        }
+        // Who waits does the first itself, where it helps; the others begin beside it.
+        let mut own_turn = waits;
+        self.for_each_under_way(&landing.flight, |engine, ticket| {
+            if !std::mem::take(&mut own_turn) {
+                engine.start(ticket);
+            }
+        });
         for (part, sum) in own {
             // SAFETY: the caller's.
             unsafe { landing.flight.copy(media, part, sum) };

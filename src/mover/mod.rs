@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `cpu` | the calling thread |
 //! | `semaphore` | the calling thread, at most so many at a time per region (efficient-pm §4) |
-//! | `delegate` | threads of their own per region; callers sleep (efficient-pm §4, OdinFS) |
+//! | `delegate` | threads of their own per region, and callers who wait for what nobody has begun (efficient-pm §4, OdinFS) |
 //! | `dsa` | Intel's Data Streaming Accelerator, through the work queues that its driver gives to users |
 //! | `ioat` | Intel I/OAT, held through VFIO |
 //! | `emu` | a device in software that takes the descriptors of a DSA: for tests, and for those who have none |

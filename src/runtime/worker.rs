@@ -28,10 +28,13 @@ use super::wait::Waiter;
 use super::{Options, Pending, Poller, Stats};
 use crate::error::{Error, Result};
 use crate::limits::WORKERS_MAX;
+use crate::wait::slack::in_a_hurry;
 use crate::wait::{POLL_MAX, pause};
 
 /// Uthreads that run before a worker looks at timers, completions and its mail.
 const LOOK_EVERY: u32 = 64;
+/// A worker sleeps no longer than to a moment that is as near as this.
+const HURRY_MAX: Duration = Duration::from_millis(1);
 /// Stacks that a worker keeps for its next uthreads.
 const STACKS_KEPT_MAX: usize = 32;
 
@@ -447,6 +450,7 @@ impl Local {
             None => match soonest {
                 // To sleep costs as much: the wait ladder's first rung, for a worker.
                 Some(time) if time <= POLL_MAX => pause::moment(),
+                Some(time) if time <= HURRY_MAX => in_a_hurry(|| std::thread::park_timeout(time)),
                 Some(time) => std::thread::park_timeout(time),
                 None => std::thread::park(),
             },

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::bell::Seat;
+use super::slack;
 
 /// The thread ends after so long without an alarm.
 const IDLE_MAX: Duration = Duration::from_secs(1);
@@ -69,6 +70,7 @@ impl Seat {
 }
 
 fn run() {
+    slack::hurry();
     let mut alarms = ALARMS.lock();
     loop {
         let known = alarms.as_mut().expect("the first alarm made it");

@@ -163,7 +163,9 @@ impl Rest<'_> {
                 let listens = self.bell.is_some_and(|bell| bell.leave(&self.seat)) || self.bell.is_none();
                 *strangers |= listens && began.elapsed() < time;
             }
-            Sleeps::Thread(sleeper) => sleeper.sleep(time),
+            // The bell ends it; or nothing does but its time.
+            Sleeps::Thread(sleeper) if self.bell.is_some() => sleeper.sleep(time),
+            Sleeps::Thread(sleeper) => sleeper.nap(time),
         }
         ending.look()
     }

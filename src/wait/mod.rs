@@ -17,7 +17,7 @@
 //! | `ladder` | the wait itself |
 //! | `rung` | the choice, as a function of what is known, and its limits, which `lode bench --only waits` measures |
 //! | `bell` | who is to be woken, as [`Waker`](std::task::Waker)s: of threads, uthreads and async tasks alike |
-//! | `sleeper` | a thread's sleep |
+//! | `sleeper`, `slack` | a thread's sleep, and one that ends in time |
 //! | `uthread` | how the runtime says what yielding and parking are, which this room knows nothing of |
 //! | `alarm` | wakers that are to be woken at a time: for async tasks whose engine wakes nobody |
 //! | `pause` | a moment of polling |
@@ -29,6 +29,7 @@ pub mod pause;
 mod rung;
 #[cfg(all(test, shuttle))]
 mod schedules;
+pub mod slack;
 mod sleeper;
 mod uthread;
 

@@ -9,10 +9,10 @@ use std::time::Duration;
 pub const POLL_MAX: Duration = Duration::from_micros(10);
 /// One wait polls for so long at most, all its attempts together.
 pub const POLL_TOTAL_MAX: Duration = Duration::from_micros(30);
-/// A sleep that nobody ends lasts so much longer than it should: the kernel's slack for timers (50 us), and a switch.
-pub(super) const NAP_LATE: Duration = Duration::from_micros(60);
-/// Where nobody rings and nothing is expected: the first sleep, and the longest.
-const NAP_MIN: Duration = Duration::from_micros(20);
+/// A sleep that nobody ends lasts so much longer than it should, in a hurry (`slack`).
+pub(super) const NAP_LATE: Duration = Duration::from_micros(20);
+/// Where nobody rings and nothing is expected: the shortest sleep, and the longest.
+const NAP_MIN: Duration = Duration::from_micros(5);
 const NAP_MAX: Duration = Duration::from_millis(1);
 /// Where a bell is to ring, a sleeper looks again after so long all the same.
 pub const NAP_RINGS_MAX: Duration = Duration::from_millis(100);
@@ -90,8 +90,8 @@ mod tests {
             (Some(us(11)), true, false, Rung::Sleep(NAP_RINGS_MAX)),
             (Some(us(11)), true, true, Rung::Park(NAP_RINGS_MAX)),
             (Some(us(11)), false, false, Rung::Sleep(NAP_MIN)),
-            (Some(us(1000)), false, false, Rung::Sleep(us(940))),
-            (Some(us(1000)), false, true, Rung::Park(us(940))),
+            (Some(us(1000)), false, false, Rung::Sleep(us(980))),
+            (Some(us(1000)), false, true, Rung::Park(us(980))),
             // Unknown: one attempt where nobody rings.
             (None, false, false, Rung::Poll(us(10))),
             (None, false, true, Rung::Yield(us(10))),
@@ -109,7 +109,7 @@ mod tests {
         };
         assert_eq!(late(us(20), us(20), false), Rung::Poll(us(10)));
         assert_eq!(late(us(25), us(25), false), Rung::Poll(us(5)), "what is left of the budget");
-        assert_eq!(late(us(30), us(30), false), Rung::Sleep(NAP_MIN));
+        assert_eq!(late(us(30), us(16), false), Rung::Sleep(NAP_MIN));
         assert_eq!(late(us(31), us(31), true), Rung::Sleep(NAP_RINGS_MAX));
         assert_eq!(late(us(30), us(400), false), Rung::Sleep(us(100)), "a quarter of what it has taken");
         assert_eq!(late(us(30), us(1 << 30), false), Rung::Sleep(NAP_MAX));

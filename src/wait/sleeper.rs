@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::task::{Wake, Waker};
 use std::time::Duration;
 
+use super::slack::in_a_hurry;
 use crate::sync::primitive::{Condvar, Mutex, thread_local, wait_notified};
 
 pub(super) struct Sleeper {
@@ -27,6 +28,11 @@ impl Sleeper {
     pub(super) fn own() -> Arc<Sleeper> {
         // One that is ending has none of its own any more.
         OWN.try_with(Arc::clone).unwrap_or_else(|_| Arc::new(Sleeper::new()))
+    }
+
+    /// As [`sleep`](Sleeper::sleep), for a short time, which is meant.
+    pub(super) fn nap(&self, at_most: Duration) {
+        in_a_hurry(|| self.sleep(at_most));
     }
 
     /// Returns when it was woken, since the last time that this returned, or after so long.
