@@ -18,7 +18,7 @@ use lodestone::mover::engine_emu::{Emulated, Model};
 use lodestone::mover::engine_port::{Dram, RawTransfer, Route, Routes, Transfer};
 use lodestone::mover::profile::Profile;
 use lodestone::runtime::{Options, Runtime, Unparker, park, spawn, yield_now};
-use lodestone::wait::{Bell, Ending, Holding, Seen, for_at_most, until};
+use lodestone::wait::{Bell, Ending, Holding, Seen, for_at_most, keeping_thread, until};
 
 const BYTES: usize = 64 << 10;
 const DURABLE: CopyOptions = CopyOptions { durable: true, crc: None, engine: None };
@@ -120,6 +120,11 @@ fn one_that_holds_something_keeps_its_worker() {
             assert!(!others_ran(due, Holding::Something), "{due:?}");
             assert!(others_ran(due, Holding::Nothing), "{due:?}");
         }
+    });
+    // So does one whose caller does.
+    alone(|| {
+        assert!(!keeping_thread(|| keeping_thread(|| others_ran(None, Holding::Nothing))));
+        assert!(others_ran(None, Holding::Nothing), "it keeps it no more");
     });
     // One that moves may have stores of its thread, whatever it says.
     let runtime = Runtime::new(Options::default()).unwrap();

@@ -1,7 +1,8 @@
 //! The mover for other storage engines: copies between DRAM and slow memory that they name, without the file system.
 //!
 //! Three calls, as Fastmove's Table 3 has them inside a kernel: to media, from media, and of many parts at once
-//! (efficient-pm §4 has one, which stores). Each of them waits here, or gives a ticket ([`ticket`](super::ticket)).
+//! (efficient-pm §4 has one, which stores). Each of them waits here, or gives a ticket ([`ticket`](super::ticket)), which is a
+//! future, too.
 //!
 //! ```
 //! use lodestone::media::{Addr, Span, SpanOptions};

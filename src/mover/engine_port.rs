@@ -370,8 +370,9 @@ pub fn await_end<M: Media>(
     if let Some(completion) = ticket.completion() {
         return End { completion, seen: Seen::AtOnce, told: true };
     }
+    // To copy is not to wait.
+    engine.help(&ticket);
     let wait = || {
-        engine.help(&ticket);
         let seen = until(&Awaited(engine, &ticket), due, holding);
         let told = engine.bell(&ticket).is_some();
         End { completion: engine.wait(ticket), seen, told }

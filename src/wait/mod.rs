@@ -37,7 +37,7 @@ pub use bell::{Bell, Seat};
 pub use ladder::{Ending, Seen, for_at_most, poll_for, until};
 pub use rung::{NAP_RINGS_MAX, POLL_MAX, POLL_TOTAL_MAX, look_again};
 pub use sleeper::current_waker;
-pub use uthread::{Uthreads, provide};
+pub use uthread::{Uthreads, keeping_thread, provide};
 
 /// What the caller has, that it must not keep others from while it lets its worker run something else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
