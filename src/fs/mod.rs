@@ -388,7 +388,6 @@ pub struct Fs<M: Media> {
     seconds: CachePadded<AtomicU64>,
     /// Tells file systems of one process apart.
     id: u64,
-    me: std::sync::Weak<Fs<M>>,
     state: Mutex<format::State>,
     syncing: Mutex<mount::Synced>,
     report: OpenReport,

@@ -216,8 +216,7 @@ impl<M: Media> Fs<M> {
         core.media.bad().into_iter().for_each(|block| core.alloc.retire_minis(block));
         core.read_only |= opened.read_only;
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let fs = Arc::new_cyclic(|me| Fs {
-            me: me.clone(),
+        let fs = Arc::new(Fs {
             core,
             table: opened.table,
             loading: [const { Mutex::new(()) }; 64],

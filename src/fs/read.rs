@@ -67,9 +67,9 @@ impl<M: Media> Fs<M> {
         if parts.is_empty() {
             return Ok(Step::Done(len));
         }
-        // Who waits alone helps with what is large; a light thread has others to let run.
-        let flight = self.hand_over(engine, &parts, crate::mover::completion::light().is_none());
-        if self.copy_has_ended(&flight) || self.core.ordered {
+        // A uthread has others to let run meanwhile.
+        let mut flight = self.hand_over(engine, &parts, !crate::wait::lets_others_run());
+        if self.copy_has_ended(&mut flight) || self.core.ordered {
             self.abort_copy(flight)?;
             watch.did(Phase::Copy);
             return Ok(Step::Done(len));

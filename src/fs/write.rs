@@ -407,9 +407,9 @@ impl<M: Media> Fs<M> {
         };
         let mut under_way = None;
         if let Some(parts) = sink.parts.take() {
-            let flight = self.hand_over(engine, &parts, false);
+            let mut flight = self.hand_over(engine, &parts, false);
             // On an ordinary file it is the ticket that vouches for the data, whether they are there or not.
-            if self.copy_has_ended(&flight) && !self.core.deferring && batch.is_empty() {
+            if self.copy_has_ended(&mut flight) && !self.core.deferring && batch.is_empty() {
                 if let Err(e) = self.abort_copy(flight) {
                     return Err(self.undo(&plan, sink.flushed, e));
                 }

@@ -34,11 +34,14 @@ use smallvec::SmallVec;
 use super::completion::{Completion, Status};
 use super::engine_ioat_channel::{Channel, ENDED, FAILED, Mute, Report};
 use super::engine_ioat_memory::Memory;
-use super::engine_port::{Capability, Dram, Durability, Engine, Place, RawTransfer, Refused, Routes, Ticket};
+use super::engine_port::{
+    Awaited, Capability, Dram, Durability, Engine, Place, RawTransfer, Refused, Routes, Ticket,
+};
 use super::ioat::{self, State};
 use super::pairing::{End, PAGE_BYTES, Part, plan, unpaired};
 use super::profile::SMALLEST_BYTES;
 use crate::media::{LINE, Media, crc32c};
+use crate::wait::{Holding, until};
 
 /// Requests under way at most, over all channels.
 pub const SLOTS: usize = 64;
@@ -242,6 +245,7 @@ struct Request {
     is_pinned: bool,
     /// Continued up to the end of the shares.
     next_crc: Option<u32>,
+    watch: Watch,
     over: bool,
 }
 
@@ -258,6 +262,7 @@ impl Request {
             sizes: SmallVec::new(),
             is_pinned: false,
             next_crc: None,
+            watch: Watch::new(),
             over: true,
         }
     }
@@ -300,11 +305,21 @@ impl Request {
     }
 }
 
-/// What a waiting caller has seen of its channel.
+/// What those who look at a request have seen of its channel.
 struct Watch {
     look_at: Instant,
     since: Instant,
     progress: (u64, u32),
+}
+
+/// So often who looks at a request has a look at the registers: reading one takes as long as copying a page.
+const WATCH_EVERY: Duration = Duration::from_millis(1);
+
+impl Watch {
+    fn new() -> Watch {
+        let now = Instant::now();
+        Watch { look_at: now + WATCH_EVERY, since: now, progress: (0, 0) }
+    }
 }
 
 impl<D: Device> Ioat<D> {
@@ -607,7 +622,12 @@ impl<D: Device> Ioat<D> {
                     );
                 }
             }
-            let outcome = self.outcomes[slot].load(Ordering::Acquire);
+            let mut outcome = self.outcomes[slot].load(Ordering::Acquire);
+            if outcome & ENDED == 0 {
+                let n = request.channel;
+                self.watch(n, &mut request.watch);
+                outcome = self.outcomes[slot].load(Ordering::Acquire);
+            }
             if outcome & ENDED == 0 {
                 return false;
             }
@@ -638,15 +658,13 @@ impl<D: Device> Ioat<D> {
         request.over = !goes_on;
     }
 
-    /// Looks after a channel for somebody who waits: from time to time, because reading a register takes as long as copying
-    /// a page.
+    /// Looks after a channel for somebody who waits, from time to time.
     fn watch(&self, n: usize, watch: &mut Watch) {
-        const EVERY: Duration = Duration::from_millis(1);
         let now = Instant::now();
         if now < watch.look_at {
             return;
         }
-        watch.look_at = now + EVERY;
+        watch.look_at = now + WATCH_EVERY;
         let channel = &self.channels[n];
         let generation = channel.generation();
         let Some(status) = channel.status(&self.device) else {
@@ -780,28 +798,12 @@ impl<M: Media, D: Device> Engine<M> for Ioat<D> {
     }
 
     fn wait(&self, ticket: Ticket) -> Completion {
-        const SPINS: u32 = 64;
-        const YIELDS: u32 = 1000;
-        const PAUSE: Duration = Duration::from_micros(50);
         let slot = match ticket.0 {
             Place::Slot { slot, .. } => slot,
             Place::Ended(completion) => return completion,
         };
-        let channel = self.slots[slot].lock().channel;
-        let now = Instant::now();
-        let mut watch = Watch { look_at: now, since: now, progress: (0, 0) };
-        let mut turns = 0;
-        while !self.advance(slot) {
-            turns += 1;
-            match turns {
-                ..SPINS => std::hint::spin_loop(),
-                SPINS..YIELDS => std::thread::yield_now(),
-                _ => std::thread::sleep(PAUSE),
-            }
-            if turns >= SPINS {
-                self.watch(channel, &mut watch);
-            }
-        }
+        // Nobody is told: whoever waits looks.
+        until(&Awaited::<M>(self, &ticket), None, Holding::Something);
         let request = std::mem::replace(&mut *self.slots[slot].lock(), Request::none());
         self.free.lock().push(slot);
         let status = match request.done {

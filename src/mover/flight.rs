@@ -11,15 +11,17 @@
 //!    thread's stores only: what has ended is durable as far as a fence makes it so.
 //! 3. A flight that is dropped has ended: while this code has one that has not, it is in a [`Landing`].
 
+use std::task::Waker;
 use std::time::Instant;
 
 use smallvec::SmallVec;
 
 use super::dsa::{BATCH_MAX, TRANSFER_BYTES_MAX};
-use super::engine_port::{Durability, RawTransfer, Ticket, Transfer};
-use super::schedule::{Decision, Direction, Job, decide};
+use super::engine_port::{Awaited, Durability, End, Engine, RawTransfer, Ticket, Transfer};
+use super::schedule::{Decision, Direction, Expected, Job, decide};
 use super::{EngineKind, Mover, Running};
 use crate::media::{Fault, Flushed, Media, crc32c_join};
+use crate::wait::{Holding, Seat, Seen, until};
 
 /// See the file's head.
 #[derive(Debug, Default)]
@@ -31,6 +33,8 @@ pub(crate) struct Flight {
     sums: Option<SmallVec<[(u32, u64); 3]>>,
     /// The first that was met.
     fault: Option<Fault>,
+    /// When somebody saw that it had not ended, for the last time.
+    looked: Option<Instant>,
 }
 
 /// With an engine.
@@ -41,12 +45,29 @@ struct Batch {
     channel: usize,
     /// None once it was waited for.
     ticket: Option<Ticket>,
+    /// Of its end; none before it is submitted.
+    expected: Option<Expected>,
+    /// How somebody who waited saw its end.
+    seen: Option<Seen>,
     transfers: SmallVec<[RawTransfer; 4]>,
     /// Where its checksum goes.
     sum: usize,
 }
 
+/// Who looks again and again sees an end exactly, if its looks lie together by so much of the time that it took.
+const CLOSE: u32 = 8;
+
 impl Batch {
+    /// How exactly its end is known, `looked` being the last look before.
+    fn seen(&self, looked: Option<Instant>) -> Seen {
+        let (now, took) = (Instant::now(), self.expected.map_or_else(Default::default, |e| e.elapsed()));
+        let close = |looked: Instant| now.saturating_duration_since(looked) * CLOSE <= took;
+        match self.seen {
+            Some(seen) => seen,
+            None if looked.is_some_and(close) => Seen::Watched,
+            None => Seen::AtOnce,
+        }
+    }
     fn bytes(&self) -> usize {
         self.transfers.iter().map(|transfer| transfer.len).sum()
     }
@@ -112,7 +133,9 @@ impl Cut {
             Some(batch) => batch.transfers.push(part),
             None => {
                 let transfers = SmallVec::from_slice(&[part]);
-                self.pending.push(Batch { kind, region, channel: 0, ticket: None, transfers, sum });
+                let (ticket, expected, seen) = (None, None, None);
+                let channel = 0;
+                self.pending.push(Batch { kind, region, channel, ticket, expected, seen, transfers, sum });
             }
         }
     }
@@ -120,7 +143,7 @@ impl Cut {
 
 impl<M: Media> Mover<M> {
     /// Begins to copy; all to media, or all from it. With `crc` the parts' checksums are kept for [`crc`](Flight::crc).
-    /// `shares`: the CPU copies its share of large reads now, which is for callers that wait at once.
+    /// `waits`: the caller waits at once, so the CPU copies its share of large reads now, and threads need not be woken.
     ///
     /// # Safety
     ///
@@ -132,7 +155,7 @@ impl<M: Media> Mover<M> {
         via: Option<EngineKind>,
         transfers: &[RawTransfer],
         crc: bool,
-        shares: bool,
+        waits: bool,
     ) -> Flight {
         let sums = crc.then(SmallVec::new);
         let mut cut = Cut { sums, own: SmallVec::new(), pending: SmallVec::new(), parts: 0, shared: false };
@@ -142,7 +165,7 @@ impl<M: Media> Mover<M> {
             while done < transfer.len {
                 let (region, room) = media.region(transfer.at.add(done as u64));
                 let len = room.min((transfer.len - done) as u64) as usize;
-                self.cut(&mut cut, kind, region, transfer.part(done, len), shares);
+                self.cut(&mut cut, kind, region, transfer.part(done, len), waits);
                 done += len;
             }
         }
@@ -151,14 +174,21 @@ impl<M: Media> Mover<M> {
         for mut batch in pending {
             // SAFETY: the caller's.
             match unsafe { self.hand_over(media, &batch, crc) } {
-                Some((ticket, channel)) => {
-                    (batch.ticket, batch.channel) = (Some(ticket), channel);
+                Some((ticket, channel, expected)) => {
+                    (batch.ticket, batch.channel, batch.expected) = (Some(ticket), channel, Some(expected));
                     landing.flight.batches.push(batch);
                 }
                 // With checksums it is one transfer; without them nobody looks at the place.
                 None => own.extend(batch.transfers.iter().map(|transfer| (*transfer, batch.sum))),
             }
         }
+        // Who waits does the first itself, where it helps; the others begin beside it.
+        let mut own_turn = waits;
+        self.for_each_under_way(&landing.flight, |engine, ticket| {
+            if !std::mem::take(&mut own_turn) {
+                engine.start(ticket);
+            }
+        });
         let begun = shared.then(Instant::now);
         let (mut bytes, mut stored) = (0, false);
         for (part, sum) in own {
@@ -170,6 +200,8 @@ impl<M: Media> Mover<M> {
         if let (Some(begun), [whole]) = (begun, transfers) {
             landing.flight.shared = Some((whole.len, bytes as u64, begun.elapsed().as_nanos() as u64));
         }
+        // What has ended already this thread may have stored on the engine's behalf.
+        self.for_each_under_way(&landing.flight, |_, ticket| stored |= ticket.completion().is_some());
         if stored {
             media.fence(Flushed::issued());
         }
@@ -188,6 +220,14 @@ impl<M: Media> Mover<M> {
             })
     }
 
+    fn for_each_under_way(&self, flight: &Flight, mut each: impl FnMut(&dyn Engine<M>, &Ticket)) {
+        for batch in &flight.batches {
+            if let (Some(ticket), Some(engine)) = (&batch.ticket, self.engine(batch.kind)) {
+                each(engine, ticket);
+            }
+        }
+    }
+
     /// Copies all of it, and waits; the checksum continued, where one is given.
     pub(super) fn carry_all(
         &self,
@@ -195,6 +235,7 @@ impl<M: Media> Mover<M> {
         via: Option<EngineKind>,
         transfers: &mut [Transfer<'_>],
         crc: Option<u32>,
+        holding: Holding,
     ) -> Result<Option<u32>, Fault> {
         let raw: SmallVec<[RawTransfer; 4]> = transfers.iter_mut().map(Transfer::raw).collect();
         // SAFETY: the bytes and media are borrowed until this function returns, what is copied to by it alone; before
@@ -202,6 +243,7 @@ impl<M: Media> Mover<M> {
         unsafe {
             let flight = self.begin(media, via, &raw, crc.is_some(), true);
             let mut landing = Landing { mover: self, flight };
+            self.await_flight(&mut landing.flight, holding);
             self.end(media, &mut landing.flight)?;
             Ok(landing.flight.crc(crc))
         }
@@ -245,14 +287,17 @@ impl<M: Media> Mover<M> {
     /// # Safety
     ///
     /// As for [`begin`](Mover::begin).
-    unsafe fn hand_over(&self, media: &M, batch: &Batch, crc: bool) -> Option<(Ticket, usize)> {
+    unsafe fn hand_over(&self, media: &M, batch: &Batch, crc: bool) -> Option<(Ticket, usize, Expected)> {
         let Running { engine, scheduler, limits, capability } = self.running(batch.kind)?;
-        let crc = (crc && batch.transfers[0].is_to_media()).then_some(0);
+        let to_media = batch.transfers[0].is_to_media();
+        let direction = if to_media { Direction::Write } else { Direction::Read };
+        let crc = (crc && to_media).then_some(0);
         let ticket = scheduler.claim(batch.region, &capability, limits).and_then(|claim| {
+            let (region, channel) = (batch.region, claim.channel);
             // SAFETY: the caller vouches for the bytes and for media until the flight has ended.
-            let ticket = unsafe { engine.submit(media, batch.region, claim.channel, &batch.transfers, crc) };
-            let channel = claim.channel;
-            ticket.ok().inspect(|_| claim.keep()).map(|ticket| (ticket, channel))
+            let ticket = unsafe { engine.submit(media, region, channel, &batch.transfers, crc) }.ok()?;
+            claim.keep();
+            Some((ticket, channel, scheduler.expect((region, channel), direction, batch.bytes())))
         });
         if ticket.is_none() {
             self.count_busy();
@@ -261,11 +306,48 @@ impl<M: Media> Mover<M> {
     }
 
     /// Whether all of it has ended, and is to be [ended](Mover::end) without waiting.
-    pub(crate) fn has_ended(&self, flight: &Flight) -> bool {
-        flight.batches.iter().all(|batch| match (&batch.ticket, self.engine(batch.kind)) {
+    pub(crate) fn has_ended(&self, flight: &mut Flight) -> bool {
+        let ended = flight.batches.iter().all(|batch| match (&batch.ticket, self.engine(batch.kind)) {
             (Some(ticket), Some(engine)) => engine.poll(ticket),
             _ => true,
-        })
+        });
+        if !ended {
+            flight.looked = Some(Instant::now());
+        }
+        ended
+    }
+
+    /// Waits until the engines are through, and changes nothing: it is to be [ended](Mover::end) then. In a uthread that
+    /// holds nothing others run meanwhile.
+    pub(super) fn await_flight(&self, flight: &mut Flight, holding: Holding) {
+        for batch in &mut flight.batches {
+            if let (Some(ticket), Some(engine)) = (&batch.ticket, self.engine(batch.kind)) {
+                engine.help(ticket);
+                let due = batch.expected.and_then(|expected| expected.due);
+                batch.seen = Some(until(&Awaited(engine, ticket), due, holding));
+            }
+        }
+    }
+
+    /// Somebody waits for it now: see [`Engine::help`].
+    pub(crate) fn help(&self, flight: &Flight) {
+        self.for_each_under_way(flight, |engine, ticket| engine.help(ticket));
+    }
+
+    /// Has the waker woken when a part of it has ended. Whoever listens looks once more afterwards.
+    pub(crate) fn listen(&self, flight: &Flight, seat: &Seat, waker: &Waker) {
+        self.for_each_under_way(flight, |engine, ticket| {
+            if let Some(bell) = engine.bell(ticket).filter(|_| !engine.poll(ticket)) {
+                bell.listen(seat, waker);
+            }
+        });
+    }
+
+    /// Whether somebody rings for all that is under way.
+    pub(crate) fn rings(&self, flight: &Flight) -> bool {
+        let mut rings = true;
+        self.for_each_under_way(flight, |engine, ticket| rings &= engine.bell(ticket).is_some());
+        rings
     }
 
     /// Waits for the engines, and does what they left undone. Afterwards nobody uses the bytes any more.
@@ -277,17 +359,21 @@ impl<M: Media> Mover<M> {
         for n in 0..flight.batches.len() {
             let batch = &mut flight.batches[n];
             let Some(ticket) = batch.ticket.take() else { continue };
-            let Running { engine, scheduler, .. } = self.running(batch.kind).expect("it took the batch");
-            let completion = engine.wait(ticket);
-            scheduler.give_back(batch.region);
+            let run = self.running(batch.kind).expect("it took the batch");
+            let told = run.engine.bell(&ticket).is_some();
+            let completion = run.engine.wait(ticket);
+            run.scheduler.give_back(batch.region);
+            let bytes = batch.bytes();
             if let (Some((whole, own, own_ns)), 1) = (flight.shared.take(), flight.batches.len())
                 && own + completion.bytes == whole as u64
             {
-                scheduler.shared(whole, (completion.bytes, completion.nanoseconds), (own, own_ns));
+                run.scheduler.shared(whole, (completion.bytes, completion.nanoseconds), (own, own_ns));
             }
             let batch = &mut flight.batches[n];
             let (mut done, sum, to_media) =
-                (self.ended(&completion, batch.bytes()), batch.sum, batch.transfers[0].is_to_media());
+                (self.ended(&completion, bytes), batch.sum, batch.transfers[0].is_to_media());
+            let end = End { completion, seen: batch.seen(flight.looked), told };
+            run.met(batch.expected, done == bytes, &end);
             let writes_back = to_media && completion.durability == Durability::WriteBack;
             if done > 0
                 && to_media
@@ -325,6 +411,17 @@ impl Flight {
     /// Whether engines have nothing of it: it ends without waiting.
     pub(crate) fn is_over(&self) -> bool {
         self.batches.iter().all(|batch| batch.ticket.is_none())
+    }
+
+    /// When the last of it is expected to end; none where nobody knows.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        let dues = self.batches.iter().map(|batch| batch.expected.and_then(|expected| expected.due));
+        dues.collect::<Option<SmallVec<[Instant; 4]>>>()?.into_iter().max()
+    }
+
+    /// How somebody who waited for all of it saw its end.
+    pub(super) fn was_seen(&mut self, seen: Seen) {
+        self.batches.iter_mut().for_each(|batch| batch.seen = Some(seen));
     }
 
     /// The checksum of all bytes, continued; once it has ended well.

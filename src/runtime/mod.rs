@@ -20,7 +20,7 @@
 //! | `switch` | the switch itself, stacks, what becomes of an overflow |
 //! | `task` | one uthread, and its result |
 //! | `worker` | queues, stealing, sleep |
-//! | `wait` | waiting, for uthreads and threads alike |
+//! | `wait` | waiting, for uthreads and threads alike; what the room `wait` is told of it |
 //! | `timer` | alarms |
 //! | `lock`, `channel` | mutex, condition variable and channel that let others run meanwhile |
 //!
@@ -40,7 +40,6 @@ mod worker;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use crate::mover::completion::{Pending, Poller};
 pub use channel::{Closed, Receiver, Sender, TryRecv, TrySend, bounded};
 pub use lock::{Condvar, Mutex, MutexGuard};
 pub use task::{JoinHandle, Outcome};
@@ -78,6 +77,16 @@ pub struct Stats {
     pub long_slices: u64,
 }
 
+/// In how long the next completion is expected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Pending(pub Duration);
+
+/// Something that completes, and wakes who waits for it, when it is looked at.
+pub trait Poller: Send + Sync {
+    /// Wakes those whose wait is over; in how long more is expected, if anything is under way.
+    fn poll(&self) -> Option<Pending>;
+}
+
 /// Runs uthreads.
 pub struct Runtime {
     shared: Arc<Shared>,
@@ -85,6 +94,7 @@ pub struct Runtime {
 
 impl Runtime {
     pub fn new(options: Options) -> Result<Runtime> {
+        crate::wait::provide(wait::uthreads());
         Ok(Runtime { shared: Arc::new(Shared::new(options)?) })
     }
 
@@ -105,7 +115,8 @@ impl Runtime {
         Shared::spawn(&self.shared, Some(name.into()), false, run)
     }
 
-    /// As [`spawn`](Runtime::spawn); workers that have nothing to do take it over, whenever it waits.
+    /// As [`spawn`](Runtime::spawn); workers that have nothing to do take it over, whenever it waits. Only not while an
+    /// engine copies for it, when it keeps its worker: it may have stores that its thread has still to fence.
     ///
     /// # Safety
     ///

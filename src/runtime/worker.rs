@@ -24,19 +24,19 @@ use rustix::time::{ClockId, clock_gettime};
 use super::switch::{Fiber, Label, Stack, Stacks, Watch, Why};
 use super::task::{JoinHandle, Runnable, Task, with_outcome};
 use super::timer::{Alarm, Timers};
-use super::wait::{self, Waiter};
+use super::wait::Waiter;
 use super::{Options, Pending, Poller, Stats};
 use crate::error::{Error, Result};
 use crate::limits::WORKERS_MAX;
+use crate::wait::slack::in_a_hurry;
+use crate::wait::{POLL_MAX, pause};
 
 /// Uthreads that run before a worker looks at timers, completions and its mail.
 const LOOK_EVERY: u32 = 64;
-/// The number of pollers that are looked at as often as they were added.
-const ANY_NUMBER: usize = usize::MAX;
+/// A worker sleeps no longer than to a moment that is as near as this.
+const HURRY_MAX: Duration = Duration::from_millis(1);
 /// Stacks that a worker keeps for its next uthreads.
 const STACKS_KEPT_MAX: usize = 32;
-/// A completion that is expected sooner is polled for, in nanoseconds: a sleep costs as much (design, the wait ladder).
-const POLL_NS_MAX: u64 = 10_000;
 
 type Queue = VecDeque<Box<Runnable>>;
 
@@ -50,8 +50,7 @@ pub struct Shared {
     /// From threads that are no workers.
     outside: Injector<Box<Runnable>>,
     timers: Timers,
-    /// With the numbers of those that are looked at once.
-    pollers: RwLock<Vec<(usize, Arc<dyn Poller>)>>,
+    pollers: RwLock<Vec<Arc<dyn Poller>>>,
     /// Workers that sleep, or are about to.
     idle: CachePadded<AtomicUsize>,
     /// Who works now.
@@ -122,7 +121,6 @@ pub fn wake_after(time: Duration, waiter: Arc<Waiter>) -> Alarm {
 
 impl Shared {
     pub fn new(options: Options) -> Result<Shared> {
-        wait::make_known();
         Ok(Shared {
             stacks: Stacks::new(options.stack_bytes)?,
             options,
@@ -189,19 +187,7 @@ impl Shared {
     }
 
     pub fn add_poller(&self, poller: Arc<dyn Poller>) {
-        self.pollers.write().push((ANY_NUMBER, poller));
-    }
-
-    /// As [`add_poller`](Shared::add_poller), unless the one with this number is there.
-    pub fn poll_once(&self, number: usize, make: &dyn Fn() -> Arc<dyn Poller>) {
-        let known = |pollers: &[(usize, _)]| pollers.iter().any(|(other, _)| *other == number);
-        if known(&self.pollers.read()) {
-            return;
-        }
-        let mut pollers = self.pollers.write();
-        if !known(&pollers) {
-            pollers.push((number, make()));
-        }
+        self.pollers.write().push(poller);
     }
 
     pub fn live(&self) -> usize {
@@ -407,7 +393,7 @@ impl Local {
     fn look(&self) -> (Option<Duration>, Option<Pending>) {
         let timer = self.shared.timers.fire();
         let pollers = self.shared.pollers.read();
-        let pending = pollers.iter().filter_map(|(_, poller)| poller.poll()).min();
+        let pending = pollers.iter().filter_map(|poller| poller.poll()).min();
         drop(pollers);
         self.open_mail();
         (timer, pending)
@@ -461,10 +447,12 @@ impl Local {
         match found {
             Some(runnable) => self.put_back(runnable),
             None if self.shared.live() == 0 => {}
-            None => match (soonest, pending) {
-                (_, Some(Pending(time))) if time.as_nanos() as u64 <= POLL_NS_MAX => std::hint::spin_loop(),
-                (Some(time), _) => std::thread::park_timeout(time),
-                (None, _) => std::thread::park(),
+            None => match soonest {
+                // To sleep costs as much: the wait ladder's first rung, for a worker.
+                Some(time) if time <= POLL_MAX => pause::moment(),
+                Some(time) if time <= HURRY_MAX => in_a_hurry(|| std::thread::park_timeout(time)),
+                Some(time) => std::thread::park_timeout(time),
+                None => std::thread::park(),
             },
         }
         if self.remote.asleep.swap(false, Ordering::AcqRel) {

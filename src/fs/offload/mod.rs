@@ -26,8 +26,8 @@ mod ticket;
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::Weak;
-use std::time::Duration;
+use std::task::{Wake, Waker};
+use std::time::Instant;
 
 use crossbeam_utils::Backoff;
 use smallvec::SmallVec;
@@ -38,18 +38,13 @@ use super::log::Batch;
 use super::write::{WriteFields, write_records};
 use super::*;
 use crate::media::Fault;
-use crate::mover::completion::{self, Pending, Poller, Wake};
 use crate::mover::engine_port::RawTransfer;
 use crate::mover::flight::Flight;
-use crate::sync::primitive::wait;
+use crate::sync::primitive;
+use crate::wait::{self, Bell, Ending, Holding, Seat};
 pub use lent::{Lent, LentRoom};
 pub use reads::Reads;
 pub use ticket::WriteTicket;
-
-/// Before anything was measured: what a byte takes, in picoseconds.
-const PS_PER_BYTE: u64 = 400;
-/// Workers look again after so long for a copy that should have ended.
-const OVERDUE: Duration = Duration::from_micros(20);
 
 /// Pages of a file.
 pub(super) type Pages = Range<u64>;
@@ -74,29 +69,43 @@ struct Copy {
     flight: Mutex<Option<Flight>>,
     ended: AtomicBool,
     fault: Mutex<Option<Fault>>,
-    /// When that is expected, in nanoseconds since the file system was opened.
-    due: u64,
-    waiting: Mutex<Vec<Arc<dyn Wake>>>,
+    /// When that is expected, if anybody knows.
+    due: Option<Instant>,
+    /// Rings when its engine is through, where that tells, and when all is done that was waited for.
+    bell: Arc<Through>,
+    /// Whether the engine tells.
+    rings: bool,
+}
+
+/// What an engine wakes.
+#[derive(Default)]
+struct Through(Bell);
+
+impl Wake for Through {
+    fn wake(self: Arc<Self>) {
+        self.0.ring();
+    }
 }
 
 impl Copy {
-    fn new(flight: Flight, due: u64) -> Copy {
-        Copy {
-            flight: Mutex::new(Some(flight)),
-            ended: AtomicBool::new(false),
-            fault: Mutex::default(),
-            due,
-            waiting: Mutex::default(),
-        }
-    }
-
     fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }
+}
 
-    fn wake(&self) {
-        let waiting = std::mem::take(&mut *self.waiting.lock());
-        waiting.iter().for_each(|waiter| waiter.wake());
+/// Something that ends when `look` says so.
+struct Ends<'a, F: Fn() -> bool> {
+    copy: &'a Copy,
+    look: F,
+}
+
+impl<F: Fn() -> bool> Ending for Ends<'_, F> {
+    fn look(&self) -> bool {
+        (self.look)()
+    }
+
+    fn bell(&self) -> Option<&Bell> {
+        self.copy.rings.then_some(&self.copy.bell.0)
     }
 }
 
@@ -210,11 +219,6 @@ pub(super) struct Copies {
     lanes: Box<[CachePadded<Mutex<Lane>>]>,
     writes: AtomicU64,
     reads: Reads,
-    /// Since when times are told.
-    began: std::time::Instant,
-    /// What copies took lately, in picoseconds for each byte; and when the last is expected to end.
-    ps_per_byte: AtomicU64,
-    due: AtomicU64,
     /// A write failed after its record was committed: some inode has to tell.
     lost: AtomicBool,
 }
@@ -225,9 +229,6 @@ impl Default for Copies {
             lanes: (0..LANES).map(|_| CachePadded::default()).collect(),
             writes: AtomicU64::new(0),
             reads: Reads::default(),
-            began: std::time::Instant::now(),
-            ps_per_byte: AtomicU64::new(PS_PER_BYTE),
-            due: AtomicU64::new(0),
             lost: AtomicBool::new(false),
         }
     }
@@ -241,26 +242,6 @@ impl Copies {
     /// Whether blocks will be free once copies have ended.
     pub(super) fn keep_blocks(&self) -> bool {
         self.writes.load(Ordering::Acquire) > 0 || self.reads.any()
-    }
-
-    fn now(&self) -> u64 {
-        self.began.elapsed().as_nanos() as u64
-    }
-
-    /// When a copy of so many bytes is expected to end that is handed over now.
-    fn expect(&self, bytes: usize) -> u64 {
-        let takes = bytes as u64 * self.ps_per_byte.load(Ordering::Relaxed) / 1000;
-        let due = self.due.load(Ordering::Relaxed).max(self.now()) + takes;
-        self.due.store(due, Ordering::Relaxed);
-        due
-    }
-
-    /// A copy ended that was expected at `due`.
-    fn learn(&self, due: u64) {
-        let (now, rate) = (self.now(), self.ps_per_byte.load(Ordering::Relaxed));
-        // Little by little: whether it was late or early says which way, not how far.
-        let next = if now > due { rate + rate / 32 } else { rate - rate / 64 };
-        self.ps_per_byte.store(next.clamp(20, 1_000_000), Ordering::Relaxed);
     }
 }
 
@@ -281,10 +262,11 @@ impl<M: Media> Fs<M> {
     // Handing over
 
     /// Hands the parts of a write over: they are parts of bytes that were [`Lent`].
-    pub(super) fn hand_over(&self, engine: Option<EngineKind>, parts: &Parts, shares: bool) -> Flight {
+    /// `waits`: the caller waits at once, and does its share.
+    pub(super) fn hand_over(&self, engine: Option<EngineKind>, parts: &Parts, waits: bool) -> Flight {
         // SAFETY: the parts are of lent bytes, which outlive the copy: the flight ends in `end_copy`, which all
         // who wait for it call, or in `abort_copy`, with this mover and these media.
-        unsafe { self.core.mover.begin(&self.core.media, engine, parts, false, shares) }
+        unsafe { self.core.mover.begin(&self.core.media, engine, parts, false, waits) }
     }
 
     /// Ends a flight here and now.
@@ -294,8 +276,27 @@ impl<M: Media> Fs<M> {
         Ok(ended?)
     }
 
-    pub(super) fn copy_has_ended(&self, flight: &Flight) -> bool {
+    pub(super) fn copy_has_ended(&self, flight: &mut Flight) -> bool {
         self.core.mover.has_ended(flight)
+    }
+
+    /// Others may wait for it from now on.
+    fn share(&self, flight: Flight) -> Copy {
+        let mover = &self.core.mover;
+        let bell = Arc::<Through>::default();
+        let (due, rings) = (flight.due(), mover.rings(&flight));
+        if rings {
+            // Who waits looks once more when it listens to `bell`: nothing is missed that ends before this.
+            mover.listen(&flight, &Seat::new(), &Waker::from(bell.clone()));
+        }
+        Copy {
+            flight: Mutex::new(Some(flight)),
+            ended: AtomicBool::new(false),
+            fault: Mutex::default(),
+            due,
+            bell,
+            rings,
+        }
     }
 
     /// Commits a write whose copy is under way, and notes it in the body. Fails with the copy ended.
@@ -308,7 +309,6 @@ impl<M: Media> Fs<M> {
         Commit { pages, extents, mut fields, pending }: Commit,
     ) -> Result<Arc<WriteUnderWay>> {
         let inode = &node.inode;
-        let bytes = (pages.end - pages.start) as usize * BLOCK;
         let before = runs_of(body, extents);
         let grew_from = (fields.size > body.size).then_some(body.size);
         let (region, channel) = flight.channel();
@@ -350,7 +350,7 @@ impl<M: Media> Fs<M> {
             epoch: guard.epoch(),
             reuse: self.core.reuse_after(guard),
             before,
-            copy: Copy::new(flight, copies.expect(bytes)),
+            copy: self.share(flight),
             over: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             taken_back: AtomicBool::new(false),
@@ -365,9 +365,7 @@ impl<M: Media> Fs<M> {
 
     /// Notes a read whose copy is under way. Under the inode's lock.
     pub(super) fn read_under_way(&self, ino: u32, pages: Pages, flight: Flight) -> Arc<ReadUnderWay> {
-        let copies = &self.core.copies;
-        let due = copies.expect((pages.end - pages.start) as usize * BLOCK);
-        copies.reads.begin(ino, pages, Copy::new(flight, due))
+        self.core.copies.reads.begin(ino, pages, self.share(flight))
     }
 
     // -----------------------------------------------------------------------------------------------
@@ -383,7 +381,6 @@ impl<M: Media> Fs<M> {
             *copy.fault.lock() = Some(fault);
         }
         *flight = None;
-        self.core.copies.learn(copy.due);
         copy.ended.store(true, Ordering::Release);
     }
 
@@ -393,8 +390,8 @@ impl<M: Media> Fs<M> {
             return true;
         }
         // Who has the lock waits for the engine.
-        let Some(flight) = copy.flight.try_lock() else { return false };
-        let through = flight.as_ref().is_none_or(|flight| self.core.mover.has_ended(flight));
+        let Some(mut flight) = copy.flight.try_lock() else { return false };
+        let through = flight.as_mut().is_none_or(|flight| self.core.mover.has_ended(flight));
         drop(flight);
         if through {
             self.end_copy(copy);
@@ -427,7 +424,7 @@ impl<M: Media> Fs<M> {
             }
             self.advance(lane);
             if !write.is_over() {
-                wait(&backoff); // somebody else is just about to say so
+                primitive::wait(&backoff); // somebody else is just about to say so
             }
         }
     }
@@ -463,7 +460,7 @@ impl<M: Media> Fs<M> {
             }
             write.inode.lock().take();
             write.over.store(true, Ordering::Release);
-            write.copy.wake();
+            write.copy.bell.0.ring();
         }
     }
 
@@ -590,53 +587,41 @@ impl<M: Media> Fs<M> {
 
     /// As [`wait_for_write`](Fs::wait_for_write), however it ends: for who wants to touch the same pages.
     pub fn wait_until_over(&self, write: &Arc<WriteUnderWay>) {
-        self.wait_lightly(&write.copy, &|| write.is_over(), &|| {
-            self.try_end_copy(&write.copy) && {
-                self.poll_lane(write.ticket.lane as usize);
-                write.is_over()
-            }
-        });
+        let look = || {
+            write.is_over()
+                || self.try_end_copy(&write.copy) && {
+                    self.poll_lane(write.ticket.lane as usize);
+                    write.is_over()
+                }
+        };
+        self.climb(&write.copy, look);
         self.finish(write);
     }
 
     /// Waits until a read has all its bytes. The caller holds nothing of the file system. EIO for bad media.
     pub fn wait_for_read(&self, read: &ReadUnderWay) -> Result<()> {
-        let ends = || {
-            self.try_end_copy(&read.copy) && {
-                self.end_read(read);
-                true
-            }
-        };
-        self.wait_lightly(&read.copy, &|| read.copy.has_ended(), &ends);
+        self.climb(&read.copy, || self.try_end_copy(&read.copy));
         self.end_copy(&read.copy);
         self.end_read(read);
         read.copy.fault.lock().map_or(Ok(()), |fault| Err(fault.into()))
     }
 
-    /// A light thread lets others run until `is_over`; `ends` looks after it.
-    fn wait_lightly(&self, copy: &Copy, is_over: &dyn Fn() -> bool, ends: &dyn Fn() -> bool) {
-        if is_over() || ends() {
-            return;
+    /// Waits as the ladder has it. A thread of its own helps where an engine lets it.
+    fn climb(&self, copy: &Copy, look: impl Fn() -> bool) {
+        if !wait::lets_others_run()
+            && let Some(flight) = copy.flight.try_lock()
+            && let Some(flight) = &*flight
+        {
+            self.core.mover.help(flight);
         }
-        while let Some((threads, me)) = completion::light() {
-            threads.poll(self.id as usize, &|| Arc::new(Ends(self.me.clone())));
-            copy.waiting.lock().push(me);
-            // Whoever ends it wakes those who waited before.
-            if is_over() {
-                return;
-            }
-            threads.park();
-            if is_over() {
-                return;
-            }
-        }
+        wait::until(&Ends { copy, look }, copy.due, Holding::Nothing);
     }
 
     fn end_read(&self, read: &ReadUnderWay) {
         for (run, reuse) in self.core.copies.reads.end(read) {
             self.core.free(run, reuse);
         }
-        read.copy.wake();
+        read.copy.bell.0.ring();
     }
 
     /// Ends what engines are through with, at the front of a lane.
@@ -653,44 +638,6 @@ impl<M: Media> Fs<M> {
             }
             self.advance(lane);
         }
-    }
-
-    /// Ends what engines are through with; in how long the next is expected.
-    fn poll_copies(&self) -> Option<Pending> {
-        let copies = &self.core.copies;
-        let mut soonest = None;
-        if copies.writes.load(Ordering::Relaxed) > 0 {
-            for lane in 0..LANES {
-                if copies.lanes[lane].lock().under_way.is_empty() {
-                    continue;
-                }
-                self.poll_lane(lane);
-                let first = copies.lanes[lane].lock().under_way.front().map(|write| write.copy.due);
-                soonest = soonest.into_iter().chain(first).min();
-            }
-        }
-        if copies.reads.any() {
-            let reads = copies.reads.all();
-            for read in reads {
-                match self.try_end_copy(&read.copy) {
-                    true => self.end_read(&read),
-                    false => soonest = soonest.into_iter().chain([read.copy.due]).min(),
-                }
-            }
-        }
-        let now = copies.now();
-        soonest.map(|due| {
-            Pending(if due > now {
-                Duration::from_nanos(due - now)
-            } else {
-                OVERDUE.min(self.overdue(now - due))
-            })
-        })
-    }
-
-    /// What should have ended is looked for at once, later now and then.
-    fn overdue(&self, late: u64) -> Duration {
-        if late < 100_000 { Duration::ZERO } else { OVERDUE }
     }
 
     /// Waits for all writes of this epoch and of those before.
@@ -738,7 +685,7 @@ impl<M: Media> Fs<M> {
                 write.failed.store(true, Ordering::Release);
                 write.inode.lock().take();
                 write.over.store(true, Ordering::Release);
-                write.copy.wake();
+                write.copy.bell.0.ring();
             }
         }
         self.finish_reads();
@@ -828,14 +775,5 @@ struct Landing<F: Fn()>(F);
 impl<F: Fn()> Drop for Landing<F> {
     fn drop(&mut self) {
         self.0();
-    }
-}
-
-/// What workers look at between uthreads.
-struct Ends<M: Media>(Weak<Fs<M>>);
-
-impl<M: Media> Poller for Ends<M> {
-    fn poll(&self) -> Option<Pending> {
-        self.0.upgrade()?.poll_copies()
     }
 }

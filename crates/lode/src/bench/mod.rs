@@ -8,8 +8,8 @@
 //! ext4 and pool files, `worker` the timed loop, `turns` who runs when and on which core, `peer_*` the
 //! systems, `mount` fio on mounts, `breakdown` where the time of reads and writes goes, `capacity` pools of
 //! a million files and of 1 TiB, `uthreads` what those cost, `offload` what a device leaves of a core, `apps`
-//! applications on uthreads, `value` rows that are a number, `report` rows and claims, `table` and `plot` what people see, `clock` time stamps and
-//! CPU time, `machine` where.
+//! applications on uthreads, `waits` what it costs to wait, `value` rows that are a number, `report` rows and claims,
+//! `table` and `plot` what people see, `clock` time stamps and CPU time, `machine` where.
 
 mod apps;
 mod breakdown;
@@ -31,6 +31,7 @@ mod table;
 mod turns;
 mod uthreads;
 mod value;
+mod waits;
 mod worker;
 
 use std::io::{IsTerminal, Write};
@@ -127,6 +128,7 @@ pub fn run(options: &BenchOptions) -> Result<String> {
                 skipped.extend(apps.skipped);
                 (apps.rows, apps.claims)
             }
+            "waits" => waits::run(&plan)?,
             pool => capacity::run(pool, &plan, &place, &mut machine)?,
         };
         rows.extend(more);

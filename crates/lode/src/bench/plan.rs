@@ -53,6 +53,7 @@ pub struct Plan {
     pub uthreads_parked: usize,
     pub offload_bytes: u64,
     pub apps: Size,
+    pub waits: u64,
 }
 
 impl Plan {
@@ -92,6 +93,7 @@ impl Plan {
                 pool_bytes: 768 * MIB,
                 cores: options.threads.iter().copied().max().unwrap_or(1),
             },
+            waits: 2000,
         };
         if options.smoke {
             plan.slice = Duration::from_millis(2);
@@ -100,6 +102,7 @@ impl Plan {
             (plan.uthread_turns, plan.uthreads_parked) = (2000, 2000);
             plan.offload_bytes = 4 * MIB;
             plan.apps = Size { shrink: 16, fewer: 64, pool_bytes: 96 * MIB, ..plan.apps };
+            plan.waits = 50;
         } else if options.quick {
             plan.slice = Duration::from_millis(50);
             (plan.pool_bytes, plan.file_bytes, plan.append_bytes_max) = (1024 * MIB, 256 * MIB, 96 * MIB);
