@@ -7,7 +7,8 @@
 //! Files: `rows` the catalogue and targets, `plan` options checked and sizes chosen, `place` tmpfs,
 //! ext4 and pool files, `worker` the timed loop, `turns` who runs when and on which core, `peer_*` the
 //! systems, `mount` fio on mounts, `breakdown` where the time of reads and writes goes, `capacity` pools of
-//! a million files and of 1 TiB, `uthreads` what those cost, `offload` what a device leaves of a core, `apps`
+//! a million files and of 1 TiB, `uthreads` what those cost, `offload` what a device leaves of a core, `orderless`
+//! what it brings to commit before the copy ends, `apps`
 //! applications on uthreads, `waits` what it costs to wait, `value` rows that are a number, `report` rows and claims,
 //! `table` and `plot` what people see, `clock` time stamps and CPU time, `machine` where.
 
@@ -19,6 +20,7 @@ mod clock;
 mod machine;
 mod mount;
 mod offload;
+mod orderless;
 mod peer_kernel;
 mod peer_limit;
 mod peer_lode;
@@ -122,6 +124,7 @@ pub fn run(options: &BenchOptions) -> Result<String> {
         let (more, held) = match *name {
             "uthreads" => uthreads::run(&plan)?,
             "offload" => offload::run(&plan)?,
+            "orderless" => orderless::run(&plan)?,
             "apps" => {
                 let apps = apps::run(&plan, &mut place, &mut machine)?;
                 notes.extend(apps.notes);
@@ -397,6 +400,8 @@ mod tests {
             "uthread-parked",
             "offload-write-64k-depth-1",
             "offload-read-64k-depth-32",
+            "orderless-latency-64k",
+            "orderless-cpu-64k",
         ] {
             check_row(&report, name, "lode", 1, false);
         }
