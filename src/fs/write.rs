@@ -152,6 +152,9 @@ impl<M: Media> Fs<M> {
                 if let Some(write) = self.in_the_way(&mut body, &input) {
                     return Ok(Step::Blocked(write));
                 }
+                if self.is_overgrown(&body) && matches!(body.data, Data::File(_)) {
+                    self.catch_up(inode, &mut body, &guard);
+                }
                 self.write_locked(cred, node, &mut body, &guard, input, &mut watch)
             };
             match done {
