@@ -31,9 +31,21 @@ fn record(title: &'static str, fields: &[Field]) -> String {
     table(title, &all, 64 * format::RECORD_LINES_MAX as usize)
 }
 
+/// What `docs/format.md` says of the words that say how far copies are done.
+fn completions() -> String {
+    let (lanes, first) = (format::LANES, format::completion_addr(0).0);
+    let bits = format::TICKET_BITS;
+    format!(
+        "<!-- completion words -->\n- {lanes} lanes, the first word at byte {first} of the pool, {} bytes apart\n\
+         - a ticket: the number in {bits} bits, the lane above them\n<!-- end -->",
+        format::completion_addr(1).0 - first
+    )
+}
+
 fn tables() -> Vec<String> {
     use field::*;
     vec![
+        completions(),
         table(
             "superblock",
             &[
@@ -103,7 +115,7 @@ fn tables() -> Vec<String> {
         record(
             "Write",
             &[
-                ("first file byte that the data CRC covers", write::START, 8),
+                ("first file byte that the data CRC covers; of an offloaded write its ticket", write::START, 8),
                 ("file size after the write", write::SIZE, 8),
                 ("modification and change time", write::MTIME, 8),
                 ("bytes that the data CRC covers", write::LEN, 4),
