@@ -60,3 +60,12 @@ fn one_operation_whose_data_a_device_copies() {
     let by_alignment = Place { copier: Copier::ByAlignment, ..place };
     hold(vec![place, Place { copier: Copier::IntoCaches, data: DataMode::InPlace, ..place }, by_alignment]);
 }
+
+/// Its copies go on when the record is committed.
+#[test]
+fn one_operation_whose_data_a_late_device_copies() {
+    let place =
+        Place { domain: Domain::Memory, data: DataMode::Cow, image: Image::Fresh, copier: Copier::Late };
+    let by_alignment = Place { copier: Copier::LateByAlignment, data: DataMode::InPlace, ..place };
+    hold(vec![place, by_alignment, Place { domain: Domain::PageCache, ..place }]);
+}

@@ -115,7 +115,11 @@ fn tables() -> Vec<String> {
         record(
             "Write",
             &[
-                ("first file byte that the data CRC covers; of an offloaded write its ticket", write::START, 8),
+                (
+                    "first file byte that the data CRC covers; of an offloaded write its ticket",
+                    write::START,
+                    8,
+                ),
                 ("file size after the write", write::SIZE, 8),
                 ("modification and change time", write::MTIME, 8),
                 ("bytes that the data CRC covers", write::LEN, 4),

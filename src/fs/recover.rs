@@ -743,6 +743,7 @@ impl<M: Media> Recovery<'_, M> {
                 continue;
             }
             inode::apply(self.core, &owner, &mut body, &mut atime, &op, Some(&mut redos))?;
+            claims = claims.filter(|_| !sets_times(&op));
             if let Some(claims) = claims {
                 claims.give_up(&mut body, &op);
             }
@@ -972,6 +973,15 @@ impl Claims {
             }
         }
     }
+}
+
+/// Whether an operation changes data: what others say of size and time they have from it from then on.
+fn sets_times(op: &Op) -> bool {
+    op.records().any(|r| match r.kind {
+        Type::Write => get16(r.bytes, field::write::FLAGS) & field::write::MOVED == 0,
+        Type::Attr => get32(r.bytes, field::attr::FLAGS) & field::attr::TRUNCATE != 0,
+        kind => matches!(kind, Type::Hole | Type::Redo),
+    })
 }
 
 impl Scan {
