@@ -852,16 +852,6 @@ impl<M: Media> Recovery<'_, M> {
         if !op.records().any(|r| r.kind == Type::Write) {
             return Ok(true);
         }
-        // Its word may be on media and its data not: nothing orders them before a sync.
-        let is_offloaded = |r: log::Record| {
-            r.kind == Type::Write && get16(r.bytes, field::write::FLAGS) & field::write::OFFLOADED != 0
-        };
-        if self.power_loss && op.records().any(is_offloaded) {
-            return Ok(self
-                .core
-                .media
-                .omits("after a power loss offloaded writes count only if they were synced"));
-        }
         // The record's own blocks, and for bytes stored in place those the file has already.
         let mut after = Body::new(header, Log::new(self.core.key_crc, owner));
         for record in op.records().filter(|r| r.kind == Type::Write) {

@@ -377,12 +377,12 @@ impl<M: Media> Fs<M> {
         let inode = &*node.inode;
         let len = src.bytes().len();
         let end = offset + len as u64;
-        // Alone in its operation, which may turn out not to have happened.
-        let settles_tail = self.core.deferring && offset > body.size && !body.size.is_multiple_of(PAGE);
+        // Alone in its operation, which may turn out not to have happened. Not on an ordinary file: what was synced has to
+        // verify until a state line says so durably, and such a record has no checksum.
         let whole_pages = (end / PAGE).saturating_sub(offset.div_ceil(PAGE)) as usize * BLOCK;
         let offloads = self.core.mover.outlives(engine, whole_pages)
             && batch.is_empty()
-            && !settles_tail
+            && !self.core.deferring
             && !self.core.ordered;
         let verify = (self.core.deferring || len < TWO_FENCE_BYTES) && !offloads;
         let mut sink = Sink::new(verify.then_some(0), engine);
@@ -411,12 +411,12 @@ impl<M: Media> Fs<M> {
         let mut under_way = None;
         if let Some(parts) = sink.parts.take() {
             let mut flight = self.hand_over(engine, &parts, false);
-            // On an ordinary file it is the ticket that vouches for the data, whether they are there or not.
-            if self.copy_has_ended(&mut flight) && !self.core.deferring && batch.is_empty() {
+            // A tail that was settled on the way is part of the operation.
+            if self.copy_has_ended(&mut flight) || !batch.is_empty() {
                 if let Err(e) = self.abort_copy(flight) {
                     return Err(self.undo(&plan, sink.flushed, e));
                 }
-            } else if batch.is_empty() {
+            } else {
                 let pages = offset / PAGE..end.div_ceil(PAGE);
                 let commit = Commit { pages, extents: &plan.extents, fields, pending: sink.flushed };
                 watch.did(Phase::Copy);
@@ -425,11 +425,6 @@ impl<M: Media> Fs<M> {
                     Err(e) => return Err(self.undo(&plan, Flushed::issued(), e)),
                 }
                 sink.flushed = Flushed::issued();
-            } else {
-                // A tail that was settled on the way is part of the operation.
-                if let Err(e) = self.abort_copy(flight) {
-                    return Err(self.undo(&plan, sink.flushed, e));
-                }
             }
         }
         let pending = if sink.crc.is_none() && under_way.is_none() {

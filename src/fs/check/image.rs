@@ -111,10 +111,6 @@ pub fn read<M: Media>(pool: &Pool<M>, owner: Owner, header: SlotHeader, cut: Opt
         let in_doubt = pool.in_doubt(op.epoch, last);
         let before = in_doubt.then(|| image.clone());
         let was_copied = image.was_copied(pool, op);
-        if !was_copied && pool.power_loss {
-            image.cut = true;
-            return;
-        }
         if !was_copied {
             let write = op.records().last().expect("an operation has records").bytes;
             let (size, mtime) = (get64(write, field::write::SIZE), get64(write, field::write::MTIME));
@@ -204,8 +200,7 @@ impl Image {
         })
     }
 
-    /// Whether an operation is none that an engine was to copy the data of, or the copy had ended. On an ordinary file
-    /// that lost power nothing vouches for it.
+    /// Whether an operation is none that an engine was to copy the data of, or the copy had ended.
     fn was_copied<M: Media>(&mut self, pool: &Pool<M>, op: &Op) -> bool {
         let is_offloaded = |rec: &Rec| {
             rec.kind == Type::Write && get16(rec.bytes, field::write::FLAGS) & field::write::OFFLOADED != 0
@@ -217,9 +212,6 @@ impl Image {
         };
         if pool.live || pool.state.clean || op.epoch <= pool.state.settled {
             return true;
-        }
-        if pool.power_loss {
-            return false;
         }
         let lane = ticket.lane as usize;
         let word = pool.media.load64(completion_addr(lane)).ok();
