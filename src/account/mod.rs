@@ -194,6 +194,22 @@ impl Ledger {
     }
 }
 
+impl Ledger {
+    /// Waits on behalf of an operation that was watched, after its watch has ended: it let go of all it held.
+    pub fn waiting<T>(&self, op: Op, wait: impl FnOnce() -> T) -> T {
+        let began = stamp::now();
+        let waited_for = wait();
+        let whole = stamp::now().saturating_sub(began);
+        let mut ticks = [0; PHASES];
+        ticks[Phase::Wait as usize] = whole;
+        let sums = Sums { operations: 0, bytes: 0, ticks, whole };
+        let mut own = self.parts.get_or_init(PerThread::new).own().write();
+        let own = &mut own[op as usize];
+        *own = own.and(&sums);
+        waited_for
+    }
+}
+
 impl Sums {
     fn and(mut self, other: &Sums) -> Sums {
         self.operations += other.operations;
@@ -218,6 +234,20 @@ struct Running<'a> {
 }
 
 impl Watch<'_> {
+    /// It was no operation: it is to be tried again.
+    #[cold]
+    pub fn forget(&mut self) {
+        if self.0.take().is_some() {
+            WATCHED.set(false);
+        }
+    }
+
+    /// Whether somebody watches.
+    #[inline]
+    pub fn is_on(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// What the operation did since the last step.
     #[inline]
     pub fn did(&mut self, phase: Phase) {

@@ -36,6 +36,7 @@ impl<M: Media> Fs<M> {
         let len = body.size.saturating_sub(offset).min(dst.bytes().len() as u64) as usize;
         let pages = || offset / PAGE..(offset + len as u64).div_ceil(PAGE);
         if let Some(write) = body.writes.touching(pages) {
+            watch.forget();
             return Ok(Step::Blocked(write));
         }
         let engine = node.engine();
@@ -74,7 +75,7 @@ impl<M: Media> Fs<M> {
             watch.did(Phase::Copy);
             return Ok(Step::Done(len));
         }
-        let read = self.read_under_way(inode.ino.0, pages(), flight);
+        let read = self.read_under_way(inode.ino.0, pages(), flight, watch.is_on());
         watch.did(Phase::Copy);
         Ok(Step::UnderWay(len, read))
     }

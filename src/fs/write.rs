@@ -150,6 +150,7 @@ impl<M: Media> Fs<M> {
                     input.offset = body.size;
                 }
                 if let Some(write) = self.in_the_way(&mut body, &input) {
+                    watch.forget();
                     return Ok(Step::Blocked(write));
                 }
                 if self.is_overgrown(&body) && matches!(body.data, Data::File(_)) {
@@ -418,7 +419,13 @@ impl<M: Media> Fs<M> {
                 }
             } else {
                 let pages = offset / PAGE..end.div_ceil(PAGE);
-                let commit = Commit { pages, extents: &plan.extents, fields, pending: sink.flushed };
+                let commit = Commit {
+                    pages,
+                    extents: &plan.extents,
+                    fields,
+                    pending: sink.flushed,
+                    watched: watch.is_on(),
+                };
                 watch.did(Phase::Copy);
                 match self.commit_under_way(node, body, guard, flight, commit) {
                     Ok(write) => under_way = Some(write),

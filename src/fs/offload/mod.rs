@@ -75,6 +75,8 @@ struct Copy {
     bell: Arc<Through>,
     /// Whether the engine tells.
     rings: bool,
+    /// Its operation is accounted for, and has not waited yet.
+    watched: AtomicBool,
 }
 
 /// What an engine wakes.
@@ -255,6 +257,7 @@ pub(super) struct Commit<'a> {
     /// All but the ticket.
     pub fields: WriteFields,
     pub pending: Flushed,
+    pub watched: bool,
 }
 
 impl<M: Media> Fs<M> {
@@ -281,7 +284,7 @@ impl<M: Media> Fs<M> {
     }
 
     /// Others may wait for it from now on.
-    fn share(&self, flight: Flight) -> Copy {
+    fn share(&self, flight: Flight, watched: bool) -> Copy {
         let mover = &self.core.mover;
         let bell = Arc::<Through>::default();
         let (due, rings) = (flight.due(), mover.rings(&flight));
@@ -296,6 +299,7 @@ impl<M: Media> Fs<M> {
             due,
             bell,
             rings,
+            watched: AtomicBool::new(watched),
         }
     }
 
@@ -306,7 +310,7 @@ impl<M: Media> Fs<M> {
         body: &mut Body,
         guard: &epoch::Guard,
         flight: Flight,
-        Commit { pages, extents, mut fields, pending }: Commit,
+        Commit { pages, extents, mut fields, pending, watched }: Commit,
     ) -> Result<Arc<WriteUnderWay>> {
         let inode = &node.inode;
         let before = runs_of(body, extents);
@@ -350,7 +354,7 @@ impl<M: Media> Fs<M> {
             epoch: guard.epoch(),
             reuse: self.core.reuse_after(guard),
             before,
-            copy: self.share(flight),
+            copy: self.share(flight, watched),
             over: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             taken_back: AtomicBool::new(false),
@@ -364,8 +368,14 @@ impl<M: Media> Fs<M> {
     }
 
     /// Notes a read whose copy is under way. Under the inode's lock.
-    pub(super) fn read_under_way(&self, ino: u32, pages: Pages, flight: Flight) -> Arc<ReadUnderWay> {
-        self.core.copies.reads.begin(ino, pages, self.share(flight))
+    pub(super) fn read_under_way(
+        &self,
+        ino: u32,
+        pages: Pages,
+        flight: Flight,
+        watched: bool,
+    ) -> Arc<ReadUnderWay> {
+        self.core.copies.reads.begin(ino, pages, self.share(flight, watched))
     }
 
     // -----------------------------------------------------------------------------------------------
@@ -573,7 +583,7 @@ impl<M: Media> Fs<M> {
     /// Waits until a write is done, and durable as far as the domain goes. The caller holds nothing of the file system.
     /// EIO where it was not: the file is then what it was. Again and again, and on any thread: the answer stays.
     pub fn wait_for_write(&self, write: &Arc<WriteUnderWay>) -> Result<()> {
-        self.wait_until_over(write);
+        self.accounted(Op::Write, &write.copy, || self.wait_until_over(write));
         if write.failed.load(Ordering::Acquire) {
             self.core.check_alive()?;
             return Err(Error::message(
@@ -600,10 +610,19 @@ impl<M: Media> Fs<M> {
 
     /// Waits until a read has all its bytes. The caller holds nothing of the file system. EIO for bad media.
     pub fn wait_for_read(&self, read: &ReadUnderWay) -> Result<()> {
-        self.climb(&read.copy, || self.try_end_copy(&read.copy));
+        let look = || self.try_end_copy(&read.copy);
+        self.accounted(Op::Read, &read.copy, || self.climb(&read.copy, look));
         self.end_copy(&read.copy);
         self.end_read(read);
         read.copy.fault.lock().map_or(Ok(()), |fault| Err(fault.into()))
+    }
+
+    /// Waits for a copy of one's own: that is part of the operation, if that is accounted for. Once.
+    fn accounted(&self, op: Op, copy: &Copy, wait: impl FnOnce()) {
+        match copy.watched.swap(false, Ordering::Relaxed) {
+            true => self.core.ledger.waiting(op, wait),
+            false => wait(),
+        }
     }
 
     /// Waits as the ladder has it. A thread of its own helps where an engine lets it.
