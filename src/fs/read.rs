@@ -17,7 +17,7 @@ const DAY: u64 = (24 * 60 * 60) << 30;
 impl<M: Media> Fs<M> {
     /// Bytes read; less than asked only at the end of file. EISDIR for directories, EIO for bad media.
     pub fn read_at(&self, node: &Node, offset: u64, dst: &mut [u8]) -> Result<usize> {
-        self.read_and_wait(dst, &mut |dst| self.begin_read(node, offset, dst))
+        self.read_and_wait(dst, |dst| self.begin_read(node, offset, dst))
     }
 
     /// As [`read_at`](Fs::read_at), up to where it would wait for a copy: that is then the caller's to wait for, with

@@ -124,7 +124,7 @@ impl<M: Media> Fs<M> {
     ///
     /// EFBIG behind the largest file, ENOSPC with nothing changed, EIO for bad media.
     pub fn write_at(&self, cred: &Cred, node: &Node, offset: u64, src: &[u8], append: bool) -> Result<u64> {
-        self.write_and_wait(src, &mut |src| self.begin_write(cred, node, offset, src, append))
+        self.write_and_wait(src, |src| self.begin_write(cred, node, offset, src, append))
     }
 
     /// As [`write_at`](Fs::write_at), up to where it would wait for a copy: that is then the caller's to wait for, with

@@ -22,7 +22,7 @@ pub struct Written {
 impl<M: Media> Files<M> {
     /// Reads at the file offset and moves it; 0 at the end of file.
     pub fn read(&self, fd: Fd, dst: &mut [u8]) -> Result<usize> {
-        self.fs.read_and_wait(clamp_mut(dst), &mut |dst| self.begin_read(fd, dst))
+        self.fs.read_and_wait(clamp_mut(dst), |dst| self.begin_read(fd, dst))
     }
 
     /// As [`read`](Files::read), up to where it would wait for a copy: see [`Fs::begin_read`].
@@ -40,7 +40,7 @@ impl<M: Media> Files<M> {
     /// Reads at `offset`; the file offset stays.
     #[inline]
     pub fn pread(&self, fd: Fd, dst: &mut [u8], offset: i64) -> Result<usize> {
-        self.fs.read_and_wait(dst, &mut |dst| self.begin_pread(fd, dst, offset))
+        self.fs.read_and_wait(dst, |dst| self.begin_pread(fd, dst, offset))
     }
 
     /// As [`pread`](Files::pread), up to where it would wait for a copy: see [`Fs::begin_read`].
@@ -57,7 +57,7 @@ impl<M: Media> Files<M> {
 
     /// Writes at the file offset, or with O_APPEND at the end of file, and moves the offset.
     pub fn write(&self, fd: Fd, src: &[u8]) -> Result<usize> {
-        let written = self.fs.write_and_wait(src, &mut |src| self.begin_write(fd, src))?;
+        let written = self.fs.write_and_wait(src, |src| self.begin_write(fd, src))?;
         self.sync_written(written)
     }
 
@@ -78,7 +78,7 @@ impl<M: Media> Files<M> {
     /// whatever `offset` is, as on Linux.
     #[inline]
     pub fn pwrite(&self, fd: Fd, src: &[u8], offset: i64) -> Result<usize> {
-        let written = self.fs.write_and_wait(src, &mut |src| self.begin_pwrite(fd, src, offset))?;
+        let written = self.fs.write_and_wait(src, |src| self.begin_pwrite(fd, src, offset))?;
         self.sync_written(written)
     }
 

@@ -18,7 +18,7 @@
 //! **A read** finds its blocks under the inode's lock and copies after it. What is freed meanwhile is reused once the
 //! reads that were under way have ended; nothing that they read is stored in place: it is copied on write.
 //!
-//! Whoever waits may end what it waits for. A light thread lets others run until a worker sees the end.
+//! Whoever waits may end what it waits for; in a uthread others run meanwhile (`wait`).
 
 mod lent;
 mod reads;
@@ -427,9 +427,7 @@ impl<M: Media> Fs<M> {
             self.land(write);
             let lane = write.ticket.lane as usize;
             let first = self.core.copies.lanes[lane].lock().under_way.front().cloned();
-            if let Some(first) = first
-                && !first.copy.has_ended()
-            {
+            if let Some(first) = first {
                 self.land(&first);
             }
             self.advance(lane);
@@ -439,8 +437,8 @@ impl<M: Media> Fs<M> {
         }
     }
 
-    /// Stores a lane's completion word for what has ended at its front.
-    fn advance(&self, lane: usize) {
+    /// Stores a lane's completion word for what has ended at its front; whether there was anything.
+    fn advance(&self, lane: usize) -> bool {
         let mut ended: SmallVec<[Arc<WriteUnderWay>; 4]> = SmallVec::new();
         {
             let mut state = self.core.copies.lanes[lane].lock();
@@ -472,6 +470,7 @@ impl<M: Media> Fs<M> {
             write.over.store(true, Ordering::Release);
             write.copy.bell.0.ring();
         }
+        !ended.is_empty()
     }
 
     /// Makes durable that all copies of a lane up to this one are done.
@@ -538,10 +537,11 @@ impl<M: Media> Fs<M> {
     // Waiting
 
     /// Writes by `begin`, as often as something is in the way, and waits until it is done.
+    #[inline]
     pub(super) fn write_and_wait<T>(
         &self,
         src: &[u8],
-        begin: &mut dyn FnMut(Lent) -> WriteStep<T>,
+        mut begin: impl FnMut(Lent) -> WriteStep<T>,
     ) -> Result<T> {
         loop {
             // SAFETY: borrowed until this function returns, which is after the copy has ended: `Landing` sees to it
@@ -560,10 +560,11 @@ impl<M: Media> Fs<M> {
     }
 
     /// The same for a read.
+    #[inline]
     pub(super) fn read_and_wait<T>(
         &self,
         dst: &mut [u8],
-        begin: &mut dyn FnMut(LentRoom) -> ReadStep<T>,
+        mut begin: impl FnMut(LentRoom) -> ReadStep<T>,
     ) -> Result<T> {
         loop {
             // SAFETY: as for writes; `dst` is not used until then.
@@ -655,7 +656,10 @@ impl<M: Media> Fs<M> {
             for write in behind.iter().take_while(|write| self.try_end_copy(&write.copy)) {
                 self.land(write);
             }
-            self.advance(lane);
+            // Somebody else may be taking the first back.
+            if !self.advance(lane) {
+                return;
+            }
         }
     }
 
@@ -682,6 +686,9 @@ impl<M: Media> Fs<M> {
 
     /// Waits for the writes of one file.
     pub(super) fn finish_writes_of(&self, inode: &Inode) {
+        if self.core.copies.writes.load(Ordering::Acquire) == 0 {
+            return;
+        }
         let writes = inode.body.read().writes.all();
         writes.iter().for_each(|write| self.finish(write));
     }
