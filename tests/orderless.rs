@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 use lodestone::fs::files::{Fd, Files};
+use lodestone::fs::format::{LANES, completion_addr};
 use lodestone::fs::{Cred, Fs, MkfsOptions, OpenOptions};
 use lodestone::media::{Domain, Media, Pool, PoolOptions};
 use lodestone::mover::EngineKind;
@@ -86,8 +87,12 @@ impl<M: Media> Engine<M> for Gate {
 }
 
 fn files_on<M: Media>(media: M, engine: Option<EngineKind>) -> (Files<M>, Key) {
+    files_of(Fs::mkfs(media, &MkfsOptions::default()).unwrap(), engine)
+}
+
+/// Of a pool that is there.
+fn files_of<M: Media>(media: M, engine: Option<EngineKind>) -> (Files<M>, Key) {
     let options = OpenOptions { engine: engine.unwrap_or_default(), ..OpenOptions::default() };
-    let media = Fs::mkfs(media, &MkfsOptions::default()).unwrap();
     let fs = Fs::open(media, &options).unwrap();
     let key = Key { open: Arc::default(), begun: Arc::default(), last: Arc::default() };
     if engine.is_none() {
@@ -284,6 +289,48 @@ fn a_copy_that_fails_leaves_the_file_as_it_was() {
         wanted[..16 * KIB].fill(5);
         assert_eq!(content(&again, fd), wanted);
     }
+}
+
+fn poison_words(media: &SimMedia, lanes: std::ops::Range<usize>) {
+    for lane in lanes {
+        let word = completion_addr(lane).0 as usize;
+        media.poison(word..word + 8);
+    }
+}
+
+#[test]
+fn a_lane_whose_word_is_bad_is_not_used() {
+    for bad in [0..1, 0..LANES - 1] {
+        let media = SimMedia::new(vec![0; 8 << 20], Domain::Memory);
+        let media = Fs::mkfs(media, &MkfsOptions::default()).unwrap();
+        poison_words(&media, bad);
+        let (files, key) = files_of(media, None);
+        key.set(true);
+        let fd = create(&files, "file", &[1; 64 * KIB]);
+        assert_eq!(files.pwrite(fd, &[2; 32 * KIB], 0).unwrap(), 32 * KIB);
+        assert_eq!(key.begun(), 1);
+        // What was acknowledged is there after a power loss.
+        let left = files.fs().media().crash_point().media(Keep::Nothing);
+        let options = OpenOptions { no_ticker: true, ..OpenOptions::default() };
+        let again = Files::new(Fs::open(left, &options).unwrap(), Cred::root(), 0);
+        let fd = again.open(b"file", libc::O_RDONLY, 0).unwrap();
+        assert_eq!(content(&again, fd), [vec![2; 32 * KIB], vec![1; 32 * KIB]].concat());
+        check(&files);
+    }
+}
+
+#[test]
+fn a_word_that_cannot_be_written_acknowledges_nothing() {
+    let (files, key) = files_on(SimMedia::new(vec![0; 8 << 20], Domain::Memory), None);
+    key.set(true);
+    let fd = create(&files, "file", &[1; 64 * KIB]);
+    poison_words(files.fs().media(), 0..LANES);
+    assert_eq!(files.pwrite(fd, &[2; 32 * KIB], 0).unwrap_err().errno(), libc::EIO);
+    // What media hold nobody knows now: nothing is changed any more.
+    assert_eq!(files.mkdir(b"dir", 0o755).unwrap_err().errno(), libc::EIO);
+    let mut bytes = [0; 100];
+    assert_eq!(files.pread(fd, &mut bytes, 40 * KIB as i64).unwrap(), 100);
+    assert_eq!(bytes, [1; 100]);
 }
 
 #[test]

@@ -194,6 +194,12 @@ impl Node {
     }
 }
 
+/// What an operation has found out about room so far.
+struct Room {
+    releases: u64,
+    waited_for_copies: bool,
+}
+
 /// What all parts of a mounted file system share.
 pub struct Core<M: Media> {
     // Before media: engines end first.
@@ -553,17 +559,23 @@ impl<M: Media> Fs<M> {
         })
     }
 
-    /// For [`make_room`](Fs::make_room), before an operation that may find the pool full.
     #[inline]
     fn releases(&self) -> u64 {
         self.core.releases.load(Ordering::Acquire)
     }
 
-    /// Makes room where the pool is full only because what was freed is not synced yet; true where it is worth
-    /// trying again. Room that others have made since `releases` counts.
+    /// For [`make_room`](Fs::make_room), before an operation that may find the pool full.
+    #[inline]
+    fn room(&self) -> Room {
+        Room { releases: self.releases(), waited_for_copies: false }
+    }
+
+    /// Makes room where the pool is full only because what was freed is not synced yet, or because copies use it; true
+    /// where it is worth trying again. Room that others have made since counts.
     #[cold]
-    fn make_room(&self, releases: &mut u64) -> bool {
-        if self.core.copies.keep_blocks() {
+    fn make_room(&self, Room { releases, waited_for_copies }: &mut Room) -> bool {
+        // Once: there may always be others.
+        if self.core.copies.keep_blocks() && !std::mem::replace(waited_for_copies, true) {
             self.finish_writes(u64::MAX);
             self.finish_reads();
             return true;

@@ -240,7 +240,7 @@ impl<M: Media> Fs<M> {
         if !was_clean && !fs.core.read_only {
             fs.settle_durably()?; // recovery has settled everything there is
         }
-        fs.begin_lanes()?;
+        fs.begin_lanes();
         Ok(fs)
     }
 

@@ -178,7 +178,7 @@ impl<M: Media> Fs<M> {
             return Err(Error::new(libc::ENOTDIR, "namei::tmpfile"));
         }
         let new = New { mode: libc::S_IFREG | mode & 0o7777, umask, rdev: 0, target: None, open: true };
-        let mut releases = self.releases();
+        let mut room = self.room();
         let (inode, attr) = loop {
             let made = {
                 let body = dir.body.read();
@@ -191,7 +191,7 @@ impl<M: Media> Fs<M> {
                 })
             };
             match made {
-                Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut releases) => continue,
+                Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut room) => continue,
                 made => break made?,
             }
         };
@@ -206,7 +206,7 @@ impl<M: Media> Fs<M> {
         check_name(name, libc::EEXIST)?;
         let pin = pin();
         let dir = self.inode_pinned(dir, &pin)?;
-        let mut releases = self.releases();
+        let mut room = self.room();
         loop {
             let done = {
                 let mut body = self.table.change(dir);
@@ -214,7 +214,7 @@ impl<M: Media> Fs<M> {
                 self.make_locked(cred, dir, &mut body, &guard, name, new)
             };
             match done {
-                Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut releases) => continue,
+                Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut room) => continue,
                 done => return done,
             }
         }
@@ -389,7 +389,7 @@ impl<M: Media> Fs<M> {
     pub fn link(&self, cred: &Cred, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         check_name(name, libc::EEXIST)?;
         let (inode, dir) = (self.inode(ino)?, self.inode(dir)?);
-        let mut releases = self.releases();
+        let mut room = self.room();
         loop {
             let done = {
                 let mut body = self.table.change(&dir);
@@ -397,7 +397,7 @@ impl<M: Media> Fs<M> {
                 self.link_locked(cred, &inode, &dir, &mut body, &guard, name)
             };
             match done {
-                Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut releases) => continue,
+                Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut room) => continue,
                 done => return done,
             }
         }
@@ -593,7 +593,7 @@ impl<M: Media> Fs<M> {
         check_old_name(newname, libc::EBUSY)?;
         let (from, to) = (self.inode(from)?, self.inode(to)?);
         let mut two_directories = false;
-        let mut releases = self.releases();
+        let mut room = self.room();
         loop {
             let done = {
                 let names = (name, newname);
@@ -619,7 +619,7 @@ impl<M: Media> Fs<M> {
                     return Ok(());
                 }
                 Ok(None) => return Ok(()),
-                Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut releases) => continue,
+                Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut room) => continue,
                 Err(e) => return Err(e),
             }
         }

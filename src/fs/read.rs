@@ -69,8 +69,8 @@ impl<M: Media> Fs<M> {
             return Ok(Step::Done(len));
         }
         // A uthread has others to let run meanwhile.
-        let mut flight = self.hand_over(engine, &parts, !crate::wait::lets_others_run());
-        if self.copy_has_ended(&mut flight) || self.core.ordered {
+        let flight = self.hand_over(engine, &parts, !crate::wait::lets_others_run());
+        if flight.ended_at_once() || self.core.ordered {
             self.abort_copy(flight)?;
             watch.did(Phase::Copy);
             return Ok(Step::Done(len));

@@ -33,7 +33,7 @@ impl<M: Media> Fs<M> {
         if len == 0 {
             return Err(Error::new(libc::EINVAL, "space::fallocate"));
         }
-        let mut releases = self.releases();
+        let mut room = self.room();
         loop {
             let done = {
                 let mut body = self.table.change(&node.inode);
@@ -60,7 +60,7 @@ impl<M: Media> Fs<M> {
                 done
             };
             match done {
-                Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut releases) => continue,
+                Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut room) => continue,
                 done => return done,
             }
         }

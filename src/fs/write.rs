@@ -140,7 +140,7 @@ impl<M: Media> Fs<M> {
         let inode = &*node.inode;
         let mut input = Input { offset, bytes: src.first(WRITE_BYTES_MAX), now: 0, engine: node.engine() };
         let mut watch = self.core.ledger.begin(Op::Write, input.bytes.bytes().len());
-        let mut releases = self.releases();
+        let mut room = self.room();
         loop {
             let done = {
                 let mut body = self.table.change(inode);
@@ -159,7 +159,7 @@ impl<M: Media> Fs<M> {
                 self.write_locked(cred, node, &mut body, &guard, input, &mut watch)
             };
             match done {
-                Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut releases) => continue,
+                Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut room) => continue,
                 Err(e) => return Err(e),
                 Ok((end, None)) => return Ok(Step::Done(end)),
                 Ok((end, Some(write))) => return Ok(Step::UnderWay(end, write)),
@@ -381,7 +381,8 @@ impl<M: Media> Fs<M> {
         // Alone in its operation, which may turn out not to have happened. Not on an ordinary file: what was synced has to
         // verify until a state line says so durably, and such a record has no checksum.
         let whole_pages = (end / PAGE).saturating_sub(offset.div_ceil(PAGE)) as usize * BLOCK;
-        let offloads = self.core.mover.outlives(engine, whole_pages)
+        let waits = src.waits() && !crate::wait::lets_others_run();
+        let offloads = self.core.mover.outlives(engine, whole_pages, waits)
             && batch.is_empty()
             && !self.core.deferring
             && !self.core.ordered;
@@ -411,9 +412,9 @@ impl<M: Media> Fs<M> {
         };
         let mut under_way = None;
         if let Some(parts) = sink.parts.take() {
-            let mut flight = self.hand_over(engine, &parts, false);
+            let flight = self.hand_over(engine, &parts, waits);
             // A tail that was settled on the way is part of the operation.
-            if self.copy_has_ended(&mut flight) || !batch.is_empty() {
+            if flight.ended_at_once() || !batch.is_empty() {
                 if let Err(e) = self.abort_copy(flight) {
                     return Err(self.undo(&plan, sink.flushed, e));
                 }

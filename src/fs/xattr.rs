@@ -62,7 +62,7 @@ impl<M: Media> Fs<M> {
     pub fn setxattr(&self, cred: &Cred, ino: Ino, name: &[u8], value: &[u8], flags: i32) -> Result<()> {
         check_setting(name, value, flags)?;
         let inode = self.inode(ino)?;
-        let mut releases = self.releases();
+        let mut room = self.room();
         loop {
             let done = {
                 let mut body = self.table.change(&inode);
@@ -72,7 +72,7 @@ impl<M: Media> Fs<M> {
                 done
             };
             match done {
-                Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut releases) => continue,
+                Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut room) => continue,
                 done => return done,
             }
         }

@@ -1,11 +1,11 @@
 //! Threads of their own in front of each region, on its node; callers wait for them (efficient-pm §4, *workqueue*; OdinFS).
 //!
 //! To put a caller to sleep, to wake a thread and to wake the caller again costs more CPU time than a copy of 64 KiB
-//! (`docs/decisions/0082-wait-ladder.md`). So **who waits helps**: a caller on the region's node, whose batch nobody has
-//! begun, copies it itself, if fewer copies are under way than there may be. That is as good as a thread in all that
-//! threads are for: no more copies at a time than the region bears, each of them from its own node. Threads do what
-//! callers do not wait for ([`Engine::start`]), and what comes from other nodes or is too much at a time. They poll for a
-//! moment before they sleep, where batches have come so fast lately that this pays.
+//! (`docs/decisions/0082-wait-ladder.md`). So **who waits helps**: a caller on the region's node that keeps its thread
+//! copies its batch itself, as soon as fewer copies are under way than there may be. That is as good as a thread in all
+//! that threads are for: no more copies at a time than the region bears, each of them from its own node. Threads do what
+//! callers do not wait for ([`Engine::start`]), and what comes from other nodes. They poll for a moment before they sleep,
+//! where batches have come so fast lately that this pays.
 //!
 //! **Invariants.**
 //! 1. A slot belongs, in this order and to one at a time: to nobody (in `free`), to a caller that fills it, which keeps
@@ -13,8 +13,8 @@
 //!    once it has `Ended`, to whoever waits for it, on any thread.
 //! 2. A batch is looked at only while its caller is between `submit` and `wait`: so the bytes are there, and so is media.
 //! 3. Stores are fenced by the thread that made them before it reports: a fence is for the own thread's stores only.
-//! 4. `active` is how many copy, workers and callers, and never more than `workers`. When one of them has ended and
-//!    batches are queued, it goes on with them or wakes somebody.
+//! 4. `active` is how many copy, workers and callers, and never more than `workers`. When one of them has ended, it wakes
+//!    a caller that waits for a place; and if batches are queued, it goes on with them or wakes a worker.
 //!
 //! Threads begin at the first copy that is for them: a process that forks after opening a pool (the mount server, into the
 //! background) has them where it needs them.
@@ -34,6 +34,7 @@ use super::engine_port::{
     Awaited, Capability, Durability, Engine, Place, RawTransfer, Refused, Ticket, copy_batch,
 };
 use super::node::{self, Node, free_thread};
+use crate::account;
 use crate::media::Media;
 use crate::wait::{Bell, Ending, Holding, POLL_MAX, poll_for, until};
 
@@ -41,6 +42,9 @@ use crate::wait::{Bell, Ending, Holding, POLL_MAX, poll_for, until};
 const SLOTS: usize = 128;
 /// A worker's gap between batches counts as so much at most: so that it finds out soon when they come fast again.
 const GAP_MAX: Duration = Duration::from_nanos(4 * POLL_MAX.as_nanos() as u64);
+
+/// A batch that waits is overtaken by callers that help themselves for so long.
+const OVERTAKEN_MAX: Duration = Duration::from_millis(1);
 
 pub struct Delegate<M: Media> {
     regions: Box<[Arc<Queue<M>>]>,
@@ -55,6 +59,8 @@ struct Queue<M: Media> {
     ready: AtomicBool,
     /// Workers sleep here.
     bell: Bell,
+    /// Callers that want to copy, where as many do as may.
+    places: Bell,
     /// Workers that look for batches without pause, so that nobody has to wake one.
     polling: AtomicUsize,
     slots: Box<[Slot<M>]>,
@@ -132,6 +138,13 @@ impl<M: Media> Slot<M> {
 }
 
 impl Waiting {
+    /// Whether a caller may begin what is its own. Who runs goes before who sleeps, or all would sleep by turns; but for
+    /// those that have slept for long.
+    fn may_overtake(&self, workers: usize) -> bool {
+        let in_time = self.batches.is_empty() || self.came.elapsed() < OVERTAKEN_MAX;
+        !self.suspended && self.active < workers && in_time
+    }
+
     /// Whether a batch may be begun now.
     fn has_next(&self, workers: usize) -> bool {
         let may_begin = !self.suspended || self.closed;
@@ -147,6 +160,19 @@ impl<M: Media> Ending for Queue<M> {
 
     fn bell(&self) -> Option<&Bell> {
         Some(&self.bell)
+    }
+}
+
+/// A place among those that copy, for a caller; whoever sees it has it.
+struct Places<'a, M: Media>(&'a Queue<M>);
+
+impl<M: Media> Ending for Places<'_, M> {
+    fn look(&self) -> bool {
+        self.0.enter()
+    }
+
+    fn bell(&self) -> Option<&Bell> {
+        Some(&self.0.places)
     }
 }
 
@@ -169,6 +195,7 @@ impl<M: Media> Queue<M> {
             }),
             ready: AtomicBool::new(false),
             bell: Bell::new(),
+            places: Bell::new(),
             polling: AtomicUsize::new(0),
             slots: (0..SLOTS).map(slot).collect(),
             workers,
@@ -201,7 +228,10 @@ impl<M: Media> Queue<M> {
         let mut waiting = self.waiting.lock();
         waiting.active -= 1;
         self.note(&waiting);
-        if waiting.has_next(self.workers) { waiting.batches.len() } else { 0 }
+        let queued = if waiting.has_next(self.workers) { waiting.batches.len() } else { 0 };
+        drop(waiting);
+        self.places.ring_one();
+        queued
     }
 
     fn work(&self) {
@@ -259,7 +289,7 @@ impl<M: Media> Queue<M> {
         }
         waiting.batches.push_back(slot);
         self.note(&waiting);
-        Some(waiting.batches.len())
+        Some(if waiting.has_next(self.workers) { waiting.batches.len() } else { 0 })
     }
 
     /// There is no worker, and none will be: what is queued fails, and its callers copy it.
@@ -273,26 +303,53 @@ impl<M: Media> Queue<M> {
         }
     }
 
+    /// Whether the calling thread is on another node than the region.
+    fn is_elsewhere(&self) -> bool {
+        let elsewhere = |node: &Node| node::current().is_some_and(|here| here != node.number);
+        self.node.as_ref().is_some_and(elsewhere)
+    }
+
     /// Whether this batch, which nobody has begun, is the calling thread's from now on.
     fn take_back(&self, slot: usize) -> bool {
-        let elsewhere = |node: &Node| node::current().is_some_and(|here| here != node.number);
-        if self.node.as_ref().is_some_and(elsewhere) {
+        if self.is_elsewhere() {
             return false;
         }
         let mut waiting = self.waiting.lock();
-        let may_begin = !waiting.suspended && waiting.active < self.workers;
         let mine = match waiting.batches.front() {
-            // Who came before goes first.
-            None => may_begin && self.slots[slot].is(Stage::Held),
-            Some(first) => may_begin && *first == slot,
+            Some(first) if *first == slot => {
+                waiting.has_next(self.workers) && waiting.batches.pop_front().is_some()
+            }
+            _ => self.slots[slot].is(Stage::Held) && waiting.may_overtake(self.workers),
         };
         if mine {
-            waiting.batches.pop_front();
             waiting.active += 1;
             self.slots[slot].becomes(Stage::Begun);
             self.note(&waiting);
         }
         mine
+    }
+
+    /// Whether the calling thread may copy what it has, and counts as one that does.
+    fn enter(&self) -> bool {
+        let mut waiting = self.waiting.lock();
+        let enters = waiting.may_overtake(self.workers);
+        waiting.active += usize::from(enters);
+        self.note(&waiting);
+        enters
+    }
+
+    /// A caller's end of a copy: for who sleeps it does one more, which is cheaper than to wake a worker.
+    fn leave_helping(&self) {
+        let mut queued = self.leave();
+        if queued > 0
+            && let Ok((slot, _)) = self.next()
+        {
+            self.slots[slot].copy();
+            queued = self.leave();
+        }
+        if queued > 0 {
+            self.wake_one(queued);
+        }
     }
 }
 
@@ -325,7 +382,10 @@ impl<M: Media> Delegate<M> {
             // Nobody else will: the caller does what could not be begun.
             queue.give_up();
         }
-        queue.wake_one(queued);
+        // Where as many copy as may, who ends first sees to it.
+        if queued > 0 {
+            queue.wake_one(queued);
+        }
     }
 
     /// Threads for a region, as many as there can be.
@@ -375,6 +435,35 @@ impl<M: Media> Engine<M> for Delegate<M> {
         Ok(Ticket(Place::Slot { region, slot: n }))
     }
 
+    // SAFETY: what the trait asks of the caller.
+    unsafe fn submit_and_help(
+        &self,
+        media: &M,
+        region: usize,
+        channel: usize,
+        batch: &[RawTransfer],
+        crc: Option<u32>,
+    ) -> Result<Ticket, Refused> {
+        let queue = &self.regions[region];
+        if queue.is_elsewhere() {
+            // SAFETY: the caller's.
+            return unsafe { self.submit(media, region, channel, batch, crc) };
+        }
+        account::waiting(|| until(&Places(queue), None, Holding::Something));
+        // SAFETY: the caller vouches for the batch.
+        let copied = catch_unwind(AssertUnwindSafe(|| unsafe { copy_batch(media, batch, crc) }));
+        queue.leave_helping();
+        let completion = copied.map_or_else(
+            |_| Completion::failed(),
+            |(completion, flushed)| {
+                // By the mover's own, as the completion says.
+                flushed.stood_for();
+                completion
+            },
+        );
+        Ok(Ticket::ended(completion))
+    }
+
     fn start(&self, ticket: &Ticket) {
         self.hand_over(ticket);
     }
@@ -385,10 +474,7 @@ impl<M: Media> Engine<M> for Delegate<M> {
             return self.hand_over(ticket);
         }
         queue.slots[slot].copy();
-        match queue.leave() {
-            0 => {}
-            queued => queue.wake_one(queued),
-        }
+        queue.leave_helping();
     }
 
     fn poll(&self, ticket: &Ticket) -> bool {
@@ -427,6 +513,7 @@ impl<M: Media> Engine<M> for Delegate<M> {
         queue.note(&waiting);
         drop(waiting);
         queue.bell.ring();
+        queue.places.ring();
     }
 }
 

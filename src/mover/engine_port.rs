@@ -328,6 +328,24 @@ pub trait Engine<M: Media>: Send + Sync {
         crc: Option<u32>,
     ) -> Result<Ticket, Refused>;
 
+    /// As [`submit`](Engine::submit), by a caller that has nothing left to do but to wait, and keeps its thread: an engine
+    /// of threads may copy on this one, and have ended.
+    ///
+    /// # Safety
+    ///
+    /// As `submit`.
+    unsafe fn submit_and_help(
+        &self,
+        media: &M,
+        region: usize,
+        channel: usize,
+        batch: &[RawTransfer],
+        crc: Option<u32>,
+    ) -> Result<Ticket, Refused> {
+        // SAFETY: the caller's.
+        unsafe { self.submit(media, region, channel, batch, crc) }
+    }
+
     /// Its submitter goes on to something else: it is to begin now, and not when somebody waits for it.
     fn start(&self, _ticket: &Ticket) {}
 
@@ -431,7 +449,13 @@ pub(super) fn carry_expected<M: Media, T>(
 
     // SAFETY: the bytes and media are borrowed until this function returns, `to` alone by it; before that `Flight`
     // has waited. Media checks its range at each access.
-    let ticket = unsafe { engine.submit(media, region, channel, &[transfer.raw()], crc)? };
+    let submitted = unsafe {
+        match holding.keeps_thread() {
+            true => engine.submit_and_help(media, region, channel, &[transfer.raw()], crc),
+            false => engine.submit(media, region, channel, &[transfer.raw()], crc),
+        }
+    };
+    let ticket = submitted?;
     let mut flight = Flight(engine, Some(ticket));
     let due = due();
     let made = meanwhile();

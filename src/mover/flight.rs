@@ -68,6 +68,7 @@ impl Batch {
             None => Seen::AtOnce,
         }
     }
+
     fn bytes(&self) -> usize {
         self.transfers.iter().map(|transfer| transfer.len).sum()
     }
@@ -171,9 +172,10 @@ impl<M: Media> Mover<M> {
         }
         let Cut { sums, mut own, pending, shared, .. } = cut;
         let mut landing = Landing { mover: self, flight: Flight { sums, ..Flight::default() } };
-        for mut batch in pending {
+        let last = pending.len().wrapping_sub(1);
+        for (n, mut batch) in pending.into_iter().enumerate() {
             // SAFETY: the caller's.
-            match unsafe { self.hand_over(media, &batch, crc) } {
+            match unsafe { self.hand_over(media, &batch, crc, waits && n == last) } {
                 Some((ticket, channel, expected)) => {
                     (batch.ticket, batch.channel, batch.expected) = (Some(ticket), channel, Some(expected));
                     landing.flight.batches.push(batch);
@@ -208,12 +210,13 @@ impl<M: Media> Mover<M> {
         std::mem::take(&mut landing.flight)
     }
 
-    /// Whether a copy of so many bytes to media, handed over, is likely to go on when the call returns: the engine is no
-    /// calling thread, and by its thresholds the copy is worth it.
-    pub(crate) fn outlives(&self, via: Option<EngineKind>, bytes: usize) -> bool {
+    /// Whether a copy of so many bytes to media, handed over, is likely to go on when the call returns: it is not the
+    /// calling thread that copies, and by its thresholds the engine is worth it.
+    pub(crate) fn outlives(&self, via: Option<EngineKind>, bytes: usize, waits: bool) -> bool {
         let kind = via.unwrap_or_else(|| self.kind());
+        let copies_here = kind == EngineKind::Semaphore || kind == EngineKind::Delegate && waits;
         self.takes(via, bytes)
-            && kind != EngineKind::Semaphore
+            && !copies_here
             && self.running(kind).is_some_and(|Running { limits, capability, .. }| {
                 let thresholds = &limits.thresholds;
                 bytes >= thresholds.local_write.min(thresholds.remote_write).max(capability.smallest_bytes)
@@ -241,7 +244,7 @@ impl<M: Media> Mover<M> {
         // SAFETY: the bytes and media are borrowed until this function returns, what is copied to by it alone; before
         // that the flight has ended, if need be by `Landing`. Media checks its range at each access.
         unsafe {
-            let flight = self.begin(media, via, &raw, crc.is_some(), true);
+            let flight = self.begin(media, via, &raw, crc.is_some(), holding.keeps_thread());
             let mut landing = Landing { mover: self, flight };
             self.await_flight(&mut landing.flight, holding);
             self.end(media, &mut landing.flight)?;
@@ -287,7 +290,13 @@ impl<M: Media> Mover<M> {
     /// # Safety
     ///
     /// As for [`begin`](Mover::begin).
-    unsafe fn hand_over(&self, media: &M, batch: &Batch, crc: bool) -> Option<(Ticket, usize, Expected)> {
+    unsafe fn hand_over(
+        &self,
+        media: &M,
+        batch: &Batch,
+        crc: bool,
+        helps: bool,
+    ) -> Option<(Ticket, usize, Expected)> {
         let Running { engine, scheduler, limits, capability } = self.running(batch.kind)?;
         let to_media = batch.transfers[0].is_to_media();
         let direction = if to_media { Direction::Write } else { Direction::Read };
@@ -295,7 +304,13 @@ impl<M: Media> Mover<M> {
         let ticket = scheduler.claim(batch.region, &capability, limits).and_then(|claim| {
             let (region, channel) = (batch.region, claim.channel);
             // SAFETY: the caller vouches for the bytes and for media until the flight has ended.
-            let ticket = unsafe { engine.submit(media, region, channel, &batch.transfers, crc) }.ok()?;
+            let ticket = unsafe {
+                match helps {
+                    true => engine.submit_and_help(media, region, channel, &batch.transfers, crc),
+                    false => engine.submit(media, region, channel, &batch.transfers, crc),
+                }
+            };
+            let ticket = ticket.ok()?;
             claim.keep();
             Some((ticket, channel, scheduler.expect((region, channel), direction, batch.bytes())))
         });
@@ -406,6 +421,13 @@ impl Flight {
     /// The region and the channel of its first batch: what is handed over there ends in turn, more or less.
     pub(crate) fn channel(&self) -> (usize, usize) {
         self.batches.first().map_or((0, 0), |batch| (batch.region, batch.channel))
+    }
+
+    /// Whether all of it had ended when it was handed over. Asks no engine.
+    pub(crate) fn ended_at_once(&self) -> bool {
+        self.batches
+            .iter()
+            .all(|batch| batch.ticket.as_ref().is_none_or(|ticket| ticket.completion().is_some()))
     }
 
     /// Whether engines have nothing of it: it ends without waiting.

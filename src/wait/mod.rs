@@ -47,3 +47,10 @@ pub enum Holding {
     /// Nothing of the kind: inside of a uthread others run on the worker meanwhile.
     Nothing,
 }
+
+impl Holding {
+    /// Whether who waits with it keeps the thread: then it may as well do itself what it waits for.
+    pub fn keeps_thread(self) -> bool {
+        self == Holding::Something || !lets_others_run()
+    }
+}

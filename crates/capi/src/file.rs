@@ -192,7 +192,7 @@ pub unsafe extern "C" fn lode_write(
 ) -> ssize_t {
     write_outside("lode_write", fs, |files| {
         // SAFETY: the contract at the head of the header; `write_outside` waits before it returns.
-        let bytes = unsafe { Lent::new(input(buf, count)?) };
+        let bytes = unsafe { Lent::new(input(buf, count)?) }.and_waits();
         files.begin_write(fd, bytes)
     })
 }
@@ -209,7 +209,7 @@ pub unsafe extern "C" fn lode_pwrite(
 ) -> ssize_t {
     write_outside("lode_pwrite", fs, |files| {
         // SAFETY: the contract at the head of the header; `write_outside` waits before it returns.
-        let bytes = unsafe { Lent::new(input(buf, count)?) };
+        let bytes = unsafe { Lent::new(input(buf, count)?) }.and_waits();
         files.begin_pwrite(fd, bytes, offset)
     })
 }

@@ -5,33 +5,47 @@ use crate::mover::engine_port::{RawTransfer, Transfer};
 
 /// Bytes that stay where they are, and as they are, until the copy that they were lent to has ended.
 #[derive(Clone, Copy)]
-pub struct Lent<'a>(&'a [u8]);
+pub struct Lent<'a> {
+    bytes: &'a [u8],
+    waits: bool,
+}
 
 impl<'a> Lent<'a> {
     /// # Safety
     ///
     /// If the call that takes them answers that a copy is under way, they outlive it: [`Fs::wait_for_write`] returned.
     pub unsafe fn new(bytes: &'a [u8]) -> Lent<'a> {
-        Lent(bytes)
+        Lent { bytes, waits: false }
+    }
+
+    /// The same of who waits at once where a copy is under way: who waits may copy, and nobody has to be woken.
+    #[inline]
+    pub fn and_waits(self) -> Lent<'a> {
+        Lent { waits: true, ..self }
     }
 
     #[inline]
     pub fn bytes(self) -> &'a [u8] {
-        self.0
+        self.bytes
+    }
+
+    #[inline]
+    pub(in crate::fs) fn waits(self) -> bool {
+        self.waits
     }
 
     #[inline]
     pub(in crate::fs) fn first(self, len: usize) -> Lent<'a> {
-        Lent(&self.0[..self.0.len().min(len)])
+        Lent { bytes: &self.bytes[..self.bytes.len().min(len)], ..self }
     }
 
     #[inline]
     pub(in crate::fs) fn part(self, from: usize, len: usize) -> Lent<'a> {
-        Lent(&self.0[from..from + len])
+        Lent { bytes: &self.bytes[from..from + len], ..self }
     }
 
     pub(in crate::fs) fn to_media(self, at: Addr) -> RawTransfer {
-        Transfer::to_media(at, self.0).raw()
+        Transfer::to_media(at, self.bytes).raw()
     }
 }
 

@@ -73,6 +73,8 @@ struct Copy {
     due: Option<Instant>,
     /// Rings when its engine is through, where that tells, and when all is done that was waited for.
     bell: Arc<Through>,
+    /// Its place at the engine's bells.
+    seat: Seat,
     /// Whether the engine tells.
     rings: bool,
     /// Its operation is accounted for, and has not waited yet.
@@ -118,14 +120,14 @@ pub struct WriteUnderWay {
     /// That the copy touches.
     pages: Pages,
     /// Those that it mapped anew.
-    mapped: Vec<Extent>,
+    mapped: SmallVec<[Extent; 1]>,
     /// It moved the end of file: from there.
     grew_from: Option<u64>,
     ticket: Ticket,
     epoch: u64,
     reuse: Option<u64>,
     /// What those were; what is missing was a hole.
-    before: Vec<MappedRun>,
+    before: SmallVec<[MappedRun; 1]>,
     copy: Copy,
     /// The lane's word has reached it, or it failed.
     over: AtomicBool,
@@ -279,26 +281,16 @@ impl<M: Media> Fs<M> {
         Ok(ended?)
     }
 
-    pub(super) fn copy_has_ended(&self, flight: &mut Flight) -> bool {
-        self.core.mover.has_ended(flight)
-    }
-
     /// Others may wait for it from now on.
     fn share(&self, flight: Flight, watched: bool) -> Copy {
-        let mover = &self.core.mover;
-        let bell = Arc::<Through>::default();
-        let (due, rings) = (flight.due(), mover.rings(&flight));
-        if rings {
-            // Who waits looks once more when it listens to `bell`: nothing is missed that ends before this.
-            mover.listen(&flight, &Seat::new(), &Waker::from(bell.clone()));
-        }
         Copy {
+            due: flight.due(),
+            rings: self.core.mover.rings(&flight),
             flight: Mutex::new(Some(flight)),
             ended: AtomicBool::new(false),
             fault: Mutex::default(),
-            due,
-            bell,
-            rings,
+            bell: Arc::default(),
+            seat: Seat::new(),
             watched: AtomicBool::new(watched),
         }
     }
@@ -318,8 +310,10 @@ impl<M: Media> Fs<M> {
         let (region, channel) = flight.channel();
         let copies = &self.core.copies;
         let mut lane = None;
+        // Of each channel and each thread one of its own, as far as there are so many: nobody waits for others' copies.
+        let first = 9 * (region + crate::sync::thread::slot() as usize) + channel;
         for n in 0..LANES {
-            let number = (region * 8 + channel + n) % LANES;
+            let number = (first + n) % LANES;
             let state = copies.lanes[number].lock();
             if state.last < TICKET_MAX {
                 lane = Some((number, state));
@@ -348,7 +342,7 @@ impl<M: Media> Fs<M> {
         let write = Arc::new(WriteUnderWay {
             inode: Mutex::new(Some(inode.clone())),
             pages,
-            mapped: extents.to_vec(),
+            mapped: SmallVec::from_slice(extents),
             grew_from,
             ticket,
             epoch: guard.epoch(),
@@ -394,14 +388,22 @@ impl<M: Media> Fs<M> {
         copy.ended.store(true, Ordering::Release);
     }
 
-    /// Whether a copy has ended; ends it if its engine is through.
+    /// Whether a copy has ended; ends it if its engine is through, and has the engine tell otherwise.
     fn try_end_copy(&self, copy: &Copy) -> bool {
         if copy.has_ended() {
             return true;
         }
         // Who has the lock waits for the engine.
         let Some(mut flight) = copy.flight.try_lock() else { return false };
-        let through = flight.as_mut().is_none_or(|flight| self.core.mover.has_ended(flight));
+        let mover = &self.core.mover;
+        let through = flight.as_mut().is_none_or(|flight| {
+            mover.has_ended(flight)
+                || copy.rings && {
+                    mover.listen(flight, &copy.seat, &Waker::from(copy.bell.clone()));
+                    // It may have rung before.
+                    mover.has_ended(flight)
+                }
+        });
         drop(flight);
         if through {
             self.end_copy(copy);
@@ -546,7 +548,7 @@ impl<M: Media> Fs<M> {
         loop {
             // SAFETY: borrowed until this function returns, which is after the copy has ended: `Landing` sees to it
             // where waiting panics.
-            match begin(unsafe { Lent::new(src) })? {
+            match begin(unsafe { Lent::new(src) }.and_waits())? {
                 Step::Done(done) => return Ok(done),
                 Step::Blocked(write) => self.wait_until_over(&write),
                 Step::UnderWay(done, write) => {
@@ -725,9 +727,19 @@ impl<M: Media> Fs<M> {
 
     /// Goes on with the numbers that the words say. A damaged word, of which recovery needs nothing any more, is
     /// written anew.
-    pub(super) fn begin_lanes(&self) -> Result<()> {
+    pub(super) fn begin_lanes(&self) {
         for lane in 0..LANES {
-            let word = self.core.media.load64(completion_addr(lane))?;
+            let word = match self.core.media.load64(completion_addr(lane)) {
+                Ok(word) => word,
+                Err(fault) => {
+                    let fault = Error::from(fault);
+                    tracing::warn!(
+                        "completion word {lane} of the pool cannot be read, its lane is not used: {fault}"
+                    );
+                    self.core.copies.lanes[lane].lock().last = TICKET_MAX;
+                    continue;
+                }
+            };
             let last = match unpack_completion(lane, word) {
                 Some(last) => last,
                 None if self.core.read_only => continue,
@@ -739,7 +751,6 @@ impl<M: Media> Fs<M> {
             };
             self.core.copies.lanes[lane].lock().last = last;
         }
-        Ok(())
     }
 }
 
@@ -748,9 +759,9 @@ pub(super) fn pages_of(e: &Extent) -> Pages {
 }
 
 /// What the pages of some extents are now.
-fn runs_of(body: &Body, extents: &[Extent]) -> Vec<MappedRun> {
+fn runs_of(body: &Body, extents: &[Extent]) -> SmallVec<[MappedRun; 1]> {
     let index = body.file().expect("check_writable");
-    let mut runs = Vec::new();
+    let mut runs = SmallVec::new();
     for e in extents {
         let mut page = e.page;
         while page < e.page + e.count {

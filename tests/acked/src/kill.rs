@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use lodestone::fs::format::SLOTS_PER_BLOCK;
 use lodestone::media::Domain;
+use lodestone::mover::EngineKind;
 
 use crate::judge::Judge;
 use crate::model::{DIRECTORIES, Entry, Model};
@@ -19,13 +20,22 @@ const CLOSED_EVERY: u64 = 5;
 /// In how many rounds death comes while the load still opens the pool.
 const EARLY_EVERY: u64 = 8;
 
-/// `kills` kills, a third of them in each domain.
+/// In each domain the CPU copies; and engines do whose copies are under way when the process dies.
+const CAMPAIGNS: [(Option<Domain>, EngineKind); 5] = [
+    (None, EngineKind::Cpu),
+    (Some(Domain::Memory), EngineKind::Cpu),
+    (Some(Domain::CpuCache), EngineKind::Cpu),
+    (Some(Domain::Memory), EngineKind::Emu),
+    (Some(Domain::CpuCache), EngineKind::EmuIoat),
+];
+
+/// `kills` kills, as many in each campaign.
 pub fn run(dir: &Path, kills: u64, seed: u64) -> Result<()> {
     let mut total = Total::default();
-    for (n, assume) in [None, Some(Domain::Memory), Some(Domain::CpuCache)].into_iter().enumerate() {
+    for (n, (assume, engine)) in CAMPAIGNS.into_iter().enumerate() {
         let pool = dir.join(format!("acked{n}.pool"));
-        let rounds = (kills + n as u64) / 3;
-        let campaign = Campaign { pool: &pool, assume, seed: seed * 1_000_000 + n as u64 * 100_000 };
+        let rounds = (kills + n as u64) / CAMPAIGNS.len() as u64;
+        let campaign = Campaign { pool: &pool, assume, engine, seed: seed * 1_000_000 + n as u64 * 100_000 };
         campaign.run(rounds, &mut total)?;
         std::fs::remove_file(&pool)?;
     }
@@ -51,6 +61,7 @@ const STAYS_BLOCKS_MAX: u64 = 256;
 struct Campaign<'a> {
     pool: &'a Path,
     assume: Option<Domain>,
+    engine: EngineKind,
     seed: u64,
 }
 
@@ -91,7 +102,10 @@ impl Campaign<'_> {
     fn kill_load(&self, seed: u64) -> Result<Option<Vec<u64>>> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("load").arg(self.pool).args([&seed.to_string(), &THREADS.to_string(), "-"]);
-        command.args(self.assume.map(Domain::name)).stdout(Stdio::piped());
+        if let Some(domain) = self.assume {
+            command.args([domain.name(), self.engine.name()]);
+        }
+        command.stdout(Stdio::piped());
         let mut load = command.spawn()?;
         let mut pipe = load.stdout.take().expect("it is piped");
         // Other times in each round.

@@ -2,9 +2,10 @@
 //!
 //! ```text
 //! acked make POOL [BYTES]                     a pool with the directories the load uses
-//! acked load POOL SEED THREADS SINK [DOMAIN]  operations until the process dies; one byte per operation that
+//! acked load POOL SEED THREADS SINK [DOMAIN [ENGINE]]
+//!                                             operations until the process dies; one byte per operation that
 //!                                             returned goes to SINK: `-` is stdout, `port:2f8` an I/O port.
-//!                                             DOMAIN is assumed
+//!                                             DOMAIN is assumed; ENGINE copies from a page on
 //! acked list POOL THREADS                     what the pool holds, a line per file
 //! acked judge THREADS                         reads rounds and listings on stdin, answers with verdicts
 //! acked kill DIR KILLS SEED                   kills `acked load` with SIGKILL, again and again, and judges
@@ -33,6 +34,8 @@ use std::sync::Arc;
 use lodestone::fs::files::Files;
 use lodestone::fs::{Cred, Fs, MkfsOptions, OpenOptions};
 use lodestone::media::{Domain, Pool, PoolOptions};
+use lodestone::mover::EngineKind;
+use lodestone::mover::profile::{Profile, SMALLEST_BYTES};
 
 use model::{DIRECTORIES, Model, SHARED, SHARED_BYTES};
 use op::Draw;
@@ -60,11 +63,11 @@ fn run() -> Result<()> {
     match args[..] {
         ["make", pool] => make(Path::new(pool), POOL_BYTES, None),
         ["make", pool, bytes] => make(Path::new(pool), bytes.parse()?, None),
-        ["load", pool, seed, threads, sink] => {
-            load(Path::new(pool), None, seed.parse()?, checked(threads)?, Sink::open(sink)?)
-        }
-        ["load", pool, seed, threads, sink, assume] => {
-            load(Path::new(pool), Some(assume.parse()?), seed.parse()?, checked(threads)?, Sink::open(sink)?)
+        ["load", pool, seed, threads, sink, ref how @ ..] if how.len() <= 2 => {
+            let assume = how.first().map(|domain| domain.parse()).transpose()?;
+            let engine = how.get(1).map_or(Ok(EngineKind::Cpu), |engine| engine.parse())?;
+            let fs = open_with(Path::new(pool), assume, engine)?;
+            load(&fs, seed.parse()?, checked(threads)?, Sink::open(sink)?)
         }
         ["list", pool, threads] => list(Path::new(pool), checked(threads)?),
         ["judge", threads] => judge::answer(checked(threads)?),
@@ -81,8 +84,13 @@ fn checked(threads: &str) -> Result<usize> {
 }
 
 fn open(pool: &Path, assume: Option<Domain>) -> Result<Arc<Fs<Pool>>> {
+    open_with(pool, assume, EngineKind::Cpu)
+}
+
+fn open_with(pool: &Path, assume: Option<Domain>, engine: EngineKind) -> Result<Arc<Fs<Pool>>> {
     let media = Pool::open(pool, &PoolOptions { assume, ..PoolOptions::default() })?;
-    Ok(Fs::open(media, &OpenOptions::default())?)
+    let profile = Profile::default().handing_over_from(SMALLEST_BYTES);
+    Ok(Fs::open(media, &OpenOptions { engine, profile, ..OpenOptions::default() })?)
 }
 
 fn files(fs: &Arc<Fs<Pool>>) -> Files<Pool> {
@@ -138,9 +146,8 @@ fn letter(thread: usize) -> u8 {
 }
 
 /// Runs until it is killed. What fails here is a failure of the file system.
-fn load(pool: &Path, assume: Option<Domain>, seed: u64, threads: usize, sink: Sink) -> Result<()> {
-    let fs = open(pool, assume)?;
-    let files = files(&fs);
+fn load(fs: &Arc<Fs<Pool>>, seed: u64, threads: usize, sink: Sink) -> Result<()> {
+    let files = files(fs);
     let models = Model::read_all(&files, threads)?;
     sink.send(OPENED)?;
     std::thread::scope(|scope| {
