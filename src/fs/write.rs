@@ -64,7 +64,7 @@ struct Input<'a> {
     bytes: &'a [u8],
     /// Packed time.
     now: u64,
-    engine: Option<EngineKind>,
+    engine: Via,
 }
 
 /// The state of a copy to media.
@@ -72,11 +72,11 @@ struct Sink {
     /// Continued; none where two fences are cheaper.
     crc: Option<u32>,
     flushed: Flushed,
-    engine: Option<EngineKind>,
+    engine: Via,
 }
 
 impl Sink {
-    fn new(crc: Option<u32>, engine: Option<EngineKind>) -> Sink {
+    fn new(crc: Option<u32>, engine: Via) -> Sink {
         Sink { crc, flushed: Flushed::issued(), engine }
     }
 

@@ -20,6 +20,7 @@ use smallvec::SmallVec;
 
 use super::completion::Completion;
 use super::engine_port::{Capability, Durability, Engine, Place, RawTransfer, Refused, Ticket, copy_batch};
+use super::manager::Channels;
 use super::node::{Node, free_thread};
 use crate::media::Media;
 
@@ -221,6 +222,11 @@ impl<M: Media> Engine<M> for Delegate<M> {
         let queue = &self.regions[region];
         queue.waiting.lock().suspended = false;
         queue.changed.notify_all();
+    }
+
+    /// A queue of its own for each region.
+    fn channels(&self, region: usize) -> Channels {
+        Channels { group: region, count: 1, can_rest: false }
     }
 }
 

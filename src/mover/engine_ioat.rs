@@ -24,7 +24,7 @@
 
 use std::io;
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_utils::CachePadded;
@@ -36,6 +36,7 @@ use super::engine_ioat_channel::{Channel, ENDED, FAILED, Mute, Report};
 use super::engine_ioat_memory::Memory;
 use super::engine_port::{Capability, Dram, Durability, Engine, Place, RawTransfer, Refused, Routes, Ticket};
 use super::ioat::{self, State};
+use super::manager::Channels;
 use super::pairing::{End, PAGE_BYTES, Part, plan, unpaired};
 use super::profile::SMALLEST_BYTES;
 use crate::media::{LINE, Media, crc32c};
@@ -184,6 +185,8 @@ pub struct Ioat<D: Device> {
     pin_refusals: AtomicU32,
     gone: AtomicBool,
     said_failed: AtomicBool,
+    /// The channel that the channel manager holds; none: `usize::MAX`.
+    at_rest: AtomicUsize,
     counters: Counters,
     /// Given back when the device provably does not use it any more.
     memory: ManuallyDrop<Memory>,
@@ -243,6 +246,8 @@ struct Request {
     /// Continued up to the end of the shares.
     next_crc: Option<u32>,
     over: bool,
+    /// What those who poll have seen.
+    watch: Option<Watch>,
 }
 
 impl Request {
@@ -259,6 +264,7 @@ impl Request {
             is_pinned: false,
             next_crc: None,
             over: true,
+            watch: None,
         }
     }
 
@@ -301,10 +307,18 @@ impl Request {
 }
 
 /// What a waiting caller has seen of its channel.
+#[derive(Clone, Copy)]
 struct Watch {
     look_at: Instant,
     since: Instant,
     progress: (u64, u32),
+}
+
+impl Watch {
+    fn new() -> Watch {
+        let now = Instant::now();
+        Watch { look_at: now, since: now, progress: (0, 0) }
+    }
 }
 
 impl<D: Device> Ioat<D> {
@@ -350,6 +364,7 @@ impl<D: Device> Ioat<D> {
             pin_refusals: AtomicU32::new(0),
             gone: AtomicBool::new(false),
             said_failed: AtomicBool::new(false),
+            at_rest: AtomicUsize::new(usize::MAX),
             counters: Counters::default(),
             memory: ManuallyDrop::new(memory),
         };
@@ -638,6 +653,17 @@ impl<D: Device> Ioat<D> {
         request.over = !goes_on;
     }
 
+    /// Looks after the channel of a request for somebody who polls; whether it is over now.
+    fn look_after(&self, slot: usize) -> bool {
+        let (channel, mut watch) = {
+            let request = self.slots[slot].lock();
+            (request.channel, request.watch.unwrap_or_else(Watch::new))
+        };
+        self.watch(channel, &mut watch);
+        self.slots[slot].lock().watch = Some(watch);
+        self.advance(slot)
+    }
+
     /// Looks after a channel for somebody who waits: from time to time, because reading a register takes as long as copying
     /// a page.
     fn watch(&self, n: usize, watch: &mut Watch) {
@@ -774,7 +800,7 @@ impl<M: Media, D: Device> Engine<M> for Ioat<D> {
 
     fn poll(&self, ticket: &Ticket) -> bool {
         match ticket.0 {
-            Place::Slot { slot, .. } => self.advance(slot),
+            Place::Slot { slot, .. } => self.advance(slot) || self.look_after(slot),
             Place::Ended(_) => true,
         }
     }
@@ -788,8 +814,7 @@ impl<M: Media, D: Device> Engine<M> for Ioat<D> {
             Place::Ended(completion) => return completion,
         };
         let channel = self.slots[slot].lock().channel;
-        let now = Instant::now();
-        let mut watch = Watch { look_at: now, since: now, progress: (0, 0) };
+        let mut watch = Watch::new();
         let mut turns = 0;
         while !self.advance(slot) {
             turns += 1;
@@ -826,6 +851,27 @@ impl<M: Media, D: Device> Engine<M> for Ioat<D> {
 
     fn resume(&self, _region: usize) {
         self.channels.iter().for_each(|channel| channel.resume(&self.device));
+    }
+
+    /// Where devices are on several nodes, which one a region's copies go to is known copy by copy only: none rests.
+    fn channels(&self, _region: usize) -> Channels {
+        let can_rest = self.channels.windows(2).all(|pair| pair[0].node == pair[1].node);
+        Channels { group: 0, count: self.channels.len(), can_rest }
+    }
+
+    fn rest(&self, _region: usize, channel: usize) {
+        if let Some(n) = self.pick(self.channels[0].node, channel) {
+            self.at_rest.store(n, Ordering::Relaxed);
+            self.suspend_channel(n);
+        }
+    }
+
+    /// The one that was told to rest: others may have retired meanwhile, and the numbers are those of channels that work.
+    fn go_on(&self, _region: usize, _channel: usize) {
+        let n = self.at_rest.swap(usize::MAX, Ordering::Relaxed);
+        if n < self.channels.len() {
+            self.resume_channel(n);
+        }
     }
 }
 

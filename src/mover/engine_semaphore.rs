@@ -5,6 +5,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::completion::Completion;
 use super::engine_port::{Capability, Engine, RawTransfer, Refused, Ticket, copy_batch};
+use super::manager::Channels;
 use crate::account::waiting;
 use crate::media::Media;
 
@@ -92,5 +93,10 @@ impl<M: Media> Engine<M> for Semaphore {
         let gate = &self.regions[region];
         gate.state.lock().suspended = false;
         gate.opened.notify_all();
+    }
+
+    /// A gate of its own for each region.
+    fn channels(&self, region: usize) -> Channels {
+        Channels { group: region, count: 1, can_rest: false }
     }
 }

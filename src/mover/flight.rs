@@ -5,28 +5,54 @@
 //! share is copied after that, while the engine works. With a checksum each batch is one transfer, whose checksum
 //! begins anew: they end in any order, and are joined at the end.
 //!
+//! What has a class goes by the channel manager. Of class bandwidth pieces are *held back* until they are let in: the
+//! flight has those, and whoever polls it or waits for it hands them over.
+//!
 //! **Invariants.**
 //! 1. Whoever begins a flight vouches for its bytes until it has ended; engine and media are those it ends with.
 //! 2. What a thread of the flight stored itself it has fenced before it returns, because a fence is for the own
 //!    thread's stores only: what has ended is durable as far as a fence makes it so.
 //! 3. A flight that is dropped has ended: while this code has one that has not, it is in a [`Landing`].
+//! 4. Whoever was let in by the channel manager leaves it once: when its batch is waited for.
 
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crossbeam_utils::Backoff;
 use smallvec::SmallVec;
 
+use super::class::{Class, Via};
+use super::completion::Completion;
 use super::dsa::{BATCH_MAX, TRANSFER_BYTES_MAX};
-use super::engine_port::{Durability, RawTransfer, Ticket, Transfer};
+use super::engine_port::{Durability, RawTransfer, Refused, Ticket, Transfer};
+use super::manager::{Entered, PIECE_BYTES};
+use super::owners::Seat;
 use super::schedule::{Decision, Direction, Job, decide};
 use super::{EngineKind, Mover, Running};
+use crate::account::waiting;
 use crate::media::{Fault, Flushed, Media, crc32c_join};
+
+/// Who waits for pieces that are held back looks so often, once it has looked a while.
+const LOOK_EVERY: Duration = Duration::from_micros(20);
 
 /// See the file's head.
 #[derive(Debug, Default)]
 pub(super) struct Flight {
     batches: SmallVec<[Batch; 1]>,
+    /// Of class bandwidth: what was not let in yet.
+    held: Option<Held>,
     /// With a checksum: of all parts in the order of the request, each from 0; and how many bytes each has.
     sums: Option<SmallVec<[(u32, u64); 3]>>,
     /// The first that was met.
     fault: Option<Fault>,
+}
+
+/// Pieces that wait, and for whom.
+#[derive(Debug)]
+struct Held {
+    kind: EngineKind,
+    seat: Seat,
+    pieces: VecDeque<Batch>,
 }
 
 /// With an engine.
@@ -36,6 +62,8 @@ struct Batch {
     region: usize,
     /// None once it was waited for.
     ticket: Option<Ticket>,
+    /// With a class, and the ticket.
+    entered: Option<Entered>,
     transfers: SmallVec<[RawTransfer; 4]>,
     /// Where its checksum goes.
     sum: usize,
@@ -44,6 +72,15 @@ struct Batch {
 impl Batch {
     fn bytes(&self) -> usize {
         self.transfers.iter().map(|transfer| transfer.len).sum()
+    }
+
+    fn direction(&self) -> Direction {
+        if self.transfers[0].is_to_media() { Direction::Write } else { Direction::Read }
+    }
+
+    /// What its checksum begins with, where the engine is to make one.
+    fn seed(&self, crc: bool) -> Option<u32> {
+        (crc && self.transfers[0].is_to_media()).then_some(0)
     }
 }
 
@@ -56,10 +93,9 @@ struct Landing<'a, M: Media> {
 impl<M: Media> Drop for Landing<'_, M> {
     fn drop(&mut self) {
         for batch in &mut self.flight.batches {
-            if let (Some(ticket), Some(engine)) = (batch.ticket.take(), self.mover.engine(batch.kind)) {
-                engine.wait(ticket);
-            }
+            self.mover.wait(batch);
         }
+        self.mover.let_go(&mut self.flight);
     }
 }
 
@@ -70,6 +106,7 @@ struct Cut {
     own: SmallVec<[(RawTransfer, usize); 4]>,
     pending: SmallVec<[Batch; 1]>,
     parts: usize,
+    class: Option<Class>,
 }
 
 impl Cut {
@@ -97,17 +134,29 @@ impl Cut {
         let sum = self.next_sum(part.len);
         let alone = self.sums.is_some();
         let descriptors = |t: &RawTransfer| t.len.div_ceil(TRANSFER_BYTES_MAX);
-        let room = self.pending.iter_mut().rfind(|batch| {
+        let bytes_max = if self.in_pieces() { PIECE_BYTES } else { usize::MAX };
+        let has_room = |batch: &&mut Batch| {
             let taken: usize = batch.transfers.iter().map(descriptors).sum();
-            !alone && batch.region == region && taken + descriptors(&part) <= BATCH_MAX
-        });
+            let fits = taken + descriptors(&part) <= BATCH_MAX && batch.bytes() + part.len <= bytes_max;
+            !alone && batch.region == region && fits
+        };
+        // Pieces are many, and all but the last are full.
+        let room = match self.in_pieces() {
+            true => self.pending.last_mut().filter(has_room),
+            false => self.pending.iter_mut().rfind(has_room),
+        };
         match room {
             Some(batch) => batch.transfers.push(part),
             None => {
                 let transfers = SmallVec::from_slice(&[part]);
-                self.pending.push(Batch { kind, region, ticket: None, transfers, sum });
+                self.pending.push(Batch { kind, region, ticket: None, entered: None, transfers, sum });
             }
         }
+    }
+
+    /// The channel manager wants no more than a piece at a time.
+    fn in_pieces(&self) -> bool {
+        matches!(self.class, Some(Class::Bandwidth(_)))
     }
 }
 
@@ -122,14 +171,15 @@ impl<M: Media> Mover<M> {
     pub(super) unsafe fn begin(
         &self,
         media: &M,
-        via: Option<EngineKind>,
+        via: impl Into<Via>,
         transfers: &[RawTransfer],
         crc: bool,
         shares: bool,
     ) -> Flight {
-        let sums = crc.then(SmallVec::new);
-        let mut cut = Cut { sums, own: SmallVec::new(), pending: SmallVec::new(), parts: 0 };
-        let kind = via.unwrap_or_else(|| self.kind());
+        let (sums, via) = (crc.then(SmallVec::new), via.into());
+        let class = self.class_of(via);
+        let mut cut = Cut { sums, own: SmallVec::new(), pending: SmallVec::new(), parts: 0, class };
+        let kind = via.engine.unwrap_or_else(|| self.kind());
         for transfer in transfers {
             let mut done = 0;
             while done < transfer.len {
@@ -141,15 +191,25 @@ impl<M: Media> Mover<M> {
         }
         let Cut { sums, mut own, pending, .. } = cut;
         let mut landing = Landing { mover: self, flight: Flight { sums, ..Flight::default() } };
-        for mut batch in pending {
+        if let Some(Class::Bandwidth(owner)) = class
+            && !pending.is_empty()
+        {
+            let manager = self.running(kind).expect("it has pieces").manager;
+            let seat = manager.join(owner, manager.now());
+            landing.flight.held = Some(Held { kind, seat, pieces: pending.into_iter().collect() });
             // SAFETY: the caller's.
-            match unsafe { self.hand_over(media, &batch, crc) } {
-                Some(ticket) => {
-                    batch.ticket = Some(ticket);
-                    landing.flight.batches.push(batch);
+            unsafe { self.let_in(media, &mut landing.flight) };
+        } else {
+            for mut batch in pending {
+                // SAFETY: the caller's.
+                match unsafe { self.hand_over(media, &mut batch, class, crc) } {
+                    Some(ticket) => {
+                        batch.ticket = Some(ticket);
+                        landing.flight.batches.push(batch);
+                    }
+                    // With checksums it is one transfer; without them nobody looks at the place.
+                    None => own.extend(batch.transfers.iter().map(|transfer| (*transfer, batch.sum))),
                 }
-                // With checksums it is one transfer; without them nobody looks at the place.
-                None => own.extend(batch.transfers.iter().map(|transfer| (*transfer, batch.sum))),
             }
         }
         for (part, sum) in own {
@@ -164,7 +224,7 @@ impl<M: Media> Mover<M> {
     pub(super) fn carry_all(
         &self,
         media: &M,
-        via: Option<EngineKind>,
+        via: impl Into<Via>,
         transfers: &mut [Transfer<'_>],
         crc: Option<u32>,
     ) -> Result<Option<u32>, Fault> {
@@ -174,7 +234,7 @@ impl<M: Media> Mover<M> {
         unsafe {
             let flight = self.begin(media, via, &raw, crc.is_some(), true);
             let mut landing = Landing { mover: self, flight };
-            self.end(media, &mut landing.flight)?;
+            waiting(|| self.end(media, &mut landing.flight))?;
             Ok(landing.flight.crc(crc))
         }
     }
@@ -193,7 +253,7 @@ impl<M: Media> Mover<M> {
             media: part.at.0,
             dram: part.address() as u64,
         };
-        let share = if shares { scheduler.share(part.len) } else { 0.0 };
+        let share = if shares && !cut.in_pieces() { scheduler.share(part.len) } else { 0.0 };
         let (from, until, part) = match decide(&job, &capability, limits, share) {
             Decision::Cpu(_) => return cut.own(part),
             Decision::Engine { head, tail, route } => (head, part.len - tail, part.by(route)),
@@ -202,6 +262,8 @@ impl<M: Media> Mover<M> {
         cut.own(part.part(0, from));
         // No more than one batch holds.
         let batch_bytes_max = capability.largest_bytes.min(BATCH_MAX * TRANSFER_BYTES_MAX);
+        let batch_bytes_max =
+            if cut.in_pieces() { batch_bytes_max.min(PIECE_BYTES) } else { batch_bytes_max };
         for at in (from..until).step_by(batch_bytes_max) {
             let len = (until - at).min(batch_bytes_max);
             cut.hand_over(kind, region, part.part(at, len));
@@ -209,31 +271,204 @@ impl<M: Media> Mover<M> {
         cut.own(part.part(until, part.len - until));
     }
 
-    /// None where the engine takes nothing.
+    /// None where the engine takes nothing. Not of class bandwidth.
     ///
     /// # Safety
     ///
     /// As for [`begin`](Mover::begin).
-    unsafe fn hand_over(&self, media: &M, batch: &Batch, crc: bool) -> Option<Ticket> {
-        let Running { engine, scheduler, limits, capability } = self.running(batch.kind)?;
-        let crc = (crc && batch.transfers[0].is_to_media()).then_some(0);
-        let ticket = scheduler.claim(batch.region, &capability, limits).and_then(|claim| {
+    unsafe fn hand_over(
+        &self,
+        media: &M,
+        batch: &mut Batch,
+        class: Option<Class>,
+        crc: bool,
+    ) -> Option<Ticket> {
+        let run = self.running(batch.kind)?;
+        let (region, crc) = (batch.region, batch.seed(crc));
+        let entered = match class {
+            None => None,
+            // None: a read that the CPU makes.
+            Some(_) => {
+                let (manager, channels) = (run.manager, run.channels(region));
+                let rest = |rests| run.rest(region, channels, rests);
+                let (direction, bytes) = (batch.direction(), batch.bytes() as u64);
+                Some(manager.enter_latency(channels, direction, bytes, manager.now(), &rest)?)
+            }
+        };
+        let ticket = run.scheduler.claim(region, &run.unclassed(region), run.limits).and_then(|claim| {
+            let channel = entered.as_ref().map_or(claim.channel, |entered| entered.channel);
             // SAFETY: the caller vouches for the bytes and for media until the flight has ended.
-            let ticket = unsafe { engine.submit(media, batch.region, claim.channel, &batch.transfers, crc) };
+            let ticket = unsafe { run.engine.submit(media, region, channel, &batch.transfers, crc) };
             ticket.ok().inspect(|_| claim.keep())
         });
+        match (&ticket, entered) {
+            (Some(_), entered) => batch.entered = entered,
+            (None, Some(entered)) => {
+                let channels = run.channels(region);
+                run.manager.take_back(channels, entered, false, &|rests| run.rest(region, channels, rests));
+            }
+            (None, None) => {}
+        }
         if ticket.is_none() {
             self.count_busy();
         }
         ticket
     }
 
-    /// Whether all of it has ended, and is to be [ended](Mover::end) without waiting.
-    pub(super) fn has_ended(&self, flight: &Flight) -> bool {
-        flight.batches.iter().all(|batch| match (&batch.ticket, self.engine(batch.kind)) {
+    /// Hands over the pieces that are let in; what the engine refuses of them the calling thread copies, and fences.
+    ///
+    /// # Safety
+    ///
+    /// As for [`end`](Mover::end).
+    unsafe fn let_in(&self, media: &M, flight: &mut Flight) {
+        let Some(Held { kind, seat, mut pieces }) = flight.held.take() else { return };
+        let run = self.running(kind).expect("it has pieces");
+        let Running { engine, manager, .. } = run;
+        // Regions whose channels let nothing in for now.
+        let mut full: SmallVec<[usize; 4]> = SmallVec::new();
+        let mut next = 0;
+        while next < pieces.len() {
+            let region = pieces[next].region;
+            let channels = run.channels(region);
+            let rest = |rests| run.rest(region, channels, rests);
+            let (direction, bytes) = (pieces[next].direction(), pieces[next].bytes() as u64);
+            let own = flight.batches.iter().filter(|batch| batch.ticket.is_some()).count() as u32;
+            let entered = match full.contains(&channels.group) {
+                true => None,
+                false => {
+                    manager.enter_bandwidth(channels, (seat, own), direction, bytes, manager.now(), &rest)
+                }
+            };
+            let Some(entered) = entered else {
+                if !full.contains(&channels.group) {
+                    full.push(channels.group);
+                }
+                // What comes after goes elsewhere, if at all.
+                match pieces
+                    .iter()
+                    .skip(next)
+                    .position(|piece| !full.contains(&run.channels(piece.region).group))
+                {
+                    Some(further) => next += further,
+                    None => break,
+                }
+                continue;
+            };
+            let mut piece = pieces.remove(next).expect("it is there");
+            let crc = piece.seed(flight.sums.is_some());
+            // SAFETY: the caller vouches for the bytes and for media until the flight has ended.
+            match unsafe { engine.submit(media, region, entered.channel, &piece.transfers, crc) } {
+                Ok(ticket) => {
+                    (piece.ticket, piece.entered) = (Some(ticket), Some(entered));
+                    flight.batches.push(piece);
+                }
+                // Its own make room, and somebody waits for them.
+                Err(Refused::Full) if own > 0 => {
+                    manager.take_back(channels, entered, true, &rest);
+                    full.push(channels.group);
+                    pieces.insert(next, piece);
+                }
+                Err(_) => {
+                    manager.take_back(channels, entered, false, &rest);
+                    self.count_busy();
+                    for transfer in piece.transfers {
+                        // SAFETY: the caller's.
+                        unsafe { flight.copy(media, transfer, piece.sum) };
+                    }
+                    media.fence(Flushed::issued());
+                }
+            }
+        }
+        flight.held = Some(Held { kind, seat, pieces });
+        if flight.held.as_ref().is_some_and(|held| held.pieces.is_empty()) {
+            self.let_go(flight);
+        }
+    }
+
+    /// What is held back is nobody's any more.
+    fn let_go(&self, flight: &mut Flight) {
+        if let Some(held) = flight.held.take() {
+            self.running(held.kind).expect("it has pieces").manager.part(held.seat);
+        }
+    }
+
+    /// Whether all of it has ended, and is to be [ended](Mover::end) without waiting. Of class bandwidth it hands over what
+    /// is let in.
+    ///
+    /// # Safety
+    ///
+    /// As for [`end`](Mover::end).
+    pub(super) unsafe fn has_ended(&self, media: &M, flight: &mut Flight) -> bool {
+        if flight.has_class() {
+            // SAFETY: the caller's.
+            unsafe { self.go_through(media, flight) };
+        }
+        flight.held.is_none() && flight.batches.iter().all(|batch| self.batch_has_ended(batch))
+    }
+
+    fn batch_has_ended(&self, batch: &Batch) -> bool {
+        match (&batch.ticket, self.engine(batch.kind)) {
             (Some(ticket), Some(engine)) => engine.poll(ticket),
             _ => true,
-        })
+        }
+    }
+
+    /// Finishes what has ended of a flight with a class, hands over more, and drives the channel manager.
+    ///
+    /// # Safety
+    ///
+    /// As for [`end`](Mover::end).
+    unsafe fn go_through(&self, media: &M, flight: &mut Flight) {
+        let mut n = 0;
+        while n < flight.batches.len() {
+            if self.batch_has_ended(&flight.batches[n]) {
+                // SAFETY: the caller's.
+                unsafe { self.finish(media, flight, n) };
+                flight.batches.remove(n);
+            } else {
+                n += 1;
+            }
+        }
+        // SAFETY: the caller's.
+        unsafe { self.let_in(media, flight) };
+        flight.batches.iter().for_each(|batch| self.drive_for(batch));
+    }
+
+    /// Drives the channel manager for a batch that waits.
+    fn drive_for(&self, batch: &Batch) {
+        if batch.entered.is_some()
+            && batch.ticket.is_some()
+            && let Some(run) = self.running(batch.kind)
+        {
+            let channels = run.channels(batch.region);
+            let rest = |rests| run.rest(batch.region, channels, rests);
+            run.manager.drive(channels, run.manager.now(), &rest);
+        }
+    }
+
+    /// Waits for one batch, and gives back its places. None where it was waited for.
+    fn wait(&self, batch: &mut Batch) -> Option<Completion> {
+        let run = self.running(batch.kind)?;
+        let (region, channels) = (batch.region, run.channels(batch.region));
+        if batch.entered.is_some() && channels.can_rest {
+            // A channel at rest goes on only if somebody looks: this one does.
+            let backoff = Backoff::new();
+            while !self.batch_has_ended(batch) {
+                self.drive_for(batch);
+                backoff.snooze();
+            }
+        }
+        let completion = run.engine.wait(batch.ticket.take()?);
+        let of_bandwidth = batch.entered.as_ref().is_some_and(Entered::is_of_bandwidth);
+        if !of_bandwidth {
+            run.scheduler.give_back(region);
+        }
+        if let Some(entered) = batch.entered.take() {
+            run.manager.leave(channels, entered, run.manager.now(), &|rests| {
+                run.rest(region, channels, rests);
+            });
+        }
+        Some(completion)
     }
 
     /// Waits for the engines, and does what they left undone. Afterwards nobody uses the bytes any more.
@@ -242,46 +477,75 @@ impl<M: Media> Mover<M> {
     ///
     /// The flight was begun with this mover and these media, and its bytes are there.
     pub(super) unsafe fn end(&self, media: &M, flight: &mut Flight) -> Result<(), Fault> {
+        let backoff = Backoff::new();
+        while let Some(held) = &flight.held {
+            let region = held.pieces.front().map_or(0, |piece| piece.region);
+            let can_rest = self.running(held.kind).is_some_and(|run| run.channels(region).can_rest);
+            if !can_rest && !flight.batches.is_empty() {
+                // No channel is at rest: it sleeps until its first piece has ended.
+                // SAFETY: the caller's.
+                unsafe { self.finish(media, flight, 0) };
+            } else if backoff.is_completed() && flight.batches.is_empty() {
+                std::thread::sleep(LOOK_EVERY);
+            } else {
+                backoff.snooze();
+            }
+            // SAFETY: the caller's.
+            unsafe { self.go_through(media, flight) };
+        }
         for n in 0..flight.batches.len() {
-            let batch = &mut flight.batches[n];
-            let Some(ticket) = batch.ticket.take() else { continue };
-            let Running { engine, scheduler, .. } = self.running(batch.kind).expect("it took the batch");
-            let completion = engine.wait(ticket);
-            scheduler.give_back(batch.region);
-            let (mut done, sum, to_media) =
-                (self.ended(&completion, batch.bytes()), batch.sum, batch.transfers[0].is_to_media());
-            let writes_back = to_media && completion.durability == Durability::WriteBack;
-            if done > 0
-                && to_media
-                && let Some(sums) = &mut flight.sums
-            {
-                sums[sum].0 = completion.crc;
-            }
-            for transfer in std::mem::take(&mut batch.transfers) {
-                let whole = done.min(transfer.len);
-                if writes_back && whole > 0 {
-                    media.fence(media.write_back(transfer.at, whole));
-                }
-                if !to_media && flight.sums.is_some() {
-                    // SAFETY: the caller's; this reads what was just copied.
-                    unsafe { flight.sum_up(&transfer.part(0, whole), sum) };
-                }
-                if whole < transfer.len {
-                    // SAFETY: the caller's.
-                    unsafe { flight.copy(media, transfer.part(whole, transfer.len - whole), sum) };
-                    media.fence(Flushed::issued());
-                }
-                done -= whole;
-            }
+            // SAFETY: the caller's.
+            unsafe { self.finish(media, flight, n) };
         }
         flight.fault.map_or(Ok(()), Err)
+    }
+
+    /// Waits for the batch of this number, and does what was left undone of it.
+    ///
+    /// # Safety
+    ///
+    /// As for [`end`](Mover::end).
+    unsafe fn finish(&self, media: &M, flight: &mut Flight, n: usize) {
+        // It stays in the flight, which is waited for should this panic.
+        let Some(completion) = self.wait(&mut flight.batches[n]) else { return };
+        let batch = &mut flight.batches[n];
+        let (mut done, sum, to_media) =
+            (self.ended(&completion, batch.bytes()), batch.sum, batch.transfers[0].is_to_media());
+        let writes_back = to_media && completion.durability == Durability::WriteBack;
+        if done > 0
+            && to_media
+            && let Some(sums) = &mut flight.sums
+        {
+            sums[sum].0 = completion.crc;
+        }
+        for transfer in std::mem::take(&mut batch.transfers) {
+            let whole = done.min(transfer.len);
+            if writes_back && whole > 0 {
+                media.fence(media.write_back(transfer.at, whole));
+            }
+            if !to_media && flight.sums.is_some() {
+                // SAFETY: the caller's; this reads what was just copied.
+                unsafe { flight.sum_up(&transfer.part(0, whole), sum) };
+            }
+            if whole < transfer.len {
+                // SAFETY: the caller's.
+                unsafe { flight.copy(media, transfer.part(whole, transfer.len - whole), sum) };
+                media.fence(Flushed::issued());
+            }
+            done -= whole;
+        }
     }
 }
 
 impl Flight {
     /// Whether engines have nothing of it: it ends without waiting.
     pub(super) fn is_over(&self) -> bool {
-        self.batches.iter().all(|batch| batch.ticket.is_none())
+        self.held.is_none() && self.batches.iter().all(|batch| batch.ticket.is_none())
+    }
+
+    /// Whether the channel manager is to be driven for it.
+    fn has_class(&self) -> bool {
+        self.held.is_some() || self.batches.iter().any(|batch| batch.entered.is_some())
     }
 
     /// The checksum of all bytes, continued; once it has ended well.

@@ -104,7 +104,7 @@ impl<M: Media> Home<M> {
     unsafe fn submit(&self, transfers: &[RawTransfer], bytes: u64, options: &CopyOptions) -> Arc<Op> {
         // SAFETY: the caller's; the flight ends in `end`, with these.
         let flight =
-            unsafe { self.mover.begin(&self.media, options.engine, transfers, options.crc.is_some(), false) };
+            unsafe { self.mover.begin(&self.media, options.via(), transfers, options.crc.is_some(), false) };
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let under_way = !flight.is_over();
         let to_media = transfers.first().is_some_and(RawTransfer::is_to_media);
@@ -136,11 +136,12 @@ impl<M: Media> Home<M> {
     fn poll(&self, op: &Op) -> bool {
         // Who has the lock waits for it: so it has not ended, or will have soon.
         let Some(mut state) = op.state.try_lock() else { return false };
-        match &state.flight {
-            Some(flight) if !self.mover.has_ended(flight) => return false,
-            Some(_) => self.end(op, &mut state),
-            None => {}
+        let Some(flight) = &mut state.flight else { return true };
+        // SAFETY: as in `end`.
+        if !unsafe { self.mover.has_ended(&self.media, flight) } {
+            return false;
         }
+        self.end(op, &mut state);
         true
     }
 
