@@ -7,8 +7,8 @@
 //! Files: `rows` the catalogue and targets, `plan` options checked and sizes chosen, `place` tmpfs,
 //! ext4 and pool files, `worker` the timed loop, `turns` who runs when and on which core, `peer_*` the
 //! systems, `mount` fio on mounts, `breakdown` where the time of reads and writes goes, `capacity` pools of
-//! a million files and of 1 TiB, `uthreads` what those cost, `offload` what a device leaves of a core, `value`
-//! rows that are a number, `report` rows and claims, `table` and `plot` what people see, `clock` time stamps and
+//! a million files and of 1 TiB, `uthreads` what those cost, `offload` what a device leaves of a core, `qos` what classes
+//! of copies do to each other, `value` rows that are a number, `report` rows and claims, `table` and `plot` what people see, `clock` time stamps and
 //! CPU time, `machine` where.
 
 mod breakdown;
@@ -24,6 +24,7 @@ mod peer_lode;
 mod place;
 mod plan;
 mod plot;
+mod qos;
 mod report;
 mod rows;
 mod table;
@@ -119,6 +120,7 @@ pub fn run(options: &BenchOptions) -> Result<String> {
         let (more, held) = match *name {
             "uthreads" => uthreads::run(&plan)?,
             "offload" => offload::run(&plan)?,
+            "qos" => qos::run(&plan)?,
             pool => capacity::run(pool, &plan, &place, &mut machine)?,
         };
         rows.extend(more);
