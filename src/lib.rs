@@ -3,7 +3,8 @@
 //! The rooms, and who may call whom (a test enforces it):
 //!
 //! ```text
-//! media  <- mover <- fs <- mediator, wsp          policy, runtime: import no room
+//! media  <- mover <- fs <- mediator, wsp          policy: imports no room
+//! wait   <- mover, runtime
 //! ```
 //!
 //! Start at [`fs::Fs`] for the file system, [`media::Media`] for the memory below it, and [`mover::copies`] for copies to
@@ -18,5 +19,6 @@ pub mod mover;
 pub mod runtime;
 pub mod sim;
 mod sync;
+pub mod wait;
 
 pub use error::{Error, Result};

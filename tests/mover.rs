@@ -21,6 +21,8 @@ use lodestone::mover::profile::{Limits, Profile, Thresholds};
 use lodestone::mover::{EngineKind, Mover};
 use lodestone::sim::media::{Keep, Rng, SimMedia};
 
+use ioat::eventually;
+
 #[cfg(not(miri))]
 #[path = "mover/dsa.rs"]
 mod dsa;
@@ -374,10 +376,11 @@ fn a_range_outside_panics_in_the_caller() {
     let _ = mover.store(&pool, None, at, &bytes, None);
 }
 
-/// How many copies there are at a time. The first waits until a second is inside; each stays until nobody came for a
-/// while.
+/// How many copies there are at a time, and by whom. The first waits until so many are inside as are wanted; each stays until
+/// nobody came for a while.
 struct Crowd {
     media: SimMedia,
+    wanted: usize,
     inside: Mutex<Inside>,
     came: Condvar,
 }
@@ -386,12 +389,13 @@ struct Crowd {
 struct Inside {
     now: usize,
     most: usize,
+    by: Vec<std::thread::ThreadId>,
 }
 
 impl Crowd {
-    fn new() -> Crowd {
+    fn new(wanted: usize) -> Crowd {
         let media = SimMedia::new(vec![0; MEDIA_BYTES], Domain::Memory);
-        Crowd { media, inside: Mutex::default(), came: Condvar::new() }
+        Crowd { media, wanted, inside: Mutex::default(), came: Condvar::new() }
     }
 }
 
@@ -408,9 +412,10 @@ impl Media for Crowd {
         let mut inside = self.inside.lock().unwrap();
         inside.now += 1;
         inside.most = inside.most.max(inside.now);
+        inside.by.push(std::thread::current().id());
         self.came.notify_all();
-        let (inside, late) =
-            self.came.wait_timeout_while(inside, Duration::from_secs(60), |inside| inside.most < 2).unwrap();
+        let too_few = |inside: &mut Inside| inside.most < self.wanted;
+        let (inside, late) = self.came.wait_timeout_while(inside, Duration::from_secs(60), too_few).unwrap();
         assert!(!late.timed_out(), "nobody else came in");
         drop(inside);
         std::thread::sleep(Duration::from_millis(20));
@@ -463,7 +468,7 @@ impl Media for Crowd {
 #[test]
 fn the_limited_engines_limit() {
     for kind in [EngineKind::Semaphore, EngineKind::Delegate] {
-        let crowd = Crowd::new();
+        let crowd = Crowd::new(2);
         let mover = Mover::new(&crowd, kind, Profile { concurrency: 2, ..Profile::default() });
         std::thread::scope(|scope| {
             for n in 0..6 {
@@ -477,6 +482,42 @@ fn the_limited_engines_limit() {
         });
         assert_eq!(crowd.inside.lock().unwrap().most, 2, "{kind}");
     }
+}
+
+/// Nobody is woken for what its caller can do itself; what nobody waits for begins all the same.
+#[test]
+fn who_waits_for_a_delegate_copies_and_who_does_not_has_others_copy() {
+    let crowd = Crowd::new(1);
+    let mover = Mover::new(&crowd, EngineKind::Delegate, Profile { concurrency: 1, ..Profile::default() });
+    let bytes = vec![1; 64 << 10];
+    let (_, flushed) = mover.store(&crowd, None, Addr(0), &bytes, None).unwrap();
+    crowd.fence(flushed);
+    let here = std::thread::current().id();
+    let by = || std::mem::take(&mut crowd.inside.lock().unwrap().by);
+    assert_eq!(by(), [here]);
+    let engine = mover.engine(EngineKind::Delegate).unwrap();
+    let submit = || {
+        let dram = Dram::From(bytes.as_ptr(), Route::PastCaches);
+        let part = RawTransfer { at: Addr(0), dram, len: bytes.len() };
+        // SAFETY: it is waited for below, before the bytes go.
+        unsafe { engine.submit(&crowd, 0, 0, &[part], None) }.unwrap()
+    };
+    // Its submitter goes on to something else.
+    let ticket = submit();
+    engine.start(&ticket);
+    eventually("a worker copies it", || engine.poll(&ticket));
+    assert_eq!(engine.wait(ticket).bytes, 64 << 10);
+    assert!(by().iter().all(|thread| *thread != here));
+    // Somebody who only looks does not copy.
+    let ticket = submit();
+    eventually("a worker copies it", || engine.poll(&ticket));
+    assert_eq!(engine.wait(ticket).status, Status::Done);
+    assert!(by().iter().all(|thread| *thread != here));
+    // Who waits stands behind those that came before: there is one place.
+    let (first, second) = (submit(), submit());
+    engine.start(&first);
+    assert_eq!((engine.wait(second).status, engine.wait(first).status), (Status::Done, Status::Done));
+    assert_eq!((by().len(), crowd.inside.lock().unwrap().most), (2, 1));
 }
 
 #[test]

@@ -6,6 +6,7 @@ use super::alloc::{Class, Runs};
 use super::format::*;
 use super::inode::{Body, Data};
 use super::log::Batch;
+use super::offload::Needs;
 use super::write::{check_writable, set_gid_that_falls, set_id_that_falls};
 use super::*;
 use crate::limits::FILE_BYTES_MAX;
@@ -37,6 +38,13 @@ impl<M: Media> Fs<M> {
     pub fn setattr_node(&self, cred: &Cred, node: &Node, set: &SetAttr) -> Result<Attr> {
         let inode = &node.inode;
         let mut body = self.table.change(inode);
+        while set.size.is_some()
+            && let Some(write) = body.writes.in_the_way(|| Needs::None)
+        {
+            drop(body);
+            self.finish(&write);
+            body = self.table.change(inode);
+        }
         let guard = self.core.enter()?;
         let body = &mut *body;
         if body.dead {
@@ -106,7 +114,9 @@ impl<M: Media> Fs<M> {
         let reuse = self.core.reuse_after(guard);
         self.tail_settled(body, tail, reuse);
         if size < old {
-            body.tail_shared = self.core.deferring
+            // Or somebody reads it just now.
+            let is_read = self.core.copies.reads().touch(inode.ino.0, size / PAGE..u64::MAX);
+            body.tail_shared = (self.core.deferring || is_read)
                 && !size.is_multiple_of(PAGE)
                 && !self.core.media.omits("what a truncate cut off is not written in place");
         }

@@ -40,6 +40,8 @@ use crate::media::{Flushed, LINE};
 const SLACK_LINES: u32 = 192;
 /// Times that one operation cleans.
 const CLEANINGS_MAX: usize = 2;
+/// Steps of one that catches up: more than any but the largest file takes.
+const CATCH_UP_STEPS_MAX: usize = 4096;
 /// Segments without live records that go at once.
 const DEAD_SEGMENTS_MAX: usize = 256;
 /// Entries of a directory that are looked through for the oldest of their records.
@@ -90,8 +92,30 @@ impl<M: Media> Fs<M> {
     /// The last step of every operation that appended to the log of `inode`.
     #[inline]
     pub(super) fn tidy_log(&self, inode: &Inode, body: &mut Body, guard: &epoch::Guard) {
-        if body.log.take_grown() {
+        // A copy of a record would count, whatever becomes of what it copies.
+        if !body.writes.any() && body.log.take_grown() {
             self.clean_if_due(inode, body, guard);
+        }
+    }
+
+    /// Whether writes of this file have to end so that its log can be cleaned: it was put off for as long as it is good.
+    #[inline]
+    pub(super) fn is_overgrown(&self, body: &Body) -> bool {
+        body.log.has_grown() && body.log.lines() > 2 * (SLACK_LINES + 2 * live_lines(body))
+    }
+
+    /// Cleans what was put off while copies were under way, all of it at once: now there are none.
+    #[cold]
+    pub(super) fn catch_up(&self, inode: &Inode, body: &mut Body, guard: &epoch::Guard) {
+        body.log.take_grown();
+        for _ in 0..CATCH_UP_STEPS_MAX {
+            let due = body.log.lines() > SLACK_LINES + 2 * live_lines(body);
+            if !due && body.cleaning.sweep.is_none() {
+                return;
+            }
+            if let Err(e) = self.clean_file(inode, body, guard) {
+                return put_off(inode, &e);
+            }
         }
     }
 

@@ -117,6 +117,12 @@ fn describe(r: &Record) -> String {
             for e in extents(b).flatten() {
                 let _ = write!(s, " pages {}+{} -> blocks {}+{}", e.page, e.count, e.block.0, e.count);
             }
+            if flags & field::write::OFFLOADED != 0 {
+                match Ticket::unpack(get64(b, field::write::START)) {
+                    Some(ticket) => drop(write!(s, " offloaded lane {} number {}", ticket.lane, ticket.seq)),
+                    None => s.push_str(" offloaded, by a ticket that makes no sense"),
+                }
+            }
             if flags & field::write::UNWRITTEN != 0 {
                 s.push_str(" reserved");
             }

@@ -35,6 +35,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use table::{Held, Table};
 
+pub use io::Written;
 pub use libc::AT_FDCWD;
 
 /// A descriptor: a small number, the lowest free one first.

@@ -8,7 +8,7 @@
 //! ```text
 //! 0          region label (owned by media/)
 //! 1          superblock, first copy
-//! 2          state lines, first copy (two lines, written in turn)
+//! 2          state lines, first copy (two lines, written in turn); completion words, one in each line
 //! 3..3+16    the first 256 inode slots: slot 0 is the inode table itself, slot 1 the root directory
 //! ...        data, log segments, more inode slots
 //! last       superblock, second copy, with a copy of the state lines
@@ -43,6 +43,9 @@ pub const TABLE_BLOCK: u32 = 3;
 pub const TABLE_BLOCKS: u32 = 16;
 /// Where in the last block the second copy of the state lines stands.
 pub const STATE_COPY_OFFSET: u64 = 2048;
+/// Lanes of offloaded writes, and where in the state block the completion word of the first stands.
+pub const LANES: usize = 32;
+pub const COMPLETIONS_OFFSET: u64 = 2048;
 
 pub const SLOT: usize = 256;
 pub const SLOTS_PER_BLOCK: u32 = (BLOCK / SLOT) as u32;
@@ -528,8 +531,9 @@ pub mod field {
         pub const UNWRITTEN: u16 = 2;
         /// Times and size stay as they are (log cleaning).
         pub const MOVED: u16 = 4;
-        /// Reserved for offloaded copies: the first 16 bytes of a second line hold the ticket (epoch,
-        /// channel, sequence), and the record counts once the channel's completion record reached it.
+        /// An engine copies the data, which goes on after the record was written: in the place of START stands the
+        /// ticket, and until its epoch is settled the record counts only where the completion word of its lane has
+        /// reached it (EasyIO §4.2).
         pub const OFFLOADED: u16 = 8;
     }
 
@@ -657,7 +661,59 @@ pub mod field {
     }
 }
 
+// ---------------------------------------------------------------------------------------------------
+// Offloaded writes
+
+/// A lane and a place in it: which completion word has to reach which number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    pub lane: u16,
+    /// From 1 on; it never begins anew.
+    pub seq: u64,
+}
+
+/// Numbers of a lane have so many bits, on media.
+pub const TICKET_BITS: u32 = 48;
+pub const TICKET_MAX: u64 = (1 << TICKET_BITS) - 1;
+
+impl Ticket {
+    pub fn pack(self) -> u64 {
+        debug_assert!(self.seq <= TICKET_MAX);
+        self.seq | (self.lane as u64) << TICKET_BITS
+    }
+
+    /// `None` where there is no such lane, or no such number.
+    pub fn unpack(word: u64) -> Option<Ticket> {
+        let ticket = Ticket { lane: (word >> TICKET_BITS) as u16, seq: word & TICKET_MAX };
+        ((ticket.lane as usize) < LANES && ticket.seq > 0).then_some(ticket)
+    }
+}
+
+/// Where the completion word of a lane stands: alone in its line, since the threads of several lanes store theirs.
+pub fn completion_addr(lane: usize) -> Addr {
+    assert!(lane < LANES);
+    Addr(STATE_BLOCK * BLOCK as u64 + COMPLETIONS_OFFSET + (lane * LINE) as u64)
+}
+
+fn completion_check(lane: usize, seq: u64) -> u64 {
+    (crc32c(&seq.to_le_bytes(), 0xc09e_1e7e ^ lane as u32) as u16 as u64) << TICKET_BITS
+}
+
+/// A lane's completion word: all copies up to this number are done. Eight bytes, which no memory tears, with 16 check
+/// bits.
+pub fn pack_completion(lane: usize, seq: u64) -> u64 {
+    debug_assert!(seq <= TICKET_MAX);
+    seq | completion_check(lane, seq)
+}
+
+/// `None` where the check bits do not match. A word that was never written says that nothing is done.
+pub fn unpack_completion(lane: usize, word: u64) -> Option<u64> {
+    let seq = word & TICKET_MAX;
+    (word == 0 || word == pack_completion(lane, seq)).then_some(seq)
+}
+
 const _: () = {
+    assert!(COMPLETIONS_OFFSET as usize + LANES * LINE <= BLOCK);
     assert!(BLOCK.is_multiple_of(LINE) && SLOT.is_multiple_of(LINE) && MINI.is_multiple_of(LINE));
     assert!(SUPER_BYTES <= STATE_COPY_OFFSET as usize);
     assert!(field::write::FIRST + EXTENT == LINE);
@@ -705,6 +761,28 @@ mod tests {
             bad[bit / 8] ^= 1 << (bit % 8);
             assert!(Super::decode(&bad).is_err(), "bit {bit}");
         }
+    }
+
+    #[test]
+    fn a_completion_word_with_any_flipped_bit_is_refused() {
+        for (lane, seq) in [(0, 1), (7, 0x1234_5678_9abc), (LANES - 1, TICKET_MAX)] {
+            let good = pack_completion(lane, seq);
+            assert_eq!(unpack_completion(lane, good), Some(seq));
+            assert_eq!(unpack_completion(lane ^ 1, good), None, "it is another lane's");
+            for bit in 0..64 {
+                assert_eq!(unpack_completion(lane, good ^ 1 << bit), None, "bit {bit}");
+            }
+        }
+        assert_eq!(unpack_completion(3, 0), Some(0));
+    }
+
+    #[test]
+    fn tickets_survive_packing() {
+        for ticket in [Ticket { lane: 0, seq: 1 }, Ticket { lane: LANES as u16 - 1, seq: TICKET_MAX }] {
+            assert_eq!(Ticket::unpack(ticket.pack()), Some(ticket));
+        }
+        assert_eq!(Ticket::unpack(0), None);
+        assert_eq!(Ticket::unpack((LANES as u64) << TICKET_BITS | 1), None);
     }
 
     #[test]

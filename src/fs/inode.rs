@@ -17,6 +17,7 @@ use super::dirindex::DirIndex;
 use super::format::*;
 use super::index::PageIndex;
 use super::log::{self, Log, Op, Owner, Reader, Record};
+use super::offload::Writes;
 use super::statline::BodyLock;
 use super::types::{Attr, Ino, Kind};
 use crate::error::{Error, Result};
@@ -32,6 +33,8 @@ pub struct Inode {
     pub linkable: AtomicBool,
     /// Some attributes are newer here than in the log: written back at close and by the cleaner.
     pub attrs_ahead: AtomicBool,
+    /// A write failed after it was committed, and no fsync has told yet.
+    pub lost: AtomicBool,
     /// Made in this mount: lines that its log has from the start.
     pub born_lines: u8,
     pub generation: u64,
@@ -67,6 +70,8 @@ pub struct Body {
     /// before it drops the record.
     #[allow(clippy::box_collection, reason = "four words in each of a million inodes that have none")]
     pub redone: Option<Box<VecDeque<Redone>>>,
+    /// Whose copies are under way.
+    pub writes: Writes,
 }
 
 /// Bytes that a redo record stored in place.
@@ -197,6 +202,7 @@ impl Body {
             },
             xattrs: Vec::new(),
             redone: None,
+            writes: Writes::default(),
             dead: false,
             tail_shared: false,
         }
@@ -732,6 +738,7 @@ pub fn assemble(header: &SlotHeader, owner: &Owner, body: Body, atime: u64) -> I
         kind: Kind::from_mode(header.mode).expect("read_header checked the type"),
         atime: AtomicU64::new(atime),
         attrs_ahead: AtomicBool::new(false),
+        lost: AtomicBool::new(false),
         born_lines: 0,
         uses: AtomicU64::new(0),
         linkable: AtomicBool::new(false),

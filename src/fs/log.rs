@@ -157,6 +157,12 @@ impl Log {
         }
     }
 
+    /// Whether a segment was added that the cleaner has not looked at.
+    #[inline]
+    pub fn has_grown(&self) -> bool {
+        self.grown
+    }
+
     /// Whether the log went on in a new segment since this was asked last.
     #[inline]
     pub fn take_grown(&mut self) -> bool {

@@ -13,6 +13,7 @@
 //! | `alloc`, `index`, `dirindex`, `names`, `table`, `statline` | what is kept in DRAM only |
 //! | `inode` | an inode in DRAM, and its replay from the log |
 //! | `write`, `read`, `space`, `attr`, `xattr`, `acl` | operations on one inode |
+//! | `offload` | copies that go on after their operation let go of the inode |
 //! | `namei`, `walk` | operations on names, path walks |
 //! | `clean` | log cleaning |
 //! | `clock` | what time it is |
@@ -44,6 +45,7 @@ mod log;
 mod mount;
 mod namei;
 mod names;
+mod offload;
 mod quarantine;
 mod read;
 mod recover;
@@ -76,6 +78,7 @@ use alloc::{Allocator, Class, Run};
 pub(crate) use clock::now;
 use format::{BLOCK, Super, TABLE_BLOCK};
 use inode::{Body, Inode};
+pub use offload::{Lent, LentRoom, ReadStep, ReadUnderWay, Step, WriteStep, WriteTicket, WriteUnderWay};
 pub use types::*;
 
 /// How a data write keeps its promise (design §4).
@@ -118,6 +121,9 @@ pub struct OpenOptions {
     pub qos: Qos,
     /// What engines are worth here. The default is safe where nobody measured (`lode tune`).
     pub profile: Profile,
+    /// A write waits for its engine before it writes its record, and keeps the inode meanwhile: the plain way, to
+    /// compare with.
+    pub ordered: bool,
 }
 
 /// What the pool says of itself (`lode info`).
@@ -209,8 +215,12 @@ impl Node {
 
 /// What all parts of a mounted file system share.
 pub struct Core<M: Media> {
-    pub(crate) media: quarantine::Watched<M>,
+    // Before media: engines end first.
     pub(crate) mover: Mover<M>,
+    pub(crate) media: quarantine::Watched<M>,
+    copies: offload::Copies,
+    /// Engines' copies are waited for before their record is written.
+    ordered: bool,
     ledger: Ledger,
     pub(crate) alloc: Allocator,
     pub(crate) key_crc: u32,
@@ -261,6 +271,9 @@ impl<M: Media> Core<M> {
     /// Frees blocks, but for bad ones: at once, or once `epoch` is synced.
     #[inline]
     pub(crate) fn free(&self, run: Run, epoch: Option<u64>) {
+        if self.copies.reads().any() && self.copies.reads().keep(run, epoch) {
+            return;
+        }
         self.media.each_good(run, &mut |run| match epoch {
             None => self.alloc.free(run),
             Some(e) => self.alloc.free_deferred(run, e),
@@ -569,6 +582,11 @@ impl<M: Media> Fs<M> {
     /// trying again. Room that others have made since `releases` counts.
     #[cold]
     fn make_room(&self, releases: &mut u64) -> bool {
+        if self.core.copies.keep_blocks() {
+            self.finish_writes(u64::MAX);
+            self.finish_reads();
+            return true;
+        }
         if !self.core.deferring {
             return false;
         }
@@ -624,6 +642,7 @@ impl<M: Media> Fs<M> {
         if inode.kind == Kind::Directory && self.settle_pairs().is_err() {
             return; // the file system is poisoned: nothing is used again
         }
+        self.finish_writes_of(inode);
         let mut body = self.table.change(inode);
         let guard = self.core.epochs.enter();
         let reuse = self.core.reuse_after(&guard);

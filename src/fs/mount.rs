@@ -173,6 +173,8 @@ impl<M: Media> Fs<M> {
         let mover = mover.classed(options.class, options.qos);
         let mut core = Core {
             mover,
+            copies: offload::Copies::default(),
+            ordered: options.ordered,
             ledger: Ledger::default(),
             media: quarantine::Watched::new(media),
             alloc: Allocator::new(blocks),
@@ -215,7 +217,7 @@ impl<M: Media> Fs<M> {
         core.media.bad().into_iter().for_each(|block| core.alloc.retire_minis(block));
         core.read_only |= opened.read_only;
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let fs = Fs {
+        let fs = Arc::new(Fs {
             core,
             table: opened.table,
             loading: [const { Mutex::new(()) }; 64],
@@ -235,11 +237,12 @@ impl<M: Media> Fs<M> {
                 ..opened.report
             },
             ticker: Mutex::new(None),
-        };
+        });
         if !was_clean && !fs.core.read_only {
             fs.settle_durably()?; // recovery has settled everything there is
         }
-        Ok(Arc::new(fs))
+        fs.begin_lanes()?;
+        Ok(fs)
     }
 
     /// Ends the epoch, waits for its operations, makes them survive power loss where that takes a
@@ -265,6 +268,7 @@ impl<M: Media> Fs<M> {
     fn settle_locked(&self, synced: &mut Synced) -> Result<()> {
         self.save_bad_blocks();
         let ended = self.core.epochs.advance();
+        self.finish_writes(ended);
         // Whoever failed in the epoch said so before leaving it.
         if self.core.failed.load(Ordering::Acquire) {
             return Err(self.core.poison_error());
@@ -313,8 +317,17 @@ impl<M: Media> Fs<M> {
     /// As [`sync`](Fs::sync): one epoch covers all inodes, and the cost is one `fdatasync` shared by all
     /// who wait. Nothing to do where stores are durable on return.
     pub fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
-        let _ = (ino, data_only);
-        self.sync()
+        let _ = data_only;
+        self.finish_writes_of_file(ino);
+        self.sync()?;
+        if self.take_lost(ino) {
+            return Err(Error::message(
+                libc::EIO,
+                "mount::fsync",
+                "of what was written some could not be stored: media is bad there; the file has its older bytes",
+            ));
+        }
+        Ok(())
     }
 
     /// Writes a checkpoint and marks the pool clean. Later operations fail with EIO.
@@ -331,10 +344,12 @@ impl<M: Media> Fs<M> {
         }
         // Who entered an epoch before leaves it, who does after sees that the pool is closed.
         if self.core.deferring {
-            self.core.epochs.advance();
+            let ended = self.core.epochs.advance();
+            self.finish_writes(ended);
         } else {
             self.settle()?; // nothing freed at once may be in doubt
         }
+        self.finish_reads();
         self.reclaim_orphans();
         self.write_back()?;
         self.settle_durably()?;
@@ -367,6 +382,7 @@ impl<M: Media> Fs<M> {
         if let Some(ticker) = ticker {
             ticker.stop();
         }
+        self.end_copies();
         Arc::into_inner(self).map(|fs| fs.core.media.into_inner())
     }
 

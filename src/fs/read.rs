@@ -7,6 +7,7 @@ use super::format::BLOCK;
 use super::index::Mapping;
 use super::inode::Data;
 use super::log::block_addr;
+use super::offload::Parts;
 use super::*;
 
 const PAGE: u64 = BLOCK as u64;
@@ -16,7 +17,13 @@ const DAY: u64 = (24 * 60 * 60) << 30;
 impl<M: Media> Fs<M> {
     /// Bytes read; less than asked only at the end of file. EISDIR for directories, EIO for bad media.
     pub fn read_at(&self, node: &Node, offset: u64, dst: &mut [u8]) -> Result<usize> {
-        let mut watch = self.core.ledger.begin(Op::Read, dst.len());
+        self.read_and_wait(dst, &mut |dst| self.begin_read(node, offset, dst))
+    }
+
+    /// As [`read_at`](Fs::read_at), up to where it would wait for a copy: that is then the caller's to wait for, with
+    /// nothing of the file system held.
+    pub fn begin_read(&self, node: &Node, offset: u64, mut dst: LentRoom) -> ReadStep<usize> {
+        let mut watch = self.core.ledger.begin(Op::Read, dst.bytes().len());
         let inode = &*node.inode;
         let body = inode.body.read();
         watch.did(Phase::Wait);
@@ -26,18 +33,29 @@ impl<M: Media> Fs<M> {
             Data::Dir(_) => return Err(Error::new(libc::EISDIR, "read::read_at")),
             _ => return Err(Error::new(libc::EINVAL, "read::read_at")),
         };
-        let len = body.size.saturating_sub(offset).min(dst.len() as u64) as usize;
+        let len = body.size.saturating_sub(offset).min(dst.bytes().len() as u64) as usize;
+        let pages = || offset / PAGE..(offset + len as u64).div_ceil(PAGE);
+        if let Some(write) = body.writes.touching(pages) {
+            return Ok(Step::Blocked(write));
+        }
+        let engine = node.engine();
+        let mut parts = Parts::new();
         let mut done = 0;
         while done < len {
             let at = offset + done as u64;
             let pages = (at % PAGE + (len - done) as u64).div_ceil(PAGE) as u32;
             let (mapping, count) = index.run_at((at / PAGE) as u32, pages);
             let n = (count as u64 * PAGE - at % PAGE).min((len - done) as u64) as usize;
-            let part = &mut dst[done..done + n];
             watch.did(Phase::Index);
             match mapping {
-                Mapping::Written(block) => self.copy_out(node, block_addr(block).add(at % PAGE), part)?,
-                Mapping::Hole | Mapping::Unwritten(_) => part.fill(0),
+                Mapping::Written(block) => {
+                    let at = block_addr(block).add(at % PAGE);
+                    match self.core.mover.takes(engine, n) {
+                        true => parts.push(dst.part_from_media(at, done, n)),
+                        false => self.core.media.read(at, &mut dst.bytes()[done..done + n])?,
+                    }
+                }
+                Mapping::Hole | Mapping::Unwritten(_) => dst.bytes()[done..done + n].fill(0),
             }
             watch.did(Phase::Copy);
             done += n;
@@ -46,19 +64,19 @@ impl<M: Media> Fs<M> {
             self.touch(inode, body.mtime.max(body.ctime));
             watch.did(Phase::Metadata);
         }
-        Ok(len)
-    }
-
-    #[inline]
-    fn copy_out(&self, node: &Node, at: Addr, to: &mut [u8]) -> Result<()> {
-        let Core { media, mover, .. } = &self.core;
-        let engine = node.engine();
-        if mover.takes(engine, to.len()) {
-            media.watch(|media| mover.load(media, engine, at, to))?;
-        } else {
-            media.read(at, to)?;
+        if parts.is_empty() {
+            return Ok(Step::Done(len));
         }
-        Ok(())
+        // A uthread has others to let run meanwhile.
+        let mut flight = self.hand_over(engine, &parts, !crate::wait::lets_others_run());
+        if self.copy_has_ended(&mut flight) || self.core.ordered {
+            self.abort_copy(flight)?;
+            watch.did(Phase::Copy);
+            return Ok(Step::Done(len));
+        }
+        let read = self.read_under_way(inode.ino.0, pages(), flight);
+        watch.did(Phase::Copy);
+        Ok(Step::UnderWay(len, read))
     }
 
     pub fn read(&self, ino: Ino, offset: u64, dst: &mut [u8]) -> Result<usize> {

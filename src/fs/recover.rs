@@ -10,7 +10,9 @@
 //!    link counts and parents follow from the root down. What the root does not reach is free.
 //! 4. The logs of all files reached are replayed, the last operation's data is verified, blocks are
 //!    marked, and redo bytes are stored again.
-//! 5. Logs that were cut are sealed, so that what was voided once is void for ever.
+//! 5. Logs that were cut are sealed, so that what was voided once is void for ever. Offloaded writes whose copy had
+//!    not ended are skipped, whatever follows them; what their pages are instead is written down, which later replays
+//!    come to after them.
 //!
 //! **Damage** costs the inode that has it, not the pool. A damaged file answers EUCLEAN from then on (its log head
 //! says so, because later recoveries cannot tell any more), and the blocks that the rest of its log names stay
@@ -31,6 +33,7 @@ use super::format::*;
 use super::inode::{self, AddRecord, Body, Data, Inode, Partner, Redos};
 use super::log::{self, Batch, Log, Op, Owner, Reader};
 use super::mount::{Opened, boot, load_table_inode};
+use super::offload::Pages;
 use super::*;
 
 /// Slots that a thread takes at a time.
@@ -106,8 +109,29 @@ struct Repairs {
     seals: Vec<(Owner, Log)>,
     /// Change times that only directories know.
     stamps: HashMap<u32, u64>,
+    /// Files with writes that were skipped.
+    restored: Vec<Restored>,
     /// Files.
     damaged: Damaged,
+}
+
+/// A file as it is without the writes that were skipped, and their pages.
+struct Restored {
+    owner: Owner,
+    body: Body,
+    atime: u64,
+    pages: Vec<Pages>,
+    /// Its log was cut, too.
+    cut: bool,
+}
+
+/// What a record behind a skipped write may say that it has from it.
+#[derive(Clone, Copy)]
+struct Claims {
+    size: u64,
+    mtime: u64,
+    /// What holds.
+    holds: (u64, u64),
 }
 
 pub(super) fn recover<M: Media>(core: &mut Core<M>, previous: &State, power_lost: bool) -> Result<Opened> {
@@ -648,6 +672,7 @@ impl<M: Media> Recovery<'_, M> {
         for part in parts {
             repairs.seals.extend(part.seals);
             repairs.stamps.extend(part.stamps);
+            repairs.restored.extend(part.restored);
             repairs.damaged.extend(part.damaged);
         }
         Ok(())
@@ -660,7 +685,7 @@ impl<M: Media> Recovery<'_, M> {
         stamp: Option<u64>,
         repairs: &mut Repairs,
     ) -> Result<()> {
-        let (body, redos) = match self.replay_file(ino, repairs) {
+        let Replay { body, redos, atime, skipped, cut } = match self.replay_file(ino) {
             Ok(replayed) => replayed,
             Err(e) => {
                 repairs.damaged.push((ino, e));
@@ -677,32 +702,80 @@ impl<M: Media> Recovery<'_, M> {
         if let Some(time) = stamp.filter(|&t| t > body.ctime) {
             repairs.stamps.insert(ino, time);
         }
+        let voided = skipped.len() as u32 + cut as u32;
+        self.voided.fetch_add(voided, Ordering::Relaxed);
+        let owner = self.owner(ino);
+        if !skipped.is_empty() {
+            let pages = skipped.into_iter().flatten().collect();
+            repairs.restored.push(Restored { owner, body, atime, pages, cut });
+        } else if cut {
+            repairs.seals.push((owner, body.log));
+        }
         Ok(())
     }
 
-    fn replay_file(&self, ino: u32, repairs: &mut Repairs) -> Result<(Body, Redos)> {
+    fn replay_file(&self, ino: u32) -> Result<Replay> {
         let owner = self.owner(ino);
         let header = self.headers[ino as usize].expect("a directory names it");
         let mut reader = Reader::new(self.core, owner)?;
         let mut body = Body::new(&header, Log::new(self.core.key_crc, &owner));
         let mut redos = Redos::default();
         let mut atime = header.btime;
+        let (mut skipped, mut cut, mut claims): (Vec<Vec<Pages>>, _, Option<Claims>) =
+            (Vec::new(), false, None);
         let (mut op, mut next) = (Op::default(), Op::default());
         let mut more = reader.next(&mut op)?;
         while more {
             more = reader.next(&mut next)?;
             if self.in_doubt(&op, !more) && !self.data_holds(&owner, &header, &body, &op)? {
                 reader.rewind(op.begin());
-                self.voided.fetch_add(1, Ordering::Relaxed);
-                repairs.seals.push((owner, reader.log().clone()));
+                cut = true;
                 break;
             }
+            if !self.was_copied(&owner, &op)? {
+                let write = op.records().last().expect("an operation has records").bytes;
+                let (size, mtime) = (get64(write, field::write::SIZE), get64(write, field::write::MTIME));
+                claims = Some(Claims { size, mtime, holds: (body.size, body.mtime) });
+                let extents =
+                    op.records().flat_map(|r| inode::extents(r.bytes).flatten().collect::<Vec<_>>());
+                skipped.push(extents.map(|e| offload::pages_of(&e)).collect());
+                std::mem::swap(&mut op, &mut next);
+                continue;
+            }
             inode::apply(self.core, &owner, &mut body, &mut atime, &op, Some(&mut redos))?;
+            if let Some(claims) = claims {
+                claims.give_up(&mut body, &op);
+            }
             std::mem::swap(&mut op, &mut next);
         }
         self.newest.fetch_max(reader.newest(), Ordering::Relaxed);
         body.log = reader.into_log();
-        Ok((body, redos))
+        Ok(Replay { body, redos, atime, skipped, cut })
+    }
+
+    /// Whether an operation is none that an engine was to copy the data of, or the copy had ended. Those of settled
+    /// epochs had.
+    fn was_copied(&self, owner: &Owner, op: &Op) -> Result<bool> {
+        let is_offloaded = |r: &log::Record| {
+            r.kind == Type::Write && get16(r.bytes, field::write::FLAGS) & field::write::OFFLOADED != 0
+        };
+        let Some(record) = op.records().find(is_offloaded) else { return Ok(true) };
+        if op.epoch() <= self.settled
+            || self.core.media.omits("an offloaded write counts only once it is copied")
+        {
+            return Ok(true);
+        }
+        let ticket = Ticket::unpack(get64(record.bytes, field::write::START))
+            .ok_or_else(|| log::damaged(owner, "a write names a lane that there is not"))?;
+        let lane = ticket.lane as usize;
+        let word = self.core.media.load64(completion_addr(lane))?;
+        let done = unpack_completion(lane, word).ok_or_else(|| {
+            log::damaged(
+                owner,
+                "whether its last writes were complete is not known: a completion word is damaged",
+            )
+        })?;
+        Ok(ticket.seq <= done)
     }
 
     /// Names what is damaged and keeps from others what damaged files have, as far as their logs say. Whether
@@ -778,6 +851,16 @@ impl<M: Media> Recovery<'_, M> {
         if !op.records().any(|r| r.kind == Type::Write) {
             return Ok(true);
         }
+        // Its word may be on media and its data not: nothing orders them before a sync.
+        let is_offloaded = |r: log::Record| {
+            r.kind == Type::Write && get16(r.bytes, field::write::FLAGS) & field::write::OFFLOADED != 0
+        };
+        if self.power_loss && op.records().any(is_offloaded) {
+            return Ok(self
+                .core
+                .media
+                .omits("after a power loss offloaded writes count only if they were synced"));
+        }
         // The record's own blocks, and for bytes stored in place those the file has already.
         let mut after = Body::new(header, Log::new(self.core.key_crc, owner));
         for record in op.records().filter(|r| r.kind == Type::Write) {
@@ -807,6 +890,19 @@ impl<M: Media> Recovery<'_, M> {
         }
         let epoch = self.core.epochs.current();
         let mut pending = Flushed::issued();
+        for Restored { owner, mut body, atime, pages, cut } in repairs.restored {
+            if self.core.media.omits("what the pages of a skipped write are is written down") {
+                continue;
+            }
+            if cut && !self.core.media.omits("a log that was cut is sealed") {
+                pending = pending.and(body.log.seal_void(self.core, &owner, epoch)?);
+            }
+            let mut batch = Batch::new();
+            offload::restoring_records(&body, pages.into_iter(), &mut batch);
+            body.attr_record(atime, 0, &mut batch);
+            pending = pending.and(body.log.append(self.core, &owner, &mut batch, epoch, Class::Release)?);
+            table.log_end(owner.ino).store(body.log.seq(), Ordering::Relaxed);
+        }
         for (owner, mut log) in repairs.seals {
             if self.core.media.omits("a log that was cut is sealed") {
                 continue;
@@ -847,6 +943,34 @@ impl<M: Media> Recovery<'_, M> {
         }
         self.core.fence(pending);
         Ok(())
+    }
+}
+
+/// A file's log, replayed.
+struct Replay {
+    body: Body,
+    redos: Redos,
+    atime: u64,
+    /// The pages of each write that was skipped.
+    skipped: Vec<Vec<Pages>>,
+    cut: bool,
+}
+
+impl Claims {
+    /// Takes from the body what an operation says that it has from the skipped write: who changes other attributes
+    /// writes all of them down.
+    fn give_up(self, body: &mut Body, op: &Op) {
+        for record in op.records().filter(|r| r.kind == Type::Attr) {
+            if get32(record.bytes, field::attr::FLAGS) & field::attr::TRUNCATE != 0 {
+                continue;
+            }
+            if body.size == self.size {
+                body.size = self.holds.0;
+            }
+            if body.mtime == self.mtime {
+                body.mtime = self.holds.1;
+            }
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use super::format::*;
 use super::index::Mapping;
 use super::inode::Body;
 use super::log::Batch;
+use super::offload::Needs;
 use super::write::{WriteFields, check_writable, write_records};
 use super::*;
 use crate::limits::FILE_BYTES_MAX;
@@ -36,6 +37,11 @@ impl<M: Media> Fs<M> {
         loop {
             let done = {
                 let mut body = self.table.change(&node.inode);
+                if let Some(write) = body.writes.in_the_way(|| Needs::None) {
+                    drop(body);
+                    self.finish(&write);
+                    continue;
+                }
                 let guard = self.core.enter()?;
                 check_allocatable(&body)?;
                 let mode = body.mode;
@@ -149,7 +155,7 @@ impl<M: Media> Fs<M> {
         if size <= old || from == 0 {
             return Ok(None);
         }
-        if self.core.deferring {
+        if self.core.deferring || body.tail_shared {
             let Some(edge) = self.zero_edge(body, (page, from, BLOCK), size, fresh)? else { return Ok(None) };
             self.core.fence(edge.flushed);
             write_records(batch, &[edge.extent], &edge.fields);
@@ -339,7 +345,7 @@ fn edges_of(offset: u64, end: u64, size: u64) -> impl Iterator<Item = (u32, usiz
     head.into_iter().chain(tail)
 }
 
-fn hole_record(batch: &mut Batch, page: u32, count: u32, size: u64, now: u64) {
+pub(super) fn hole_record(batch: &mut Batch, page: u32, count: u32, size: u64, now: u64) {
     let r = batch.record(Type::Hole, field::hole::MTIME + 8);
     put32(r, field::hole::PAGE, page);
     put32(r, field::hole::COUNT, count);

@@ -10,6 +10,8 @@
 //! | more over existing data | copy-on-write: new blocks, the old ones freed after the fence |
 //! | over existing data with `data=inplace` | a record with the times, then the data in place |
 //!
+//! **An engine's copy** of whole blocks goes on after the record was committed and the inode let go: see `offload`.
+//!
 //! **One fence.** The record names the data's CRC-32C, computed while it is copied; recovery counts a
 //! log's last record only if the data verifies, so nothing orders data before record (EasyIO §4.2's
 //! orderless idea, for CPU copies). From [`TWO_FENCE_BYTES`] on, a second fence costs less than the
@@ -25,6 +27,7 @@ use super::format::*;
 use super::index::Mapping;
 use super::inode::{Body, Data, Redone, extent_offset, write_record_bytes};
 use super::log::{Batch, block_addr};
+use super::offload::{Commit, Needs, Parts};
 use super::*;
 use crate::limits::FILE_BYTES_MAX;
 use crate::media::{Addr, Flushed, LINE, Words};
@@ -61,11 +64,14 @@ enum Way {
 #[derive(Clone, Copy)]
 struct Input<'a> {
     offset: u64,
-    bytes: &'a [u8],
+    bytes: Lent<'a>,
     /// Packed time.
     now: u64,
     engine: Via,
 }
+
+/// A write that was committed: the offset behind it, and its copy, if that goes on.
+type Written = (u64, Option<Arc<WriteUnderWay>>);
 
 /// The state of a copy to media.
 struct Sink {
@@ -73,11 +79,24 @@ struct Sink {
     crc: Option<u32>,
     flushed: Flushed,
     engine: Via,
+    /// What engines are to copy all at once, if they are.
+    parts: Option<Parts>,
 }
 
 impl Sink {
     fn new(crc: Option<u32>, engine: Via) -> Sink {
-        Sink { crc, flushed: Flushed::issued(), engine }
+        Sink { crc, flushed: Flushed::issued(), engine, parts: None }
+    }
+
+    /// Stores what stays where it is until a copy has ended.
+    fn store_lent<M: Media>(&mut self, core: &Core<M>, at: Addr, bytes: Lent) -> Result<()> {
+        match &mut self.parts {
+            Some(parts) if core.mover.takes(self.engine, bytes.bytes().len()) => {
+                parts.push(bytes.to_media(at));
+                Ok(())
+            }
+            _ => self.store(core, at, bytes.bytes()),
+        }
     }
 
     fn store<M: Media>(&mut self, core: &Core<M>, at: Addr, bytes: &[u8]) -> Result<()> {
@@ -105,10 +124,22 @@ impl<M: Media> Fs<M> {
     ///
     /// EFBIG behind the largest file, ENOSPC with nothing changed, EIO for bad media.
     pub fn write_at(&self, cred: &Cred, node: &Node, offset: u64, src: &[u8], append: bool) -> Result<u64> {
+        self.write_and_wait(src, &mut |src| self.begin_write(cred, node, offset, src, append))
+    }
+
+    /// As [`write_at`](Fs::write_at), up to where it would wait for a copy: that is then the caller's to wait for, with
+    /// nothing of the file system held.
+    pub fn begin_write(
+        &self,
+        cred: &Cred,
+        node: &Node,
+        offset: u64,
+        src: Lent,
+        append: bool,
+    ) -> WriteStep<u64> {
         let inode = &*node.inode;
-        let mut input =
-            Input { offset, bytes: &src[..src.len().min(WRITE_BYTES_MAX)], now: 0, engine: node.engine() };
-        let mut watch = self.core.ledger.begin(Op::Write, input.bytes.len());
+        let mut input = Input { offset, bytes: src.first(WRITE_BYTES_MAX), now: 0, engine: node.engine() };
+        let mut watch = self.core.ledger.begin(Op::Write, input.bytes.bytes().len());
         let mut releases = self.releases();
         loop {
             let done = {
@@ -118,13 +149,38 @@ impl<M: Media> Fs<M> {
                 if append {
                     input.offset = body.size;
                 }
-                self.write_locked(cred, inode, &mut body, &guard, input, &mut watch)
+                if let Some(write) = self.in_the_way(&mut body, &input) {
+                    return Ok(Step::Blocked(write));
+                }
+                if self.is_overgrown(&body) && matches!(body.data, Data::File(_)) {
+                    self.catch_up(inode, &mut body, &guard);
+                }
+                self.write_locked(cred, node, &mut body, &guard, input, &mut watch)
             };
             match done {
                 Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut releases) => continue,
-                done => return done,
+                Err(e) => return Err(e),
+                Ok((end, None)) => return Ok(Step::Done(end)),
+                Ok((end, Some(write))) => return Ok(Step::UnderWay(end, write)),
             }
         }
+    }
+
+    /// A write under way that has to end before this one begins.
+    #[inline]
+    fn in_the_way(&self, body: &mut Body, input: &Input) -> Option<Arc<WriteUnderWay>> {
+        let len = input.bytes.bytes().len() as u64;
+        let size = body.size;
+        let needs = || {
+            // From the end of file on, where it begins behind it: what is between becomes zeros.
+            let from = input.offset.min(size) / PAGE;
+            Needs::PagesAndEnd(from..(input.offset.saturating_add(len)).div_ceil(PAGE))
+        };
+        let write = body.writes.in_the_way(needs);
+        if write.is_none() && body.writes.any() && self.is_overgrown(body) {
+            return body.writes.in_the_way(|| Needs::None);
+        }
+        write
     }
 
     pub fn write(&self, cred: &Cred, ino: Ino, offset: u64, src: &[u8], append: bool) -> Result<u64> {
@@ -134,30 +190,35 @@ impl<M: Media> Fs<M> {
     fn write_locked(
         &self,
         cred: &Cred,
-        inode: &Inode,
+        node: &Node,
         body: &mut Body,
         guard: &epoch::Guard,
         mut input: Input,
         watch: &mut Watch,
-    ) -> Result<u64> {
+    ) -> Result<Written> {
+        let inode = &*node.inode;
         check_writable(body)?;
-        let offset = input.offset;
-        let end = offset.checked_add(input.bytes.len() as u64).filter(|&e| e <= FILE_BYTES_MAX);
+        let (offset, len) = (input.offset, input.bytes.bytes().len() as u64);
+        let end = offset.checked_add(len).filter(|&e| e <= FILE_BYTES_MAX);
         let Some(end) = end else { return Err(Error::new(libc::EFBIG, "write::write_at")) };
-        if input.bytes.is_empty() {
-            return Ok(offset);
+        if len == 0 {
+            return Ok((offset, None));
         }
         let mut batch = Batch::new();
         let mode = body.mode;
         self.drop_set_id(cred, inode, body, &mut batch);
         let uncapped = self.drop_capability(body, &mut batch);
         input.now = now();
-        let way = self.way(body, offset, end);
+        let way = self.way(inode, body, offset, end);
         watch.did(Phase::Index);
         let written = match way {
-            Way::Redo => self.overwrite_by_redo(inode, body, guard, input, batch, watch),
-            Way::InPlace => self.overwrite_in_place(inode, body, guard, input, batch, watch),
-            Way::Blocks => self.write_blocks(inode, body, guard, input, batch, watch),
+            Way::Redo => {
+                self.overwrite_by_redo(inode, body, guard, input, batch, watch).map(|end| (end, None))
+            }
+            Way::InPlace => {
+                self.overwrite_in_place(inode, body, guard, input, batch, watch).map(|end| (end, None))
+            }
+            Way::Blocks => self.write_blocks(node, body, guard, input, batch, watch),
         };
         match &written {
             Ok(_) => {
@@ -185,8 +246,12 @@ impl<M: Media> Fs<M> {
     /// On an ordinary file nothing is overwritten in place, whatever the mode: after a power loss the data of
     /// every record since the last sync is verified, and must be what the record wrote.
     #[inline]
-    fn way(&self, body: &Body, offset: u64, end: u64) -> Way {
+    fn way(&self, inode: &Inode, body: &Body, offset: u64, end: u64) -> Way {
         if end > body.size || self.core.deferring {
+            return Way::Blocks;
+        }
+        // Who reads it just now goes on reading what was there.
+        if self.core.copies.reads().touch(inode.ino.0, offset / PAGE..end.div_ceil(PAGE)) {
             return Way::Blocks;
         }
         let small = end - offset <= REDO_BYTES_MAX as u64;
@@ -208,6 +273,7 @@ impl<M: Media> Fs<M> {
         mut batch: Batch,
         watch: &mut Watch,
     ) -> Result<u64> {
+        let src = src.bytes();
         if let Mapping::Written(block) = body.file().expect("check_writable").get((offset / PAGE) as u32) {
             let n = src.len().min((PAGE - offset % PAGE) as usize);
             self.core.media.expect_store(block_addr(block).add(offset % PAGE), n);
@@ -274,6 +340,7 @@ impl<M: Media> Fs<M> {
         mut batch: Batch,
         watch: &mut Watch,
     ) -> Result<u64> {
+        let src = src.bytes();
         (body.mtime, body.ctime) = (now, now);
         if batch.is_empty() {
             body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
@@ -300,16 +367,26 @@ impl<M: Media> Fs<M> {
     /// reserved blocks.
     fn write_blocks(
         &self,
-        inode: &Inode,
+        node: &Node,
         body: &mut Body,
         guard: &epoch::Guard,
         Input { offset, bytes: src, now, engine }: Input,
         mut batch: Batch,
         watch: &mut Watch,
-    ) -> Result<u64> {
-        let end = offset + src.len() as u64;
-        let verify = self.core.deferring || src.len() < TWO_FENCE_BYTES;
+    ) -> Result<Written> {
+        let inode = &*node.inode;
+        let len = src.bytes().len();
+        let end = offset + len as u64;
+        // Alone in its operation, which may turn out not to have happened.
+        let settles_tail = self.core.deferring && offset > body.size && !body.size.is_multiple_of(PAGE);
+        let whole_pages = (end / PAGE).saturating_sub(offset.div_ceil(PAGE)) as usize * BLOCK;
+        let offloads = self.core.mover.outlives(engine, whole_pages)
+            && batch.is_empty()
+            && !settles_tail
+            && !self.core.ordered;
+        let verify = (self.core.deferring || len < TWO_FENCE_BYTES) && !offloads;
         let mut sink = Sink::new(verify.then_some(0), engine);
+        sink.parts = offloads.then(Parts::new);
         let mut plan = Plan::default();
         let (start, tail) = match self.zero_tail(body, offset, &mut sink, &mut batch, &mut plan) {
             Ok(done) => done,
@@ -322,13 +399,6 @@ impl<M: Media> Fs<M> {
             Ok(range) => range,
             Err(e) => return Err(self.undo(&plan, sink.flushed, e)),
         };
-        let pending = if sink.crc.is_none() {
-            self.core.fence(sink.flushed);
-            Flushed::issued()
-        } else {
-            sink.flushed
-        };
-        watch.did(Phase::Copy);
         let size = body.size.max(end);
         let fields = WriteFields {
             start: start.unwrap_or(from),
@@ -338,7 +408,40 @@ impl<M: Media> Fs<M> {
             crc: sink.crc,
             flags: 0,
         };
-        let committed = if batch.is_empty() && plan.extents.len() <= 1 {
+        let mut under_way = None;
+        if let Some(parts) = sink.parts.take() {
+            let mut flight = self.hand_over(engine, &parts, false);
+            // On an ordinary file it is the ticket that vouches for the data, whether they are there or not.
+            if self.copy_has_ended(&mut flight) && !self.core.deferring && batch.is_empty() {
+                if let Err(e) = self.abort_copy(flight) {
+                    return Err(self.undo(&plan, sink.flushed, e));
+                }
+            } else if batch.is_empty() {
+                let pages = offset / PAGE..end.div_ceil(PAGE);
+                let commit = Commit { pages, extents: &plan.extents, fields, pending: sink.flushed };
+                watch.did(Phase::Copy);
+                match self.commit_under_way(node, body, guard, flight, commit) {
+                    Ok(write) => under_way = Some(write),
+                    Err(e) => return Err(self.undo(&plan, Flushed::issued(), e)),
+                }
+                sink.flushed = Flushed::issued();
+            } else {
+                // A tail that was settled on the way is part of the operation.
+                if let Err(e) = self.abort_copy(flight) {
+                    return Err(self.undo(&plan, sink.flushed, e));
+                }
+            }
+        }
+        let pending = if sink.crc.is_none() && under_way.is_none() {
+            self.core.fence(sink.flushed);
+            Flushed::issued()
+        } else {
+            sink.flushed
+        };
+        watch.did(Phase::Copy);
+        let committed = if under_way.is_some() {
+            Ok(())
+        } else if batch.is_empty() && plan.extents.len() <= 1 {
             let mut line = [write_line(plan.extents.first(), &fields)];
             self.commit_lines(inode, body, (Type::Write, &mut line), guard, Class::Data, pending).map(drop)
         } else {
@@ -356,8 +459,8 @@ impl<M: Media> Fs<M> {
         let index = body.file_mut();
         for e in &plan.extents {
             index.set_run(e.page, e.count, e.block, false, &mut |old, unwritten| {
-                // A reserved block was written where it is.
-                if !(unwritten && within(old, *e)) {
+                // A reserved block was written where it is; and while the copy goes on the old ones are needed.
+                if !(unwritten && within(old, *e)) && under_way.is_none() {
                     self.core.free(old, reuse);
                 }
             });
@@ -365,7 +468,7 @@ impl<M: Media> Fs<M> {
         body.size = size;
         (body.mtime, body.ctime) = (now, now);
         watch.did(Phase::Index);
-        Ok(end)
+        Ok((end, under_way))
     }
 
     /// Gives back what a failed write allocated. Nothing of it was committed. It may have stored behind the end
@@ -468,9 +571,10 @@ impl<M: Media> Fs<M> {
         plan: &Plan,
         in_place: bool,
         offset: u64,
-        src: &[u8],
+        lent: Lent,
         sink: &mut Sink,
     ) -> Result<(u64, u64)> {
+        let src = lent.bytes();
         let index = body.file().expect("check_writable");
         let end = offset + src.len() as u64;
         let mut at = offset;
@@ -479,7 +583,7 @@ impl<M: Media> Fs<M> {
                 unreachable!("plan looked");
             };
             let n = (PAGE - at % PAGE).min(end - at);
-            sink.store(&self.core, block_addr(block).add(at % PAGE), &src[..n as usize])?;
+            sink.store_lent(&self.core, block_addr(block).add(at % PAGE), lent.part(0, n as usize))?;
             at += n;
         }
         let from = if in_place { offset } else { offset - offset % PAGE };
@@ -498,7 +602,7 @@ impl<M: Media> Fs<M> {
             let whole = (last.min(end) - at) / PAGE * PAGE;
             if whole > 0 {
                 let done = (at - offset) as usize;
-                sink.store(&self.core, media, &src[done..done + whole as usize])?;
+                sink.store_lent(&self.core, media, lent.part(done, whole as usize))?;
                 at += whole;
                 media = media.add(whole);
             }
@@ -590,8 +694,9 @@ fn all_written(body: &Body, offset: u64, end: u64) -> bool {
 }
 
 /// The fields of a write record.
+#[derive(Clone, Copy)]
 pub(super) struct WriteFields {
-    /// Range of file bytes that the CRC covers.
+    /// Range of file bytes that the CRC covers; of an offloaded write the ticket.
     pub start: u64,
     pub len: u64,
     pub size: u64,
@@ -606,7 +711,11 @@ pub(super) struct WriteFields {
 fn write_line(extent: Option<&Extent>, fields: &WriteFields) -> [u64; 8] {
     let flags = fields.flags | if fields.crc.is_none() { field::write::SETTLED } else { 0 };
     let e = extent.copied().unwrap_or(Extent { page: 0, count: 0, block: Block(0) });
-    let (start, len) = if fields.crc.is_some() { (fields.start, fields.len) } else { (0, 0) };
+    let (start, len) = match fields.crc {
+        Some(_) => (fields.start, fields.len),
+        None if fields.flags & field::write::OFFLOADED != 0 => (fields.start, 0),
+        None => (0, 0),
+    };
     let pair = |low: u32, high: u32| low as u64 | (high as u64) << 32;
     [
         0,
@@ -644,6 +753,9 @@ pub(super) fn write_records(batch: &mut Batch, extents: &[Extent], fields: &Writ
             put32(r, field::write::LEN, fields.len as u32);
             put32(r, field::write::CRC, fields.crc.unwrap_or(0));
         }
+        if fields.flags & field::write::OFFLOADED != 0 {
+            put64(r, field::write::START, fields.start);
+        }
         put16(r, field::write::FLAGS, fields.flags | if verified { 0 } else { field::write::SETTLED });
         put16(r, field::write::EXTENTS, now.len() as u16);
         for (i, e) in now.iter().enumerate() {
@@ -666,8 +778,11 @@ mod tests {
     #[test]
     fn a_line_of_words_is_the_record() {
         let e = Extent { page: 0x0102_0304, count: 7, block: Block(0x0a0b_0c0d) };
-        for (extents, crc) in [(vec![e], Some(0xdead_beef)), (vec![], Some(1)), (vec![e], None)] {
-            let fields = WriteFields { start: 4096, len: 512, size: 1 << 40, mtime: 99, crc, flags: 0 };
+        let off = field::write::OFFLOADED;
+        let given =
+            [(vec![e], Some(0xdead_beef), 0), (vec![], Some(1), 0), (vec![e], None, 0), (vec![e], None, off)];
+        for (extents, crc, flags) in given {
+            let fields = WriteFields { start: 4096, len: 512, size: 1 << 40, mtime: 99, crc, flags };
             let mut batch = Batch::new();
             write_records(&mut batch, &extents, &fields);
             let mut bytes = batch.bytes().to_vec();

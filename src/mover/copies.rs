@@ -1,7 +1,8 @@
 //! The mover for other storage engines: copies between DRAM and slow memory that they name, without the file system.
 //!
 //! Three calls, as Fastmove's Table 3 has them inside a kernel: to media, from media, and of many parts at once
-//! (efficient-pm §4 has one, which stores). Each of them waits here, or gives a ticket ([`ticket`](super::ticket)).
+//! (efficient-pm §4 has one, which stores). Each of them waits here, or gives a ticket ([`ticket`](super::ticket)), which is a
+//! future, too.
 //!
 //! ```
 //! use lodestone::media::{Addr, Span, SpanOptions};
@@ -55,6 +56,7 @@ use super::{EngineKind, Mover};
 use crate::error::{Error, Result};
 use crate::limits::COPY_PARTS_MAX;
 use crate::media::{Addr, Domain, Fault, Flushed, Media, Span};
+use crate::wait::Holding;
 
 const SITE: &str = "mover::copies";
 
@@ -124,7 +126,8 @@ impl<M: Media> Copies<M> {
     /// failed: then any part of the range may have changed.
     pub fn to_media(&self, at: Addr, from: &[u8], options: &CopyOptions) -> Result<Copied> {
         let (media, bytes) = (self.media(), self.check(&[Transfer::to_media(at, from).raw()])?);
-        let stored = self.mover().store(media, options.via(), at, from, options.crc);
+        let stored =
+            self.mover().store_holding(media, options.via(), at, from, options.crc, Holding::Nothing);
         let (crc, flushed) = stored.map_err(bad_media)?;
         match options.durable {
             true => self.home.make_durable(flushed)?,
@@ -138,7 +141,8 @@ impl<M: Media> Copies<M> {
     /// changed.
     pub fn from_media(&self, at: Addr, to: &mut [u8], options: &CopyOptions) -> Result<Copied> {
         let bytes = self.check(&[Transfer::FromMedia { at, to }.raw()])?;
-        self.mover().load(self.media(), options.via(), at, to).map_err(bad_media)?;
+        let loaded = self.mover().load_holding(self.media(), options.via(), at, to, Holding::Nothing);
+        loaded.map_err(bad_media)?;
         Ok(Copied { bytes, crc: options.crc.map(|crc| crate::media::crc32c(to, crc)) })
     }
 
@@ -148,7 +152,8 @@ impl<M: Media> Copies<M> {
     pub fn vectored(&self, parts: &mut [Transfer<'_>], options: &CopyOptions) -> Result<Copied> {
         let raw: Vec<RawTransfer> = parts.iter_mut().map(Transfer::raw).collect();
         let bytes = self.check(&raw)?;
-        let carried = self.mover().carry_all(self.media(), options.via(), parts, options.crc);
+        let carried =
+            self.mover().carry_all(self.media(), options.via(), parts, options.crc, Holding::Nothing);
         let crc = carried.map_err(bad_media)?;
         if options.durable && raw.first().is_some_and(RawTransfer::is_to_media) {
             self.home.make_durable(Flushed::issued())?;

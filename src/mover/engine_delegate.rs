@@ -1,60 +1,95 @@
-//! Threads of their own in front of each region, on its node; callers sleep (efficient-pm §4, *workqueue*; OdinFS).
+//! Threads of their own in front of each region, on its node; callers wait for them (efficient-pm §4, *workqueue*; OdinFS).
+//!
+//! To put a caller to sleep, to wake a thread and to wake the caller again costs more CPU time than a copy of 64 KiB
+//! (`docs/decisions/0082-wait-ladder.md`). So **who waits helps**: a caller on the region's node, whose batch nobody has
+//! begun, copies it itself, if fewer copies are under way than there may be. That is as good as a thread in all that
+//! threads are for: no more copies at a time than the region bears, each of them from its own node. Threads do what
+//! callers do not wait for ([`Engine::start`]), and what comes from other nodes or is too much at a time. They poll for a
+//! moment before they sleep, where batches have come so fast lately that this pays.
 //!
 //! **Invariants.**
-//! 1. A slot belongs, in this order and to one at a time: to nobody (in `free`), to a caller that fills it, to the
-//!    queue, to a worker, and, once it has `ended`, to whoever waits for it, on any thread.
-//! 2. A worker looks at a batch only while its caller is between `submit` and `wait`: so the bytes are there, and so
-//!    is media.
-//! 3. A worker's stores are fenced by the worker before it reports: a fence is for the own thread's stores only.
+//! 1. A slot belongs, in this order and to one at a time: to nobody (in `free`), to a caller that fills it, which keeps
+//!    it until it starts it or helps (`Held`), to the queue (`Queued`), to whoever copies, worker or caller (`Begun`), and,
+//!    once it has `Ended`, to whoever waits for it, on any thread.
+//! 2. A batch is looked at only while its caller is between `submit` and `wait`: so the bytes are there, and so is media.
+//! 3. Stores are fenced by the thread that made them before it reports: a fence is for the own thread's stores only.
+//! 4. `active` is how many copy, workers and callers, and never more than `workers`. When one of them has ended and
+//!    batches are queued, it goes on with them or wakes somebody.
 //!
-//! Threads begin at the first copy: a process that forks after opening a pool (the mount server, into the background)
-//! has them where it needs them.
+//! Threads begin at the first copy that is for them: a process that forks after opening a pool (the mount server, into the
+//! background) has them where it needs them.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::completion::Completion;
-use super::engine_port::{Capability, Durability, Engine, Place, RawTransfer, Refused, Ticket, copy_batch};
+use super::engine_port::{
+    Awaited, Capability, Durability, Engine, Place, RawTransfer, Refused, Ticket, copy_batch,
+};
 use super::manager::Channels;
-use super::node::{Node, free_thread};
+use super::node::{self, Node, free_thread};
 use crate::media::Media;
+use crate::wait::{Bell, Ending, Holding, POLL_MAX, poll_for, until};
 
 /// Batches in front of one region; more are refused.
 const SLOTS: usize = 128;
+/// A worker's gap between batches counts as so much at most: so that it finds out soon when they come fast again.
+const GAP_MAX: Duration = Duration::from_nanos(4 * POLL_MAX.as_nanos() as u64);
 
 pub struct Delegate<M: Media> {
     regions: Box<[Arc<Queue<M>>]>,
-    workers: usize,
-    nodes: Box<[Option<Node>]>,
-    /// By region, from the first copy there on.
+    /// By region, from the first copy on that is for them.
     threads: Box<[OnceLock<Vec<JoinHandle<()>>>]>,
 }
 
 /// What callers and workers of one region share.
 struct Queue<M: Media> {
     waiting: Mutex<Waiting>,
-    /// Somebody came, or something changed.
-    changed: Condvar,
+    /// Workers have something to look at: a batch that may be begun, or the end.
+    ready: AtomicBool,
+    /// Workers sleep here.
+    bell: Bell,
+    /// Workers that look for batches without pause, so that nobody has to wake one.
+    polling: AtomicUsize,
     slots: Box<[Slot<M>]>,
+    workers: usize,
+    node: Option<Node>,
 }
 
 struct Waiting {
     batches: VecDeque<usize>,
+    /// When the first of them came.
+    came: Instant,
     free: Vec<usize>,
+    active: usize,
     suspended: bool,
     closed: bool,
 }
 
+/// Whose a slot is, as invariant 1 has it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Stage {
+    Held,
+    Queued,
+    Begun,
+    Ended,
+}
+
 struct Slot<M: Media> {
+    /// A [`Stage`]; from `Held` on it changes under the queue's lock, but for the end.
+    stage: AtomicU8,
     work: Mutex<Option<Work<M>>>,
-    ended: Mutex<Option<Completion>>,
-    /// Somebody may sleep until `ended` is there.
-    end: Condvar,
+    completion: Mutex<Option<Completion>>,
+    /// Rung at its end.
+    bell: Bell,
 }
 
 struct Work<M: Media> {
@@ -63,82 +98,245 @@ struct Work<M: Media> {
     crc: Option<u32>,
 }
 
-// SAFETY: `media` is shared with the worker for as long as invariant 2 says, and media can be shared.
+// SAFETY: `media` is shared with whoever copies for as long as invariant 2 says, and media can be shared.
 unsafe impl<M: Media> Send for Work<M> {}
 
+impl<M: Media> Slot<M> {
+    fn is(&self, stage: Stage) -> bool {
+        self.stage.load(Ordering::Acquire) == stage as u8
+    }
+
+    fn becomes(&self, stage: Stage) {
+        self.stage.store(stage as u8, Ordering::Release);
+    }
+
+    /// Copies on this thread, which has begun it, and reports.
+    fn copy(&self) {
+        let work = self.work.lock().take().expect("a slot that is begun is filled");
+        let copy = || {
+            // SAFETY: by invariant 2 media and the bytes are there until this slot has ended.
+            let (media, (completion, flushed)) = unsafe {
+                let media = &*work.media;
+                (media, copy_batch(media, &work.batch, work.crc))
+            };
+            media.fence(flushed);
+            Completion { durability: Durability::OnCompletion, ..completion }
+        };
+        // What panics here panics again in the caller, which does what was not done.
+        let completion = catch_unwind(AssertUnwindSafe(copy)).unwrap_or(Completion::failed());
+        *self.completion.lock() = Some(completion);
+        self.becomes(Stage::Ended);
+        // From here on the slot is the caller's, who may have given it to another: whom this wakes too early looks
+        // again.
+        self.bell.ring();
+    }
+}
+
+impl Waiting {
+    /// Whether a batch may be begun now.
+    fn has_next(&self, workers: usize) -> bool {
+        let may_begin = !self.suspended || self.closed;
+        may_begin && !self.batches.is_empty() && self.active < workers
+    }
+}
+
+/// What a worker without work waits for.
+impl<M: Media> Ending for Queue<M> {
+    fn look(&self) -> bool {
+        self.ready.load(Ordering::Acquire)
+    }
+
+    fn bell(&self) -> Option<&Bell> {
+        Some(&self.bell)
+    }
+}
+
 impl<M: Media> Queue<M> {
-    fn new() -> Queue<M> {
-        let slot = |_| Slot { work: Mutex::new(None), ended: Mutex::new(None), end: Condvar::new() };
-        let free = (0..SLOTS).collect();
+    fn new(workers: usize, node: Option<Node>) -> Queue<M> {
+        let slot = |_| Slot {
+            stage: AtomicU8::new(Stage::Ended as u8),
+            work: Mutex::new(None),
+            completion: Mutex::new(None),
+            bell: Bell::new(),
+        };
         Queue {
             waiting: Mutex::new(Waiting {
                 batches: VecDeque::with_capacity(SLOTS),
-                free,
+                came: Instant::now(),
+                free: (0..SLOTS).collect(),
+                active: 0,
                 suspended: false,
                 closed: false,
             }),
-            changed: Condvar::new(),
+            ready: AtomicBool::new(false),
+            bell: Bell::new(),
+            polling: AtomicUsize::new(0),
             slots: (0..SLOTS).map(slot).collect(),
+            workers,
+            node,
         }
     }
 
-    /// The next batch; none when the queue is closed and empty.
-    fn next(&self) -> Option<usize> {
+    /// After each change of what workers look at, under the lock.
+    fn note(&self, waiting: &Waiting) {
+        let ended = waiting.closed && waiting.batches.is_empty();
+        self.ready.store(ended || waiting.has_next(self.workers), Ordering::Release);
+    }
+
+    /// A batch that is the worker's from now on, if one may be begun, and when there was one to begin; or whether all is
+    /// over.
+    fn next(&self) -> Result<(usize, Instant), bool> {
         let mut waiting = self.waiting.lock();
-        loop {
-            if !waiting.suspended || waiting.closed {
-                if let Some(slot) = waiting.batches.pop_front() {
-                    return Some(slot);
-                }
-                if waiting.closed {
-                    return None;
-                }
-            }
-            self.changed.wait(&mut waiting);
+        if !waiting.has_next(self.workers) {
+            return Err(waiting.closed && waiting.batches.is_empty());
         }
+        let slot = waiting.batches.pop_front().expect("there is one");
+        waiting.active += 1;
+        self.slots[slot].becomes(Stage::Begun);
+        self.note(&waiting);
+        Ok((slot, waiting.came))
+    }
+
+    /// One copy less; how many batches wait to be begun.
+    fn leave(&self) -> usize {
+        let mut waiting = self.waiting.lock();
+        waiting.active -= 1;
+        self.note(&waiting);
+        if waiting.has_next(self.workers) { waiting.batches.len() } else { 0 }
     }
 
     fn work(&self) {
-        while let Some(n) = self.next() {
-            let slot = &self.slots[n];
-            let work = slot.work.lock().take().expect("a queued slot is filled");
-            let copy = || {
-                // SAFETY: by invariant 2 media and the bytes are there until this slot is done.
-                let (media, (completion, flushed)) = unsafe {
-                    let media = &*work.media;
-                    (media, copy_batch(media, &work.batch, work.crc))
-                };
-                media.fence(flushed);
-                Completion { durability: Durability::OnCompletion, ..completion }
-            };
-            // What panics here panics again in the caller, which does what was not done.
-            let completion = catch_unwind(AssertUnwindSafe(copy)).unwrap_or(Completion::failed());
-            *slot.ended.lock() = Some(completion);
-            // From here on the slot is the caller's, who may have given it to another: whom this wakes too early looks
-            // again.
-            slot.end.notify_one();
+        // How long there usually is nothing to do, as far as that is short; and since when there is nothing.
+        let (mut gap, mut idle) = (GAP_MAX, None);
+        loop {
+            match self.next() {
+                Ok((slot, came)) => {
+                    if let Some(since) = idle.take() {
+                        gap = (gap * 3 + came.saturating_duration_since(since).min(GAP_MAX)) / 4;
+                    }
+                    self.slots[slot].copy();
+                    self.leave();
+                }
+                Err(true) => return,
+                Err(false) => {
+                    idle.get_or_insert_with(Instant::now);
+                    self.rest(gap);
+                }
+            }
         }
+    }
+
+    /// Until there is something to do: polls, where that comes within what is worth it, and sleeps.
+    fn rest(&self, gap: Duration) {
+        if gap <= POLL_MAX {
+            self.polling.fetch_add(1, Ordering::SeqCst);
+            let found = poll_for(self, gap + POLL_MAX);
+            self.polling.fetch_sub(1, Ordering::SeqCst);
+            if found {
+                return;
+            }
+        }
+        until(self, None, Holding::Something);
+    }
+
+    /// Wakes a worker, where none looks anyway. Who stops looking looks once more after a fence, before it sleeps; so
+    /// either sees the other.
+    fn wake_one(&self, queued: usize) {
+        fence(Ordering::SeqCst);
+        if self.polling.load(Ordering::SeqCst) < queued {
+            self.bell.ring_one();
+        }
+    }
+
+    /// Hands a batch over to the workers that its caller has kept; how many are queued then.
+    fn enqueue(&self, slot: usize) -> Option<usize> {
+        let mut waiting = self.waiting.lock();
+        if !self.slots[slot].is(Stage::Held) {
+            return None;
+        }
+        self.slots[slot].becomes(Stage::Queued);
+        if waiting.batches.is_empty() {
+            waiting.came = Instant::now();
+        }
+        waiting.batches.push_back(slot);
+        self.note(&waiting);
+        Some(waiting.batches.len())
+    }
+
+    /// There is no worker, and none will be: what is queued fails, and its callers copy it.
+    fn give_up(&self) {
+        let queued = std::mem::take(&mut self.waiting.lock().batches);
+        for slot in queued.into_iter().map(|slot| &self.slots[slot]) {
+            drop(slot.work.lock().take());
+            *slot.completion.lock() = Some(Completion::failed());
+            slot.becomes(Stage::Ended);
+            slot.bell.ring();
+        }
+    }
+
+    /// Whether this batch, which nobody has begun, is the calling thread's from now on.
+    fn take_back(&self, slot: usize) -> bool {
+        let elsewhere = |node: &Node| node::current().is_some_and(|here| here != node.number);
+        if self.node.as_ref().is_some_and(elsewhere) {
+            return false;
+        }
+        let mut waiting = self.waiting.lock();
+        let may_begin = !waiting.suspended && waiting.active < self.workers;
+        let mine = match waiting.batches.front() {
+            // Who came before goes first.
+            None => may_begin && self.slots[slot].is(Stage::Held),
+            Some(first) => may_begin && *first == slot,
+        };
+        if mine {
+            waiting.batches.pop_front();
+            waiting.active += 1;
+            self.slots[slot].becomes(Stage::Begun);
+            self.note(&waiting);
+        }
+        mine
     }
 }
 
 impl<M: Media> Delegate<M> {
     /// `workers` threads for each region, on the CPUs of its node where that is known.
-    pub fn new(nodes: Box<[Option<Node>]>, workers: usize) -> Delegate<M> {
+    pub fn new(nodes: &[Option<Node>], workers: usize) -> Delegate<M> {
         Delegate {
-            regions: nodes.iter().map(|_| Arc::new(Queue::new())).collect(),
-            workers: workers.max(1),
+            regions: nodes.iter().map(|node| Arc::new(Queue::new(workers.max(1), node.clone()))).collect(),
             threads: nodes.iter().map(|_| OnceLock::new()).collect(),
-            nodes,
         }
     }
 
+    /// The queue of a ticket's region, and its slot; none for one that had ended when it was submitted.
+    fn place(&self, ticket: &Ticket) -> Option<(&Queue<M>, usize)> {
+        match ticket.0 {
+            Place::Slot { region, slot } => Some((&self.regions[region], slot)),
+            Place::Ended(_) => None,
+        }
+    }
+
+    /// Has the workers do what its caller does not do itself.
+    fn hand_over(&self, ticket: &Ticket) {
+        let Place::Slot { region, slot } = ticket.0 else { return };
+        let queue = &self.regions[region];
+        if !queue.slots[slot].is(Stage::Held) {
+            return;
+        }
+        let Some(queued) = queue.enqueue(slot) else { return };
+        if self.threads[region].get_or_init(|| self.start_threads(region)).is_empty() {
+            // Nobody else will: the caller does what could not be begun.
+            queue.give_up();
+        }
+        queue.wake_one(queued);
+    }
+
     /// Threads for a region, as many as there can be.
-    fn start(&self, region: usize) -> Vec<JoinHandle<()>> {
+    fn start_threads(&self, region: usize) -> Vec<JoinHandle<()>> {
         let mut threads = Vec::new();
-        for n in 0..self.workers {
-            let (queue, node) = (self.regions[region].clone(), self.nodes[region].clone());
+        let workers = self.regions[region].workers;
+        for n in 0..workers {
+            let queue = self.regions[region].clone();
             let work = move || {
-                match node {
+                match &queue.node {
                     Some(node) => node.keep_thread(),
                     None => free_thread(),
                 }
@@ -147,10 +345,7 @@ impl<M: Media> Delegate<M> {
             match std::thread::Builder::new().name(format!("lode-copy-{region}-{n}")).spawn(work) {
                 Ok(thread) => threads.push(thread),
                 Err(e) => {
-                    tracing::warn!(
-                        "engine delegate: {n} of {} threads for region {region}: {e}",
-                        self.workers
-                    );
+                    tracing::warn!("engine delegate: {n} of {workers} threads for region {region}: {e}");
                     break;
                 }
             }
@@ -173,55 +368,66 @@ impl<M: Media> Engine<M> for Delegate<M> {
         batch: &[RawTransfer],
         crc: Option<u32>,
     ) -> Result<Ticket, Refused> {
-        if self.threads[region].get_or_init(|| self.start(region)).is_empty() {
-            return Err(Refused::Gone);
-        }
         let queue = &self.regions[region];
-        let work = Work { media, batch: SmallVec::from_slice(batch), crc };
-        let mut waiting = queue.waiting.lock();
-        let n = waiting.free.pop().ok_or(Refused::Full)?;
+        let n = queue.waiting.lock().free.pop().ok_or(Refused::Full)?;
         let slot = &queue.slots[n];
-        *slot.work.lock() = Some(work);
-        waiting.batches.push_back(n);
-        drop(waiting);
-        queue.changed.notify_one();
+        *slot.work.lock() = Some(Work { media, batch: SmallVec::from_slice(batch), crc });
+        slot.becomes(Stage::Held);
         Ok(Ticket(Place::Slot { region, slot: n }))
     }
 
-    fn poll(&self, ticket: &Ticket) -> bool {
-        match ticket.0 {
-            Place::Slot { region, slot } => self.regions[region].slots[slot].ended.lock().is_some(),
-            Place::Ended(_) => true,
+    fn start(&self, ticket: &Ticket) {
+        self.hand_over(ticket);
+    }
+
+    fn help(&self, ticket: &Ticket) {
+        let Some((queue, slot)) = self.place(ticket) else { return };
+        if !queue.take_back(slot) {
+            return self.hand_over(ticket);
+        }
+        queue.slots[slot].copy();
+        match queue.leave() {
+            0 => {}
+            queued => queue.wake_one(queued),
         }
     }
 
+    fn poll(&self, ticket: &Ticket) -> bool {
+        // Who looks before anybody has begun does not wait for it.
+        self.hand_over(ticket);
+        self.place(ticket).is_none_or(|(queue, slot)| queue.slots[slot].is(Stage::Ended))
+    }
+
+    fn bell(&self, ticket: &Ticket) -> Option<&Bell> {
+        self.place(ticket).map(|(queue, slot)| &queue.slots[slot].bell)
+    }
+
     fn wait(&self, ticket: Ticket) -> Completion {
-        let (region, n) = match ticket.0 {
-            Place::Slot { region, slot } => (region, slot),
-            Place::Ended(completion) => return completion,
-        };
-        let queue = &self.regions[region];
-        let slot = &queue.slots[n];
-        let mut ended = slot.ended.lock();
-        let completion = loop {
-            match ended.take() {
-                Some(completion) => break completion,
-                None => slot.end.wait(&mut ended),
-            }
-        };
-        drop(ended);
+        if let Some(completion) = ticket.completion() {
+            return completion;
+        }
+        Engine::<M>::help(self, &ticket);
+        until(&Awaited::<M>(self, &ticket), None, Holding::Something);
+        let (queue, n) = self.place(&ticket).expect("it had not ended at once");
+        let completion = queue.slots[n].completion.lock().take().expect("it has ended");
         queue.waiting.lock().free.push(n);
         completion
     }
 
     fn suspend(&self, region: usize) {
-        self.regions[region].waiting.lock().suspended = true;
+        let queue = &self.regions[region];
+        let mut waiting = queue.waiting.lock();
+        waiting.suspended = true;
+        queue.note(&waiting);
     }
 
     fn resume(&self, region: usize) {
         let queue = &self.regions[region];
-        queue.waiting.lock().suspended = false;
-        queue.changed.notify_all();
+        let mut waiting = queue.waiting.lock();
+        waiting.suspended = false;
+        queue.note(&waiting);
+        drop(waiting);
+        queue.bell.ring();
     }
 
     /// A queue of its own for each region.
@@ -233,8 +439,11 @@ impl<M: Media> Engine<M> for Delegate<M> {
 impl<M: Media> Drop for Delegate<M> {
     fn drop(&mut self) {
         for queue in &self.regions {
-            queue.waiting.lock().closed = true;
-            queue.changed.notify_all();
+            let mut waiting = queue.waiting.lock();
+            waiting.closed = true;
+            queue.note(&waiting);
+            drop(waiting);
+            queue.bell.ring();
         }
         for thread in self.threads.iter_mut().filter_map(OnceLock::take).flatten() {
             if thread.join().is_err() {

@@ -15,16 +15,16 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use crossbeam_utils::Backoff;
 use parking_lot::Mutex;
 
 use super::completion::{Completion, Status};
 use super::dsa::{BATCH_MAX, Descriptor, TRANSFER_BYTES_MAX};
 use super::engine_dsa_slot::{Request, Slot};
-use super::engine_port::{Capability, Engine, Place, RawTransfer, Refused, Routes, Ticket};
+use super::engine_port::{Awaited, Capability, Engine, Place, RawTransfer, Refused, Routes, Ticket};
 use super::manager::Channels;
 use super::profile::SMALLEST_BYTES;
 use crate::media::{ByAddress, LINE, Media};
+use crate::wait::{Holding, until};
 
 /// Requests under way at most.
 const SLOTS: usize = 128;
@@ -232,8 +232,9 @@ impl<P: Portal> Dsa<P> {
         if taken.count == 0 {
             return Err(taken.rest.unwrap_or(Refused::Full));
         }
-        // SAFETY: it is the caller's, but for what the device has.
-        unsafe { slot.handed_over(taken.count) };
+        // The device copies meanwhile.
+        // SAFETY: it is the caller's, but for what the device has; the caller vouches for the bytes.
+        unsafe { slot.handed_over(taken.count, &self.copier) };
         if taken.rest == Some(Refused::Gone) {
             self.gone[channel].store(true, Ordering::Relaxed);
         }
@@ -302,15 +303,12 @@ impl<M: Media, P: Portal> Engine<M> for Dsa<P> {
             Place::Slot { slot, .. } => slot,
             Place::Ended(completion) => return completion,
         };
+        // Nobody is told: whoever waits looks.
+        until(&Awaited::<M>(self, &ticket), None, Holding::Something);
         let slot = &self.slots[place];
-        // SAFETY: the ticket makes the request this caller's; whoever submitted vouches for the bytes until this returns.
-        let early = unsafe { slot.early_checksum(&self.copier) };
-        let backoff = Backoff::new();
-        while !(slot.has_ended() || backoff.is_completed() && self.is_given_up(slot)) {
-            backoff.snooze();
-        }
-        // SAFETY: as above; the device is through with the slot (invariant 1), and Acquire shows its records.
-        let completion = unsafe { slot.completion(&self.copier, early) };
+        // SAFETY: the ticket makes the request this caller's, and whoever submitted vouches for the bytes until this returns;
+        // the device is through with the slot (invariant 1), and Acquire shows its records.
+        let completion = unsafe { slot.completion(&self.copier) };
         let request = slot.request();
         self.portal.ended(request.channel, request.submitted());
         self.free.lock().push(place);

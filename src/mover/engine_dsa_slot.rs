@@ -38,6 +38,8 @@ pub(super) struct Request {
     batch: bool,
     checksum: Checksum,
     durability: Durability,
+    /// Of all of the request, where that is the CPU's to make: none where the source cannot be read.
+    early: Option<u32>,
     /// When the device had it.
     pub begun: Instant,
 }
@@ -76,6 +78,7 @@ impl Slot {
             batch: false,
             checksum: Checksum::None,
             durability: Durability::OnCompletion,
+            early: None,
             begun: Instant::now(),
         };
         Slot(UnsafeCell::new(Memory {
@@ -121,8 +124,8 @@ impl Slot {
             }
         }
         let begun = Instant::now();
-        let request =
-            Request { channel, count, taken: 0, whole, batch: as_batch, checksum, durability, begun };
+        let (batch, early) = (as_batch, None);
+        let request = Request { channel, count, taken: 0, whole, batch, checksum, durability, early, begun };
         // SAFETY: the caller's. Through the raw pointer alone, which is the one that the device's addresses come from.
         unsafe {
             (&raw mut (*memory).batch_record).write(Record::default());
@@ -138,17 +141,26 @@ impl Slot {
         Some(list)
     }
 
-    /// The device has so many of what was to be submitted, one at least.
+    /// The device has so many of what was to be submitted, one at least. Makes the checksum of all of them, where that is the
+    /// CPU's to make: in the time in which the device copies.
     ///
     /// # Safety
     ///
-    /// The slot is the caller's, but for what the device has of it.
-    pub(super) unsafe fn handed_over(&self, submitted: usize) {
+    /// The slot is the caller's, but for what the device has of it; whoever submitted vouches for the bytes.
+    pub(super) unsafe fn handed_over(&self, submitted: usize, copier: &ByAddress) {
         let memory = self.0.get();
         let request = self.request();
         let taken = if request.batch { request.count } else { submitted };
+        let request = Request { taken, begun: Instant::now(), ..request };
         // SAFETY: the device has nothing to do with the request.
-        unsafe { (&raw mut (*memory).request).write(Request { taken, begun: Instant::now(), ..request }) };
+        unsafe { (&raw mut (*memory).request).write(request) };
+        if let Checksum::Cpu(seed) = request.checksum {
+            // SAFETY: the caller's; and as above.
+            unsafe {
+                let early = self.checksum(copier, u64::MAX, seed);
+                (&raw mut (*memory).request).write(Request { early, ..request });
+            }
+        }
     }
 
     pub(super) fn request(&self) -> Request {
@@ -172,24 +184,11 @@ impl Slot {
         })
     }
 
-    /// The checksum of all of the request, where that is the CPU's to make: for the time in which the device copies.
-    ///
-    /// # Safety
-    ///
-    /// The request is the caller's, and whoever submitted vouches for the bytes.
-    pub(super) unsafe fn early_checksum(&self, copier: &ByAddress) -> Option<u32> {
-        match self.request().checksum {
-            // SAFETY: the caller's.
-            Checksum::Cpu(seed) => unsafe { self.checksum(copier, u64::MAX, seed) },
-            _ => None,
-        }
-    }
-
     /// The CRC-32C, continued, of the first `bytes` of a request. None where the source cannot be read.
     ///
     /// # Safety
     ///
-    /// As for [`early_checksum`](Slot::early_checksum).
+    /// The request is the caller's, and whoever submitted vouches for the bytes.
     unsafe fn checksum(&self, copier: &ByAddress, mut bytes: u64, seed: u32) -> Option<u32> {
         let mut crc = seed;
         for n in 0..self.request().taken {
@@ -204,15 +203,15 @@ impl Slot {
         Some(crc)
     }
 
-    /// How it ended, `early` being the checksum that was made meanwhile.
+    /// How it ended.
     ///
     /// # Safety
     ///
-    /// The device is through with the slot; otherwise as for [`early_checksum`](Slot::early_checksum).
-    pub(super) unsafe fn completion(&self, copier: &ByAddress, early: Option<u32>) -> Completion {
+    /// The device is through with the slot; the request is the caller's, and whoever submitted vouches for the bytes.
+    pub(super) unsafe fn completion(&self, copier: &ByAddress) -> Completion {
         // SAFETY: the slot is the caller's.
         let completion = unsafe { (*self.0.get()).completion() };
-        let Checksum::Cpu(seed) = self.request().checksum else { return completion };
+        let Request { checksum: Checksum::Cpu(seed), early, .. } = self.request() else { return completion };
         let crc = match completion.status {
             Status::Done => early,
             // SAFETY: the caller's.

@@ -38,6 +38,9 @@ pub struct Model {
     pub ring: usize,
     /// Bytes a second, over all channels; none for as fast as it can.
     pub bytes_per_s: Option<u64>,
+    /// The same for copies past the caches, which are those to memory that is slower to store to than to load from;
+    /// none for the same speed.
+    pub store_bytes_per_s: Option<u64>,
     /// From when it takes a descriptor to when it begins to copy.
     pub latency: Duration,
     /// One in so many descriptors ends early or fails, by chance from this seed; none for never.
@@ -54,11 +57,22 @@ impl Default for Model {
             channels: 4,
             ring: 64,
             bytes_per_s: None,
+            store_bytes_per_s: None,
             latency: Duration::ZERO,
             faults: None,
             vanishes_after: None,
             // Faults are shown, and not waited for.
             offer: Offer { block_on_fault: false, ..Offer::ALL },
+        }
+    }
+}
+
+impl Model {
+    /// What a copy is held to, in bytes a second.
+    fn rate(&self, descriptor: &Descriptor) -> Option<u64> {
+        match descriptor.has(dsa::FLAG_DRDBK) {
+            true => self.store_bytes_per_s.or(self.bytes_per_s),
+            false => self.bytes_per_s,
         }
     }
 }
@@ -376,7 +390,7 @@ impl Device<'_> {
             return Some(false);
         }
         now.done += len;
-        if let Some(rate) = self.shared.model.bytes_per_s {
+        if let Some(rate) = self.shared.model.rate(descriptor) {
             pace::until(began + pace::time_of(len, rate));
         }
         if now.done < until {
@@ -483,5 +497,24 @@ fn complete(descriptor: &Descriptor, record: Record) {
     unsafe {
         to.write(Record { status: dsa::NONE, ..record });
         AtomicU8::from_ptr(to.cast()).store(record.status, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stores_past_the_caches_have_a_speed_of_their_own() {
+        let to = |flags| Descriptor::copy(0, 0, 1, flags);
+        let (load, store) = (to(dsa::FLAG_CC), to(dsa::FLAG_DRDBK));
+        let of = |bytes_per_s, store_bytes_per_s| {
+            let model = Model { bytes_per_s, store_bytes_per_s, ..Model::default() };
+            (model.rate(&load), model.rate(&store))
+        };
+        assert_eq!(of(None, None), (None, None));
+        assert_eq!(of(Some(3), None), (Some(3), Some(3)));
+        assert_eq!(of(Some(3), Some(2)), (Some(3), Some(2)));
+        assert_eq!(of(None, Some(2)), (None, Some(2)));
     }
 }

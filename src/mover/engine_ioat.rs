@@ -34,12 +34,15 @@ use smallvec::SmallVec;
 use super::completion::{Completion, Status};
 use super::engine_ioat_channel::{Channel, ENDED, FAILED, Mute, Report};
 use super::engine_ioat_memory::Memory;
-use super::engine_port::{Capability, Dram, Durability, Engine, Place, RawTransfer, Refused, Routes, Ticket};
+use super::engine_port::{
+    Awaited, Capability, Dram, Durability, Engine, Place, RawTransfer, Refused, Routes, Ticket,
+};
 use super::ioat::{self, State};
 use super::manager::Channels;
 use super::pairing::{End, PAGE_BYTES, Part, plan, unpaired};
 use super::profile::SMALLEST_BYTES;
 use crate::media::{LINE, Media, crc32c};
+use crate::wait::{Holding, until};
 
 /// Requests under way at most, over all channels.
 pub const SLOTS: usize = 64;
@@ -245,9 +248,8 @@ struct Request {
     is_pinned: bool,
     /// Continued up to the end of the shares.
     next_crc: Option<u32>,
+    watch: Watch,
     over: bool,
-    /// What those who poll have seen.
-    watch: Option<Watch>,
 }
 
 impl Request {
@@ -263,8 +265,8 @@ impl Request {
             sizes: SmallVec::new(),
             is_pinned: false,
             next_crc: None,
+            watch: Watch::new(),
             over: true,
-            watch: None,
         }
     }
 
@@ -306,18 +308,20 @@ impl Request {
     }
 }
 
-/// What a waiting caller has seen of its channel.
-#[derive(Clone, Copy)]
+/// What those who look at a request have seen of its channel.
 struct Watch {
     look_at: Instant,
     since: Instant,
     progress: (u64, u32),
 }
 
+/// So often who looks at a request has a look at the registers: reading one takes as long as copying a page.
+const WATCH_EVERY: Duration = Duration::from_millis(1);
+
 impl Watch {
     fn new() -> Watch {
         let now = Instant::now();
-        Watch { look_at: now, since: now, progress: (0, 0) }
+        Watch { look_at: now + WATCH_EVERY, since: now, progress: (0, 0) }
     }
 }
 
@@ -622,7 +626,12 @@ impl<D: Device> Ioat<D> {
                     );
                 }
             }
-            let outcome = self.outcomes[slot].load(Ordering::Acquire);
+            let mut outcome = self.outcomes[slot].load(Ordering::Acquire);
+            if outcome & ENDED == 0 {
+                let n = request.channel;
+                self.watch(n, &mut request.watch);
+                outcome = self.outcomes[slot].load(Ordering::Acquire);
+            }
             if outcome & ENDED == 0 {
                 return false;
             }
@@ -653,26 +662,13 @@ impl<D: Device> Ioat<D> {
         request.over = !goes_on;
     }
 
-    /// Looks after the channel of a request for somebody who polls; whether it is over now.
-    fn look_after(&self, slot: usize) -> bool {
-        let (channel, mut watch) = {
-            let request = self.slots[slot].lock();
-            (request.channel, request.watch.unwrap_or_else(Watch::new))
-        };
-        self.watch(channel, &mut watch);
-        self.slots[slot].lock().watch = Some(watch);
-        self.advance(slot)
-    }
-
-    /// Looks after a channel for somebody who waits: from time to time, because reading a register takes as long as copying
-    /// a page.
+    /// Looks after a channel for somebody who waits, from time to time.
     fn watch(&self, n: usize, watch: &mut Watch) {
-        const EVERY: Duration = Duration::from_millis(1);
         let now = Instant::now();
         if now < watch.look_at {
             return;
         }
-        watch.look_at = now + EVERY;
+        watch.look_at = now + WATCH_EVERY;
         let channel = &self.channels[n];
         let generation = channel.generation();
         let Some(status) = channel.status(&self.device) else {
@@ -800,33 +796,18 @@ impl<M: Media, D: Device> Engine<M> for Ioat<D> {
 
     fn poll(&self, ticket: &Ticket) -> bool {
         match ticket.0 {
-            Place::Slot { slot, .. } => self.advance(slot) || self.look_after(slot),
+            Place::Slot { slot, .. } => self.advance(slot),
             Place::Ended(_) => true,
         }
     }
 
     fn wait(&self, ticket: Ticket) -> Completion {
-        const SPINS: u32 = 64;
-        const YIELDS: u32 = 1000;
-        const PAUSE: Duration = Duration::from_micros(50);
         let slot = match ticket.0 {
             Place::Slot { slot, .. } => slot,
             Place::Ended(completion) => return completion,
         };
-        let channel = self.slots[slot].lock().channel;
-        let mut watch = Watch::new();
-        let mut turns = 0;
-        while !self.advance(slot) {
-            turns += 1;
-            match turns {
-                ..SPINS => std::hint::spin_loop(),
-                SPINS..YIELDS => std::thread::yield_now(),
-                _ => std::thread::sleep(PAUSE),
-            }
-            if turns >= SPINS {
-                self.watch(channel, &mut watch);
-            }
-        }
+        // Nobody is told: whoever waits looks.
+        until(&Awaited::<M>(self, &ticket), None, Holding::Something);
         let request = std::mem::replace(&mut *self.slots[slot].lock(), Request::none());
         self.free.lock().push(slot);
         let status = match request.done {

@@ -15,7 +15,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_utils::CachePadded;
 use parking_lot::{Mutex, MutexGuard};
@@ -25,6 +25,7 @@ use super::engine_ioat_memory::{Memory, Place};
 use super::engine_port::Refused;
 use super::ioat::{self, CHANNEL_BYTES, DESCRIPTOR_BYTES, Descriptor, State, Status};
 use super::pairing::Part;
+use crate::wait::{Ending, for_at_most};
 
 /// Descriptors of one channel.
 pub(super) const RING: usize = 4096;
@@ -364,22 +365,15 @@ fn finished_since(ring: u64, (tail, head): (u64, u64), finished: u64) -> Option<
 
 /// Waits, at most so long; whether it came true.
 fn until(bound: Duration, came_true: impl Fn() -> bool) -> bool {
-    const SPINS: u32 = 100;
-    const PAUSE: Duration = Duration::from_micros(20);
-    let begun = Instant::now();
-    for turn in 0u32.. {
-        if came_true() {
-            return true;
-        }
-        if begun.elapsed() > bound {
-            return false;
-        }
-        match turn {
-            ..SPINS => std::thread::yield_now(),
-            _ => std::thread::sleep(PAUSE),
+    struct Answer<F>(F);
+
+    impl<F: Fn() -> bool> Ending for Answer<F> {
+        fn look(&self) -> bool {
+            (self.0)()
         }
     }
-    false
+
+    for_at_most(&Answer(came_true), bound)
 }
 
 #[cfg(test)]

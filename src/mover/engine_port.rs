@@ -1,6 +1,7 @@
 //! What all engines have in common: how copies are handed over, and how they are waited for.
 //!
-//! `submit` is the only unsafe step. Safe code calls [`carry`], which lends the bytes for as long as it runs.
+//! `submit` is the only unsafe step. Safe code calls [`carry`], which lends the bytes for as long as it runs. Waiting is
+//! [`await_end`], on the ladder of the room `wait`, whatever the engine.
 
 use std::time::Instant;
 
@@ -9,6 +10,7 @@ use super::manager::Channels;
 use super::profile::SMALLEST_BYTES;
 use crate::account::waiting;
 use crate::media::{Addr, Fault, Flushed, Media};
+use crate::wait::{Bell, Ending, Holding, Seen, until};
 
 /// When what a copy stored to media is durable: told by the completion, for one engine may answer differently from
 /// copy to copy.
@@ -103,7 +105,7 @@ impl Transfer<'_> {
         self.len() == 0
     }
 
-    pub(super) fn raw(&mut self) -> RawTransfer {
+    pub(crate) fn raw(&mut self) -> RawTransfer {
         match self {
             Transfer::ToMedia { at, from, route } => {
                 RawTransfer { at: *at, dram: Dram::From(from.as_ptr(), *route), len: from.len() }
@@ -182,7 +184,7 @@ impl RawTransfer {
         RawTransfer { dram, ..self }
     }
 
-    pub(super) fn is_to_media(&self) -> bool {
+    pub(crate) fn is_to_media(&self) -> bool {
         matches!(self.dram, Dram::From(..))
     }
 
@@ -284,6 +286,19 @@ impl Ticket {
         Ticket(Place::Ended(completion))
     }
 
+    /// For engines that keep batches by number.
+    pub fn in_slot(region: usize, slot: usize) -> Ticket {
+        Ticket(Place::Slot { region, slot })
+    }
+
+    /// The number, unless it had ended when `submit` returned.
+    pub fn slot(&self) -> Option<usize> {
+        match self.0 {
+            Place::Slot { slot, .. } => Some(slot),
+            Place::Ended(_) => None,
+        }
+    }
+
     /// How it ended, where that was known when `submit` returned.
     pub fn completion(&self) -> Option<Completion> {
         match self.0 {
@@ -314,10 +329,21 @@ pub trait Engine<M: Media>: Send + Sync {
         crc: Option<u32>,
     ) -> Result<Ticket, Refused>;
 
+    /// Its submitter goes on to something else: it is to begin now, and not when somebody waits for it.
+    fn start(&self, _ticket: &Ticket) {}
+
+    /// Somebody waits for it now: what of it nobody has begun, the engine may do on this thread.
+    fn help(&self, _ticket: &Ticket) {}
+
     /// Whether it has ended.
     fn poll(&self, ticket: &Ticket) -> bool;
 
-    /// Sleeps until it has ended.
+    /// What rings when it has ended; none where nobody is told.
+    fn bell(&self, _ticket: &Ticket) -> Option<&Bell> {
+        None
+    }
+
+    /// How it ended. Where it has not, waits as whoever holds locks does, on the ladder: see [`await_end`].
     fn wait(&self, ticket: Ticket) -> Completion;
 
     /// No batch begins in front of this region until it is resumed; those under way end.
@@ -339,15 +365,73 @@ pub trait Engine<M: Media>: Send + Sync {
     fn go_on(&self, _region: usize, _channel: usize) {}
 }
 
+/// A ticket, as the ladder has it.
+pub(super) struct Awaited<'a, M: Media>(pub &'a dyn Engine<M>, pub &'a Ticket);
+
+impl<M: Media> Ending for Awaited<'_, M> {
+    fn look(&self) -> bool {
+        self.0.poll(self.1)
+    }
+
+    fn bell(&self) -> Option<&Bell> {
+        self.0.bell(self.1)
+    }
+}
+
+/// An end, and what is known of when it was.
+#[derive(Clone, Copy, Debug)]
+pub struct End {
+    pub completion: Completion,
+    pub seen: Seen,
+    /// By an engine that rings: it says how long it was at it. Of others only the caller knows when it saw the end.
+    pub told: bool,
+}
+
+/// Waits for a ticket's end, which is expected at `due`, if anybody knows.
+pub fn await_end<M: Media>(
+    engine: &dyn Engine<M>,
+    ticket: Ticket,
+    due: Option<Instant>,
+    holding: Holding,
+) -> End {
+    if let Some(completion) = ticket.completion() {
+        return End { completion, seen: Seen::AtOnce, told: true };
+    }
+    // To copy is not to wait.
+    engine.help(&ticket);
+    let wait = || {
+        let seen = until(&Awaited(engine, &ticket), due, holding);
+        let told = engine.bell(&ticket).is_some();
+        End { completion: engine.wait(ticket), seen, told }
+    };
+    // Who holds nothing is in no operation, whose account this would be.
+    if holding == Holding::Nothing { wait() } else { waiting(wait) }
+}
+
 /// Submits, does `meanwhile`, and waits; or does neither, where the engine refuses.
 pub fn carry<M: Media, T>(
+    engine: &dyn Engine<M>,
+    media: &M,
+    place: (usize, usize),
+    transfer: &mut Transfer<'_>,
+    crc: Option<u32>,
+    meanwhile: impl FnOnce() -> T,
+) -> Result<(Completion, T), Refused> {
+    let nobody_knows = (Holding::Something, || None);
+    let (end, made) = carry_expected(engine, media, place, transfer, crc, meanwhile, nobody_knows)?;
+    Ok((end.completion, made))
+}
+
+/// As [`carry`], for who knows what it holds, and says after the submission when the end is due.
+pub(super) fn carry_expected<M: Media, T>(
     engine: &dyn Engine<M>,
     media: &M,
     (region, channel): (usize, usize),
     transfer: &mut Transfer<'_>,
     crc: Option<u32>,
     meanwhile: impl FnOnce() -> T,
-) -> Result<(Completion, T), Refused> {
+    (holding, due): (Holding, impl FnOnce() -> Option<Instant>),
+) -> Result<(End, T), Refused> {
     /// Waits in any case, so that the bytes are not given back before.
     struct Flight<'a, M: Media>(&'a dyn Engine<M>, Option<Ticket>);
 
@@ -363,7 +447,8 @@ pub fn carry<M: Media, T>(
     // has waited. Media checks its range at each access.
     let ticket = unsafe { engine.submit(media, region, channel, &[transfer.raw()], crc)? };
     let mut flight = Flight(engine, Some(ticket));
+    let due = due();
     let made = meanwhile();
     let ticket = flight.1.take().expect("it is taken once");
-    Ok((waiting(|| engine.wait(ticket)), made))
+    Ok((await_end(engine, ticket, due, holding), made))
 }

@@ -1,13 +1,14 @@
 //! The calling thread, but at most so many at a time per region (efficient-pm §4, *semaphore*): beyond what a region
 //! bears, more copies at once only make each of them slower, and each burns a CPU while it waits.
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use super::completion::Completion;
 use super::engine_port::{Capability, Engine, RawTransfer, Refused, Ticket, copy_batch};
 use super::manager::Channels;
 use crate::account::waiting;
 use crate::media::Media;
+use crate::wait::{Bell, Ending, Holding, until};
 
 pub struct Semaphore {
     regions: Box<[Gate]>,
@@ -15,7 +16,8 @@ pub struct Semaphore {
 
 struct Gate {
     state: Mutex<State>,
-    opened: Condvar,
+    /// Rung for one for each place that is given back.
+    opened: Bell,
 }
 
 struct State {
@@ -26,13 +28,24 @@ struct State {
 /// A place that is given back.
 struct Entered<'a>(&'a Gate);
 
+/// What is waited for is a place, which whoever sees it has.
+impl Ending for Gate {
+    fn look(&self) -> bool {
+        let mut state = self.state.lock();
+        let open = state.free > 0 && !state.suspended;
+        state.free -= usize::from(open);
+        open
+    }
+
+    fn bell(&self) -> Option<&Bell> {
+        Some(&self.opened)
+    }
+}
+
 impl Gate {
     fn enter(&self) -> Entered<'_> {
-        let mut state = self.state.lock();
-        while state.free == 0 || state.suspended {
-            self.opened.wait(&mut state);
-        }
-        state.free -= 1;
+        // Its caller may hold locks, and will have stores to fence.
+        until(self, None, Holding::Something);
         Entered(self)
     }
 }
@@ -40,7 +53,7 @@ impl Gate {
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
         self.0.state.lock().free += 1;
-        self.0.opened.notify_one();
+        self.0.opened.ring_one();
     }
 }
 
@@ -49,7 +62,7 @@ impl Semaphore {
     pub fn new(regions: usize, copies: usize) -> Semaphore {
         let gate = |_| Gate {
             state: Mutex::new(State { free: copies.max(1), suspended: false }),
-            opened: Condvar::new(),
+            opened: Bell::new(),
         };
         Semaphore { regions: (0..regions).map(gate).collect() }
     }
@@ -92,7 +105,7 @@ impl<M: Media> Engine<M> for Semaphore {
     fn resume(&self, region: usize) {
         let gate = &self.regions[region];
         gate.state.lock().suspended = false;
-        gate.opened.notify_all();
+        gate.opened.ring();
     }
 
     /// A gate of its own for each region.

@@ -15,43 +15,48 @@
 //! 3. A flight that is dropped has ended: while this code has one that has not, it is in a [`Landing`].
 //! 4. Whoever was let in by the channel manager leaves it once: when its batch is waited for.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::task::Waker;
+use std::time::Instant;
 
-use crossbeam_utils::Backoff;
 use smallvec::SmallVec;
 
 use super::class::{Class, Via};
 use super::completion::Completion;
 use super::dsa::{BATCH_MAX, TRANSFER_BYTES_MAX};
-use super::engine_port::{Durability, RawTransfer, Refused, Ticket, Transfer};
+use super::engine_port::{Awaited, Durability, End, Engine, RawTransfer, Refused, Ticket, Transfer};
 use super::manager::{Entered, PIECE_BYTES};
-use super::owners::Seat;
-use super::schedule::{Decision, Direction, Job, decide};
+use super::owners;
+use super::schedule::{Decision, Direction, Expected, Job, decide};
 use super::{EngineKind, Mover, Running};
 use crate::account::waiting;
 use crate::media::{Fault, Flushed, Media, crc32c_join};
-
-/// Who waits for pieces that are held back looks so often, once it has looked a while.
-const LOOK_EVERY: Duration = Duration::from_micros(20);
+use crate::wait::{Bell, Ending, Holding, Seat, Seen, until};
 
 /// See the file's head.
 #[derive(Debug, Default)]
-pub(super) struct Flight {
+pub(crate) struct Flight {
     batches: SmallVec<[Batch; 1]>,
+    /// With a class: where it is counted with others that end in turn. The channel manager is to be driven for it.
+    place: Option<(usize, usize)>,
     /// Of class bandwidth: what was not let in yet.
     held: Option<Held>,
+    /// Of a read that is shared with the CPU and nothing else: its bytes, the CPU's part, and in how many nanoseconds.
+    shared: Option<(usize, u64, u64)>,
     /// With a checksum: of all parts in the order of the request, each from 0; and how many bytes each has.
     sums: Option<SmallVec<[(u32, u64); 3]>>,
     /// The first that was met.
     fault: Option<Fault>,
+    /// When somebody saw that it had not ended, for the last time.
+    looked: Option<Instant>,
 }
 
 /// Pieces that wait, and for whom.
 #[derive(Debug)]
 struct Held {
     kind: EngineKind,
-    seat: Seat,
+    seat: owners::Seat,
     pieces: VecDeque<Batch>,
 }
 
@@ -60,16 +65,39 @@ struct Held {
 struct Batch {
     kind: EngineKind,
     region: usize,
+    channel: usize,
     /// None once it was waited for.
     ticket: Option<Ticket>,
     /// With a class, and the ticket.
     entered: Option<Entered>,
+    /// Of its end; none before it is submitted, and none of class bandwidth: nobody knows how long its channel rests.
+    expected: Option<Expected>,
+    /// How somebody who waited saw its end.
+    seen: Option<Seen>,
     transfers: SmallVec<[RawTransfer; 4]>,
     /// Where its checksum goes.
     sum: usize,
 }
 
+/// Who looks again and again sees an end exactly, if its looks lie together by so much of the time that it took.
+const CLOSE: u32 = 8;
+
 impl Batch {
+    /// How exactly its end is known, `looked` being the last look before.
+    fn seen(&self, looked: Option<Instant>) -> Seen {
+        let (now, took) = (Instant::now(), self.expected.map_or_else(Default::default, |e| e.elapsed()));
+        let close = |looked: Instant| now.saturating_duration_since(looked) * CLOSE <= took;
+        match self.seen {
+            Some(seen) => seen,
+            None if looked.is_some_and(close) => Seen::Watched,
+            None => Seen::AtOnce,
+        }
+    }
+    /// It is of class bandwidth, and was let in.
+    fn is_piece(&self) -> bool {
+        self.entered.as_ref().is_some_and(Entered::is_of_bandwidth)
+    }
+
     fn bytes(&self) -> usize {
         self.transfers.iter().map(|transfer| transfer.len).sum()
     }
@@ -99,6 +127,40 @@ impl<M: Media> Drop for Landing<'_, M> {
     }
 }
 
+/// A batch that may be on a channel at rest: who looks drives the channel manager.
+struct Driven<'a, M: Media>(&'a Mover<M>, &'a Batch);
+
+impl<M: Media> Ending for Driven<'_, M> {
+    fn look(&self) -> bool {
+        let Driven(mover, batch) = self;
+        mover.drive_for(batch);
+        mover.batch_has_ended(batch)
+    }
+}
+
+/// A flight with pieces held back, until one is let in or has ended. Made by who vouches for what [`Mover::end`] asks.
+struct GoesOn<'a, M: Media> {
+    mover: &'a Mover<M>,
+    media: &'a M,
+    flight: RefCell<&'a mut Flight>,
+    /// Of it, when the wait began.
+    left: usize,
+    bell: Option<&'a Bell>,
+}
+
+impl<M: Media> Ending for GoesOn<'_, M> {
+    fn look(&self) -> bool {
+        let mut flight = self.flight.borrow_mut();
+        // SAFETY: whoever made this vouches for it.
+        unsafe { self.mover.go_through(self.media, &mut flight) };
+        flight.left() < self.left
+    }
+
+    fn bell(&self) -> Option<&Bell> {
+        self.bell
+    }
+}
+
 /// A request while it is cut.
 struct Cut {
     sums: Option<SmallVec<[(u32, u64); 3]>>,
@@ -107,6 +169,8 @@ struct Cut {
     pending: SmallVec<[Batch; 1]>,
     parts: usize,
     class: Option<Class>,
+    /// The CPU has a share of a read that is its own by nothing but the schedule.
+    shared: bool,
 }
 
 impl Cut {
@@ -149,7 +213,9 @@ impl Cut {
             Some(batch) => batch.transfers.push(part),
             None => {
                 let transfers = SmallVec::from_slice(&[part]);
-                self.pending.push(Batch { kind, region, ticket: None, entered: None, transfers, sum });
+                let (channel, ticket, entered, expected, seen) = (0, None, None, None, None);
+                let batch = Batch { kind, region, channel, ticket, entered, expected, seen, transfers, sum };
+                self.pending.push(batch);
             }
         }
     }
@@ -162,40 +228,46 @@ impl Cut {
 
 impl<M: Media> Mover<M> {
     /// Begins to copy; all to media, or all from it. With `crc` the parts' checksums are kept for [`crc`](Flight::crc).
-    /// `shares`: the CPU copies its share of large reads now, which is for callers that wait at once.
+    /// `waits`: the caller waits at once, so the CPU copies its share of large reads now, and threads need not be woken.
     ///
     /// # Safety
     ///
     /// The transfers' bytes are there until the flight has ended, as `Engine::submit` asks for; their ranges lie in media. It
     /// [ends](Mover::end) with this mover and these media before any of them goes.
-    pub(super) unsafe fn begin(
+    pub(crate) unsafe fn begin(
         &self,
         media: &M,
         via: impl Into<Via>,
         transfers: &[RawTransfer],
         crc: bool,
-        shares: bool,
+        waits: bool,
     ) -> Flight {
         let (sums, via) = (crc.then(SmallVec::new), via.into());
         let class = self.class_of(via);
-        let mut cut = Cut { sums, own: SmallVec::new(), pending: SmallVec::new(), parts: 0, class };
+        let (own, pending) = (SmallVec::new(), SmallVec::new());
+        let mut cut = Cut { sums, own, pending, parts: 0, class, shared: false };
         let kind = via.engine.unwrap_or_else(|| self.kind());
         for transfer in transfers {
             let mut done = 0;
             while done < transfer.len {
                 let (region, room) = media.region(transfer.at.add(done as u64));
                 let len = room.min((transfer.len - done) as u64) as usize;
-                self.cut(&mut cut, kind, region, transfer.part(done, len), shares);
+                self.cut(&mut cut, kind, region, transfer.part(done, len), waits);
                 done += len;
             }
         }
-        let Cut { sums, mut own, pending, .. } = cut;
+        let in_pieces = cut.in_pieces();
+        let Cut { sums, mut own, pending, shared, .. } = cut;
         let mut landing = Landing { mover: self, flight: Flight { sums, ..Flight::default() } };
         if let Some(Class::Bandwidth(owner)) = class
             && !pending.is_empty()
         {
-            let manager = self.running(kind).expect("it has pieces").manager;
-            let seat = manager.join(owner, manager.now());
+            let run = self.running(kind).expect("it has pieces");
+            let seat = run.manager.join(owner, run.manager.now());
+            // A place that nobody else has, even if its channel is the only one: what is held back holds up whatever
+            // ends in turn behind it.
+            let first = pending[0].region;
+            landing.flight.place = Some((first, run.channels(first).of_bandwidth().max(1)));
             landing.flight.held = Some(Held { kind, seat, pieces: pending.into_iter().collect() });
             // SAFETY: the caller's.
             unsafe { self.let_in(media, &mut landing.flight) };
@@ -203,21 +275,62 @@ impl<M: Media> Mover<M> {
             for mut batch in pending {
                 // SAFETY: the caller's.
                 match unsafe { self.hand_over(media, &mut batch, class, crc) } {
-                    Some(ticket) => {
-                        batch.ticket = Some(ticket);
-                        landing.flight.batches.push(batch);
-                    }
+                    true => landing.flight.batches.push(batch),
                     // With checksums it is one transfer; without them nobody looks at the place.
-                    None => own.extend(batch.transfers.iter().map(|transfer| (*transfer, batch.sum))),
+                    false => own.extend(batch.transfers.iter().map(|transfer| (*transfer, batch.sum))),
                 }
             }
+            if class.is_some() {
+                landing.flight.place = Some(landing.flight.channel());
+            }
         }
+        // Who waits does the first itself, where it helps; the others begin beside it.
+        let mut own_turn = waits;
+        if !in_pieces {
+            self.for_each_under_way(&landing.flight, |engine, ticket| {
+                if !std::mem::take(&mut own_turn) {
+                    engine.start(ticket);
+                }
+            });
+        }
+        let begun = shared.then(Instant::now);
+        let (mut bytes, mut stored) = (0, false);
         for (part, sum) in own {
             // SAFETY: the caller's.
             unsafe { landing.flight.copy(media, part, sum) };
+            bytes += part.len;
+            stored |= part.is_to_media();
         }
-        media.fence(Flushed::issued());
+        if let (Some(begun), [whole]) = (begun, transfers) {
+            landing.flight.shared = Some((whole.len, bytes as u64, begun.elapsed().as_nanos() as u64));
+        }
+        // What has ended already this thread may have stored on the engine's behalf.
+        self.for_each_under_way(&landing.flight, |_, ticket| stored |= ticket.completion().is_some());
+        if stored {
+            media.fence(Flushed::issued());
+        }
         std::mem::take(&mut landing.flight)
+    }
+
+    /// Whether a copy of so many bytes to media, handed over, is likely to go on when the call returns: the engine is no
+    /// calling thread, and by its thresholds the copy is worth it.
+    pub(crate) fn outlives(&self, via: impl Into<Via>, bytes: usize) -> bool {
+        let via = via.into();
+        let kind = via.engine.unwrap_or_else(|| self.kind());
+        self.takes(via, bytes)
+            && kind != EngineKind::Semaphore
+            && self.running(kind).is_some_and(|Running { limits, capability, .. }| {
+                let thresholds = &limits.thresholds;
+                bytes >= thresholds.local_write.min(thresholds.remote_write).max(capability.smallest_bytes)
+            })
+    }
+
+    fn for_each_under_way(&self, flight: &Flight, mut each: impl FnMut(&dyn Engine<M>, &Ticket)) {
+        for batch in &flight.batches {
+            if let (Some(ticket), Some(engine)) = (&batch.ticket, self.engine(batch.kind)) {
+                each(engine, ticket);
+            }
+        }
     }
 
     /// Copies all of it, and waits; the checksum continued, where one is given.
@@ -227,6 +340,7 @@ impl<M: Media> Mover<M> {
         via: impl Into<Via>,
         transfers: &mut [Transfer<'_>],
         crc: Option<u32>,
+        holding: Holding,
     ) -> Result<Option<u32>, Fault> {
         let raw: SmallVec<[RawTransfer; 4]> = transfers.iter_mut().map(Transfer::raw).collect();
         // SAFETY: the bytes and media are borrowed until this function returns, what is copied to by it alone; before
@@ -234,7 +348,12 @@ impl<M: Media> Mover<M> {
         unsafe {
             let flight = self.begin(media, via, &raw, crc.is_some(), true);
             let mut landing = Landing { mover: self, flight };
-            waiting(|| self.end(media, &mut landing.flight))?;
+            match holding {
+                // Who holds nothing is in no operation, whose account this would be.
+                Holding::Nothing => self.await_flight(media, &mut landing.flight, holding),
+                Holding::Something => waiting(|| self.await_flight(media, &mut landing.flight, holding)),
+            }
+            self.end(media, &mut landing.flight)?;
             Ok(landing.flight.crc(crc))
         }
     }
@@ -257,7 +376,10 @@ impl<M: Media> Mover<M> {
         let (from, until, part) = match decide(&job, &capability, limits, share) {
             Decision::Cpu(_) => return cut.own(part),
             Decision::Engine { head, tail, route } => (head, part.len - tail, part.by(route)),
-            Decision::Shared { engine } => (0, engine, part),
+            Decision::Shared { engine } => {
+                cut.shared = true;
+                (0, engine, part)
+            }
         };
         cut.own(part.part(0, from));
         // No more than one batch holds.
@@ -271,48 +393,49 @@ impl<M: Media> Mover<M> {
         cut.own(part.part(until, part.len - until));
     }
 
-    /// None where the engine takes nothing. Not of class bandwidth.
+    /// Whether the engine takes it. Not of class bandwidth.
     ///
     /// # Safety
     ///
     /// As for [`begin`](Mover::begin).
-    unsafe fn hand_over(
-        &self,
-        media: &M,
-        batch: &mut Batch,
-        class: Option<Class>,
-        crc: bool,
-    ) -> Option<Ticket> {
-        let run = self.running(batch.kind)?;
+    unsafe fn hand_over(&self, media: &M, batch: &mut Batch, class: Option<Class>, crc: bool) -> bool {
+        let Some(run) = self.running(batch.kind) else { return false };
         let (region, crc) = (batch.region, batch.seed(crc));
+        let (direction, bytes) = (batch.direction(), batch.bytes());
         let entered = match class {
             None => None,
-            // None: a read that the CPU makes.
             Some(_) => {
                 let (manager, channels) = (run.manager, run.channels(region));
                 let rest = |rests| run.rest(region, channels, rests);
-                let (direction, bytes) = (batch.direction(), batch.bytes() as u64);
-                Some(manager.enter_latency(channels, direction, bytes, manager.now(), &rest)?)
+                match manager.enter_latency(channels, direction, bytes as u64, manager.now(), &rest) {
+                    Some(entered) => Some(entered),
+                    // A read that the CPU makes.
+                    None => return false,
+                }
             }
         };
         let ticket = run.scheduler.claim(region, &run.unclassed(region), run.limits).and_then(|claim| {
-            let channel = entered.as_ref().map_or(claim.channel, |entered| entered.channel);
+            batch.channel = entered.as_ref().map_or(claim.channel, |entered| entered.channel);
             // SAFETY: the caller vouches for the bytes and for media until the flight has ended.
-            let ticket = unsafe { run.engine.submit(media, region, channel, &batch.transfers, crc) };
+            let ticket = unsafe { run.engine.submit(media, region, batch.channel, &batch.transfers, crc) };
             ticket.ok().inspect(|_| claim.keep())
         });
-        match (&ticket, entered) {
-            (Some(_), entered) => batch.entered = entered,
+        let took = ticket.is_some();
+        match (ticket, entered) {
+            (Some(ticket), entered) => {
+                (batch.ticket, batch.entered) = (Some(ticket), entered);
+                batch.expected = Some(run.scheduler.expect((region, batch.channel), direction, bytes));
+            }
             (None, Some(entered)) => {
                 let channels = run.channels(region);
                 run.manager.take_back(channels, entered, false, &|rests| run.rest(region, channels, rests));
             }
             (None, None) => {}
         }
-        if ticket.is_none() {
+        if !took {
             self.count_busy();
         }
-        ticket
+        took
     }
 
     /// Hands over the pieces that are let in; what the engine refuses of them the calling thread copies, and fences.
@@ -326,7 +449,7 @@ impl<M: Media> Mover<M> {
         let Running { engine, manager, .. } = run;
         // Regions whose channels let nothing in for now.
         let mut full: SmallVec<[usize; 4]> = SmallVec::new();
-        let mut next = 0;
+        let (mut next, mut stored) = (0, false);
         while next < pieces.len() {
             let region = pieces[next].region;
             let channels = run.channels(region);
@@ -359,6 +482,10 @@ impl<M: Media> Mover<M> {
             // SAFETY: the caller vouches for the bytes and for media until the flight has ended.
             match unsafe { engine.submit(media, region, entered.channel, &piece.transfers, crc) } {
                 Ok(ticket) => {
+                    // Nobody waits especially for it.
+                    engine.start(&ticket);
+                    stored |= ticket.completion().is_some();
+                    piece.channel = entered.channel;
                     (piece.ticket, piece.entered) = (Some(ticket), Some(entered));
                     flight.batches.push(piece);
                 }
@@ -375,9 +502,12 @@ impl<M: Media> Mover<M> {
                         // SAFETY: the caller's.
                         unsafe { flight.copy(media, transfer, piece.sum) };
                     }
-                    media.fence(Flushed::issued());
+                    stored = true;
                 }
             }
+        }
+        if stored {
+            media.fence(Flushed::issued());
         }
         flight.held = Some(Held { kind, seat, pieces });
         if flight.held.as_ref().is_some_and(|held| held.pieces.is_empty()) {
@@ -398,12 +528,16 @@ impl<M: Media> Mover<M> {
     /// # Safety
     ///
     /// As for [`end`](Mover::end).
-    pub(super) unsafe fn has_ended(&self, media: &M, flight: &mut Flight) -> bool {
-        if flight.has_class() {
+    pub(crate) unsafe fn has_ended(&self, media: &M, flight: &mut Flight) -> bool {
+        if flight.place.is_some() {
             // SAFETY: the caller's.
             unsafe { self.go_through(media, flight) };
         }
-        flight.held.is_none() && flight.batches.iter().all(|batch| self.batch_has_ended(batch))
+        let ended = flight.held.is_none() && flight.batches.iter().all(|batch| self.batch_has_ended(batch));
+        if !ended {
+            flight.looked = Some(Instant::now());
+        }
+        ended
     }
 
     fn batch_has_ended(&self, batch: &Batch) -> bool {
@@ -413,7 +547,8 @@ impl<M: Media> Mover<M> {
         }
     }
 
-    /// Finishes what has ended of a flight with a class, hands over more, and drives the channel manager.
+    /// Finishes the pieces of a flight that have ended, hands over more, and drives the channel manager. What is of class
+    /// latency ends as what has no class does: whoever waited for it says first how it saw the end.
     ///
     /// # Safety
     ///
@@ -421,7 +556,7 @@ impl<M: Media> Mover<M> {
     unsafe fn go_through(&self, media: &M, flight: &mut Flight) {
         let mut n = 0;
         while n < flight.batches.len() {
-            if self.batch_has_ended(&flight.batches[n]) {
+            if flight.batches[n].is_piece() && self.batch_has_ended(&flight.batches[n]) {
                 // SAFETY: the caller's.
                 unsafe { self.finish(media, flight, n) };
                 flight.batches.remove(n);
@@ -446,21 +581,91 @@ impl<M: Media> Mover<M> {
         }
     }
 
-    /// Waits for one batch, and gives back its places. None where it was waited for.
-    fn wait(&self, batch: &mut Batch) -> Option<Completion> {
-        let run = self.running(batch.kind)?;
-        let (region, channels) = (batch.region, run.channels(batch.region));
-        if batch.entered.is_some() && channels.can_rest {
-            // A channel at rest goes on only if somebody looks: this one does.
-            let backoff = Backoff::new();
-            while !self.batch_has_ended(batch) {
-                self.drive_for(batch);
-                backoff.snooze();
+    /// Whether a batch may be on a channel at rest, which goes on only if somebody looks: so nobody sleeps until a bell
+    /// rings for it.
+    fn is_driven(&self, batch: &Batch) -> bool {
+        batch.entered.is_some()
+            && batch.ticket.is_some()
+            && self.running(batch.kind).is_some_and(|run| run.channels(batch.region).can_rest)
+    }
+
+    /// Waits until nothing is held back any more.
+    ///
+    /// # Safety
+    ///
+    /// As for [`end`](Mover::end).
+    unsafe fn await_held(&self, media: &M, flight: &mut Flight, holding: Holding) {
+        // Each step is a wait of its own: see `held_back`.
+        while flight.held.is_some() {
+            // What has ended makes room, and a bell may tell of the first.
+            let first = flight.batches.first().filter(|batch| !self.is_driven(batch));
+            let bell = first.and_then(|batch| self.engine(batch.kind)?.bell(batch.ticket.as_ref()?));
+            let left = flight.left();
+            until(&GoesOn { mover: self, media, flight: RefCell::new(flight), left, bell }, None, holding);
+        }
+    }
+
+    /// Waits for one batch on the ladder. None where it was waited for.
+    fn await_batch(&self, batch: &Batch, holding: Holding) -> Option<Seen> {
+        let (ticket, engine) = (batch.ticket.as_ref()?, self.engine(batch.kind)?);
+        let due = batch.expected.and_then(|expected| expected.due);
+        Some(match self.is_driven(batch) {
+            true => until(&Driven(self, batch), due, holding),
+            false => until(&Awaited(engine, ticket), due, holding),
+        })
+    }
+
+    /// Waits until the engines are through: it is to be [ended](Mover::end) then. In a uthread that holds nothing others
+    /// run meanwhile. Of class bandwidth it hands over what is let in.
+    ///
+    /// # Safety
+    ///
+    /// As for [`end`](Mover::end).
+    pub(super) unsafe fn await_flight(&self, media: &M, flight: &mut Flight, holding: Holding) {
+        // SAFETY: the caller's.
+        unsafe { self.await_held(media, flight, holding) };
+        for batch in &mut flight.batches {
+            if let (Some(ticket), Some(engine)) = (&batch.ticket, self.engine(batch.kind)) {
+                engine.help(ticket);
+                batch.seen = self.await_batch(batch, holding);
             }
         }
-        let completion = run.engine.wait(batch.ticket.take()?);
-        let of_bandwidth = batch.entered.as_ref().is_some_and(Entered::is_of_bandwidth);
-        if !of_bandwidth {
+    }
+
+    /// Somebody waits for it now: see [`Engine::help`].
+    pub(crate) fn help(&self, flight: &Flight) {
+        self.for_each_under_way(flight, |engine, ticket| engine.help(ticket));
+    }
+
+    /// Has the waker woken when a part of it has ended. Whoever listens looks once more afterwards.
+    pub(crate) fn listen(&self, flight: &Flight, seat: &Seat, waker: &Waker) {
+        self.for_each_under_way(flight, |engine, ticket| {
+            if let Some(bell) = engine.bell(ticket).filter(|_| !engine.poll(ticket)) {
+                bell.listen(seat, waker);
+            }
+        });
+    }
+
+    /// Whether somebody rings for all of it. Not while pieces are held back: those are let in by who looks.
+    pub(crate) fn rings(&self, flight: &Flight) -> bool {
+        let mut rings = flight.held.is_none() && !flight.batches.iter().any(|batch| self.is_driven(batch));
+        self.for_each_under_way(flight, |engine, ticket| rings &= engine.bell(ticket).is_some());
+        rings
+    }
+
+    /// Waits for one batch, and gives back its places: how it ended, and whether its engine tells. None where it was waited
+    /// for.
+    fn wait(&self, batch: &mut Batch) -> Option<(Completion, bool)> {
+        let run = self.running(batch.kind)?;
+        let (region, channels) = (batch.region, run.channels(batch.region));
+        if self.is_driven(batch) {
+            let seen = self.await_batch(batch, Holding::Something).filter(|seen| *seen != Seen::AtOnce);
+            batch.seen = batch.seen.or(seen);
+        }
+        let ticket = batch.ticket.take()?;
+        let told = run.engine.bell(&ticket).is_some();
+        let completion = run.engine.wait(ticket);
+        if !batch.is_piece() {
             run.scheduler.give_back(region);
         }
         if let Some(entered) = batch.entered.take() {
@@ -468,7 +673,7 @@ impl<M: Media> Mover<M> {
                 run.rest(region, channels, rests);
             });
         }
-        Some(completion)
+        Some((completion, told))
     }
 
     /// Waits for the engines, and does what they left undone. Afterwards nobody uses the bytes any more.
@@ -476,23 +681,9 @@ impl<M: Media> Mover<M> {
     /// # Safety
     ///
     /// The flight was begun with this mover and these media, and its bytes are there.
-    pub(super) unsafe fn end(&self, media: &M, flight: &mut Flight) -> Result<(), Fault> {
-        let backoff = Backoff::new();
-        while let Some(held) = &flight.held {
-            let region = held.pieces.front().map_or(0, |piece| piece.region);
-            let can_rest = self.running(held.kind).is_some_and(|run| run.channels(region).can_rest);
-            if !can_rest && !flight.batches.is_empty() {
-                // No channel is at rest: it sleeps until its first piece has ended.
-                // SAFETY: the caller's.
-                unsafe { self.finish(media, flight, 0) };
-            } else if backoff.is_completed() && flight.batches.is_empty() {
-                std::thread::sleep(LOOK_EVERY);
-            } else {
-                backoff.snooze();
-            }
-            // SAFETY: the caller's.
-            unsafe { self.go_through(media, flight) };
-        }
+    pub(crate) unsafe fn end(&self, media: &M, flight: &mut Flight) -> Result<(), Fault> {
+        // SAFETY: the caller's.
+        unsafe { self.await_held(media, flight, Holding::Something) };
         for n in 0..flight.batches.len() {
             // SAFETY: the caller's.
             unsafe { self.finish(media, flight, n) };
@@ -507,10 +698,20 @@ impl<M: Media> Mover<M> {
     /// As for [`end`](Mover::end).
     unsafe fn finish(&self, media: &M, flight: &mut Flight, n: usize) {
         // It stays in the flight, which is waited for should this panic.
-        let Some(completion) = self.wait(&mut flight.batches[n]) else { return };
+        let Some((completion, told)) = self.wait(&mut flight.batches[n]) else { return };
+        let batch = &flight.batches[n];
+        let run = self.running(batch.kind).expect("it took the batch");
+        let bytes = batch.bytes();
+        if let (Some((whole, own, own_ns)), 1) = (flight.shared.take(), flight.batches.len())
+            && own + completion.bytes == whole as u64
+        {
+            run.scheduler.shared(whole, (completion.bytes, completion.nanoseconds), (own, own_ns));
+        }
         let batch = &mut flight.batches[n];
         let (mut done, sum, to_media) =
-            (self.ended(&completion, batch.bytes()), batch.sum, batch.transfers[0].is_to_media());
+            (self.ended(&completion, bytes), batch.sum, batch.transfers[0].is_to_media());
+        let end = End { completion, seen: batch.seen(flight.looked), told };
+        run.met(batch.expected, done == bytes, &end);
         let writes_back = to_media && completion.durability == Durability::WriteBack;
         if done > 0
             && to_media
@@ -538,14 +739,41 @@ impl<M: Media> Mover<M> {
 }
 
 impl Flight {
+    /// The region and the channel of its first batch: what is handed over there ends in turn, more or less.
+    pub(crate) fn channel(&self) -> (usize, usize) {
+        let first = || self.batches.first().map_or((0, 0), |batch| (batch.region, batch.channel));
+        self.place.unwrap_or_else(first)
+    }
+
     /// Whether engines have nothing of it: it ends without waiting.
-    pub(super) fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.held.is_none() && self.batches.iter().all(|batch| batch.ticket.is_none())
     }
 
-    /// Whether the channel manager is to be driven for it.
-    fn has_class(&self) -> bool {
-        self.held.is_some() || self.batches.iter().any(|batch| batch.entered.is_some())
+    /// How much is still to be done until nothing is held back and nothing under way: it becomes less with each piece that
+    /// is let in, and with each that has ended.
+    fn left(&self) -> usize {
+        self.batches.len() + self.held.as_ref().map_or(0, |held| 2 * held.pieces.len())
+    }
+
+    /// While pieces are held back: a number that becomes less with whatever goes on. Who waits for such a flight begins a
+    /// wait for each step: in one long wait it would look ever less often, and few pieces are let in at a look.
+    pub(crate) fn held_back(&self) -> Option<usize> {
+        self.held.as_ref().map(|_| self.left())
+    }
+
+    /// When the last of it is expected to end; none where nobody knows, as of pieces, held back or not.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        if self.held.is_some() {
+            return None;
+        }
+        let dues = self.batches.iter().map(|batch| batch.expected.and_then(|expected| expected.due));
+        dues.collect::<Option<SmallVec<[Instant; 4]>>>()?.into_iter().max()
+    }
+
+    /// How somebody who waited for all of it saw its end.
+    pub(super) fn was_seen(&mut self, seen: Seen) {
+        self.batches.iter_mut().for_each(|batch| batch.seen = Some(seen));
     }
 
     /// The checksum of all bytes, continued; once it has ended well.

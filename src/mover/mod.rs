@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `cpu` | the calling thread |
 //! | `semaphore` | the calling thread, at most so many at a time per region (efficient-pm §4) |
-//! | `delegate` | threads of their own per region; callers sleep (efficient-pm §4, OdinFS) |
+//! | `delegate` | threads of their own per region, and callers who wait for what nobody has begun (efficient-pm §4, OdinFS) |
 //! | `dsa` | Intel's Data Streaming Accelerator, through the work queues that its driver gives to users |
 //! | `ioat` | Intel I/OAT, held through VFIO |
 //! | `emu` | a device in software that takes the descriptors of a DSA: for tests, and for those who have none |
@@ -32,13 +32,15 @@ mod engine_ioat_channel;
 mod engine_ioat_memory;
 pub mod engine_port;
 mod engine_semaphore;
-mod flight;
+pub(crate) mod flight;
+pub mod future;
 pub mod identity;
 pub mod ioat;
 pub mod manager;
 pub mod node;
 pub mod owners;
 mod pace;
+mod pacing;
 pub mod pairing;
 pub mod profile;
 #[cfg(feature = "profile-text")]
@@ -65,14 +67,15 @@ use engine_dsa::Dsa;
 use engine_dsa_portal::DsaPortal;
 use engine_emu::{Emulated, Model};
 use engine_ioat::{Bounds, Ioat};
-use engine_port::{Capability, Durability, Engine, Transfer, carry, dram_address, store};
+use engine_port::{Capability, Durability, End, Engine, Transfer, carry_expected, dram_address, store};
 use engine_semaphore::Semaphore;
 use manager::{Channels, Manager, Qos};
 use profile::{Lane, Limits, Profile, SMALLEST_BYTES};
-use schedule::{Decision, Direction, Job, Scheduler, decide};
+use schedule::{Decision, Direction, Expected, Job, Scheduler, decide};
 use vfio::Vfio;
 
 use crate::media::{Addr, Fault, Flushed, Media};
+use crate::wait::Holding;
 
 /// Who copies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -271,6 +274,25 @@ impl<'a, M: Media> Running<'a, M> {
             false => self.engine.go_on(region, channels.of_bandwidth()),
         }
     }
+
+    /// A batch was just submitted; when it is due.
+    fn expect(
+        &self,
+        expected: &mut Option<Expected>,
+        place: (usize, usize),
+        direction: Direction,
+        bytes: usize,
+    ) -> Option<Instant> {
+        expected.insert(self.scheduler.expect(place, direction, bytes)).due
+    }
+
+    /// It has ended, all of it done or not.
+    fn met(&self, expected: Option<Expected>, whole: bool, end: &End) {
+        if let Some(expected) = expected {
+            let took_ns = end.told.then_some(end.completion.nanoseconds);
+            self.scheduler.met(expected, whole, end.seen, took_ns);
+        }
+    }
 }
 
 impl<M: Media> Mover<M> {
@@ -369,6 +391,11 @@ impl<M: Media> Mover<M> {
         if let (Some(cpu), Some(own)) = (reads(EngineKind::Cpu), reads(kind)) {
             scheduler.seed(cpu, own);
         }
+        for lane in [Lane::LocalWrite, Lane::LocalRead] {
+            if let Some(reached) = self.profile.bandwidths(kind) {
+                scheduler.seed_pace(lane.direction(), &reached.of(lane).one);
+            }
+        }
         let limits =
             *self.profile.limits(kind).expect("a profile has limits of each engine that is made here");
         Run { engine, scheduler, manager: Manager::new(self.regions.len(), self.qos), limits }
@@ -388,7 +415,7 @@ impl<M: Media> Mover<M> {
                 Some(Running::of(self.semaphore.get_or_init(new)))
             }
             EngineKind::Delegate => {
-                let new = || self.run(kind, Delegate::new(self.regions.clone(), concurrency));
+                let new = || self.run(kind, Delegate::new(&self.regions, concurrency));
                 Some(Running::of(self.delegate.get_or_init(new)))
             }
             EngineKind::Dsa => self.dsa.get_or_init(|| self.dsa()).as_ref().map(Running::of),
@@ -460,20 +487,32 @@ impl<M: Media> Mover<M> {
         running
     }
 
-    /// Copies `from` to media, and continues its CRC-32C where one is given. To be fenced by this thread. Panics for
-    /// a range outside of media.
+    /// Copies `from` to media, and continues its CRC-32C where one is given. To be fenced by this thread, which it keeps
+    /// while an engine copies: its callers hold locks. Panics for a range outside of media.
     pub fn store(
         &self,
         media: &M,
         via: impl Into<Via>,
         at: Addr,
         from: &[u8],
+        crc: Option<u32>,
+    ) -> Result<(Option<u32>, Flushed), Fault> {
+        self.store_holding(media, via.into(), at, from, crc, Holding::Something)
+    }
+
+    /// As [`store`](Mover::store), for callers that know what they hold.
+    pub(super) fn store_holding(
+        &self,
+        media: &M,
+        via: Via,
+        at: Addr,
+        from: &[u8],
         mut crc: Option<u32>,
+        holding: Holding,
     ) -> Result<(Option<u32>, Flushed), Fault> {
         check(media, at, from.len());
-        let via = via.into();
         if self.class_of(via).is_some() {
-            let crc = self.carry_all(media, via, &mut [Transfer::to_media(at, from)], crc)?;
+            let crc = self.carry_all(media, via, &mut [Transfer::to_media(at, from)], crc, holding)?;
             return Ok((crc, Flushed::issued()));
         }
         let Some(run) = self.chosen(via) else { return store(media, at, from, crc) };
@@ -484,7 +523,7 @@ impl<M: Media> Mover<M> {
             let (region, room) = media.region(at);
             let len = room.min((from.len() - done) as u64) as usize;
             let part = &from[done..done + len.min(run.capability.largest_bytes)];
-            let (next, stored) = self.store_part(media, &run, region, at, part, crc)?;
+            let (next, stored) = self.store_part(media, &run, region, at, part, (crc, holding))?;
             crc = next;
             flushed = flushed.and(stored);
             done += part.len();
@@ -500,7 +539,7 @@ impl<M: Media> Mover<M> {
         region: usize,
         at: Addr,
         from: &[u8],
-        crc: Option<u32>,
+        (crc, holding): (Option<u32>, Holding),
     ) -> Result<(Option<u32>, Flushed), Fault> {
         let Running { engine, scheduler, limits, capability, .. } = run;
         let job = self.job(region, Direction::Write, at, from);
@@ -519,11 +558,16 @@ impl<M: Media> Mover<M> {
         };
         let at = at.add(head as u64);
         let mut transfer = Transfer::ToMedia { at, from: middle, route };
-        let carried = carry(*engine, media, (region, claim.channel), &mut transfer, crc, || ());
+        let place = (region, claim.channel);
+        let mut expected = None;
+        let expect = || run.expect(&mut expected, place, Direction::Write, middle.len());
+        let carried = carry_expected(*engine, media, place, &mut transfer, crc, || (), (holding, expect));
         drop(claim);
         let done = match &carried {
-            Ok((completion, ())) => {
+            Ok((end, ())) => {
+                let completion = &end.completion;
                 let done = self.ended(completion, middle.len());
+                run.met(expected, done == middle.len(), end);
                 crc = crc.map(|before| if done > 0 { completion.crc } else { before });
                 if done > 0 && completion.durability == Durability::WriteBack {
                     flushed = flushed.and(media.write_back(at, done));
@@ -545,12 +589,25 @@ impl<M: Media> Mover<M> {
         Ok((crc, flushed))
     }
 
-    /// Copies from media. Panics for a range outside of it.
+    /// Copies from media. The caller keeps its thread while an engine copies. Panics for a range outside of media.
     pub fn load(&self, media: &M, via: impl Into<Via>, at: Addr, to: &mut [u8]) -> Result<(), Fault> {
+        self.load_holding(media, via.into(), at, to, Holding::Something)
+    }
+
+    /// As [`load`](Mover::load), for callers that know what they hold.
+    pub(super) fn load_holding(
+        &self,
+        media: &M,
+        via: Via,
+        at: Addr,
+        to: &mut [u8],
+        holding: Holding,
+    ) -> Result<(), Fault> {
         check(media, at, to.len());
-        let via = via.into();
         if self.class_of(via).is_some() {
-            return self.carry_all(media, via, &mut [Transfer::FromMedia { at, to }], None).map(drop);
+            return self
+                .carry_all(media, via, &mut [Transfer::FromMedia { at, to }], None, holding)
+                .map(drop);
         }
         let Some(run) = self.chosen(via) else { return media.read(at, to) };
         let mut done = 0;
@@ -559,7 +616,7 @@ impl<M: Media> Mover<M> {
             let (region, room) = media.region(at);
             let len = room.min((to.len() - done) as u64) as usize;
             let until = done + len.min(run.capability.largest_bytes);
-            self.load_part(media, &run, region, at, &mut to[done..until])?;
+            self.load_part(media, &run, region, at, &mut to[done..until], holding)?;
             done = until;
         }
         Ok(())
@@ -572,6 +629,7 @@ impl<M: Media> Mover<M> {
         region: usize,
         at: Addr,
         to: &mut [u8],
+        holding: Holding,
     ) -> Result<(), Fault> {
         let Running { engine, scheduler, limits, capability, .. } = run;
         let bytes = to.len();
@@ -594,13 +652,19 @@ impl<M: Media> Mover<M> {
             }
             Ok(begun.elapsed().as_nanos() as u64)
         };
-        let carried = carry(*engine, media, (region, claim.channel), &mut transfer, None, meanwhile);
+        let place = (region, claim.channel);
+        let mut expected = None;
+        let expect = || run.expect(&mut expected, place, Direction::Read, until);
+        let carried =
+            carry_expected(*engine, media, place, &mut transfer, None, meanwhile, (holding, expect));
         drop(claim);
-        let Ok((completion, own_time)) = carried else {
+        let Ok((end, own_time)) = carried else {
             self.count_busy();
             return media.read(at, to);
         };
+        let completion = end.completion;
         let done = self.ended(&completion, until);
+        run.met(expected, done == until, &end);
         // First the rest of what comes first: of two faults that one is told.
         if done < until {
             media.read(at.add(done as u64), &mut to[done..until])?;

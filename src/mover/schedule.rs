@@ -11,19 +11,26 @@
 //!    seen to reach; writes never.
 //! 5. Otherwise the engine takes all but the unaligned edges, on the next channel in turn.
 //!
-//! There is no thread and no lock: two counters for each region, and bandwidths that are averaged over 50 ms.
+//! There is no thread and no lock: counters for each region, and bandwidths that are averaged over 50 ms.
+//!
+//! It says, too, when a copy is expected to end, for those who wait: by what is queued before it on its channel, and
+//! by how long copies of its direction and size took so far ([`expect`](Scheduler::expect)).
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crossbeam_utils::CachePadded;
 
 use super::engine_port::{Capability, Route};
+use super::pacing::Pacing;
 use super::profile::{BINS, Bins, Lane, Limits, SMALLEST_BYTES, bin};
 use crate::media::LINE;
+use crate::wait::Seen;
 
 /// Smaller shares of a read are not worth a descriptor, in bytes.
 const SHARE_BYTES_MIN: usize = 8 << 10;
+/// Channels of which the queue's length is known.
+const CHANNELS_COUNTED: usize = 8;
 /// Bandwidths are averages over at least so long.
 const WINDOW_NS: u64 = 50_000_000;
 
@@ -104,6 +111,8 @@ pub struct Scheduler {
     regions: Box<[CachePadded<Load>]>,
     cpu: Bandwidth,
     engine: Bandwidth,
+    /// By [`Direction`].
+    pacing: [Pacing; 2],
     began: Instant,
 }
 
@@ -111,6 +120,22 @@ pub struct Scheduler {
 struct Load {
     in_flight: AtomicU32,
     next_channel: AtomicU32,
+    /// Bytes under way, by channel; those of channels that share a number are counted together.
+    queued: [AtomicU64; CHANNELS_COUNTED],
+}
+
+/// A copy that was handed over, as far as its end is expected.
+#[derive(Clone, Copy, Debug)]
+pub struct Expected {
+    handed_over: Instant,
+    /// None where nobody knows yet.
+    pub due: Option<Instant>,
+    direction: Direction,
+    bytes: u64,
+    /// On its channel, when it came.
+    before: u64,
+    region: usize,
+    channel: usize,
 }
 
 /// A place among the copies under way.
@@ -132,14 +157,52 @@ impl Drop for Claim<'_> {
     }
 }
 
+impl Expected {
+    /// Since it was handed over.
+    pub fn elapsed(&self) -> Duration {
+        self.handed_over.elapsed()
+    }
+}
+
 impl Scheduler {
     pub fn new(regions: usize) -> Scheduler {
         Scheduler {
             regions: (0..regions).map(|_| CachePadded::default()).collect(),
             cpu: Bandwidth::default(),
             engine: Bandwidth::default(),
+            pacing: Default::default(),
             began: Instant::now(),
         }
+    }
+
+    /// A copy was just handed over; until it is [met](Scheduler::met) it stands before others.
+    pub fn expect(&self, (region, channel): (usize, usize), direction: Direction, bytes: usize) -> Expected {
+        let queued = &self.regions[region].queued[channel % CHANNELS_COUNTED];
+        let before = queued.fetch_add(bytes as u64, Ordering::Relaxed);
+        let handed_over = Instant::now();
+        let ns = self.pacing[direction as usize].expected_ns(bytes, before);
+        let due = ns.map(|ns| handed_over + Duration::from_nanos(ns));
+        Expected { handed_over, due, direction, bytes: bytes as u64, before, region, channel }
+    }
+
+    /// It has ended, and all of it was copied or not. `took_ns`: by an engine that says exactly how long it was at it.
+    pub fn met(&self, expected: Expected, whole: bool, seen: Seen, took_ns: Option<u64>) {
+        let Expected { handed_over, direction, bytes, before, region, channel, .. } = expected;
+        let queued = &self.regions[region].queued[channel % CHANNELS_COUNTED];
+        queued.fetch_sub(bytes, Ordering::Relaxed);
+        if !whole {
+            return;
+        }
+        let pacing = &self.pacing[direction as usize];
+        match took_ns {
+            Some(ns) => pacing.learn(bytes, 0, ns, Seen::Watched),
+            None => pacing.learn(bytes, before, handed_over.elapsed().as_nanos() as u64, seen),
+        }
+    }
+
+    /// Begins with what a profile says that it reaches, in bytes a second.
+    pub fn seed_pace(&self, direction: Direction, bytes_per_s: &Bins) {
+        self.pacing[direction as usize].seed(bytes_per_s);
     }
 
     /// Rules 3 and 5: a place in front of the region's engine, and a channel in turn.

@@ -8,6 +8,10 @@
 //! lends it for a scope, which waits. [`Copies`] waits for all tickets before it goes. A ticket that is forgotten leaks
 //! its buffer, which an engine may go on using: so buffers are `'static`, or their scope waits for them all the same.
 //!
+//! **Waiting.** A thread waits on the ladder of the room `wait`; in a uthread others run meanwhile. A task awaits the ticket,
+//! on any executor ([`future`](super::future)), or polls it with its context. Whoever sees first that the engine is
+//! through, by whatever way, ends the copy and rings for all others.
+//!
 //! **Invariants.**
 //! 1. A copy under way is in `Home::under_way`: whoever drops the last ticket does not drop the flight with it.
 //! 2. Its bytes are there until its flight has ended: an owned buffer is not touched before, whoever owns the ticket.
@@ -17,7 +21,9 @@ use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 
@@ -27,6 +33,7 @@ use super::engine_port::{RawTransfer, Transfer};
 use super::flight::Flight;
 use crate::error::{Error, Result};
 use crate::media::{Addr, Fault, Media, Span};
+use crate::wait::{Bell, Ending, Holding, Seat, Seen, look_again, until};
 
 /// What tickets share with their [`Copies`].
 pub(super) struct Home<M: Media> {
@@ -44,6 +51,22 @@ struct Op {
     bytes: u64,
     to_media: bool,
     state: Mutex<State>,
+    /// Rung when engines are through with a part, when it has ended, and when it is synced.
+    bell: Bell,
+    /// Its own, at the bells of engines.
+    seat: Seat,
+    begun: Instant,
+    /// When the engines are expected to be through.
+    due: Option<Instant>,
+    /// They all ring.
+    rings: bool,
+}
+
+/// An engine rings for a part of it.
+impl Wake for Op {
+    fn wake(self: Arc<Op>) {
+        self.bell.ring();
+    }
 }
 
 struct State {
@@ -52,6 +75,51 @@ struct State {
     outcome: std::result::Result<Copied, Failure>,
     /// Nothing is left that has to be written back by the host.
     synced: bool,
+    /// Somebody sees to that.
+    syncing: bool,
+}
+
+impl State {
+    /// See [`Flight::held_back`].
+    fn held_back(&self) -> Option<usize> {
+        self.flight.as_ref()?.held_back()
+    }
+
+    fn is_through(&self) -> bool {
+        self.flight.is_none() && (self.synced || self.outcome.is_err())
+    }
+
+    /// How it ended.
+    fn answer(&self) -> Result<Copied> {
+        self.outcome.clone().map_err(|failure| failure.error())
+    }
+}
+
+/// What is waited for: that no engine is at it any more; while pieces are held back, that it goes on.
+struct Landed<'a, M: Media>(&'a Home<M>, &'a Arc<Op>, Option<usize>);
+
+impl<M: Media> Ending for Landed<'_, M> {
+    fn look(&self) -> bool {
+        let Landed(home, op, held_back) = self;
+        home.has_landed(op) || held_back.is_some() && op.state.lock().held_back() != *held_back
+    }
+
+    fn bell(&self) -> Option<&Bell> {
+        self.1.rings.then_some(&self.1.bell)
+    }
+}
+
+/// What is waited for: that another has synced it.
+struct Synced<'a>(&'a Op);
+
+impl Ending for Synced<'_> {
+    fn look(&self) -> bool {
+        self.0.state.lock().is_through()
+    }
+
+    fn bell(&self) -> Option<&Bell> {
+        Some(&self.0.bell)
+    }
 }
 
 /// Told to everybody who waits.
@@ -94,7 +162,7 @@ impl<M: Media> Home<M> {
         let all: Vec<Arc<Op>> = self.under_way.lock().values().cloned().collect();
         for op in all {
             // How it ended its ticket says.
-            let _ = self.wait(&op);
+            let _ = self.wait(&op, Holding::Nothing);
         }
     }
 
@@ -106,14 +174,26 @@ impl<M: Media> Home<M> {
         let flight =
             unsafe { self.mover.begin(&self.media, options.via(), transfers, options.crc.is_some(), false) };
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let under_way = !flight.is_over();
+        let (under_way, due, rings) = (!flight.is_over(), flight.due(), self.mover.rings(&flight));
         let to_media = transfers.first().is_some_and(RawTransfer::is_to_media);
         let state = State {
             flight: Some(flight),
             outcome: Ok(Copied::default()),
             synced: !(to_media && options.durable),
+            syncing: false,
         };
-        let op = Arc::new(Op { number, options: *options, bytes, to_media, state: Mutex::new(state) });
+        let op = Arc::new(Op {
+            number,
+            options: *options,
+            bytes,
+            to_media,
+            state: Mutex::new(state),
+            bell: Bell::new(),
+            seat: Seat::new(),
+            begun: Instant::now(),
+            due,
+            rings,
+        });
         if under_way {
             self.under_way.lock().insert(number, op.clone());
         } else {
@@ -134,7 +214,7 @@ impl<M: Media> Home<M> {
     }
 
     fn poll(&self, op: &Op) -> bool {
-        // Who has the lock waits for it: so it has not ended, or will have soon.
+        // Who has the lock looks, too, or is ending it.
         let Some(mut state) = op.state.try_lock() else { return false };
         let Some(flight) = &mut state.flight else { return true };
         // SAFETY: as in `end`.
@@ -142,19 +222,123 @@ impl<M: Media> Home<M> {
             return false;
         }
         self.end(op, &mut state);
+        drop(state);
+        op.bell.ring();
         true
     }
 
-    fn wait(&self, op: &Op) -> Result<Copied> {
+    /// Whether the engines are through with it. Where they are not the op's bell rings when they are, if they ring.
+    fn has_landed(&self, op: &Arc<Op>) -> bool {
         let mut state = op.state.lock();
-        self.end(op, &mut state);
-        if !state.synced && state.outcome.is_ok() {
-            if let Err(e) = self.sync() {
-                state.outcome = Err(Failure::Sync(e.errno()));
-            }
-            state.synced = true;
+        let Some(flight) = &mut state.flight else { return true };
+        // SAFETY: as in `end`.
+        if unsafe { self.mover.has_ended(&self.media, flight) } {
+            return true;
         }
-        state.outcome.clone().map_err(|failure| failure.error())
+        if op.rings {
+            self.mover.listen(flight, &op.seat, &Waker::from(op.clone()));
+        }
+        // It may have rung before.
+        // SAFETY: as in `end`.
+        op.rings && unsafe { self.mover.has_ended(&self.media, flight) }
+    }
+
+    /// Ends what has landed, and tells the others who wait.
+    fn land(&self, op: &Op, seen: Option<Seen>) {
+        let mut state = op.state.lock();
+        let Some(flight) = &mut state.flight else { return };
+        if let Some(seen) = seen {
+            flight.was_seen(seen);
+        }
+        self.end(op, &mut state);
+        drop(state);
+        op.bell.ring();
+    }
+
+    fn wait(&self, op: &Arc<Op>, holding: Holding) -> Result<Copied> {
+        let mut held_back = {
+            let state = op.state.lock();
+            state.flight.iter().for_each(|flight| self.mover.help(flight));
+            state.held_back()
+        };
+        let seen = loop {
+            let seen = until(&Landed(self, op, held_back), op.due, holding);
+            if held_back.is_none() {
+                break seen;
+            }
+            held_back = op.state.lock().held_back();
+        };
+        self.land(op, Some(seen));
+        self.settle(op);
+        op.state.lock().answer()
+    }
+
+    /// Has the host write back what has ended, where that was asked for, once.
+    fn settle(&self, op: &Op) {
+        let mut state = op.state.lock();
+        if state.is_through() {
+            return;
+        }
+        if state.syncing {
+            drop(state);
+            until(&Synced(op), None, Holding::Something);
+            return;
+        }
+        state.syncing = true;
+        drop(state);
+        let synced = self.sync();
+        let mut state = op.state.lock();
+        if let Err(e) = synced {
+            state.outcome = Err(Failure::Sync(e.errno()));
+        }
+        (state.synced, state.syncing) = (true, false);
+        drop(state);
+        op.bell.ring();
+    }
+
+    /// As a future is polled; `seat` is the asking task's. See [`RawTicket::poll_with`].
+    fn poll_with(self: &Arc<Self>, op: &Arc<Op>, seat: &Seat, waker: &Waker) -> Poll<Result<Copied>> {
+        op.bell.listen(seat, waker);
+        if !self.has_landed(op) {
+            if !op.rings {
+                let now = Instant::now();
+                let left = op.due.map(|due| due.saturating_duration_since(now));
+                seat.set_alarm(now + look_again(now - op.begun, left), waker);
+            }
+            return Poll::Pending;
+        }
+        // It needs no waking by itself.
+        leave(op, seat);
+        self.land(op, None);
+        if !op.state.lock().is_through() {
+            op.bell.listen(seat, waker);
+            self.settle_elsewhere(op);
+        }
+        let state = op.state.lock();
+        if state.is_through() { Poll::Ready(state.answer()) } else { Poll::Pending }
+    }
+
+    /// As [`settle`](Home::settle), on a thread of its own: a sync takes as long as the device does.
+    fn settle_elsewhere(self: &Arc<Self>, op: &Arc<Op>) {
+        if op.state.lock().syncing {
+            return;
+        }
+        let settle = {
+            let (home, op) = (self.clone(), op.clone());
+            move || home.settle(&op)
+        };
+        if let Err(e) = std::thread::Builder::new().name("lode-sync".to_owned()).spawn(settle) {
+            tracing::warn!("a sync is waited for by the task that asked for it: no thread starts: {e}");
+            self.settle(op);
+        }
+    }
+}
+
+/// Nobody asks from this seat any more.
+fn leave(op: &Op, seat: &Seat) {
+    op.bell.leave(seat);
+    if !op.rings {
+        seat.cancel_alarm();
     }
 }
 
@@ -169,24 +353,51 @@ impl<M: Media> Drop for Copies<M> {
 pub struct RawTicket<M: Media = Span> {
     home: Arc<Home<M>>,
     op: Arc<Op>,
+    /// Of the task that polls it.
+    seat: Seat,
+    /// That there is one.
+    sits: AtomicBool,
 }
 
 impl<M: Media> Clone for RawTicket<M> {
     fn clone(&self) -> RawTicket<M> {
-        RawTicket { home: self.home.clone(), op: self.op.clone() }
+        RawTicket::of(self.home.clone(), self.op.clone())
+    }
+}
+
+impl<M: Media> Drop for RawTicket<M> {
+    fn drop(&mut self) {
+        if *self.sits.get_mut() {
+            leave(&self.op, &self.seat);
+        }
     }
 }
 
 impl<M: Media> RawTicket<M> {
+    fn of(home: Arc<Home<M>>, op: Arc<Op>) -> RawTicket<M> {
+        RawTicket { home, op, seat: Seat::new(), sits: AtomicBool::new(false) }
+    }
+
     /// Whether the copy has ended: then nobody uses its bytes any more. May copy what an engine left undone.
     pub fn poll(&self) -> bool {
         self.home.poll(&self.op)
     }
 
     /// Waits until it has ended, and is durable where that was asked for. Again and again, and on any thread: the answer
-    /// stays the same. EIO for bad media, or a sync that failed.
+    /// stays the same. In a uthread others run meanwhile. EIO for bad media, or a sync that failed.
     pub fn wait(&self) -> Result<Copied> {
-        self.home.wait(&self.op)
+        self.home.wait(&self.op, Holding::Nothing)
+    }
+
+    /// As [`wait`](RawTicket::wait), for a task: where it has not ended the task's waker is woken when it has, or when it is
+    /// worth another look. A ticket serves one task at a time; a clone serves another.
+    ///
+    /// Engines that wake nobody (devices) are looked at when they are expected to be through, which a thread of this
+    /// process sees to that begins with the first such task; its CPU time is the process's. A sync of an ordinary file
+    /// runs on a thread of its own.
+    pub fn poll_with(&self, context: &mut Context<'_>) -> Poll<Result<Copied>> {
+        self.sits.store(true, Ordering::Relaxed);
+        self.home.poll_with(&self.op, &self.seat, context.waker())
     }
 
     /// Whether it goes to media.
@@ -207,7 +418,7 @@ impl<M: Media> Copies<M> {
         let bytes = self.check(parts)?;
         // SAFETY: the caller's.
         let op = unsafe { self.home.submit(parts, bytes, options) };
-        Ok(RawTicket { home: self.home.clone(), op })
+        Ok(RawTicket::of(self.home.clone(), op))
     }
 
     /// As `submit_raw`, what is wrong with the request being told by the ticket.
@@ -220,9 +431,20 @@ impl<M: Media> Copies<M> {
         unsafe { self.submit_raw(parts, options) }.unwrap_or_else(|error| {
             let (errno, site, message) = (error.errno(), error.site(), error.to_string());
             let refused = Err(Failure::Refused { errno, site, message });
-            let state = Mutex::new(State { flight: None, outcome: refused, synced: true });
-            let op = Op { number: u64::MAX, options: *options, bytes: 0, to_media: false, state };
-            RawTicket { home: self.home.clone(), op: Arc::new(op) }
+            let state = State { flight: None, outcome: refused, synced: true, syncing: false };
+            let op = Op {
+                number: u64::MAX,
+                options: *options,
+                bytes: 0,
+                to_media: false,
+                state: Mutex::new(state),
+                bell: Bell::new(),
+                seat: Seat::new(),
+                begun: Instant::now(),
+                due: None,
+                rings: true,
+            };
+            RawTicket::of(self.home.clone(), Arc::new(op))
         })
     }
 
@@ -330,6 +552,11 @@ impl<B, M: Media> Ticket<B, M> {
     /// Whether the copy has ended: [`wait`](Ticket::wait) then waits for no engine.
     pub fn poll(&self) -> bool {
         self.raw.poll()
+    }
+
+    /// For a task: as [`RawTicket::poll_with`]. Once it is ready [`wait`](Ticket::wait) waits for nothing.
+    pub fn poll_with(&self, context: &mut Context<'_>) -> Poll<()> {
+        self.raw.poll_with(context).map(drop)
     }
 
     /// Waits until it has ended, and is durable where that was asked for; gives the buffer back. Errors: those of

@@ -20,7 +20,7 @@
 //! | `switch` | the switch itself, stacks, what becomes of an overflow |
 //! | `task` | one uthread, and its result |
 //! | `worker` | queues, stealing, sleep |
-//! | `wait` | waiting, for uthreads and threads alike |
+//! | `wait` | waiting, for uthreads and threads alike; what the room `wait` is told of it |
 //! | `timer` | alarms |
 //! | `lock`, `channel` | mutex, condition variable and channel that let others run meanwhile |
 //!
@@ -94,6 +94,7 @@ pub struct Runtime {
 
 impl Runtime {
     pub fn new(options: Options) -> Result<Runtime> {
+        crate::wait::provide(wait::uthreads());
         Ok(Runtime { shared: Arc::new(Shared::new(options)?) })
     }
 
@@ -114,7 +115,8 @@ impl Runtime {
         Shared::spawn(&self.shared, Some(name.into()), false, run)
     }
 
-    /// As [`spawn`](Runtime::spawn); workers that have nothing to do take it over, whenever it waits.
+    /// As [`spawn`](Runtime::spawn); workers that have nothing to do take it over, whenever it waits. Only not while an
+    /// engine copies for it, when it keeps its worker: it may have stores that its thread has still to fence.
     ///
     /// # Safety
     ///

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
+use std::task::Wake;
 
 use parking_lot::Mutex;
 
@@ -51,7 +52,7 @@ impl Task {
         Arc::new(Task { label, runtime, movable, home: OnceLock::new(), waiting: Mutex::default() })
     }
 
-    pub(super) fn wake(this: &Arc<Task>) {
+    pub(super) fn unpark(this: &Arc<Task>) {
         let parked = {
             let mut waiting = this.waiting.lock();
             waiting.woken = waiting.parked.is_none();
@@ -71,6 +72,16 @@ impl Task {
         }
         waiting.parked = Some(runnable);
         None
+    }
+}
+
+impl Wake for Task {
+    fn wake(self: Arc<Task>) {
+        Task::unpark(&self);
+    }
+
+    fn wake_by_ref(self: &Arc<Task>) {
+        Task::unpark(self);
     }
 }
 

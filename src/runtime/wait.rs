@@ -1,6 +1,7 @@
 //! Waiting, for whoever calls: a uthread gives its worker back, a thread sleeps.
 //!
-//! Locks, channels, joins and timers of this room wait here and nowhere else.
+//! Locks, channels, joins and timers of this room wait here and nowhere else. What waits for a copy climbs the ladder of
+//! the room `wait`, which is told here what parking and yielding are.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +11,17 @@ use std::time::{Duration, Instant};
 use super::switch::{self, Why};
 use super::task::Task;
 use super::worker;
+use crate::wait::Uthreads;
+
+/// How a uthread waits for what is not of this room.
+pub(super) fn uthreads() -> Uthreads {
+    Uthreads {
+        stays: || worker::current_task().is_some_and(|task| !task.movable),
+        waker: || worker::current_task().expect("it stays, so it is a uthread").into(),
+        park: park_timeout,
+        yield_now,
+    }
+}
 
 /// Wakes one uthread, or one thread.
 #[derive(Clone)]
@@ -33,7 +45,7 @@ impl Unparker {
     /// Ends its wait in [`park`], or the next one, where it is not in one.
     pub fn unpark(&self) {
         match &self.0 {
-            Who::Uthread(task) => Task::wake(task),
+            Who::Uthread(task) => Task::unpark(task),
             Who::Thread(thread) => thread.unpark(),
         }
     }

@@ -28,13 +28,15 @@ use super::wait::Waiter;
 use super::{Options, Pending, Poller, Stats};
 use crate::error::{Error, Result};
 use crate::limits::WORKERS_MAX;
+use crate::wait::slack::in_a_hurry;
+use crate::wait::{POLL_MAX, pause};
 
 /// Uthreads that run before a worker looks at timers, completions and its mail.
 const LOOK_EVERY: u32 = 64;
+/// A worker sleeps no longer than to a moment that is as near as this.
+const HURRY_MAX: Duration = Duration::from_millis(1);
 /// Stacks that a worker keeps for its next uthreads.
 const STACKS_KEPT_MAX: usize = 32;
-/// A completion that is expected sooner is polled for, in nanoseconds: a sleep costs as much (design, the wait ladder).
-const POLL_NS_MAX: u64 = 10_000;
 
 type Queue = VecDeque<Box<Runnable>>;
 
@@ -445,10 +447,12 @@ impl Local {
         match found {
             Some(runnable) => self.put_back(runnable),
             None if self.shared.live() == 0 => {}
-            None => match (soonest, pending) {
-                (_, Some(Pending(time))) if time.as_nanos() as u64 <= POLL_NS_MAX => std::hint::spin_loop(),
-                (Some(time), _) => std::thread::park_timeout(time),
-                (None, _) => std::thread::park(),
+            None => match soonest {
+                // To sleep costs as much: the wait ladder's first rung, for a worker.
+                Some(time) if time <= POLL_MAX => pause::moment(),
+                Some(time) if time <= HURRY_MAX => in_a_hurry(|| std::thread::park_timeout(time)),
+                Some(time) => std::thread::park_timeout(time),
+                None => std::thread::park(),
             },
         }
         if self.remote.asleep.swap(false, Ordering::AcqRel) {

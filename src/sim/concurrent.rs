@@ -5,7 +5,6 @@
 //!
 //! Run as the other schedules are: see `sync/schedules.rs`.
 
-use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
@@ -15,13 +14,13 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, FailurePersistence, Runner, thread};
 
 use super::explore::{Bounds, explore};
+use super::history::{Call, History};
 use super::judge;
 use super::machine::{self, Machine};
 use super::media::{CrashPoint, Rng};
-use super::model::{Model, Outcome};
 use super::mutation::Mutation;
 use super::run::{Copier, Image, Place, Start};
-use super::tree::{self, Tree};
+use super::tree::Tree;
 use super::workload::Op;
 use crate::fs::DataMode;
 use crate::media::Domain;
@@ -87,6 +86,9 @@ const OPS: &[&str] = &[
     "write foo 0 100",
     "write foo 4000 300",
     "write foo 8192 4096",
+    "write foo 0 8192",
+    "write foo 4096 9000",
+    "write A/foo 4096 8192",
     "write A/foo 50 100",
     "append foo 100",
     "append A/foo 5000",
@@ -135,127 +137,6 @@ const SCHEDULES_EACH: usize = 8;
 /// One more than there are forced switches in a schedule of the second kind.
 const SWITCHES: usize = 4;
 
-/// Slots of the model that hold what calls have walked to.
-const WALKED: u8 = 100;
-
-/// One operation of a thread.
-#[derive(Clone)]
-struct Call {
-    thread: usize,
-    op: Op,
-    tag: u64,
-    /// When it began and ended, as places in one order.
-    begun: Option<usize>,
-    ended: Option<(usize, Outcome)>,
-}
-
-impl Call {
-    /// Two paths are followed one after the other, on Linux too: the call may be refused for what never was at one
-    /// moment.
-    fn is_refused_on_the_way(&self, answered: Outcome) -> bool {
-        matches!(self.op, Op::Link(..) | Op::Rename(..)) && answered.is_err()
-    }
-
-    /// Whether a path may lead elsewhere afterwards.
-    fn moves(&self) -> bool {
-        matches!(self.op, Op::Rename(..) | Op::Unlink(..) | Op::Rmdir(..) | Op::Link(..) | Op::Create(..))
-    }
-}
-
-/// All of them, a thread's in its order.
-#[derive(Clone, Default)]
-struct History {
-    calls: Vec<Call>,
-    events: usize,
-}
-
-impl History {
-    fn event(&mut self) -> usize {
-        self.events += 1;
-        self.events
-    }
-
-    /// Whether some serial order, in which nothing stands before what had ended when it began, gives all answers,
-    /// and the tree in its end. What has not ended may stand in it or not. A call may have walked to files and
-    /// directories before others moved them, as Linux's do. If there is no such order: what the ends of those that
-    /// give all answers differ in.
-    fn serial(&self, begin: &Model, found: &Tree) -> Result<(), String> {
-        let mut differ = BTreeSet::new();
-        let none = || vec![false; self.calls.len()];
-        match self.search(begin, &mut none(), &mut none(), found, &mut differ) {
-            true => Ok(()),
-            false if differ.is_empty() => Err("no serial order gives what was answered".to_owned()),
-            false => Err(format!("no serial order gives {:?}: {differ:#?}", found.paths())),
-        }
-    }
-
-    /// `done` and `walked` tell of each call whether it stands in the order already, or has only walked.
-    fn search(
-        &self,
-        model: &Model,
-        done: &mut [bool],
-        walked: &mut [bool],
-        found: &Tree,
-        differ: &mut BTreeSet<String>,
-    ) -> bool {
-        if !self.calls.iter().zip(&*done).any(|(c, done)| c.ended.is_some() && !done) {
-            match tree::compare(found, model, &[]) {
-                Ok(()) => return true,
-                Err(difference) => drop(differ.insert(difference)),
-            }
-        }
-        for (n, call) in self.calls.iter().enumerate() {
-            let Some(begun) = call.begun.filter(|_| !done[n]) else { continue };
-            let before = |c: &Call| c.ended.is_some_and(|(ended, _)| ended < begun);
-            if self.calls.iter().zip(&*done).any(|(c, done)| !done && before(c)) {
-                continue;
-            }
-            let mut next = model.clone();
-            let mut op = call.op.clone();
-            let slots = WALKED + 2 * n as u8..;
-            if walked[n] {
-                op.walks().into_iter().zip(slots.clone()).for_each(|(mut walk, slot)| walk.begin_at(slot));
-            } else if self.calls.iter().zip(&*done).any(|(c, done)| !done && c.moves()) {
-                let mut on_the_way = model.clone();
-                let walks = op.walks();
-                walked[n] = !walks.is_empty()
-                    && walks.iter().zip(slots.clone()).all(|(walk, slot)| walk.hold(&mut on_the_way, slot));
-                if walked[n] && self.search(&on_the_way, done, walked, found, differ) {
-                    return true;
-                }
-                walked[n] = false;
-            }
-            let outcome = op.on_model(&mut next, call.tag);
-            let arrive = |model: &mut Model| slots.clone().take(2).for_each(|slot| _ = model.close(slot));
-            arrive(&mut next);
-            // What was interrupted and would fail changes nothing.
-            let fits = |answered| answered == outcome || call.is_refused_on_the_way(answered);
-            if !call.ended.map_or(outcome.is_ok(), |(_, answered)| fits(answered)) {
-                continue;
-            }
-            if call.ended.is_some_and(|(_, answered)| answered.is_err()) {
-                next = model.clone();
-                arrive(&mut next);
-            }
-            done[n] = true;
-            if self.search(&next, done, walked, found, differ) {
-                return true;
-            }
-            done[n] = false;
-        }
-        false
-    }
-}
-
-impl std::fmt::Display for History {
-    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        for call in &self.calls {
-            writeln!(f, "thread {}: {}: from {:?} to {:?}", call.thread, call.op, call.begun, call.ended)?;
-        }
-        Ok(())
-    }
-}
-
 /// Pools to begin on; made once, in a schedule of its own.
 fn starts() -> &'static [(Start, DataMode)] {
     static STARTS: OnceLock<Vec<(Start, DataMode)>> = OnceLock::new();
@@ -266,9 +147,10 @@ fn starts() -> &'static [(Start, DataMode)] {
             for domain in [Domain::Memory, Domain::CpuCache] {
                 for image in [Image::Fresh, Image::Cleaning] {
                     for data in [DataMode::Cow, DataMode::InPlace] {
-                        let start = Start::new(Place { domain, data, image, copier: Copier::Cpu })
-                            .expect("a pool to begin on");
-                        to.lock().push((start, data));
+                        for copier in [Copier::Cpu, Copier::Late] {
+                            let start = Start::new(Place { domain, data, image, copier });
+                            to.lock().push((start.expect("a pool to begin on"), data));
+                        }
                     }
                 }
             }
@@ -303,7 +185,7 @@ fn draw_history(seed: u64) -> History {
         let op = op.parse().expect("an operation");
         Call { thread, op, tag: 1000 + n as u64, begun: None, ended: None }
     };
-    History { calls: calls.into_iter().enumerate().map(call).collect(), events: 0 }
+    History::new(calls.into_iter().enumerate().map(call).collect())
 }
 
 /// Threads use a file system; what they did, how it was at its fences, and what began it.

@@ -4,12 +4,18 @@
 //! caches*: what it copied is cached, and in doubt until a CPU has written it back and fenced (DDIO; Fastmove §5.2).
 //! Which of them it does is told copy by copy.
 //!
-//! A copy ends while it is handed over: no operation goes on beside its copies.
+//! A *prompt* device ends a copy while it is handed over: then no operation goes on beside its copies. A *late* one ends
+//! it when it is waited for and not earlier, each in its own time; of every second copy half is stored only then. What
+//! it reads it reads then, too.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::num::NonZero;
+use std::ptr::NonNull;
+
+use parking_lot::Mutex;
 
 use super::media::SimMedia;
-use super::with_flag;
 use crate::media::{Flushed, LINE, Media, crc32c};
 use crate::mover::completion::{Completion, Status};
 use crate::mover::engine_port::{
@@ -18,22 +24,124 @@ use crate::mover::engine_port::{
 use crate::mover::profile::{Limits, SMALLEST_BYTES, Thresholds};
 
 thread_local! {
-    static DEVICE: Cell<bool> = const { Cell::new(false) };
+    /// The copy that a device stores for; 0: the thread stores.
+    static JOB: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Whether the device stores now, and not the thread.
-pub(super) fn is_device() -> bool {
-    DEVICE.get()
+/// The copy that a device stores for now, and not the thread.
+pub(super) fn job() -> Option<u64> {
+    NonZero::new(JOB.get()).map(NonZero::get)
 }
 
-fn as_device<T>(does: impl FnOnce() -> T) -> T {
-    with_flag(&DEVICE, does)
+fn as_device<T>(job: u64, does: impl FnOnce() -> T) -> T {
+    struct Unset;
+
+    impl Drop for Unset {
+        fn drop(&mut self) {
+            JOB.set(0);
+        }
+    }
+
+    JOB.set(job);
+    let _unset = Unset;
+    does()
+}
+
+/// What kind of device it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Device {
+    pub routes: Routes,
+    pub late: bool,
 }
 
 /// See the file's head.
-pub struct SimEngine(pub Routes);
+pub struct SimEngine {
+    device: Device,
+    jobs: Mutex<Jobs>,
+}
+
+#[derive(Default)]
+struct Jobs {
+    last: u64,
+    /// Of a late device.
+    under_way: BTreeMap<u64, Job>,
+}
+
+/// A batch.
+struct Job {
+    number: u64,
+    media: NonNull<SimMedia>,
+    batch: Vec<RawTransfer>,
+    bytes: u64,
+    crc: u32,
+    durability: Durability,
+    fails: bool,
+}
+
+// SAFETY: what it points to is there, and may be used from any thread, until it has ended: `Engine::submit`'s promise.
+unsafe impl Send for Job {}
+
+impl Job {
+    /// Copies the transfers that `parts` answers a part of: from where, and how many bytes.
+    fn copy(&mut self, parts: &dyn Fn(&RawTransfer) -> (usize, usize)) {
+        // SAFETY: the caller of `submit` vouches that media lives until the batch has ended.
+        let media = unsafe { self.media.as_ref() };
+        for transfer in self.batch.clone() {
+            if self.fails {
+                return;
+            }
+            let (from, len) = parts(&transfer);
+            if len == 0 {
+                continue;
+            }
+            let at = transfer.at.add(from as u64);
+            let done = match transfer.dram {
+                Dram::From(bytes, route) => {
+                    // SAFETY: the caller vouches for the bytes; the part lies in them.
+                    let bytes = unsafe { std::slice::from_raw_parts(bytes.add(from), len) };
+                    self.crc = crc32c(bytes, self.crc);
+                    match route {
+                        Route::PastCaches => media.copy_nt(at, bytes).map(drop),
+                        Route::IntoCaches => {
+                            self.durability = Durability::WriteBack;
+                            media
+                                .copy_cached(at, bytes)
+                                .map(|dirty| dirty.redundant("it is the mover's to write back"))
+                        }
+                    }
+                }
+                Dram::To(bytes) => {
+                    // SAFETY: the caller vouches for the bytes, and that nobody else uses them; the part lies in them.
+                    media.read(at, unsafe { std::slice::from_raw_parts_mut(bytes.add(from), len) })
+                }
+            };
+            self.fails = done.is_err();
+            self.bytes += if self.fails { 0 } else { len as u64 };
+        }
+    }
+
+    /// From now on what it stored past the caches is durable.
+    fn end(self) -> Completion {
+        if self.durability == Durability::OnCompletion {
+            // SAFETY: as in `copy`.
+            let media = unsafe { self.media.as_ref() };
+            as_device(self.number, || media.fence(Flushed::issued()));
+        }
+        let status = match self.fails {
+            false => Status::Done,
+            true if self.bytes > 0 => Status::Partial,
+            true => Status::Failed,
+        };
+        let Job { bytes, crc, durability, .. } = self;
+        Completion { status, bytes, crc, durability, nanoseconds: 1000 }
+    }
+}
 
 impl SimEngine {
+    pub fn new(device: Device) -> SimEngine {
+        SimEngine { device, jobs: Mutex::default() }
+    }
+
     /// It takes whatever may be handed over.
     pub fn limits() -> Limits {
         let all = Thresholds {
@@ -52,8 +160,8 @@ impl Engine<SimMedia> for SimEngine {
             smallest_bytes: SMALLEST_BYTES,
             largest_bytes: usize::MAX,
             // Any: the edges are the CPU's otherwise, and they are what is easily forgotten.
-            alignment: if self.0.past_caches { LINE } else { 1 },
-            routes: self.0,
+            alignment: if self.device.routes.past_caches { LINE } else { 1 },
+            routes: self.device.routes,
             shares_reads: true,
             channels: 1,
         }
@@ -68,51 +176,52 @@ impl Engine<SimMedia> for SimEngine {
         batch: &[RawTransfer],
         crc: Option<u32>,
     ) -> Result<Ticket, Refused> {
-        let (mut bytes, mut crc, mut durability) = (0, crc.unwrap_or(0), Durability::OnCompletion);
-        let mut copied = || {
-            for transfer in batch {
-                match transfer.dram {
-                    Dram::From(from, route) => {
-                        // SAFETY: the caller vouches for the bytes.
-                        let from = unsafe { std::slice::from_raw_parts(from, transfer.len) };
-                        match route {
-                            Route::PastCaches => drop(media.copy_nt(transfer.at, from).ok()?),
-                            Route::IntoCaches => {
-                                durability = Durability::WriteBack;
-                                let dirty = media.copy_cached(transfer.at, from).ok()?;
-                                dirty.redundant("it is the mover's to write back");
-                            }
-                        }
-                        crc = crc32c(from, crc);
-                    }
-                    Dram::To(to) => {
-                        // SAFETY: the caller vouches for the bytes, and that nobody else uses them.
-                        let to = unsafe { std::slice::from_raw_parts_mut(to, transfer.len) };
-                        media.read(transfer.at, to).ok()?;
-                    }
-                }
-                bytes += transfer.len as u64;
-            }
-            Some(())
+        let mut jobs = self.jobs.lock();
+        jobs.last += 1;
+        let number = jobs.last;
+        let mut job = Job {
+            number,
+            media: NonNull::from(media),
+            batch: batch.to_vec(),
+            bytes: 0,
+            crc: crc.unwrap_or(0),
+            durability: Durability::OnCompletion,
+            fails: false,
         };
-        let whole = as_device(&mut copied);
-        if durability == Durability::OnCompletion {
-            as_device(|| media.fence(Flushed::issued()));
+        // A checksum is of all bytes in their order, and a completion tells how far it came in it.
+        let is_late = self.device.late && crc.is_none();
+        let now = |t: &RawTransfer| match t.is_to_media() {
+            _ if !is_late => (0, t.len),
+            true if number.is_multiple_of(2) && batch.len() == 1 => (0, t.len / 2),
+            to_media => (0, if to_media { t.len } else { 0 }),
+        };
+        drop(jobs);
+        as_device(number, || job.copy(&now));
+        if !is_late {
+            return Ok(Ticket::ended(job.end()));
         }
-        let status = match whole {
-            Some(()) => Status::Done,
-            None if bytes > 0 => Status::Partial,
-            None => Status::Failed,
-        };
-        Ok(Ticket::ended(Completion { status, bytes, crc, durability, nanoseconds: 1000 }))
+        self.jobs.lock().under_way.insert(number, job);
+        Ok(Ticket::in_slot(0, number as usize))
     }
 
-    fn poll(&self, _: &Ticket) -> bool {
-        true
+    fn poll(&self, ticket: &Ticket) -> bool {
+        ticket.completion().is_some()
     }
 
     fn wait(&self, ticket: Ticket) -> Completion {
-        ticket.completion().expect("submit copied")
+        if let Some(completion) = ticket.completion() {
+            return completion;
+        }
+        let number = ticket.slot().expect("it is in a slot, or has ended") as u64;
+        let mut job = self.jobs.lock().under_way.remove(&number).expect("a batch ends once");
+        let (done, single) = (job.bytes as usize, job.batch.len() == 1);
+        let rest = |t: &RawTransfer| match t.is_to_media() {
+            true if single => (done, t.len - done),
+            true => (0, 0),
+            false => (0, t.len),
+        };
+        as_device(number, || job.copy(&rest));
+        job.end()
     }
 
     fn suspend(&self, _: usize) {}

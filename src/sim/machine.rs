@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::fs::files::{AT_FDCWD, Fd, Files};
-use crate::fs::{Cred, Fs, OpenOptions, RENAME_EXCHANGE, RENAME_NOREPLACE, SetTime, Time, clock};
+use crate::fs::{
+    Cred, Fs, OpenOptions, RENAME_EXCHANGE, RENAME_NOREPLACE, SetTime, Time, WriteTicket, clock,
+};
 
 use super::engine::SimEngine;
 use super::media::SimMedia;
@@ -28,8 +30,8 @@ pub struct Machine {
 pub fn open(media: SimMedia) -> Result<Arc<Fs<SimMedia>>, String> {
     let options = OpenOptions { no_ticker: true, power_lost: true, ..OpenOptions::default() };
     let fs = Fs::open(media, &options).map_err(|e| format!("it cannot be opened: {e:?}"))?;
-    if let Some(routes) = fs.media().engine() {
-        fs.mover().give(Box::new(SimEngine(routes)), SimEngine::limits());
+    if let Some(device) = fs.media().engine() {
+        fs.mover().give(Box::new(SimEngine::new(device)), SimEngine::limits());
     }
     Ok(fs)
 }
@@ -51,6 +53,15 @@ impl Machine {
     pub fn beside(&self) -> Machine {
         let files = self.files.clone();
         Machine { files, model: self.model.clone(), slots: self.slots.clone(), step: self.step }
+    }
+
+    /// Begins a write on the production code alone, by a descriptor of its own that is closed at once.
+    pub fn begin_write(&self, op: &Op, tag: u64) -> crate::Result<WriteTicket<SimMedia>> {
+        let Op::Write(Target::Path(path), at, len) = op else { unreachable!("only such writes are begun") };
+        let fd = self.files.open(path.as_bytes(), libc::O_WRONLY, 0)?;
+        let ticket = self.files.submit_pwrite(fd, bytes(tag, *at, *len).into(), *at as i64);
+        self.files.close(fd)?;
+        ticket
     }
 
     /// One operation on the production code alone; `tag` makes the bytes that are written.

@@ -28,10 +28,10 @@ use parking_lot::Mutex;
 
 use smallvec::SmallVec;
 
+use super::engine::Device;
 use super::mutation::{Mutation, Step};
 use super::undecided::{Script, Undecided};
 use crate::media::{Addr, Dirty, Domain, Durable, Fault, Flushed, LINE, Media, crc32c};
-use crate::mover::engine_port::Routes;
 
 pub(super) const ATOM: usize = 8;
 pub(super) const PAGE: usize = 4096;
@@ -196,7 +196,7 @@ struct Memory {
     /// What is left out on purpose; passed on to media after a failure.
     mutation: Option<Arc<Mutation>>,
     /// What copies to it.
-    engine: Option<Routes>,
+    engine: Option<Device>,
     poison: Vec<Range<usize>>,
     syncs_fail: bool,
 }
@@ -212,7 +212,7 @@ pub struct CrashPoint {
     fenced: VecDeque<(usize, [u8; LINE])>,
     mutation: Option<Arc<Mutation>>,
     /// What copies to it.
-    engine: Option<Routes>,
+    engine: Option<Device>,
     len: u64,
     pub(super) domain: Domain,
     /// Fences and syncs before it.
@@ -472,15 +472,15 @@ impl Memory {
     }
 }
 
-/// What a device stored.
-const DEVICE: u64 = 1 << (u64::BITS - 1);
+/// Of 64 who may have stored: so many are threads, the others copies of a device.
+const THREADS: usize = 32;
 
-/// The calling thread, or the device.
+/// The calling thread, or a device's copy.
 fn me() -> u64 {
-    if super::engine::is_device() {
-        return DEVICE;
+    match super::engine::job() {
+        Some(job) => 1 << (THREADS + job as usize % (u64::BITS as usize - THREADS)),
+        None => 1 << (crate::sync::thread::slot() as usize % THREADS),
     }
-    1 << (crate::sync::thread::slot() % (u64::BITS - 1))
 }
 
 /// Another thread may go on here, where a scheduler decides who does.
@@ -593,12 +593,12 @@ impl SimMedia {
         found
     }
 
-    /// From now on file systems on it have a device copy: one that can be told to take these routes.
-    pub fn copied_by(&self, engine: Option<Routes>) {
+    /// From now on file systems on it have such a device copy.
+    pub fn copied_by(&self, engine: Option<Device>) {
         self.memory.lock().engine = engine;
     }
 
-    pub fn engine(&self) -> Option<Routes> {
+    pub fn engine(&self) -> Option<Device> {
         self.memory.lock().engine
     }
 

@@ -12,13 +12,17 @@
 //! | `machine` | one operation on the production code and on the oracle, in step |
 //! | `judge` | whether a state that a failure left is one that is allowed |
 //! | `run` | sequences of operations, cut short by failures |
+//! | `history` | operations that overlap in time, and their serial orders |
+//! | `begun` | writes that go on while others begin and end, cut short by failures |
 //! | `concurrent` | threads, whose outcome must be some serial order, cut short by failures |
 //! | `mutation` | steps left out on purpose, and whether that is noticed |
 
+pub mod begun;
 #[cfg(all(test, shuttle))]
 mod concurrent;
 pub mod engine;
 pub mod explore;
+mod history;
 pub mod judge;
 pub mod machine;
 pub mod media;

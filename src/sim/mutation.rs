@@ -62,7 +62,6 @@ impl Mutation {
     }
 
     /// As [`without`](Mutation::without), by the words that a site is shown with.
-    #[cfg(all(test, shuttle))]
     pub fn without_named(site: String) -> Mutation {
         Mutation { named: Some(site), ..Mutation::default() }
     }

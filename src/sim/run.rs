@@ -19,6 +19,7 @@ use crate::fs::{DataMode, Fs, MkfsOptions};
 use crate::media::Domain;
 use crate::mover::engine_port::Routes;
 
+use super::engine::Device;
 use super::explore::{Bounds, Coverage, Violation, explore};
 use super::judge::{self, Allowed};
 use super::machine::{self, Machine};
@@ -82,6 +83,10 @@ pub enum Copier {
     IntoCaches,
     /// A device, past the caches what is aligned, and into them what is not.
     ByAlignment,
+    /// A device that is late, past the caches.
+    Late,
+    /// The same, by alignment.
+    LateByAlignment,
 }
 
 impl Copier {
@@ -91,15 +96,20 @@ impl Copier {
             Copier::PastCaches => "past-caches",
             Copier::IntoCaches => "into-caches",
             Copier::ByAlignment => "by-alignment",
+            Copier::Late => "late",
+            Copier::LateByAlignment => "late-by-alignment",
         }
     }
 
-    fn routes(self) -> Option<Routes> {
+    fn device(self) -> Option<Device> {
+        let device = |routes, late| Some(Device { routes, late });
         match self {
             Copier::Cpu => None,
-            Copier::PastCaches => Some(Routes::PAST_CACHES),
-            Copier::IntoCaches => Some(Routes::INTO_CACHES),
-            Copier::ByAlignment => Some(Routes::BOTH),
+            Copier::PastCaches => device(Routes::PAST_CACHES, false),
+            Copier::IntoCaches => device(Routes::INTO_CACHES, false),
+            Copier::ByAlignment => device(Routes::BOTH, false),
+            Copier::Late => device(Routes::PAST_CACHES, true),
+            Copier::LateByAlignment => device(Routes::BOTH, true),
         }
     }
 }
@@ -206,11 +216,16 @@ impl fmt::Display for Broken {
 // Pools to begin on
 
 impl Start {
+    /// Free blocks when everything is removed.
+    pub(super) fn free_when_empty(&self) -> u64 {
+        self.free_when_empty
+    }
+
     /// Begins on a copy of it.
     pub fn machine(&self, mutation: Option<Arc<Mutation>>) -> Result<Machine, String> {
         let media = self.media.media(Keep::Everything);
         media.mutate(mutation);
-        media.copied_by(self.place.copier.routes());
+        media.copied_by(self.place.copier.device());
         Machine::new(media, self.model.clone(), self.step)
     }
 

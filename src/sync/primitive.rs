@@ -15,7 +15,7 @@ mod usual {
     pub use std::thread::yield_now;
     pub use std::thread_local;
 
-    pub use parking_lot::{Mutex, RawRwLock, RwLock, RwLockReadGuard};
+    pub use parking_lot::{Condvar, Mutex, MutexGuard, RawRwLock, RwLock, RwLockReadGuard};
 
     use crossbeam_utils::Backoff;
     use std::time::Duration;
@@ -28,6 +28,16 @@ mod usual {
         } else {
             backoff.snooze();
         }
+    }
+
+    /// Sleeps until the condition is notified, or for so long at most; may return early.
+    pub fn wait_notified<'a, T>(
+        condition: &Condvar,
+        mut guard: MutexGuard<'a, T>,
+        at_most: Duration,
+    ) -> MutexGuard<'a, T> {
+        condition.wait_for(&mut guard, at_most);
+        guard
     }
 
     /// A static that begins as a constant; under shuttle each execution has its own.
@@ -52,12 +62,22 @@ mod scheduled {
     pub use shuttle::thread_local;
 
     use crossbeam_utils::Backoff;
-    use shuttle::sync::{Condvar, MutexGuard, RwLockWriteGuard};
+    use shuttle::sync::RwLockWriteGuard;
+    use std::time::Duration;
 
-    pub use shuttle::sync::RwLockReadGuard;
+    pub use shuttle::sync::{Condvar, MutexGuard, RwLockReadGuard};
 
     pub fn wait(_: &Backoff) {
         yield_now();
+    }
+
+    /// No time passes: whom nobody notifies sleeps for ever, which ends the run.
+    pub fn wait_notified<'a, T>(
+        condition: &Condvar,
+        guard: MutexGuard<'a, T>,
+        _at_most: Duration,
+    ) -> MutexGuard<'a, T> {
+        condition.wait(guard).unwrap_or_else(|e| e.into_inner())
     }
 
     /// With parking_lot's interface: a panic with the lock held is no matter of the lock.
@@ -70,6 +90,10 @@ mod scheduled {
 
         pub fn lock(&self) -> MutexGuard<'_, T> {
             self.0.lock().unwrap_or_else(|e| e.into_inner())
+        }
+
+        pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            self.0.try_lock().ok()
         }
     }
 

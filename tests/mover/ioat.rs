@@ -520,7 +520,7 @@ impl Drop for Named {
     }
 }
 
-fn eventually(what: &str, came_true: impl Fn() -> bool) {
+pub fn eventually(what: &str, came_true: impl Fn() -> bool) {
     let begun = Instant::now();
     while !came_true() {
         assert!(begun.elapsed() < Duration::from_secs(60), "{what}");

@@ -1,13 +1,105 @@
 //! Descriptors: open, read, write, seek, size, sync.
 
-use crate::call::{done, on_pool};
+use crate::call::{done, on_pool, without_pool};
 use crate::convert::{input, output, store, string};
 use crate::pools::{self, lode_fs};
 use libc::{mode_t, off_t, size_t, ssize_t};
 use lodestone::Error;
 use lodestone::account::{Op, Phase};
-use lodestone::fs::files::AT_FDCWD;
+use lodestone::fs::files::{AT_FDCWD, Files, Written};
+use lodestone::fs::{Fs, Lent, LentRoom, ReadStep, Step, WriteStep, WriteUnderWay};
+use lodestone::media::Pool;
 use std::ffi::{c_char, c_int, c_void};
+use std::sync::Arc;
+
+/// What one try of a read or write came to, outside of which the pool may be closed.
+enum Tried<T, W> {
+    Done(ssize_t),
+    UnderWay(T, W, Arc<Fs<Pool>>),
+    Blocked(Arc<WriteUnderWay>, Arc<Fs<Pool>>),
+}
+
+/// Ends the process where a wait panics: an engine may be using the caller's bytes.
+struct Waiting;
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
+}
+
+/// Runs `begin` on a pool, and waits for copies with nothing of the pool held: so uthreads let others run meanwhile.
+#[inline]
+fn read_outside(
+    call: &'static str,
+    fs: *mut lode_fs,
+    mut begin: impl FnMut(&Files<Pool>) -> ReadStep<usize>,
+) -> ssize_t {
+    loop {
+        let tried = tried(call, fs, |files| {
+            let shared = || files.fs().clone();
+            Ok(match begin(files)? {
+                Step::Done(n) => Tried::Done(n as ssize_t),
+                Step::UnderWay(n, read) => Tried::UnderWay(n, read, shared()),
+                Step::Blocked(write) => Tried::Blocked(write, shared()),
+            })
+        });
+        let _waiting = Waiting;
+        match tried {
+            Tried::Done(answer) => return answer,
+            Tried::Blocked(write, fs) => fs.wait_until_over(&write),
+            Tried::UnderWay(n, read, fs) => {
+                return without_pool(call, || fs.wait_for_read(&read).map(|()| n as ssize_t));
+            }
+        }
+    }
+}
+
+/// As [`read_outside`], for writes.
+#[inline]
+fn write_outside(
+    call: &'static str,
+    fs: *mut lode_fs,
+    mut begin: impl FnMut(&Files<Pool>) -> WriteStep<Written>,
+) -> ssize_t {
+    loop {
+        let tried = tried(call, fs, |files| {
+            let shared = || files.fs().clone();
+            Ok(match begin(files)? {
+                Step::Done(written) => Tried::Done(files.sync_written(written)? as ssize_t),
+                Step::UnderWay(written, write) => Tried::UnderWay(written, write, shared()),
+                Step::Blocked(write) => Tried::Blocked(write, shared()),
+            })
+        });
+        let _waiting = Waiting;
+        match tried {
+            Tried::Done(answer) => return answer,
+            Tried::Blocked(write, shared) => shared.wait_until_over(&write),
+            Tried::UnderWay(written, write, shared) => {
+                return without_pool(call, || {
+                    shared.wait_for_write(&write)?;
+                    Ok(shared.sync_written(written)? as ssize_t)
+                });
+            }
+        }
+    }
+}
+
+/// One try; what failed has been told.
+fn tried<T, W>(
+    call: &'static str,
+    fs: *mut lode_fs,
+    run: impl FnOnce(&Files<Pool>) -> lodestone::Result<Tried<T, W>>,
+) -> Tried<T, W> {
+    let mut came_to = None;
+    let answer = on_pool(call, fs, |pool| {
+        came_to = Some(run(&pool.files)?);
+        Ok(0 as ssize_t)
+    });
+    came_to.unwrap_or(Tried::Done(answer))
+}
 
 /// Opens or makes a file and returns the lowest free descriptor of this pool, or -1.
 ///
@@ -62,8 +154,11 @@ pub unsafe extern "C" fn lode_dup(fs: *mut lode_fs, fd: c_int) -> c_int {
 /// Errors: EBADF, EFAULT, EINVAL, EIO (bad media), EISDIR.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lode_read(fs: *mut lode_fs, fd: c_int, buf: *mut c_void, count: size_t) -> ssize_t {
-    // SAFETY: the contract at the head of the header.
-    on_pool("lode_read", fs, |pool| Ok(pool.files.read(fd, unsafe { output(buf, count) }?)? as ssize_t))
+    read_outside("lode_read", fs, |files| {
+        // SAFETY: the contract at the head of the header; `read_outside` waits before it returns.
+        let room = unsafe { LentRoom::new(output(buf, count)?) };
+        files.begin_read(fd, room)
+    })
 }
 
 /// As lode_read at offset (bytes, not negative); the file offset is neither used nor moved.
@@ -75,10 +170,10 @@ pub unsafe extern "C" fn lode_pread(
     count: size_t,
     offset: off_t,
 ) -> ssize_t {
-    on_pool("lode_pread", fs, |pool| {
-        // SAFETY: the contract at the head of the header.
-        let buf = unsafe { output(buf, count) }?;
-        Ok(pool.files.pread(fd, buf, offset)? as ssize_t)
+    read_outside("lode_pread", fs, |files| {
+        // SAFETY: the contract at the head of the header; `read_outside` waits before it returns.
+        let room = unsafe { LentRoom::new(output(buf, count)?) };
+        files.begin_pread(fd, room, offset)
     })
 }
 
@@ -95,8 +190,11 @@ pub unsafe extern "C" fn lode_write(
     buf: *const c_void,
     count: size_t,
 ) -> ssize_t {
-    // SAFETY: the contract at the head of the header.
-    on_pool("lode_write", fs, |pool| Ok(pool.files.write(fd, unsafe { input(buf, count) }?)? as ssize_t))
+    write_outside("lode_write", fs, |files| {
+        // SAFETY: the contract at the head of the header; `write_outside` waits before it returns.
+        let bytes = unsafe { Lent::new(input(buf, count)?) };
+        files.begin_write(fd, bytes)
+    })
 }
 
 /// As lode_write at offset (bytes, not negative); the file offset is neither used nor moved. On a
@@ -109,10 +207,10 @@ pub unsafe extern "C" fn lode_pwrite(
     count: size_t,
     offset: off_t,
 ) -> ssize_t {
-    on_pool("lode_pwrite", fs, |pool| {
-        // SAFETY: the contract at the head of the header.
-        let buf = unsafe { input(buf, count) }?;
-        Ok(pool.files.pwrite(fd, buf, offset)? as ssize_t)
+    write_outside("lode_pwrite", fs, |files| {
+        // SAFETY: the contract at the head of the header; `write_outside` waits before it returns.
+        let bytes = unsafe { Lent::new(input(buf, count)?) };
+        files.begin_pwrite(fd, bytes, offset)
     })
 }
 

@@ -9,6 +9,7 @@
 
 use crossbeam_utils::CachePadded;
 use lodestone::error::{Error, Result};
+use lodestone::wait::keeping_thread;
 use parking_lot::RwLock;
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -166,7 +167,8 @@ pub fn with<T: Held, R>(address: usize, run: impl FnOnce(&T) -> Result<R>) -> Re
     handle.check()?;
     let stripe = handle.stripes[thread_number() % STRIPES].read();
     match &*stripe {
-        Some(held) => run(held),
+        // A uthread that let others run with the stripe locked might wait for one of them that closes the handle.
+        Some(held) => keeping_thread(|| run(held)),
         None => Err(closed::<T>()),
     }
 }

@@ -446,6 +446,8 @@ pub enum CrashEngine {
     PastCaches,
     IntoCaches,
     ByAlignment,
+    Late,
+    LateByAlignment,
 }
 
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]

@@ -94,11 +94,15 @@ pub struct Image {
     pub log: Found,
     /// Its last operations were interrupted: recovery would void them.
     pub cut: bool,
+    /// Some of its writes were interrupted: recovery would void them.
+    pub skipped: bool,
 }
 
 /// Reads an inode: its log up to the operation number `cut`, if there is one.
 pub fn read<M: Media>(pool: &Pool<M>, owner: Owner, header: SlotHeader, cut: Option<u32>) -> Image {
     let mut image = Image::new(owner, header);
+    // What a record behind a skipped write may say that it has from it, and what holds: size and time.
+    let mut claims = None;
     let found = scan(pool, owner, &mut |op, last| {
         if image.cut || cut == Some(op.seq) {
             image.cut = true;
@@ -106,8 +110,27 @@ pub fn read<M: Media>(pool: &Pool<M>, owner: Owner, header: SlotHeader, cut: Opt
         }
         let in_doubt = pool.in_doubt(op.epoch, last);
         let before = in_doubt.then(|| image.clone());
+        let was_copied = image.was_copied(pool, op);
+        if !was_copied && pool.power_loss {
+            image.cut = true;
+            return;
+        }
+        if !was_copied {
+            let write = op.records().last().expect("an operation has records").bytes;
+            let (size, mtime) = (get64(write, field::write::SIZE), get64(write, field::write::MTIME));
+            claims = Some(((size, mtime), (image.size, image.mtime)));
+            image.skipped = true;
+            return;
+        }
         for rec in op.records() {
             image.apply(pool, &rec, op.seq, in_doubt);
+            let keeps_pages = |b| get32(b, field::attr::FLAGS) & field::attr::TRUNCATE == 0;
+            if let Some(((size, mtime), holds)) =
+                claims.filter(|_| rec.kind == Type::Attr && keeps_pages(rec.bytes))
+            {
+                image.size = if image.size == size { holds.0 } else { image.size };
+                image.mtime = if image.mtime == mtime { holds.1 } else { image.mtime };
+            }
         }
         if let Some(before) = before
             && !image.is_there(pool, op)
@@ -144,6 +167,7 @@ impl Image {
             nonsense: Vec::new(),
             log: Found::default(),
             cut: false,
+            skipped: false,
         }
     }
 
@@ -172,6 +196,34 @@ impl Image {
             }),
             _ => true,
         })
+    }
+
+    /// Whether an operation is none that an engine was to copy the data of, or the copy had ended. On an ordinary file
+    /// that lost power nothing vouches for it.
+    fn was_copied<M: Media>(&mut self, pool: &Pool<M>, op: &Op) -> bool {
+        let is_offloaded = |rec: &Rec| {
+            rec.kind == Type::Write && get16(rec.bytes, field::write::FLAGS) & field::write::OFFLOADED != 0
+        };
+        let Some(rec) = op.records().find(is_offloaded) else { return true };
+        let Some(ticket) = Ticket::unpack(get64(rec.bytes, field::write::START)) else {
+            self.nonsense(&rec, "names a lane that there is not");
+            return true;
+        };
+        if pool.live || pool.state.clean || op.epoch <= pool.state.settled {
+            return true;
+        }
+        if pool.power_loss {
+            return false;
+        }
+        let lane = ticket.lane as usize;
+        let word = pool.media.load64(completion_addr(lane)).ok();
+        match word.and_then(|word| unpack_completion(lane, word)) {
+            Some(done) => ticket.seq <= done,
+            None => {
+                self.nonsense(&rec, "may not have been complete: its completion word is damaged");
+                true
+            }
+        }
     }
 
     fn nonsense(&mut self, rec: &Rec, what: &'static str) {
@@ -230,7 +282,10 @@ impl Image {
         let b = rec.bytes;
         let flags = get16(b, field::write::FLAGS);
         let size = get64(b, field::write::SIZE);
-        let (start, len) = (get64(b, field::write::START), get32(b, field::write::LEN) as u64);
+        let (start, len) = match flags & field::write::OFFLOADED {
+            0 => (get64(b, field::write::START), get32(b, field::write::LEN) as u64),
+            _ => (0, 0), // a ticket stands there
+        };
         for e in extents(b) {
             let e = e.ok_or("has no room for its extents")?;
             let run = Run { start: e.block, count: e.count };

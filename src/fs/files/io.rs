@@ -5,75 +5,135 @@
 use super::{AT_FDCWD, Fd, File, Files};
 use crate::error::{Error, Result};
 use crate::fs::space::check_mode;
-use crate::fs::{Cred, Kind, Node, SetAttr};
+use crate::fs::{Cred, Fs, Ino, Kind, Lent, LentRoom, Node, ReadStep, SetAttr, Step, WriteStep, WriteTicket};
 use crate::limits::{FILE_BYTES_MAX, RW_BYTES_MAX};
 use crate::media::Media;
 use libc::{O_APPEND, O_DSYNC, O_SYNC, SEEK_CUR, SEEK_DATA, SEEK_END, SEEK_HOLE, SEEK_SET};
 
+/// What a write did.
+pub struct Written {
+    bytes: usize,
+    /// The offset behind it.
+    end: u64,
+    /// By O_SYNC or O_DSYNC: which inode, and whether its data alone.
+    synced: Option<(Ino, bool)>,
+}
+
 impl<M: Media> Files<M> {
     /// Reads at the file offset and moves it; 0 at the end of file.
     pub fn read(&self, fd: Fd, dst: &mut [u8]) -> Result<usize> {
+        self.fs.read_and_wait(clamp_mut(dst), &mut |dst| self.begin_read(fd, dst))
+    }
+
+    /// As [`read`](Files::read), up to where it would wait for a copy: see [`Fs::begin_read`].
+    pub fn begin_read(&self, fd: Fd, dst: LentRoom) -> ReadStep<usize> {
         let file = self.file(fd)?;
         file.check_read()?;
         let mut offset = file.offset.lock();
-        let n = self.fs.read_at(&file.node, *offset, clamp_mut(dst))?;
-        *offset += n as u64;
-        Ok(n)
+        let step = self.fs.begin_read(&file.node, *offset, dst)?;
+        if let Step::Done(n) | Step::UnderWay(n, _) = &step {
+            *offset += *n as u64;
+        }
+        Ok(step)
     }
 
     /// Reads at `offset`; the file offset stays.
     #[inline]
     pub fn pread(&self, fd: Fd, dst: &mut [u8], offset: i64) -> Result<usize> {
+        self.fs.read_and_wait(dst, &mut |dst| self.begin_pread(fd, dst, offset))
+    }
+
+    /// As [`pread`](Files::pread), up to where it would wait for a copy: see [`Fs::begin_read`].
+    #[inline]
+    pub fn begin_pread(&self, fd: Fd, mut dst: LentRoom, offset: i64) -> ReadStep<usize> {
         let offset = unsigned(offset)?;
         let file = self.file(fd)?;
         if file.readable() {
             check_end(offset, dst.len())?;
         }
         file.check_read()?;
-        self.fs.read_at(&file.node, offset, clamp_mut(dst))
+        self.fs.begin_read(&file.node, offset, dst.first(RW_BYTES_MAX))
     }
 
     /// Writes at the file offset, or with O_APPEND at the end of file, and moves the offset.
     pub fn write(&self, fd: Fd, src: &[u8]) -> Result<usize> {
+        let written = self.fs.write_and_wait(src, &mut |src| self.begin_write(fd, src))?;
+        self.sync_written(written)
+    }
+
+    /// As [`write`](Files::write), up to where it would wait for a copy: see [`Fs::begin_write`]. Then
+    /// [`sync_written`](Files::sync_written).
+    pub fn begin_write(&self, fd: Fd, src: Lent) -> WriteStep<Written> {
         let file = self.file(fd)?;
         file.check_write()?;
         let mut offset = file.offset.lock();
-        let (n, end) = self.write_file(&file, *offset, src)?;
-        *offset = end;
-        Ok(n)
+        let step = self.write_file(&file, *offset, src)?;
+        if let Step::Done(written) | Step::UnderWay(written, _) = &step {
+            *offset = written.end;
+        }
+        Ok(step)
     }
 
     /// Writes at `offset`, the file offset stays. With O_APPEND the bytes go to the end of file
     /// whatever `offset` is, as on Linux.
     #[inline]
     pub fn pwrite(&self, fd: Fd, src: &[u8], offset: i64) -> Result<usize> {
+        let written = self.fs.write_and_wait(src, &mut |src| self.begin_pwrite(fd, src, offset))?;
+        self.sync_written(written)
+    }
+
+    /// As [`pwrite`](Files::pwrite), up to where it would wait for a copy: see [`Fs::begin_write`]. Then
+    /// [`sync_written`](Files::sync_written).
+    #[inline]
+    pub fn begin_pwrite(&self, fd: Fd, src: Lent, offset: i64) -> WriteStep<Written> {
         let offset = unsigned(offset)?;
         let file = self.file(fd)?;
         file.check_write()?;
-        check_end(offset, src.len())?;
-        Ok(self.write_file(&file, offset, src)?.0)
+        check_end(offset, src.bytes().len())?;
+        self.write_file(&file, offset, src)
     }
 
-    /// Bytes written and the offset behind them.
+    /// Begins to write at `offset`; the ticket says when it is done. Until then reads and writes of these bytes wait for
+    /// it. O_SYNC and O_DSYNC are the caller's business: [`fsync`](Files::fsync) waits for it, too.
+    pub fn submit_pwrite(&self, fd: Fd, bytes: Box<[u8]>, offset: i64) -> Result<WriteTicket<M>> {
+        let begin = &mut |src: Lent| {
+            Ok(match self.begin_pwrite(fd, src, offset)? {
+                Step::Done(written) => Step::Done(written.bytes),
+                Step::UnderWay(written, write) => Step::UnderWay(written.bytes, write),
+                Step::Blocked(write) => Step::Blocked(write),
+            })
+        };
+        WriteTicket::begin(&self.fs, bytes, begin)
+    }
+
     #[inline]
-    fn write_file(&self, file: &File, offset: u64, src: &[u8]) -> Result<(usize, u64)> {
-        if src.is_empty() {
-            return Ok((0, offset));
+    fn write_file(&self, file: &File, offset: u64, src: Lent) -> WriteStep<Written> {
+        let flags = file.flags();
+        let synced = (flags & O_DSYNC != 0).then(|| (file.node.ino(), flags & O_SYNC != O_SYNC));
+        let mut src = src.first(RW_BYTES_MAX);
+        if src.bytes().is_empty() {
+            return Ok(Step::Done(Written { bytes: 0, end: offset, synced: None }));
         }
-        let append = file.flags() & O_APPEND != 0;
-        let mut src = &src[..src.len().min(RW_BYTES_MAX)];
+        let append = flags & O_APPEND != 0;
         if !append {
             let room = FILE_BYTES_MAX.saturating_sub(offset);
             if room == 0 {
                 return Err(Error::new(libc::EFBIG, "files::write"));
             }
-            src = &src[..src.len().min(usize::try_from(room).unwrap_or(usize::MAX))];
+            src = src.first(usize::try_from(room).unwrap_or(usize::MAX));
         }
-        let end = self.fs.write_at(&self.cred, &file.node, offset, src, append)?;
-        if file.flags() & O_DSYNC != 0 {
-            self.fs.fsync(file.node.ino(), file.flags() & O_SYNC != O_SYNC)?;
-        }
-        Ok((src.len(), end))
+        let bytes = src.bytes().len();
+        Ok(match self.fs.begin_write(&self.cred, &file.node, offset, src, append)? {
+            Step::Done(end) => Step::Done(Written { bytes, end, synced }),
+            Step::UnderWay(end, write) => Step::UnderWay(Written { bytes, end, synced }, write),
+            Step::Blocked(write) => Step::Blocked(write),
+        })
+    }
+
+    /// The end of a write, with nothing more to wait for but what O_SYNC asks for; the bytes written.
+    #[inline]
+    pub fn sync_written(&self, written: Written) -> Result<usize> {
+        self.fs.sync_written(written)
     }
 
     /// Moves the file offset; with SEEK_DATA and SEEK_HOLE to where data or a hole begins. A
@@ -154,6 +214,17 @@ impl<M: Media> Files<M> {
     /// As [`fsync`](Files::fsync) without metadata that reading the data does not need.
     pub fn fdatasync(&self, fd: Fd) -> Result<()> {
         self.fs.fsync(self.open_file(fd)?.node.ino(), true)
+    }
+}
+
+impl<M: Media> Fs<M> {
+    /// As [`Files::sync_written`].
+    #[inline]
+    pub fn sync_written(&self, written: Written) -> Result<usize> {
+        if let Some((ino, data_only)) = written.synced {
+            self.fsync(ino, data_only)?;
+        }
+        Ok(written.bytes)
     }
 }
 

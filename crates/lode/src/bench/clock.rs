@@ -95,6 +95,12 @@ pub fn process_cpu_s() -> f64 {
     t.tv_sec as f64 + t.tv_nsec as f64 / 1e9
 }
 
+/// CPU time that the calling thread has used, user and system, in nanoseconds.
+pub fn thread_cpu_ns() -> u64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
 /// CPU seconds that all processors have spent on anything but idling, steps of 10 ms: the only count
 /// that includes kernel threads and servers. Zero where /proc/stat cannot be read.
 pub fn machine_cpu_s() -> f64 {

@@ -7,10 +7,12 @@
 //! Files: `rows` the catalogue and targets, `plan` options checked and sizes chosen, `place` tmpfs,
 //! ext4 and pool files, `worker` the timed loop, `turns` who runs when and on which core, `peer_*` the
 //! systems, `mount` fio on mounts, `breakdown` where the time of reads and writes goes, `capacity` pools of
-//! a million files and of 1 TiB, `uthreads` what those cost, `offload` what a device leaves of a core, `qos` what classes
-//! of copies do to each other, `value` rows that are a number, `report` rows and claims, `table` and `plot` what people see, `clock` time stamps and
-//! CPU time, `machine` where.
+//! a million files and of 1 TiB, `uthreads` what those cost, `offload` what a device leaves of a core, `orderless`
+//! what it brings to commit before the copy ends, `apps` applications on uthreads, `waits` what it costs to wait, `qos`
+//! what classes of copies do to each other, `value` rows that are a number, `report` rows and claims, `table` and `plot`
+//! what people see, `clock` time stamps and CPU time, `machine` where.
 
+mod apps;
 mod breakdown;
 mod breakdown_plot;
 mod capacity;
@@ -18,6 +20,7 @@ mod clock;
 mod machine;
 mod mount;
 mod offload;
+mod orderless;
 mod peer_kernel;
 mod peer_limit;
 mod peer_lode;
@@ -31,6 +34,7 @@ mod table;
 mod turns;
 mod uthreads;
 mod value;
+mod waits;
 mod worker;
 
 use std::io::{IsTerminal, Write};
@@ -115,11 +119,20 @@ pub fn run(options: &BenchOptions) -> Result<String> {
         }
     }
     let mut claims = report::claims(&rows, machine.cores);
+    let mut notes = Vec::new();
     for name in &plan.values {
         progress(name);
         let (more, held) = match *name {
             "uthreads" => uthreads::run(&plan)?,
             "offload" => offload::run(&plan)?,
+            "orderless" => orderless::run(&plan)?,
+            "apps" => {
+                let apps = apps::run(&plan, &mut place, &mut machine)?;
+                notes.extend(apps.notes);
+                skipped.extend(apps.skipped);
+                (apps.rows, apps.claims)
+            }
+            "waits" => waits::run(&plan)?,
             "qos" => qos::run(&plan)?,
             pool => capacity::run(pool, &plan, &place, &mut machine)?,
         };
@@ -129,7 +142,7 @@ pub fn run(options: &BenchOptions) -> Result<String> {
     progress_end();
     machine.load_after = load();
     finish_machine(&mut machine, &plan, &place);
-    let report = Report { machine, rows, claims, skipped };
+    let report = Report { machine, rows, claims, notes, skipped };
     deliver(&report, options)
 }
 
@@ -139,8 +152,10 @@ fn deliver(report: &Report, options: &BenchOptions) -> Result<String> {
     }
     if let Some(path) = &options.svg {
         let picture = plot::render(report).ok_or_else(|| {
-            let message =
-                format!("no picture for {}: no row has tmpfs or bindfs to compare with", path.display());
+            let message = format!(
+                "no picture for {}: no row has tmpfs, bindfs or sync to compare with",
+                path.display()
+            );
             Error::message(libc::EINVAL, "bench::plot", message)
         })?;
         std::fs::write(path, picture).map_err(|e| Error::io(e, "bench::plot", "write", path))?;
@@ -387,9 +402,19 @@ mod tests {
             "uthread-parked",
             "offload-write-64k-depth-1",
             "offload-read-64k-depth-32",
+            "orderless-latency-64k",
+            "orderless-cpu-64k",
         ] {
             check_row(&report, name, "lode", 1, false);
         }
+        for name in ["app-snappy", "app-jpeg", "app-aes", "app-grep", "app-knn", "app-bfs", "app-webserver"] {
+            ["sync", "async-emu", "async-emu-dma"]
+                .iter()
+                .for_each(|system| check_row(&report, name, system, 1, true));
+            check_row(&report, &format!("{name}-copying"), "sync", 1, false);
+        }
+        let notes = report["notes"].as_array().unwrap();
+        assert!(notes.iter().any(|note| note.as_str().unwrap().contains("emulated: memory is DRAM")));
         let claimed: usize = rows::ROWS.iter().map(|r| r.targets.len()).sum();
         assert!(report["claims"].as_array().unwrap().len() >= claimed);
         let picture = std::fs::read_to_string(&svg).unwrap();
@@ -414,6 +439,32 @@ mod tests {
         assert_eq!(row["cpu_s_per_gib"].is_number(), moves_data, "{row}");
     }
 
+    /// Table and picture of applications say what is emulated, and what is claimed of each.
+    #[test]
+    fn applications_alone_are_labelled_and_drawn() {
+        let svg = std::env::temp_dir().join(format!("lode-apps-test-{}.svg", std::process::id()));
+        let options = BenchOptions {
+            smoke: true,
+            only: vec!["apps".into()],
+            threads: vec![2],
+            engines: vec![EngineKind::Emu, EngineKind::Delegate],
+            svg: Some(svg.clone()),
+            ..BenchOptions::default()
+        };
+        let text = run(&options).unwrap();
+        let picture = std::fs::read_to_string(&svg).unwrap();
+        std::fs::remove_file(&svg).unwrap();
+        for words in ["2 app cores", "emulated: memory is DRAM", "emulated: the device of async-emu"] {
+            assert!(text.contains(words) && picture.contains(words), "{words}: {text}");
+        }
+        for system in ["sync", "async-emu", "async-emu-dma", "async-delegate"] {
+            assert!(text.contains(system) && picture.contains(&format!(">{system}<")), "{system}: {text}");
+        }
+        let verdicts = text.lines().filter(|line| line.ends_with("ok") || line.ends_with("MISS"));
+        assert_eq!(verdicts.filter(|line| line.starts_with("app-")).count(), 8, "{text}");
+        assert!(picture.contains("target: 1.5 x sync") && picture.contains("target: 0.98 x sync"));
+    }
+
     #[test]
     fn bad_options_are_refused_by_name() {
         let refuse = |options: BenchOptions, word: &str| {
@@ -423,6 +474,11 @@ mod tests {
         refuse(BenchOptions { only: vec!["writes".into()], ..Default::default() }, "writes");
         refuse(BenchOptions { peers: vec!["zfs".into()], ..Default::default() }, "zfs");
         refuse(BenchOptions { threads: vec![0], ..Default::default() }, "0 threads");
+        let engines = vec![EngineKind::Dsa, EngineKind::Emu];
+        refuse(
+            BenchOptions { only: vec!["apps".into()], engines, ..Default::default() },
+            "one kind at a time",
+        );
         refuse(BenchOptions { rounds: Some(0), ..Default::default() }, "0 rounds");
     }
 

@@ -18,9 +18,8 @@ use lodestone::mover::engine_emu::{Emulated, Model};
 use lodestone::mover::profile::Profile;
 use lodestone::mover::schedule::Direction;
 use lodestone::mover::ticket::Ticket;
-use rustix::time::{ClockId, clock_gettime};
 
-use super::clock::{Clock, process_cpu_s};
+use super::clock::{Clock, process_cpu_s, thread_cpu_ns};
 use super::plan::Plan;
 use super::report::{Claim, Row, median};
 use super::value::{Values, value};
@@ -120,9 +119,4 @@ fn turn(plan: &Plan, copies: &Copies, direction: Direction, depth: usize, seed: 
         gib_per_s: gib / seconds,
         device_s_per_gib: (process_cpu_s() - process_began - cpu_ns / 1e9).max(0.0) / gib,
     })
-}
-
-fn thread_cpu_ns() -> u64 {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

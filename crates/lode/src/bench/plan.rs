@@ -13,6 +13,7 @@ use lodestone::mover::EngineKind;
 use lodestone::{Error, Result};
 
 use super::BenchOptions;
+use super::apps::Size;
 use super::machine::memory_available_bytes;
 use super::place::Place;
 use super::rows::{MOUNT_ROWS, ROWS, RowSpec, VALUE_ROWS};
@@ -51,6 +52,8 @@ pub struct Plan {
     pub uthread_turns: usize,
     pub uthreads_parked: usize,
     pub offload_bytes: u64,
+    pub apps: Size,
+    pub waits: u64,
 }
 
 impl Plan {
@@ -83,6 +86,14 @@ impl Plan {
             uthread_turns: 2_000_000,
             uthreads_parked: 1_000_000,
             offload_bytes: 256 * MIB,
+            // Devices in software need cores as well.
+            apps: Size {
+                shrink: 1,
+                fewer: 1,
+                pool_bytes: 768 * MIB,
+                cores: options.threads.iter().copied().max().unwrap_or(1),
+            },
+            waits: 2000,
         };
         if options.smoke {
             plan.slice = Duration::from_millis(2);
@@ -90,10 +101,13 @@ impl Plan {
             (plan.names, plan.million_files) = (200, 2000);
             (plan.uthread_turns, plan.uthreads_parked) = (2000, 2000);
             plan.offload_bytes = 4 * MIB;
+            plan.apps = Size { shrink: 16, fewer: 64, pool_bytes: 96 * MIB, ..plan.apps };
+            plan.waits = 50;
         } else if options.quick {
             plan.slice = Duration::from_millis(50);
             (plan.pool_bytes, plan.file_bytes, plan.append_bytes_max) = (1024 * MIB, 256 * MIB, 96 * MIB);
             plan.names = 20_000;
+            plan.apps = Size { fewer: 4, pool_bytes: 384 * MIB, ..plan.apps };
         }
         plan.check(options)?;
         Ok(plan)
@@ -161,6 +175,14 @@ impl Plan {
         match &self.pool {
             Some(path) => path.with_added_extension("limit"),
             None => place.path("limit"),
+        }
+    }
+
+    /// Of a system that runs applications.
+    pub fn apps_pool_path(&self, place: &Place, system: &str) -> PathBuf {
+        match &self.pool {
+            Some(path) => path.with_added_extension(system),
+            None => place.path(&format!("apps.{system}")),
         }
     }
 

@@ -1,10 +1,12 @@
-//! The report as a picture: one group of bars per row, speed relative to tmpfs, targets marked.
+//! The report as a picture: one group of bars per row, speed relative to tmpfs (of applications: to their
+//! synchronous run), targets marked.
 //!
 //! Written as SVG by hand: bars, ticks and text need no plotting library. Every bar carries its system's
 //! name and its number, and every system its own pattern, so the picture reads without colour.
 
 use std::fmt::Write;
 
+use super::apps;
 use super::report::{Report, Row};
 use super::table::si;
 use crate::svg::{page, text};
@@ -16,14 +18,17 @@ const TOP: f64 = 118.0;
 const BAR: f64 = 17.0;
 const BAR_GAP: f64 = 3.0;
 const GROUP_GAP: f64 = 16.0;
+const NOTE: f64 = 18.0;
 /// Longer bars are cut here and say so: one outlier must not flatten every other row.
 const RATIO_MAX: f64 = 6.0;
+/// Systems that others are compared with: the first that a row has.
+const BASES: [&str; 3] = ["tmpfs", "bindfs", apps::SYNC];
 
 /// Pattern name and colour of a system; the pattern alone tells them apart.
 fn paint(system: &str) -> (&'static str, &'static str) {
     match system {
-        "lode" => ("solid", "#1f5fa8"),
-        "tmpfs" | "bindfs" => ("stripes", "#9a6a00"),
+        "lode" | "async-emu" => ("solid", "#1f5fa8"),
+        "tmpfs" | "bindfs" | apps::SYNC => ("stripes", "#9a6a00"),
         "ext4" => ("dots", "#7a3b8f"),
         "limit" => ("outline", "#444444"),
         _ => ("cross", "#2b7a4b"),
@@ -38,12 +43,15 @@ pub fn render(report: &Report) -> Option<String> {
     let scale = Scale { ratio_max: widest?.ceil().clamp(2.0, RATIO_MAX) };
     let height = TOP + groups.iter().map(Group::height).sum::<f64>() + 46.0;
     let mut svg = String::new();
-    open(&mut svg, report, height);
+    open(&mut svg, report, height + NOTE * report.notes.len() as f64);
     axis(&mut svg, &scale, height);
     let mut y = TOP;
     for group in &groups {
         group.draw(&mut svg, &scale, y);
         y += group.height();
+    }
+    for (note, y) in report.notes.iter().zip(0..) {
+        text(&mut svg, 16.0, height + NOTE * f64::from(y), "start", "note", note);
     }
     svg.push_str("</svg>\n");
     Some(svg)
@@ -65,8 +73,8 @@ struct Group<'r> {
     threads: usize,
     /// Row and its speed relative to the base.
     bars: Vec<(&'r Row, f64)>,
-    /// Position and text of each target on the lode bar.
-    targets: Vec<(f64, String)>,
+    /// System, position and text of each target.
+    targets: Vec<(&'r str, f64, String)>,
 }
 
 impl<'r> Group<'r> {
@@ -76,7 +84,7 @@ impl<'r> Group<'r> {
             .iter()
             .filter(|r| r.name == name && r.threads == threads && r.value.is_none())
             .collect();
-        let base = ["tmpfs", "bindfs"].iter().find_map(|s| report.find(name, s, threads))?;
+        let base = BASES.iter().find_map(|base| rows.iter().find(|r| r.system == *base))?;
         let ratio_of = |r: &Row| r.ops_per_s / base.ops_per_s;
         let targets = report
             .claims
@@ -84,7 +92,7 @@ impl<'r> Group<'r> {
             .filter(|c| c.row == name && c.threads == threads && c.metric == "ops_per_s")
             .filter_map(|c| {
                 let peer = report.find(name, &c.against, threads)?;
-                Some((c.target * ratio_of(peer), format!("{} x {}", c.target, c.against)))
+                Some((c.system.as_str(), c.target * ratio_of(peer), format!("{} x {}", c.target, c.against)))
             })
             .collect();
         let bars = rows.into_iter().map(|r| (r, ratio_of(r))).collect();
@@ -93,7 +101,7 @@ impl<'r> Group<'r> {
 
     fn widest(&self) -> f64 {
         let bars = self.bars.iter().map(|(_, ratio)| *ratio);
-        bars.chain(self.targets.iter().map(|(ratio, _)| *ratio)).fold(1.0, f64::max)
+        bars.chain(self.targets.iter().map(|(_, ratio, _)| *ratio)).fold(1.0, f64::max)
     }
 
     fn height(&self) -> f64 {
@@ -111,11 +119,11 @@ impl<'r> Group<'r> {
         }
         for (i, (row, ratio)) in self.bars.iter().enumerate() {
             let y = top + i as f64 * (BAR + BAR_GAP);
-            let targets: &[(f64, String)] = if row.system == "lode" { &self.targets } else { &[] };
+            let targets = || self.targets.iter().filter(|(system, ..)| *system == row.system);
             // The number stands clear of the flags.
-            let clear = targets.iter().map(|(at, _)| scale.x(*at)).fold(scale.x(*ratio), f64::max);
+            let clear = targets().map(|(_, at, _)| scale.x(*at)).fold(scale.x(*ratio), f64::max);
             bar(svg, scale, y, row, *ratio, clear);
-            targets.iter().for_each(|(at, what)| target(svg, scale.x(*at), y, what));
+            targets().for_each(|(_, at, what)| target(svg, scale.x(*at), y, what));
         }
     }
 }
@@ -153,6 +161,7 @@ const STYLES: &str = r##".title { font-size: 22px; font-weight: bold; fill: #111
 .system, .number { font-size: 13px; fill: #222 }
 .number { paint-order: stroke; stroke: #ffffff; stroke-width: 4px }
 .tick { font-size: 13px; fill: #555 }
+.note { font-size: 12px; fill: #333 }
 .grid { stroke: #d8d8d8; fill: none }
 .target { stroke: #b00020; stroke-width: 2; fill: #b00020 }
 "##;
@@ -168,10 +177,18 @@ fn open(svg: &mut String, report: &Report, height: f64) {
     let machine = format!("{}, {} cores, Linux {}", m.cpu, m.cores, m.kernel);
     text(svg, 16.0, 56.0, "start", "sub", &machine);
     let method = format!(
-        "Operations per second against tmpfs: longer is better. Flag: lode's target. Median of {} rounds of {} ms, in turn.",
-        m.rounds, m.slice_ms
+        "Operations per second against {}: longer is better. Flag: lode's target. Median of {} rounds of {} ms, in turn.",
+        bases(report),
+        m.rounds,
+        m.slice_ms
     );
     text(svg, 16.0, 78.0, "start", "sub", &method);
+}
+
+/// What the rows are compared with.
+fn bases(report: &Report) -> String {
+    let has = |system: &&str| report.rows.iter().any(|row| row.system == *system && row.value.is_none());
+    BASES.into_iter().filter(has).collect::<Vec<_>>().join(", ")
 }
 
 fn axis(svg: &mut String, scale: &Scale, height: f64) {

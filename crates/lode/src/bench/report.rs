@@ -13,6 +13,8 @@ pub struct Report {
     pub machine: Machine,
     pub rows: Vec<Row>,
     pub claims: Vec<Claim>,
+    /// How some rows came about, in words.
+    pub notes: Vec<String>,
     /// Peers that could not be had, and why.
     pub skipped: Vec<String>,
 }
@@ -52,6 +54,8 @@ pub struct Row {
 #[derive(Serialize, Clone, Debug)]
 pub struct Claim {
     pub row: String,
+    /// Of which it is claimed.
+    pub system: String,
     pub threads: usize,
     /// "ops_per_s", "cpu_s_per_gib" or the unit of a row with a value.
     pub metric: &'static str,
@@ -138,6 +142,7 @@ fn claim(rows: &[Row], lode: &Row, target: Target) -> Option<Claim> {
     let ok = if bound == "at least" { ratio >= want } else { ratio <= want };
     Some(Claim {
         row: lode.name.clone(),
+        system: lode.system.clone(),
         threads: lode.threads,
         metric,
         against: against.to_string(),
@@ -170,6 +175,7 @@ fn scaling_claim(rows: &[Row], lode: &Row) -> Option<Claim> {
     let rounds = paired_ratios(lode, one);
     Some(Claim {
         row: lode.name.clone(),
+        system: lode.system.clone(),
         threads: lode.threads,
         metric: "ops_per_s",
         against: "lode, 1 thread".to_string(),

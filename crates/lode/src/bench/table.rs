@@ -9,6 +9,9 @@ const CELL_WIDTH: usize = 15;
 
 pub fn render(report: &Report) -> String {
     let mut out = header(report);
+    for note in &report.notes {
+        let _ = writeln!(out, "{note}");
+    }
     let rates: &dyn Fn(&Row) -> bool = &|r| r.value.is_none();
     section(&mut out, report, "ops/s, median", rates, &|r| si(r.ops_per_s));
     section(&mut out, report, "us, p50 / p99", rates, &|r| {
@@ -90,9 +93,10 @@ fn verdicts(out: &mut String, claims: &[Claim]) {
     }
     let _ = writeln!(out, "\n{:<NAME_WIDTH$} thr  lode is (lowest to highest round), target", "claims");
     for c in claims {
+        let by = if c.system == "lode" { String::new() } else { format!(", {}", c.system) };
         let what = match c.metric {
             "cpu_s_per_gib" => format!("{:.2} x CPU of {}", c.ratio, c.against),
-            "ops_per_s" => format!("{:.2} x {}", c.ratio, c.against),
+            "ops_per_s" => format!("{:.2} x {}{by}", c.ratio, c.against),
             unit => format!("{} {unit}", digits(c.ratio)),
         };
         let spread = format!("({} to {})", digits(c.ratio_min), digits(c.ratio_max));

@@ -34,6 +34,7 @@ pub fn value(name: &str, all: &[f64], unit: &'static str, limit: f64) -> (Row, C
     };
     let claim = Claim {
         row: name.to_string(),
+        system: "lode".to_string(),
         threads: 1,
         metric: unit,
         against: String::new(),

@@ -228,6 +228,8 @@ impl cli::CrashEngine {
             cli::CrashEngine::PastCaches => Copier::PastCaches,
             cli::CrashEngine::IntoCaches => Copier::IntoCaches,
             cli::CrashEngine::ByAlignment => Copier::ByAlignment,
+            cli::CrashEngine::Late => Copier::Late,
+            cli::CrashEngine::LateByAlignment => Copier::LateByAlignment,
         }
     }
 }

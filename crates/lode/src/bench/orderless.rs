@@ -1,0 +1,177 @@
+//! What it brings that a write commits while its data is copied (EasyIO §6.2, Figure 8, and §6.3's FxMark DWOM): against
+//! the plain way, which waits for the copy before it writes its record and keeps the file meanwhile.
+//!
+//! Both on the emulated device, as fast as EasyIO found a channel of its hardware (`apps`), both with uthreads on as many
+//! workers; they take turns. The device's thread needs a core of its own.
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use lodestone::Result;
+use lodestone::fs::files::Files;
+use lodestone::fs::{Cred, Fs, MkfsOptions, OpenOptions};
+use lodestone::media::{Domain, Pool, PoolOptions};
+use lodestone::mover::engine_dsa::Dsa;
+use lodestone::mover::engine_emu::{Emulated, Model};
+use lodestone::mover::profile::Profile;
+use lodestone::runtime::{self, Options, Runtime};
+
+use super::clock::Clock;
+use super::plan::Plan;
+use super::report::{Claim, Row, median};
+use super::value::{Values, value};
+use super::worker::Random;
+
+const WRITE_BYTES: usize = 64 << 10;
+const FILE_BYTES: u64 = 32 << 20;
+const POOL_BYTES: u64 = 128 << 20;
+/// EasyIO §2.2: what one channel stores.
+const STORE_BYTES_PER_S: u64 = 6_600_000_000;
+/// Of what the plain way takes, in percent.
+const LATENCY_MAX: f64 = 85.0;
+/// Of the core.
+const CPU_MAX: f64 = 40.0;
+/// Times the plain way's throughput.
+const SHARED_MIN: f64 = 1.6;
+const SHARED_WORKERS: usize = 2;
+/// Uthreads that write to one file, each to a part of its own.
+const SHARED_WRITERS: usize = 8;
+/// Own work between two looks at other uthreads, in nanoseconds.
+const WORK_NS: f64 = 2000.0;
+
+type Emulation = Arc<Files<Pool>>;
+
+pub fn run(plan: &Plan) -> Result<Values> {
+    let systems = [open(false)?, open(true)?];
+    let (mut latency, mut cpu, mut shared) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..=plan.rounds as u64 {
+        let mut turns = Vec::new();
+        for files in &systems {
+            turns.push((
+                alone(plan.slice, files, round)?,
+                beside_work(plan.slice, files, round)?,
+                together(plan.slice, files, round)?,
+            ));
+        }
+        // The first one warms up.
+        if let ([orderless, plain], 1..) = (&turns[..], round) {
+            latency.push(orderless.0 / plain.0 * 100.0);
+            cpu.push(orderless.1);
+            shared.push(orderless.2 / plain.2);
+        }
+    }
+    let mut values = vec![
+        value("orderless-latency-64k", &latency, "% of the plain way (emulated)", LATENCY_MAX),
+        value("orderless-cpu-64k", &cpu, "% of the core (emulated)", CPU_MAX),
+    ];
+    values.push(at_least("orderless-shared-file-64k", &shared, "x the plain way (emulated)", SHARED_MIN));
+    for (row, claim) in &mut values[2..] {
+        (row.threads, claim.threads) = (SHARED_WORKERS, SHARED_WORKERS);
+    }
+    Ok(values.into_iter().unzip())
+}
+
+/// As [`value`], of what is to be large.
+fn at_least(name: &str, all: &[f64], unit: &'static str, limit: f64) -> (Row, Claim) {
+    let (row, claim) = value(name, all, unit, limit);
+    let ok = claim.ratio >= limit;
+    (row, Claim { bound: "at least", ok, ..claim })
+}
+
+/// A pool with one file that is all there.
+fn open(ordered: bool) -> Result<Emulation> {
+    let options = PoolOptions { assume: Some(Domain::Memory), ..PoolOptions::default() };
+    let media = Fs::mkfs(Pool::memfd(POOL_BYTES, &options)?, &MkfsOptions::default())?;
+    let fs = Fs::open(media, &OpenOptions { ordered, ..OpenOptions::default() })?;
+    let model = Model { bytes_per_s: Some(STORE_BYTES_PER_S), ..Model::default() };
+    fs.mover().give(Box::new(Dsa::new(Emulated::new(model))), Profile::default().emu);
+    let files = Arc::new(Files::new(fs, Cred::root(), 0));
+    let fd = files.open(b"file", libc::O_CREAT | libc::O_RDWR, 0o600)?;
+    for at in (0..FILE_BYTES).step_by(1 << 20) {
+        files.pwrite(fd, &vec![1; 1 << 20], at as i64)?;
+    }
+    Ok(files)
+}
+
+/// Writes until the time is over, within so many bytes from `from` on; how many, and the median of their times in
+/// microseconds.
+fn write(slice: Duration, files: &Emulation, (from, bytes): (u64, u64), seed: u64) -> Result<(u64, f64)> {
+    let clock = Clock::get();
+    let fd = files.open(b"file", libc::O_RDWR, 0)?;
+    let source = vec![seed as u8; WRITE_BYTES];
+    let mut random = Random::new(seed + 1);
+    let mut times = Vec::new();
+    let deadline = clock.stamp() + clock.ticks(slice);
+    let mut now = clock.stamp();
+    while now < deadline {
+        let at = from + random.below(bytes / WRITE_BYTES as u64) * WRITE_BYTES as u64;
+        files.pwrite(fd, &source, at as i64)?;
+        let then = clock.stamp();
+        times.push(clock.ns(then - now) / 1e3);
+        now = then;
+    }
+    files.close(fd)?;
+    Ok((times.len() as u64, median(&times)))
+}
+
+/// One uthread on one worker; the median of its times, in microseconds.
+fn alone(slice: Duration, files: &Emulation, seed: u64) -> Result<f64> {
+    let runtime = Runtime::new(Options::default())?;
+    let files = files.clone();
+    let writer = runtime.spawn(move || write(slice, &files, (0, FILE_BYTES), seed))?;
+    runtime.run(1)?;
+    Ok(joined(writer.join())?.1)
+}
+
+/// The same beside one that works; what is not left for that, in percent of the core.
+fn beside_work(slice: Duration, files: &Emulation, seed: u64) -> Result<f64> {
+    let runtime = Runtime::new(Options::default())?;
+    let over = Arc::new(AtomicBool::new(false));
+    let worked = Arc::new(AtomicU64::new(0));
+    let (files, end) = (files.clone(), over.clone());
+    let writer = runtime.spawn(move || {
+        let clock = Clock::get();
+        let began = clock.stamp();
+        let written = write(slice, &files, (0, FILE_BYTES), seed);
+        end.store(true, Ordering::Relaxed);
+        written.map(|_| clock.ns(clock.stamp() - began))
+    })?;
+    let sum = worked.clone();
+    runtime.spawn(move || {
+        let clock = Clock::get();
+        while !over.load(Ordering::Relaxed) {
+            let began = clock.stamp();
+            while clock.ns(clock.stamp() - began) < WORK_NS {
+                black_box(began);
+            }
+            sum.fetch_add(clock.ns(clock.stamp() - began) as u64, Ordering::Relaxed);
+            runtime::yield_now();
+        }
+    })?;
+    runtime.run(1)?;
+    let whole = joined(writer.join())?;
+    Ok((1.0 - worked.load(Ordering::Relaxed) as f64 / whole) * 100.0)
+}
+
+/// Several uthreads on two workers, all in one file; writes a slice.
+fn together(slice: Duration, files: &Emulation, seed: u64) -> Result<f64> {
+    let runtime = Runtime::new(Options::default())?;
+    let part = FILE_BYTES / SHARED_WRITERS as u64;
+    let mut writers = Vec::new();
+    for n in 0..SHARED_WRITERS as u64 {
+        let files = files.clone();
+        writers.push(runtime.spawn(move || write(slice, &files, (n * part, part), seed * 100 + n))?);
+    }
+    runtime.run(SHARED_WORKERS)?;
+    let mut count = 0;
+    for writer in writers {
+        count += joined(writer.join())?.0;
+    }
+    Ok(count as f64)
+}
+
+fn joined<T>(outcome: runtime::Outcome<Result<T>>) -> Result<T> {
+    outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}

@@ -1,0 +1,132 @@
+//! Operations that overlap in time, and whether what came of them is what some serial order of them gives.
+
+use std::collections::BTreeSet;
+
+use super::model::{Model, Outcome};
+use super::tree::{self, Tree};
+use super::workload::Op;
+
+/// Slots of the model that hold what calls have walked to.
+const WALKED: u8 = 100;
+
+/// One operation of a thread.
+#[derive(Clone)]
+pub struct Call {
+    pub thread: usize,
+    pub op: Op,
+    pub tag: u64,
+    /// When it began and ended, as places in one order.
+    pub begun: Option<usize>,
+    pub ended: Option<(usize, Outcome)>,
+}
+
+impl Call {
+    /// Two paths are followed one after the other, on Linux too: the call may be refused for what never was at one
+    /// moment.
+    fn is_refused_on_the_way(&self, answered: Outcome) -> bool {
+        matches!(self.op, Op::Link(..) | Op::Rename(..)) && answered.is_err()
+    }
+
+    /// Whether a path may lead elsewhere afterwards.
+    fn moves(&self) -> bool {
+        matches!(self.op, Op::Rename(..) | Op::Unlink(..) | Op::Rmdir(..) | Op::Link(..) | Op::Create(..))
+    }
+}
+
+/// All of them, a thread's in its order.
+#[derive(Clone, Default)]
+pub struct History {
+    pub calls: Vec<Call>,
+    events: usize,
+}
+
+impl History {
+    pub fn new(calls: Vec<Call>) -> History {
+        History { calls, events: 0 }
+    }
+
+    pub fn event(&mut self) -> usize {
+        self.events += 1;
+        self.events
+    }
+
+    /// Whether some serial order, in which nothing stands before what had ended when it began, gives all answers,
+    /// and the tree in its end. What has not ended may stand in it or not. A call may have walked to files and
+    /// directories before others moved them, as Linux's do. If there is no such order: what the ends of those that
+    /// give all answers differ in.
+    pub fn serial(&self, begin: &Model, found: &Tree) -> Result<(), String> {
+        let mut differ = BTreeSet::new();
+        let none = || vec![false; self.calls.len()];
+        match self.search(begin, &mut none(), &mut none(), found, &mut differ) {
+            true => Ok(()),
+            false if differ.is_empty() => Err("no serial order gives what was answered".to_owned()),
+            false => Err(format!("no serial order gives {:?}: {differ:#?}", found.paths())),
+        }
+    }
+
+    /// `done` and `walked` tell of each call whether it stands in the order already, or has only walked.
+    fn search(
+        &self,
+        model: &Model,
+        done: &mut [bool],
+        walked: &mut [bool],
+        found: &Tree,
+        differ: &mut BTreeSet<String>,
+    ) -> bool {
+        if !self.calls.iter().zip(&*done).any(|(c, done)| c.ended.is_some() && !done) {
+            match tree::compare(found, model, &[]) {
+                Ok(()) => return true,
+                Err(difference) => drop(differ.insert(difference)),
+            }
+        }
+        for (n, call) in self.calls.iter().enumerate() {
+            let Some(begun) = call.begun.filter(|_| !done[n]) else { continue };
+            let before = |c: &Call| c.ended.is_some_and(|(ended, _)| ended < begun);
+            if self.calls.iter().zip(&*done).any(|(c, done)| !done && before(c)) {
+                continue;
+            }
+            let mut next = model.clone();
+            let mut op = call.op.clone();
+            let slots = WALKED + 2 * n as u8..;
+            if walked[n] {
+                op.walks().into_iter().zip(slots.clone()).for_each(|(mut walk, slot)| walk.begin_at(slot));
+            } else if self.calls.iter().zip(&*done).any(|(c, done)| !done && c.moves()) {
+                let mut on_the_way = model.clone();
+                let walks = op.walks();
+                walked[n] = !walks.is_empty()
+                    && walks.iter().zip(slots.clone()).all(|(walk, slot)| walk.hold(&mut on_the_way, slot));
+                if walked[n] && self.search(&on_the_way, done, walked, found, differ) {
+                    return true;
+                }
+                walked[n] = false;
+            }
+            let outcome = op.on_model(&mut next, call.tag);
+            let arrive = |model: &mut Model| slots.clone().take(2).for_each(|slot| _ = model.close(slot));
+            arrive(&mut next);
+            // What was interrupted and would fail changes nothing.
+            let fits = |answered| answered == outcome || call.is_refused_on_the_way(answered);
+            if !call.ended.map_or(outcome.is_ok(), |(_, answered)| fits(answered)) {
+                continue;
+            }
+            if call.ended.is_some_and(|(_, answered)| answered.is_err()) {
+                next = model.clone();
+                arrive(&mut next);
+            }
+            done[n] = true;
+            if self.search(&next, done, walked, found, differ) {
+                return true;
+            }
+            done[n] = false;
+        }
+        false
+    }
+}
+
+impl std::fmt::Display for History {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        for call in &self.calls {
+            writeln!(f, "thread {}: {}: from {:?} to {:?}", call.thread, call.op, call.begun, call.ended)?;
+        }
+        Ok(())
+    }
+}

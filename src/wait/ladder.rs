@@ -1,0 +1,184 @@
+//! The wait: from rung to rung until it has ended.
+
+use std::time::{Duration, Instant};
+
+use super::bell::{Bell, Seat};
+use super::rung::{POLL_TOTAL_MAX, Rung, Situation, rung};
+use super::sleeper::Sleeper;
+use super::uthread::{self, Uthreads};
+use super::{Holding, pause};
+
+/// Something that ends.
+pub trait Ending {
+    /// Whether it has ended; a wait that saw it does not ask again. May do what it takes to find out.
+    fn look(&self) -> bool;
+
+    /// What rings when it ends; none where nobody does.
+    fn bell(&self) -> Option<&Bell> {
+        None
+    }
+}
+
+/// How its end was seen: how exactly the caller knows when it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// It had ended when the wait began.
+    AtOnce,
+    /// Between two looks that follow each other closely.
+    Watched,
+    /// After a sleep.
+    AfterNap,
+}
+
+/// Waits until it has ended, which is expected at `due`, if anybody knows.
+pub fn until(ending: &(impl Ending + ?Sized), due: Option<Instant>, holding: Holding) -> Seen {
+    if ending.look() {
+        return Seen::AtOnce;
+    }
+    climb(ending, due, None, holding).expect("it ends, or goes on")
+}
+
+/// As [`until`], for a time at most; whether it has ended. For what may never end; the caller keeps its thread.
+pub fn for_at_most(ending: &(impl Ending + ?Sized), time: Duration) -> bool {
+    ending.look() || climb(ending, None, Some(Instant::now() + time), Holding::Something).is_some()
+}
+
+/// The polling rung alone, for a time that is cut to what one wait may poll for; whether it has ended.
+pub fn poll_for(ending: &(impl Ending + ?Sized), time: Duration) -> bool {
+    !cfg!(shuttle) && poll(ending, Instant::now(), time.min(POLL_TOTAL_MAX), pause::moment).0
+}
+
+/// None at `deadline`.
+fn climb(
+    ending: &(impl Ending + ?Sized),
+    due: Option<Instant>,
+    deadline: Option<Instant>,
+    holding: Holding,
+) -> Option<Seen> {
+    let uthread = match holding {
+        Holding::Nothing => uthread::current(),
+        Holding::Something => None,
+    };
+    let bell = ending.bell();
+    let begun = Instant::now();
+    let mut now = begun;
+    let mut polled = Duration::ZERO;
+    let mut rest = None;
+    loop {
+        if deadline.is_some_and(|deadline| now >= deadline) {
+            return None;
+        }
+        let next = rung(&Situation {
+            left: due.map(|due| due.saturating_duration_since(now)),
+            waited: now - begun,
+            polled,
+            rings: bell.is_some(),
+            yields: uthread.is_some(),
+        });
+        let nap = match next {
+            // Under a model checker time is nothing that passes.
+            Rung::Poll(_) | Rung::Yield(_) if cfg!(shuttle) => Duration::MAX,
+            Rung::Poll(time) => {
+                let (ended, at) = poll(ending, now, time, pause::moment);
+                if ended {
+                    return Some(Seen::Watched);
+                }
+                (polled, now) = (polled + (at - now), at);
+                continue;
+            }
+            Rung::Yield(time) => {
+                let yield_now = uthread.map_or(pause::moment as fn(), |uthread| uthread.yield_now);
+                let (ended, at) = poll(ending, now, time, yield_now);
+                if ended {
+                    return Some(Seen::Watched);
+                }
+                (polled, now) = (polled + (at - now), at);
+                continue;
+            }
+            Rung::Park(nap) | Rung::Sleep(nap) => nap,
+        };
+        let nap = deadline.map_or(nap, |deadline| nap.min(deadline - now));
+        let rest = rest.get_or_insert_with(|| Rest::new(uthread, bell));
+        if rest.nap(ending, nap) {
+            return Some(Seen::AfterNap);
+        }
+        now = Instant::now();
+    }
+}
+
+/// Looks again and again, for so long; whether it has ended, and the time then.
+fn poll(ending: &(impl Ending + ?Sized), from: Instant, time: Duration, pause: impl Fn()) -> (bool, Instant) {
+    loop {
+        pause();
+        let ended = ending.look();
+        let now = Instant::now();
+        if ended || now - from >= time {
+            return (ended, now);
+        }
+    }
+}
+
+/// A caller that sleeps, and listens meanwhile.
+struct Rest<'a> {
+    sleeps: Sleeps,
+    bell: Option<&'a Bell>,
+    seat: Seat,
+}
+
+enum Sleeps {
+    Uthread {
+        uthreads: &'static Uthreads,
+        waker: std::task::Waker,
+        /// Somebody else woke it, for a wait of the program's own.
+        strangers: bool,
+    },
+    Thread(std::sync::Arc<Sleeper>),
+}
+
+impl Rest<'_> {
+    fn new<'a>(uthread: Option<&'static Uthreads>, bell: Option<&'a Bell>) -> Rest<'a> {
+        let sleeps = match uthread {
+            Some(uthreads) => Sleeps::Uthread { uthreads, waker: (uthreads.waker)(), strangers: false },
+            None => Sleeps::Thread(Sleeper::own()),
+        };
+        Rest { sleeps, bell, seat: Seat::new() }
+    }
+
+    /// Whether it has ended.
+    fn nap(&mut self, ending: &(impl Ending + ?Sized), time: Duration) -> bool {
+        if let Some(bell) = self.bell {
+            match &self.sleeps {
+                Sleeps::Uthread { waker, .. } => bell.listen(&self.seat, waker),
+                Sleeps::Thread(sleeper) => bell.listen(&self.seat, &sleeper.clone().into()),
+            }
+            // It may have rung before.
+            if ending.look() {
+                return true;
+            }
+        }
+        match &mut self.sleeps {
+            Sleeps::Uthread { uthreads, strangers, .. } => {
+                let began = Instant::now();
+                (uthreads.park)(time);
+                let listens = self.bell.is_some_and(|bell| bell.leave(&self.seat)) || self.bell.is_none();
+                *strangers |= listens && began.elapsed() < time;
+            }
+            // The bell ends it; or nothing does but its time.
+            Sleeps::Thread(sleeper) if self.bell.is_some() => sleeper.sleep(time),
+            Sleeps::Thread(sleeper) => sleeper.nap(time),
+        }
+        ending.look()
+    }
+}
+
+impl Drop for Rest<'_> {
+    fn drop(&mut self) {
+        if let Some(bell) = self.bell {
+            bell.leave(&self.seat);
+        }
+        // A uthread's wake-up that was not for this wait is for its next.
+        if let Sleeps::Uthread { waker, strangers: true, .. } = &self.sleeps {
+            waker.wake_by_ref();
+        }
+    }
+}

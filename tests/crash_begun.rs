@@ -1,0 +1,74 @@
+//! Writes that a device copies while others go on, and power failures: what `sim::begun` plays.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use lodestone::fs::DataMode;
+use lodestone::media::Domain;
+use lodestone::sim::begun::{Plot, play, plots};
+use lodestone::sim::explore::{Bounds, Coverage};
+use lodestone::sim::mutation::Mutation;
+use lodestone::sim::run::{Copier, Image, Place, Start};
+use parking_lot::Mutex;
+
+const BOUNDS: Bounds = Bounds { leaves_max: 200, lane_states: 4, seed: 1 };
+
+/// Plays each of them on all CPUs.
+fn hold(place: Place, plots: &[Plot]) -> Coverage {
+    let start = Start::new(place).expect("a pool to begin on");
+    let (next, total) = (AtomicUsize::new(0), Mutex::new(Coverage::default()));
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()) {
+            scope.spawn(|| {
+                while let Some(plot) = plots.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let coverage =
+                        play(&start, *plot, &BOUNDS, None).unwrap_or_else(|what| panic!("{place}: {what}"));
+                    *total.lock() += coverage;
+                }
+            });
+        }
+    });
+    let total = *total.lock();
+    assert!(total.points > plots.len() as u64 * 4 && total.states > total.points, "{total:?}");
+    total
+}
+
+fn place(copier: Copier) -> Place {
+    Place { domain: Domain::Memory, data: DataMode::Cow, image: Image::Fresh, copier }
+}
+
+/// Every `LODE_BEGUN_STEP`th of them: all are a matter of the night.
+fn some() -> Vec<Plot> {
+    let step = std::env::var("LODE_BEGUN_STEP").ok().and_then(|step| step.parse().ok()).unwrap_or(29);
+    plots().step_by(step).collect()
+}
+
+#[test]
+fn what_is_under_way_is_all_or_nothing_and_takes_nothing_with_it() {
+    let total = hold(place(Copier::Late), &some());
+    println!("{total:?}");
+}
+
+/// What holds all that is noticed where it is left out.
+#[test]
+fn each_step_is_needed() {
+    let start = Start::new(place(Copier::Late)).expect("a pool to begin on");
+    for step in [
+        "an offloaded write counts only once it is copied",
+        "what the pages of a skipped write are is written down",
+    ] {
+        let without = || Some(Arc::new(Mutation::without_named(step.to_owned())));
+        let noticed = plots().step_by(7).any(|plot| {
+            let played = catch_unwind(AssertUnwindSafe(|| play(&start, plot, &BOUNDS, without())));
+            !matches!(played, Ok(Ok(_)))
+        });
+        assert!(noticed, "nothing notices that this is left out: {step}");
+    }
+}
+
+#[test]
+fn the_same_through_the_caches() {
+    let total = hold(Place { domain: Domain::Memory, ..place(Copier::LateByAlignment) }, &some());
+    println!("{total:?}");
+}

@@ -1,0 +1,367 @@
+//! Writes and reads whose copies go on after their operation let go of the file: who waits for whom, what becomes of
+//! copies that fail, of files that go meanwhile, of pools that close; and the same from uthreads.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+
+use lodestone::fs::files::{Fd, Files};
+use lodestone::fs::{Cred, Fs, MkfsOptions, OpenOptions};
+use lodestone::media::{Domain, Media, Pool, PoolOptions};
+use lodestone::mover::EngineKind;
+use lodestone::mover::completion::{Completion, Status};
+use lodestone::mover::engine_port::*;
+use lodestone::runtime::{self, Options, Runtime};
+use lodestone::sim::engine::SimEngine;
+use lodestone::sim::media::{Keep, SimMedia};
+
+const POOL_BYTES: u64 = 32 << 20;
+const KIB: usize = 1 << 10;
+
+/// A device that ends no copy before it is told to: it does nothing then, and the CPU copies.
+struct Gate {
+    open: Arc<(Mutex<bool>, Condvar)>,
+    begun: Arc<AtomicUsize>,
+    /// Where the last was to go.
+    last: Arc<Mutex<u64>>,
+}
+
+#[derive(Clone)]
+struct Key {
+    open: Arc<(Mutex<bool>, Condvar)>,
+    begun: Arc<AtomicUsize>,
+    /// Where the last was to go.
+    last: Arc<Mutex<u64>>,
+}
+
+impl Key {
+    fn set(&self, open: bool) {
+        *self.open.0.lock().unwrap() = open;
+        self.open.1.notify_all();
+    }
+
+    /// Copies that were handed over.
+    fn begun(&self) -> usize {
+        self.begun.load(Ordering::SeqCst)
+    }
+}
+
+impl<M: Media> Engine<M> for Gate {
+    fn capability(&self) -> Capability {
+        Capability {
+            smallest_bytes: 4096,
+            largest_bytes: usize::MAX,
+            alignment: 1,
+            routes: Routes::PAST_CACHES,
+            shares_reads: false,
+            channels: 2,
+        }
+    }
+
+    // SAFETY: it touches none of the bytes.
+    unsafe fn submit(
+        &self,
+        _: &M,
+        _: usize,
+        _: usize,
+        batch: &[RawTransfer],
+        _: Option<u32>,
+    ) -> Result<Ticket, Refused> {
+        *self.last.lock().unwrap() = batch[0].at.0;
+        Ok(Ticket::in_slot(0, self.begun.fetch_add(1, Ordering::SeqCst)))
+    }
+
+    fn poll(&self, _: &Ticket) -> bool {
+        *self.open.0.lock().unwrap()
+    }
+
+    fn wait(&self, _: Ticket) -> Completion {
+        let open = self.open.0.lock().unwrap();
+        drop(self.open.1.wait_while(open, |open| !*open).unwrap());
+        Completion { status: Status::Failed, bytes: 0, crc: 0, durability: Durability::Fence, nanoseconds: 1 }
+    }
+
+    fn suspend(&self, _: usize) {}
+
+    fn resume(&self, _: usize) {}
+}
+
+fn files_on<M: Media>(media: M, engine: Option<EngineKind>) -> (Files<M>, Key) {
+    let options = OpenOptions { engine: engine.unwrap_or_default(), ..OpenOptions::default() };
+    let media = Fs::mkfs(media, &MkfsOptions::default()).unwrap();
+    let fs = Fs::open(media, &options).unwrap();
+    let key = Key { open: Arc::default(), begun: Arc::default(), last: Arc::default() };
+    if engine.is_none() {
+        let gate = Gate { open: key.open.clone(), begun: key.begun.clone(), last: key.last.clone() };
+        fs.mover().give(Box::new(gate), SimEngine::limits());
+    }
+    (Files::new(fs, Cred::root(), 0), key)
+}
+
+fn memfd() -> Pool {
+    Pool::memfd(POOL_BYTES, &PoolOptions { assume: Some(Domain::Memory), ..PoolOptions::default() }).unwrap()
+}
+
+fn create<M: Media>(files: &Files<M>, name: &str, content: &[u8]) -> Fd {
+    let fd = files.open(name.as_bytes(), libc::O_CREAT | libc::O_RDWR, 0o644).unwrap();
+    files.set_engine(fd, Some(EngineKind::Cpu)).unwrap();
+    assert_eq!(files.pwrite(fd, content, 0).unwrap(), content.len());
+    files.set_engine(fd, None).unwrap();
+    fd
+}
+
+fn content<M: Media>(files: &Files<M>, fd: Fd) -> Vec<u8> {
+    files.set_engine(fd, Some(EngineKind::Cpu)).unwrap();
+    let mut bytes = vec![0; files.fstat(fd).unwrap().size as usize];
+    assert_eq!(files.pread(fd, &mut bytes, 0).unwrap(), bytes.len());
+    files.set_engine(fd, None).unwrap();
+    bytes
+}
+
+fn check<M: Media>(files: &Files<M>) {
+    let report = files.fs().check().unwrap();
+    assert!(report.findings.is_empty(), "{:?}", report.findings);
+}
+
+#[test]
+fn only_what_overlaps_a_write_waits_for_it() {
+    let (files, key) = files_on(memfd(), None);
+    let fd = create(&files, "file", &[1; 256 * KIB]);
+    let ticket = files.submit_pwrite(fd, vec![2; 64 * KIB].into(), 64 * KIB as i64).unwrap();
+    assert!(!ticket.poll() && key.begun() == 1);
+    // Beside it: writes of each kind, reads, attributes, names.
+    let other = files.open(b"file", libc::O_RDWR, 0).unwrap();
+    files.set_engine(other, Some(EngineKind::Cpu)).unwrap();
+    for (at, len) in [(0, 100), (5000, 3000), (128 * KIB, 64 * KIB), (60 * KIB, 4 * KIB)] {
+        assert_eq!(files.pwrite(other, &vec![3; len], at as i64).unwrap(), len);
+    }
+    let mut bytes = vec![0; 4 * KIB];
+    files.pread(other, &mut bytes, 60 * KIB as i64).unwrap();
+    assert!(bytes.iter().all(|b| *b == 3));
+    files.fchmod(fd, 0o600).unwrap();
+    files.rename(b"file", b"renamed", 0).unwrap();
+    let second = files.submit_pwrite(fd, vec![4; 16 * KIB].into(), 200 * KIB as i64).unwrap();
+    assert!(!ticket.poll() && !second.poll() && key.begun() == 2, "nothing of that waited");
+    // And across it: all of that comes back after the gate was opened.
+    let opened = AtomicBool::new(false);
+    let waits = |what: &str| assert!(opened.load(Ordering::SeqCst), "{what} did not wait");
+    std::thread::scope(|scope| {
+        let (files, key, waits, opened) = (&files, &key, &waits, &opened);
+        scope.spawn(move || {
+            let mut bytes = vec![0; 8 * KIB];
+            files.pread(other, &mut bytes, 124 * KIB as i64).unwrap();
+            waits("a read");
+            assert!(bytes[..4 * KIB].iter().all(|b| *b == 2), "it reads what was written");
+        });
+        scope.spawn(move || {
+            let fd = files.open(b"renamed", libc::O_RDWR, 0).unwrap();
+            files.set_engine(fd, Some(EngineKind::Cpu)).unwrap();
+            files.pwrite(fd, &[5; 10], 100 * KIB as i64).unwrap();
+            waits("a write");
+        });
+        scope.spawn(move || {
+            files.truncate(b"renamed", 250 * KIB as i64).unwrap();
+            waits("a truncate");
+        });
+        scope.spawn(move || {
+            files.fsync(fd).unwrap();
+            waits("fsync");
+        });
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        opened.store(true, Ordering::SeqCst);
+        key.set(true);
+    });
+    assert_eq!((ticket.wait().unwrap(), ticket.wait().unwrap()), (64 * KIB, 64 * KIB), "twice the same");
+    assert_eq!(second.into_bytes().1.unwrap(), 16 * KIB);
+    let all = content(&files, fd);
+    assert_eq!(all.len(), 250 * KIB);
+    assert_eq!((all[0], all[64 * KIB], all[100 * KIB], all[128 * KIB], all[200 * KIB]), (3, 2, 5, 3, 4));
+    check(&files);
+}
+
+#[test]
+fn a_read_under_way_blocks_no_write_and_sees_none() {
+    let (files, key) = files_on(memfd(), None);
+    let fd = create(&files, "file", &[1; 64 * KIB]);
+    std::thread::scope(|scope| {
+        let (files, key) = (&files, &key);
+        let reader = scope.spawn(move || {
+            let mut bytes = vec![0; 64 * KIB];
+            files.pread(fd, &mut bytes, 0).unwrap();
+            bytes
+        });
+        while key.begun() == 0 {
+            std::thread::yield_now();
+        }
+        let other = files.open(b"file", libc::O_RDWR, 0).unwrap();
+        files.set_engine(other, Some(EngineKind::Cpu)).unwrap();
+        // Small ones would go in place, large ones free blocks that the next would get; a truncate frees all.
+        for round in 0..20 {
+            files.pwrite(other, &[2; 100], 200 * round).unwrap();
+            files.pwrite(other, &[3; 32 * KIB], 0).unwrap();
+        }
+        files.ftruncate(other, 100).unwrap();
+        files.pwrite(other, &[4; 60 * KIB], 200).unwrap();
+        key.set(true);
+        assert!(reader.join().unwrap().iter().all(|b| *b == 1), "it read what was there when it began");
+    });
+    let all = content(&files, fd);
+    assert!(all[..100].iter().all(|b| *b == 3) && all[100..200].iter().all(|b| *b == 0));
+    assert!(all[200..].iter().all(|b| *b == 4));
+    check(&files);
+}
+
+#[test]
+fn files_may_go_while_they_are_written() {
+    let (files, key) = files_on(memfd(), None);
+    let keep = create(&files, "keep", b"");
+    let free = files.fs().statfs().blocks_free;
+    let fd = create(&files, "gone", b"");
+    let ticket = files.submit_pwrite(fd, vec![7; 100 * KIB].into(), 0).unwrap();
+    assert_eq!(files.fstat(fd).unwrap().size, 100 * KIB as u64, "what is under way shows");
+    files.unlink(b"gone").unwrap();
+    std::thread::scope(|scope| {
+        let closing = scope.spawn(|| files.close(fd).unwrap());
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        key.set(true);
+        closing.join().unwrap();
+    });
+    assert_eq!(ticket.wait().unwrap(), 100 * KIB);
+    assert!(files.fs().statfs().blocks_free + 2 >= free, "its blocks are free");
+    assert_eq!(files.pwrite(keep, &[1; 32 * KIB], 0).unwrap(), 32 * KIB);
+    check(&files);
+}
+
+#[test]
+fn a_pool_that_closes_waits_for_its_copies() {
+    let (files, key) = files_on(memfd(), None);
+    let fd = create(&files, "file", &[1; 8 * KIB]);
+    let ticket = files.submit_pwrite(fd, vec![9; 32 * KIB].into(), 0).unwrap();
+    let fs = files.fs().clone();
+    std::thread::scope(|scope| {
+        let closing = scope.spawn(|| fs.close().unwrap());
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        key.set(true);
+        closing.join().unwrap();
+    });
+    assert_eq!(ticket.wait().unwrap(), 32 * KIB);
+    drop((ticket, files));
+    let fs = Fs::open(fs.abandon().unwrap(), &OpenOptions::default()).unwrap();
+    assert!(fs.open_report().was_clean);
+    let files = Files::new(fs, Cred::root(), 0);
+    let fd = files.open(b"file", libc::O_RDONLY, 0).unwrap();
+    assert_eq!(content(&files, fd), vec![9; 32 * KIB]);
+}
+
+/// What neither the engine nor the CPU can store is taken back: the ticket says so each time, fsync once.
+#[test]
+fn a_copy_that_fails_leaves_the_file_as_it_was() {
+    for grows in [false, true] {
+        let (files, key) = files_on(SimMedia::new(vec![0; 8 << 20], Domain::Memory), None);
+        let old: Vec<u8> = (0..40_000u32).map(|n| n as u8).collect();
+        let fd = create(&files, "file", &old);
+        let before = files.fs().statfs().blocks_free;
+        let at = if grows { 36_864 } else { 4096 };
+        let ticket = files.submit_pwrite(fd, vec![0xee; 16 * KIB].into(), at).unwrap();
+        let block = *key.last.lock().unwrap() as usize + 4096;
+        files.fs().media().poison(block..block + 64);
+        key.set(true);
+        assert_eq!(ticket.wait().unwrap_err().errno(), libc::EIO);
+        assert_eq!(ticket.wait().unwrap_err().errno(), libc::EIO, "and again");
+        assert_eq!(content(&files, fd), old, "all of the old is there, nothing of the new");
+        assert_eq!(files.fsync(fd).unwrap_err().errno(), libc::EIO);
+        files.fsync(fd).unwrap();
+        // But for the bad block, and a segment of the log for what was said about it.
+        let free = files.fs().statfs().blocks_free;
+        assert!(free + 2 >= before, "{free} blocks are free of {before}");
+        assert_eq!(files.pwrite(fd, &[5; 16 * KIB], 0).unwrap(), 16 * KIB, "and the file goes on");
+        check(&files);
+        // After a failure, too.
+        let left = files.fs().media().crash_point().media(Keep::Everything);
+        let options = OpenOptions { no_ticker: true, ..OpenOptions::default() };
+        let again = Files::new(Fs::open(left, &options).unwrap(), Cred::root(), 0);
+        let fd = again.open(b"file", libc::O_RDONLY, 0).unwrap();
+        let mut wanted = old.clone();
+        wanted[..16 * KIB].fill(5);
+        assert_eq!(content(&again, fd), wanted);
+    }
+}
+
+#[test]
+fn a_uthread_that_waits_for_a_copy_lets_others_run() {
+    let (files, key) = files_on(memfd(), None);
+    let files = Arc::new(files);
+    let fd = create(&files, "file", &[1; 128 * KIB]);
+    let runtime = Runtime::new(Options::default()).unwrap();
+    let order: Arc<Mutex<Vec<&str>>> = Arc::default();
+    let (own, said) = (files.clone(), order.clone());
+    let writer = runtime.spawn(move || {
+        // The offset's lock, the descriptor and the inode are free for others while it waits.
+        let written = own.write(fd, &[2; 64 * KIB]).unwrap();
+        said.lock().unwrap().push("written");
+        written
+    });
+    let (own, said) = (files.clone(), order.clone());
+    let reader = runtime.spawn(move || {
+        let mut bytes = vec![0; 32 * KIB];
+        own.pread(fd, &mut bytes, 0).unwrap();
+        said.lock().unwrap().push("read");
+        bytes
+    });
+    let (own, said) = (files.clone(), order.clone());
+    let other = runtime.spawn(move || {
+        while key.begun() == 0 {
+            runtime::yield_now();
+        }
+        // On one worker nobody else would open the gate.
+        own.pwrite(fd, &[3; 100], 100 * KIB as i64).unwrap();
+        assert_eq!(own.lseek(fd, 0, libc::SEEK_CUR).unwrap(), 64 * KIB as u64);
+        said.lock().unwrap().push("meanwhile");
+        key.set(true);
+    });
+    runtime.run(1).unwrap();
+    let (writer, reader, other) = (writer.unwrap(), reader.unwrap(), other.unwrap());
+    assert_eq!(writer.join().unwrap(), 64 * KIB);
+    other.join().unwrap();
+    assert!(reader.join().unwrap().iter().all(|b| *b == 2), "it waited for what overlaps");
+    assert_eq!(order.lock().unwrap()[0], "meanwhile");
+    check(&files);
+}
+
+/// Uthreads beside threads, each with pages of its own in files that all use, by engines that copy on threads.
+#[test]
+fn many_of_them_on_each_engine() {
+    const WRITERS: usize = 24;
+    const ROUNDS: usize = 12;
+    for engine in [EngineKind::Emu, EngineKind::EmuIoat, EngineKind::Delegate, EngineKind::Semaphore] {
+        let (files, _) = files_on(memfd(), Some(engine));
+        let files = Arc::new(files);
+        let fds = [create(&files, "a", &[]), create(&files, "b", &[])];
+        let turn = move |files: &Files<Pool>, me: usize, round: usize| {
+            let len = 16 * KIB + (me * 7 + round * 13) % (12 * KIB);
+            let (fd, at) = (fds[(me + round) % 2], (me * 32 * KIB) as i64);
+            let bytes: Vec<u8> = (0..len).map(|n| (n * 31 + me * 7 + round) as u8).collect();
+            assert_eq!(files.pwrite(fd, &bytes, at).unwrap(), len);
+            let mut back = vec![0; len];
+            assert_eq!(files.pread(fd, &mut back, at).unwrap(), len);
+            assert!(back == bytes, "{engine}: what {me} reads in round {round} is what it wrote");
+        };
+        let runtime = Runtime::new(Options::default()).unwrap();
+        let uthreads: Vec<_> = (0..WRITERS)
+            .map(|me| {
+                let files = files.clone();
+                runtime.spawn(move || (0..ROUNDS).for_each(|round| turn(&files, me, round))).unwrap()
+            })
+            .collect();
+        std::thread::scope(|scope| {
+            let files = &files;
+            for me in WRITERS..WRITERS + 2 {
+                scope.spawn(move || (0..ROUNDS).for_each(|round| turn(files, me, round)));
+            }
+            runtime.run(2).unwrap();
+        });
+        uthreads.into_iter().for_each(|uthread| uthread.join().unwrap());
+        let moved = files.fs().mover().moved();
+        assert!(moved.copies + moved.busy > 0, "{engine}: {moved:?}");
+        check(&files);
+    }
+}
