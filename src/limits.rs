@@ -41,3 +41,5 @@ pub const WORKERS_MAX: usize = 1024;
 pub const COPY_PARTS_MAX: usize = 1024;
 /// Copies of one media handle of the C interface that nobody has waited for yet (EAGAIN beyond).
 pub const COPY_TICKETS_MAX: usize = 65_536;
+/// Owners of copies of class bandwidth that have a share of their own; more share theirs.
+pub const COPY_OWNERS_MAX: usize = 64;

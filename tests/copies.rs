@@ -18,8 +18,8 @@ use lodestone::mover::profile::{Limits, Profile};
 use lodestone::sim::media::{Keep, Rng, SimMedia};
 
 const MEDIA_BYTES: usize = 4 << 20;
-const NOT_YET: CopyOptions = CopyOptions { durable: false, crc: None, engine: None };
-const DURABLE: CopyOptions = CopyOptions { durable: true, crc: None, engine: None };
+const NOT_YET: CopyOptions = CopyOptions { durable: false, crc: None, engine: None, class: None };
+const DURABLE: CopyOptions = CopyOptions { durable: true, crc: None, engine: None, class: None };
 
 /// A file that goes with it.
 struct Path(PathBuf);
@@ -94,7 +94,7 @@ fn exercise<M: Media>(copies: &Copies<M>, part: std::ops::Range<usize>, seed: u6
         let places = places(&mut rng, part.len());
         let bytes: u64 = places.iter().map(|(_, len)| *len as u64).sum();
         let crc = (rng.below(2) == 0).then_some(rng.draw() as u32);
-        let options = CopyOptions { durable: rng.below(2) == 0, crc, engine: None };
+        let options = CopyOptions { durable: rng.below(2) == 0, crc, engine: None, class: None };
         let expect = |copied: Copied, all: &[Vec<u8>]| {
             let crc = crc.map(|crc| all.iter().fold(crc, |crc, bytes| crc32c(bytes, crc)));
             assert_eq!(copied, Copied { bytes, crc }, "{n}: {places:?}");
@@ -264,7 +264,7 @@ fn durable_is_what_was_asked_for() {
         for durable in [true, false] {
             for way in 0..3 {
                 let copies = Copies::new(SimMedia::new(vec![0; MEDIA_BYTES], Domain::Memory), kind, eager());
-                let options = CopyOptions { durable, crc: None, engine: None };
+                let options = CopyOptions { durable, crc: None, engine: None, class: None };
                 let bytes = vec![9; 100 << 10];
                 match way {
                     0 => copies.to_media(Addr(4100), &bytes, &options).unwrap(),

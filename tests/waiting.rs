@@ -21,7 +21,7 @@ use lodestone::runtime::{Options, Runtime, Unparker, park, spawn, yield_now};
 use lodestone::wait::{Bell, Ending, Holding, Seen, for_at_most, keeping_thread, until};
 
 const BYTES: usize = 64 << 10;
-const DURABLE: CopyOptions = CopyOptions { durable: true, crc: None, engine: None };
+const DURABLE: CopyOptions = CopyOptions { durable: true, crc: None, engine: None, class: None };
 /// Long enough for a defect to show.
 const WHILE: Duration = Duration::from_millis(20);
 

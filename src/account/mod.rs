@@ -10,7 +10,7 @@
 //! A stamp is taken when the processor comes to it, which does not wait for stores: those that have not reached memory
 //! are waited for in the next fence, which is metadata's where one fence is for data and record.
 
-mod stamp;
+pub(crate) mod stamp;
 
 use std::cell::Cell;
 use std::sync::OnceLock;

@@ -29,6 +29,7 @@ use crate::fs::{Cred, Fs, Ino, Kind, Node};
 use crate::limits::{OPEN_FILES_MAX, PATH_BYTES_MAX, WALK_RETRIES_MAX};
 use crate::media::Media;
 use crate::mover::EngineKind;
+use crate::mover::class::Class;
 use crate::sync::primitive::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
@@ -113,6 +114,13 @@ impl<M: Media> Files<M> {
     /// From now on this engine copies what is read and written through the open file; none: the pool's.
     pub fn set_engine(&self, fd: Fd, engine: Option<EngineKind>) -> Result<()> {
         self.open_file(fd)?.node.set_engine(engine);
+        Ok(())
+    }
+
+    /// From now on this is wanted of copies of what is read and written through the open file; none: as the pool was
+    /// opened.
+    pub fn set_class(&self, fd: Fd, class: Option<Class>) -> Result<()> {
+        self.open_file(fd)?.node.set_class(class);
         Ok(())
     }
 

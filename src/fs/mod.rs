@@ -68,6 +68,8 @@ use crossbeam_utils::CachePadded;
 use crate::account::{Ledger, Op, Phase, Times, Watch};
 use crate::error::{Error, Result};
 use crate::media::{Addr, Domain, Durable, Flushed, Media, Words};
+use crate::mover::class::{self, Via};
+use crate::mover::manager::Qos;
 use crate::mover::profile::Profile;
 use crate::mover::{EngineKind, Mover};
 use crate::sync::PerThread;
@@ -113,6 +115,10 @@ pub struct OpenOptions {
     pub power_lost: bool,
     /// Who copies data, where an open file or a call does not say.
     pub engine: EngineKind,
+    /// What is wanted of copies, likewise; none: nothing particular.
+    pub class: Option<class::Class>,
+    /// How much class bandwidth has to give way to class latency.
+    pub qos: Qos,
     /// What engines are worth here. The default is safe where nobody measured (`lode tune`).
     pub profile: Profile,
     /// A write waits for its engine before it writes its record, and keeps the inode meanwhile: the plain way, to
@@ -161,17 +167,23 @@ pub struct Node {
     inode: Arc<Inode>,
     /// Who copies what is read and written through it, as [`EngineKind::code`]; 0: as the pool was opened.
     engine: AtomicU8,
+    /// What is wanted of these copies, as [`class::Class::code`].
+    class: AtomicU32,
 }
 
 impl Clone for Node {
     fn clone(&self) -> Node {
-        Node { inode: self.inode.clone(), engine: AtomicU8::new(self.engine.load(Ordering::Relaxed)) }
+        Node {
+            inode: self.inode.clone(),
+            engine: AtomicU8::new(self.engine.load(Ordering::Relaxed)),
+            class: AtomicU32::new(self.class.load(Ordering::Relaxed)),
+        }
     }
 }
 
 impl Node {
     fn new(inode: Arc<Inode>) -> Node {
-        Node { inode, engine: AtomicU8::new(0) }
+        Node { inode, engine: AtomicU8::new(0), class: AtomicU32::new(0) }
     }
 
     /// From now on this engine copies what is read and written through it; none: the one the pool was opened with.
@@ -180,9 +192,16 @@ impl Node {
         self.engine.store(engine.map_or(0, EngineKind::code), Ordering::Relaxed);
     }
 
+    /// From now on this is wanted of copies of what is read and written through it; none: as the pool was opened. A
+    /// clone for one call makes it that call's.
+    pub fn set_class(&self, class: Option<class::Class>) {
+        self.class.store(class::Class::code(class), Ordering::Relaxed);
+    }
+
     #[inline]
-    fn engine(&self) -> Option<EngineKind> {
-        EngineKind::of_code(self.engine.load(Ordering::Relaxed))
+    fn engine(&self) -> Via {
+        let engine = EngineKind::of_code(self.engine.load(Ordering::Relaxed));
+        Via { engine, class: class::Class::of_code(self.class.load(Ordering::Relaxed)) }
     }
 
     pub fn ino(&self) -> Ino {

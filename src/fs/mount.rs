@@ -170,6 +170,7 @@ impl<M: Media> Fs<M> {
         let blocks = sb.blocks as u32;
         let bad = check::bad_blocks(&media, &sb, previous);
         let mover = Mover::new(&media, options.engine, options.profile.clone());
+        let mover = mover.classed(options.class, options.qos);
         let mut core = Core {
             mover,
             copies: offload::Copies::default(),

@@ -67,7 +67,7 @@ struct Input<'a> {
     bytes: Lent<'a>,
     /// Packed time.
     now: u64,
-    engine: Option<EngineKind>,
+    engine: Via,
 }
 
 /// A write that was committed: the offset behind it, and its copy, if that goes on.
@@ -78,13 +78,13 @@ struct Sink {
     /// Continued; none where two fences are cheaper.
     crc: Option<u32>,
     flushed: Flushed,
-    engine: Option<EngineKind>,
+    engine: Via,
     /// What engines are to copy all at once, if they are.
     parts: Option<Parts>,
 }
 
 impl Sink {
-    fn new(crc: Option<u32>, engine: Option<EngineKind>) -> Sink {
+    fn new(crc: Option<u32>, engine: Via) -> Sink {
         Sink { crc, flushed: Flushed::issued(), engine, parts: None }
     }
 

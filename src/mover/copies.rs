@@ -47,7 +47,9 @@
 
 use std::sync::Arc;
 
+use super::class::{Class, Via};
 use super::engine_port::{RawTransfer, Transfer};
+use super::manager::Qos;
 use super::profile::Profile;
 use super::ticket::Home;
 use super::{EngineKind, Mover};
@@ -73,6 +75,14 @@ pub struct CopyOptions {
     pub crc: Option<u32>,
     /// Who copies; none: as `Copies` was made.
     pub engine: Option<EngineKind>,
+    /// What is wanted of it; none: as `Copies` was made.
+    pub class: Option<Class>,
+}
+
+impl CopyOptions {
+    pub(super) fn via(&self) -> Via {
+        Via { engine: self.engine, class: self.class }
+    }
 }
 
 /// A copy that has ended well.
@@ -86,7 +96,18 @@ pub struct Copied {
 impl<M: Media> Copies<M> {
     /// `kind` copies where a call names no engine; `profile` says from which size on, and how many at a time.
     pub fn new(media: M, kind: EngineKind, profile: Profile) -> Copies<M> {
-        let mover = Mover::new(&media, kind, profile);
+        Copies::classed(media, kind, profile, None, Qos::default())
+    }
+
+    /// As [`new`](Copies::new), with a class for calls that name none, and with how much class bandwidth has to give way.
+    pub fn classed(
+        media: M,
+        kind: EngineKind,
+        profile: Profile,
+        class: Option<Class>,
+        qos: Qos,
+    ) -> Copies<M> {
+        let mover = Mover::new(&media, kind, profile).classed(class, qos);
         Copies { home: Arc::new(Home::new(media, mover)) }
     }
 
@@ -106,7 +127,7 @@ impl<M: Media> Copies<M> {
     pub fn to_media(&self, at: Addr, from: &[u8], options: &CopyOptions) -> Result<Copied> {
         let (media, bytes) = (self.media(), self.check(&[Transfer::to_media(at, from).raw()])?);
         let stored =
-            self.mover().store_holding(media, options.engine, at, from, options.crc, Holding::Nothing);
+            self.mover().store_holding(media, options.via(), at, from, options.crc, Holding::Nothing);
         let (crc, flushed) = stored.map_err(bad_media)?;
         match options.durable {
             true => self.home.make_durable(flushed)?,
@@ -120,7 +141,7 @@ impl<M: Media> Copies<M> {
     /// changed.
     pub fn from_media(&self, at: Addr, to: &mut [u8], options: &CopyOptions) -> Result<Copied> {
         let bytes = self.check(&[Transfer::FromMedia { at, to }.raw()])?;
-        let loaded = self.mover().load_holding(self.media(), options.engine, at, to, Holding::Nothing);
+        let loaded = self.mover().load_holding(self.media(), options.via(), at, to, Holding::Nothing);
         loaded.map_err(bad_media)?;
         Ok(Copied { bytes, crc: options.crc.map(|crc| crate::media::crc32c(to, crc)) })
     }
@@ -132,7 +153,7 @@ impl<M: Media> Copies<M> {
         let raw: Vec<RawTransfer> = parts.iter_mut().map(Transfer::raw).collect();
         let bytes = self.check(&raw)?;
         let carried =
-            self.mover().carry_all(self.media(), options.engine, parts, options.crc, Holding::Nothing);
+            self.mover().carry_all(self.media(), options.via(), parts, options.crc, Holding::Nothing);
         let crc = carried.map_err(bad_media)?;
         if options.durable && raw.first().is_some_and(RawTransfer::is_to_media) {
             self.home.make_durable(Flushed::issued())?;

@@ -33,6 +33,7 @@ use super::completion::Completion;
 use super::engine_port::{
     Awaited, Capability, Durability, Engine, Place, RawTransfer, Refused, Ticket, copy_batch,
 };
+use super::manager::Channels;
 use super::node::{self, Node, free_thread};
 use crate::account;
 use crate::media::Media;
@@ -514,6 +515,11 @@ impl<M: Media> Engine<M> for Delegate<M> {
         drop(waiting);
         queue.bell.ring();
         queue.places.ring();
+    }
+
+    /// A queue of its own for each region.
+    fn channels(&self, region: usize) -> Channels {
+        Channels { group: region, count: 1, can_rest: false }
     }
 }
 

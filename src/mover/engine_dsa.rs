@@ -21,6 +21,7 @@ use super::completion::{Completion, Status};
 use super::dsa::{BATCH_MAX, Descriptor, TRANSFER_BYTES_MAX};
 use super::engine_dsa_slot::{Request, Slot};
 use super::engine_port::{Awaited, Capability, Engine, Place, RawTransfer, Refused, Routes, Ticket};
+use super::manager::Channels;
 use super::profile::SMALLEST_BYTES;
 use crate::media::{ByAddress, LINE, Media};
 use crate::wait::{Holding, until};
@@ -114,6 +115,17 @@ pub trait Portal: Send + Sync + 'static {
     fn suspend(&self, channel: usize);
 
     fn resume(&self, channel: usize);
+
+    /// Whether channels can [`rest`](Portal::rest).
+    fn can_rest(&self) -> bool {
+        false
+    }
+
+    /// As `suspend`, without waiting for what is under way; descriptors are accepted meanwhile. Beside `suspend`: a channel
+    /// goes on when neither holds it.
+    fn rest(&self, _channel: usize) {}
+
+    fn go_on(&self, _channel: usize) {}
 }
 
 pub struct Dsa<P: Portal> {
@@ -178,10 +190,13 @@ impl<P: Portal> Dsa<P> {
 
     /// The channels to try for a region, the one whose turn it is first.
     fn channels(&self, region: usize, turn: usize) -> impl Iterator<Item = usize> + '_ {
-        let count = self.offers.len();
-        let near = self.near.get(region);
-        let first = near.map_or(turn % count, |near| near[turn % near.len()]);
+        let (count, first) = (self.offers.len(), self.numbered(region, turn));
         std::iter::once(first).chain((1..count).map(move |n| (first + n) % count))
+    }
+
+    /// The portal's channel whose turn it is for a region.
+    fn numbered(&self, region: usize, turn: usize) -> usize {
+        self.near.get(region).map_or(turn % self.offers.len(), |near| near[turn % near.len()])
     }
 
     /// Whether no record will be written any more.
@@ -307,5 +322,24 @@ impl<M: Media, P: Portal> Engine<M> for Dsa<P> {
 
     fn resume(&self, _region: usize) {
         (0..self.offers.len()).for_each(|channel| self.portal.resume(channel));
+    }
+
+    fn channels(&self, region: usize) -> Channels {
+        let can_rest = self.portal.can_rest();
+        match self.near.get(region) {
+            None => Channels { group: 0, count: self.offers.len(), can_rest },
+            Some(near) => {
+                let group = self.near.iter().position(|of| of == near).unwrap_or(region);
+                Channels { group, count: near.len(), can_rest }
+            }
+        }
+    }
+
+    fn rest(&self, region: usize, channel: usize) {
+        self.portal.rest(self.numbered(region, channel));
+    }
+
+    fn go_on(&self, region: usize, channel: usize) {
+        self.portal.go_on(self.numbered(region, channel));
     }
 }

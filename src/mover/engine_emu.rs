@@ -105,6 +105,8 @@ struct Channel {
     /// The first of the ring is with the device.
     held: bool,
     suspended: bool,
+    /// The same, by the channel manager.
+    rests: bool,
 }
 
 /// A descriptor and how far the device is with it.
@@ -227,6 +229,19 @@ impl Portal for Emulated {
         self.shared.state.lock().channels[channel].suspended = false;
         self.shared.changed.notify_all();
     }
+
+    fn can_rest(&self) -> bool {
+        true
+    }
+
+    fn rest(&self, channel: usize) {
+        self.shared.state.lock().channels[channel].rests = true;
+    }
+
+    fn go_on(&self, channel: usize) {
+        self.shared.state.lock().channels[channel].rests = false;
+        self.shared.changed.notify_all();
+    }
 }
 
 impl Drop for Emulated {
@@ -286,7 +301,7 @@ impl Device<'_> {
                 let Some(job) = channel.ring.front() else { continue };
                 empty = false;
                 let begins = if gone || closed { now } else { job.begins };
-                if channel.suspended && !gone && !closed {
+                if (channel.suspended || channel.rests) && !gone && !closed {
                     continue;
                 }
                 if begins > now {

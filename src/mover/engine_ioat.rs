@@ -24,7 +24,7 @@
 
 use std::io;
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_utils::CachePadded;
@@ -38,6 +38,7 @@ use super::engine_port::{
     Awaited, Capability, Dram, Durability, Engine, Place, RawTransfer, Refused, Routes, Ticket,
 };
 use super::ioat::{self, State};
+use super::manager::Channels;
 use super::pairing::{End, PAGE_BYTES, Part, plan, unpaired};
 use super::profile::SMALLEST_BYTES;
 use crate::media::{LINE, Media, crc32c};
@@ -187,6 +188,8 @@ pub struct Ioat<D: Device> {
     pin_refusals: AtomicU32,
     gone: AtomicBool,
     said_failed: AtomicBool,
+    /// The channel that the channel manager holds; none: `usize::MAX`.
+    at_rest: AtomicUsize,
     counters: Counters,
     /// Given back when the device provably does not use it any more.
     memory: ManuallyDrop<Memory>,
@@ -365,6 +368,7 @@ impl<D: Device> Ioat<D> {
             pin_refusals: AtomicU32::new(0),
             gone: AtomicBool::new(false),
             said_failed: AtomicBool::new(false),
+            at_rest: AtomicUsize::new(usize::MAX),
             counters: Counters::default(),
             memory: ManuallyDrop::new(memory),
         };
@@ -828,6 +832,27 @@ impl<M: Media, D: Device> Engine<M> for Ioat<D> {
 
     fn resume(&self, _region: usize) {
         self.channels.iter().for_each(|channel| channel.resume(&self.device));
+    }
+
+    /// Where devices are on several nodes, which one a region's copies go to is known copy by copy only: none rests.
+    fn channels(&self, _region: usize) -> Channels {
+        let can_rest = self.channels.windows(2).all(|pair| pair[0].node == pair[1].node);
+        Channels { group: 0, count: self.channels.len(), can_rest }
+    }
+
+    fn rest(&self, _region: usize, channel: usize) {
+        if let Some(n) = self.pick(self.channels[0].node, channel) {
+            self.at_rest.store(n, Ordering::Relaxed);
+            self.suspend_channel(n);
+        }
+    }
+
+    /// The one that was told to rest: others may have retired meanwhile, and the numbers are those of channels that work.
+    fn go_on(&self, _region: usize, _channel: usize) {
+        let n = self.at_rest.swap(usize::MAX, Ordering::Relaxed);
+        if n < self.channels.len() {
+            self.resume_channel(n);
+        }
     }
 }
 

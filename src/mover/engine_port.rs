@@ -6,6 +6,7 @@
 use std::time::Instant;
 
 use super::completion::{Completion, Status};
+use super::manager::Channels;
 use super::profile::SMALLEST_BYTES;
 use crate::account::waiting;
 use crate::media::{Addr, Fault, Flushed, Media};
@@ -367,6 +368,19 @@ pub trait Engine<M: Media>: Send + Sync {
     fn suspend(&self, region: usize);
 
     fn resume(&self, region: usize);
+
+    /// The channels in front of a region, as [`submit`](Engine::submit) numbers them. Regions that share channels have the
+    /// same group, one of the regions' numbers.
+    fn channels(&self, _region: usize) -> Channels {
+        Channels { group: 0, count: self.capability().channels.max(1), can_rest: false }
+    }
+
+    /// From now on this channel begins nothing, and stops where it can in the middle; what is handed over waits there.
+    /// Returns once the device was told. Of engines whose channels can rest.
+    fn rest(&self, _region: usize, _channel: usize) {}
+
+    /// It goes on.
+    fn go_on(&self, _region: usize, _channel: usize) {}
 }
 
 /// A ticket, as the ladder has it.

@@ -5,6 +5,7 @@ use parking_lot::Mutex;
 
 use super::completion::Completion;
 use super::engine_port::{Capability, Engine, RawTransfer, Refused, Ticket, copy_batch};
+use super::manager::Channels;
 use crate::account::waiting;
 use crate::media::Media;
 use crate::wait::{Bell, Ending, Holding, until};
@@ -105,5 +106,10 @@ impl<M: Media> Engine<M> for Semaphore {
         let gate = &self.regions[region];
         gate.state.lock().suspended = false;
         gate.opened.ring();
+    }
+
+    /// A gate of its own for each region.
+    fn channels(&self, region: usize) -> Channels {
+        Channels { group: region, count: 1, can_rest: false }
     }
 }

@@ -5,28 +5,43 @@
 //! share is copied after that, while the engine works. With a checksum each batch is one transfer, whose checksum
 //! begins anew: they end in any order, and are joined at the end.
 //!
+//! What has a class goes by the channel manager. Of class bandwidth pieces are *held back* until they are let in: the
+//! flight has those, and whoever polls it or waits for it hands them over.
+//!
 //! **Invariants.**
 //! 1. Whoever begins a flight vouches for its bytes until it has ended; engine and media are those it ends with.
 //! 2. What a thread of the flight stored itself it has fenced before it returns, because a fence is for the own
 //!    thread's stores only: what has ended is durable as far as a fence makes it so.
 //! 3. A flight that is dropped has ended: while this code has one that has not, it is in a [`Landing`].
+//! 4. Whoever was let in by the channel manager leaves it once: when its batch is waited for.
 
+use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::task::Waker;
 use std::time::Instant;
 
 use smallvec::SmallVec;
 
+use super::class::{Class, Via};
+use super::completion::Completion;
 use super::dsa::{BATCH_MAX, TRANSFER_BYTES_MAX};
-use super::engine_port::{Awaited, Durability, End, Engine, RawTransfer, Ticket, Transfer};
+use super::engine_port::{Awaited, Durability, End, Engine, RawTransfer, Refused, Ticket, Transfer};
+use super::manager::{Entered, PIECE_BYTES};
+use super::owners;
 use super::schedule::{Decision, Direction, Expected, Job, decide};
 use super::{EngineKind, Mover, Running};
+use crate::account::waiting;
 use crate::media::{Fault, Flushed, Media, crc32c_join};
-use crate::wait::{Holding, Seat, Seen, until};
+use crate::wait::{Bell, Ending, Holding, Seat, Seen, until};
 
 /// See the file's head.
 #[derive(Debug, Default)]
 pub(crate) struct Flight {
     batches: SmallVec<[Batch; 1]>,
+    /// With a class: where it is counted with others that end in turn. The channel manager is to be driven for it.
+    place: Option<(usize, usize)>,
+    /// Of class bandwidth: what was not let in yet.
+    held: Option<Held>,
     /// Of a read that is shared with the CPU and nothing else: its bytes, the CPU's part, and in how many nanoseconds.
     shared: Option<(usize, u64, u64)>,
     /// With a checksum: of all parts in the order of the request, each from 0; and how many bytes each has.
@@ -37,6 +52,14 @@ pub(crate) struct Flight {
     looked: Option<Instant>,
 }
 
+/// Pieces that wait, and for whom.
+#[derive(Debug)]
+struct Held {
+    kind: EngineKind,
+    seat: owners::Seat,
+    pieces: VecDeque<Batch>,
+}
+
 /// With an engine.
 #[derive(Debug)]
 struct Batch {
@@ -45,7 +68,9 @@ struct Batch {
     channel: usize,
     /// None once it was waited for.
     ticket: Option<Ticket>,
-    /// Of its end; none before it is submitted.
+    /// With a class, and the ticket.
+    entered: Option<Entered>,
+    /// Of its end; none before it is submitted, and none of class bandwidth: nobody knows how long its channel rests.
     expected: Option<Expected>,
     /// How somebody who waited saw its end.
     seen: Option<Seen>,
@@ -69,8 +94,22 @@ impl Batch {
         }
     }
 
+    /// It is of class bandwidth, and was let in.
+    fn is_piece(&self) -> bool {
+        self.entered.as_ref().is_some_and(Entered::is_of_bandwidth)
+    }
+
     fn bytes(&self) -> usize {
         self.transfers.iter().map(|transfer| transfer.len).sum()
+    }
+
+    fn direction(&self) -> Direction {
+        if self.transfers[0].is_to_media() { Direction::Write } else { Direction::Read }
+    }
+
+    /// What its checksum begins with, where the engine is to make one.
+    fn seed(&self, crc: bool) -> Option<u32> {
+        (crc && self.transfers[0].is_to_media()).then_some(0)
     }
 }
 
@@ -83,10 +122,43 @@ struct Landing<'a, M: Media> {
 impl<M: Media> Drop for Landing<'_, M> {
     fn drop(&mut self) {
         for batch in &mut self.flight.batches {
-            if let (Some(ticket), Some(engine)) = (batch.ticket.take(), self.mover.engine(batch.kind)) {
-                engine.wait(ticket);
-            }
+            self.mover.wait(batch);
         }
+        self.mover.let_go(&mut self.flight);
+    }
+}
+
+/// A batch that may be on a channel at rest: who looks drives the channel manager.
+struct Driven<'a, M: Media>(&'a Mover<M>, &'a Batch);
+
+impl<M: Media> Ending for Driven<'_, M> {
+    fn look(&self) -> bool {
+        let Driven(mover, batch) = self;
+        mover.drive_for(batch);
+        mover.batch_has_ended(batch)
+    }
+}
+
+/// A flight with pieces held back, until one is let in or has ended. Made by who vouches for what [`Mover::end`] asks.
+struct GoesOn<'a, M: Media> {
+    mover: &'a Mover<M>,
+    media: &'a M,
+    flight: RefCell<&'a mut Flight>,
+    /// Of it, when the wait began.
+    left: usize,
+    bell: Option<&'a Bell>,
+}
+
+impl<M: Media> Ending for GoesOn<'_, M> {
+    fn look(&self) -> bool {
+        let mut flight = self.flight.borrow_mut();
+        // SAFETY: whoever made this vouches for it.
+        unsafe { self.mover.go_through(self.media, &mut flight) };
+        flight.left() < self.left
+    }
+
+    fn bell(&self) -> Option<&Bell> {
+        self.bell
     }
 }
 
@@ -97,6 +169,7 @@ struct Cut {
     own: SmallVec<[(RawTransfer, usize); 4]>,
     pending: SmallVec<[Batch; 1]>,
     parts: usize,
+    class: Option<Class>,
     /// The CPU has a share of a read that is its own by nothing but the schedule.
     shared: bool,
 }
@@ -126,19 +199,31 @@ impl Cut {
         let sum = self.next_sum(part.len);
         let alone = self.sums.is_some();
         let descriptors = |t: &RawTransfer| t.len.div_ceil(TRANSFER_BYTES_MAX);
-        let room = self.pending.iter_mut().rfind(|batch| {
+        let bytes_max = if self.in_pieces() { PIECE_BYTES } else { usize::MAX };
+        let has_room = |batch: &&mut Batch| {
             let taken: usize = batch.transfers.iter().map(descriptors).sum();
-            !alone && batch.region == region && taken + descriptors(&part) <= BATCH_MAX
-        });
+            let fits = taken + descriptors(&part) <= BATCH_MAX && batch.bytes() + part.len <= bytes_max;
+            !alone && batch.region == region && fits
+        };
+        // Pieces are many, and all but the last are full.
+        let room = match self.in_pieces() {
+            true => self.pending.last_mut().filter(has_room),
+            false => self.pending.iter_mut().rfind(has_room),
+        };
         match room {
             Some(batch) => batch.transfers.push(part),
             None => {
                 let transfers = SmallVec::from_slice(&[part]);
-                let (ticket, expected, seen) = (None, None, None);
-                let channel = 0;
-                self.pending.push(Batch { kind, region, channel, ticket, expected, seen, transfers, sum });
+                let (channel, ticket, entered, expected, seen) = (0, None, None, None, None);
+                let batch = Batch { kind, region, channel, ticket, entered, expected, seen, transfers, sum };
+                self.pending.push(batch);
             }
         }
+    }
+
+    /// The channel manager wants no more than a piece at a time.
+    fn in_pieces(&self) -> bool {
+        matches!(self.class, Some(Class::Bandwidth(_)))
     }
 }
 
@@ -153,14 +238,16 @@ impl<M: Media> Mover<M> {
     pub(crate) unsafe fn begin(
         &self,
         media: &M,
-        via: Option<EngineKind>,
+        via: impl Into<Via>,
         transfers: &[RawTransfer],
         crc: bool,
         waits: bool,
     ) -> Flight {
-        let sums = crc.then(SmallVec::new);
-        let mut cut = Cut { sums, own: SmallVec::new(), pending: SmallVec::new(), parts: 0, shared: false };
-        let kind = via.unwrap_or_else(|| self.kind());
+        let (sums, via) = (crc.then(SmallVec::new), via.into());
+        let class = self.class_of(via);
+        let (own, pending) = (SmallVec::new(), SmallVec::new());
+        let mut cut = Cut { sums, own, pending, parts: 0, class, shared: false };
+        let kind = via.engine.unwrap_or_else(|| self.kind());
         for transfer in transfers {
             let mut done = 0;
             while done < transfer.len {
@@ -170,27 +257,44 @@ impl<M: Media> Mover<M> {
                 done += len;
             }
         }
+        let in_pieces = cut.in_pieces();
         let Cut { sums, mut own, pending, shared, .. } = cut;
         let mut landing = Landing { mover: self, flight: Flight { sums, ..Flight::default() } };
-        let last = pending.len().wrapping_sub(1);
-        for (n, mut batch) in pending.into_iter().enumerate() {
+        if let Some(Class::Bandwidth(owner)) = class
+            && !pending.is_empty()
+        {
+            let run = self.running(kind).expect("it has pieces");
+            let seat = run.manager.join(owner, run.manager.now());
+            // A place that nobody else has, even if its channel is the only one: what is held back holds up whatever
+            // ends in turn behind it.
+            let first = pending[0].region;
+            landing.flight.place = Some((first, run.channels(first).of_bandwidth().max(1)));
+            landing.flight.held = Some(Held { kind, seat, pieces: pending.into_iter().collect() });
             // SAFETY: the caller's.
-            match unsafe { self.hand_over(media, &batch, crc, waits && n == last) } {
-                Some((ticket, channel, expected)) => {
-                    (batch.ticket, batch.channel, batch.expected) = (Some(ticket), channel, Some(expected));
-                    landing.flight.batches.push(batch);
+            unsafe { self.let_in(media, &mut landing.flight) };
+        } else {
+            let last = pending.len().wrapping_sub(1);
+            for (n, mut batch) in pending.into_iter().enumerate() {
+                // SAFETY: the caller's.
+                match unsafe { self.hand_over(media, &mut batch, class, crc, waits && n == last) } {
+                    true => landing.flight.batches.push(batch),
+                    // With checksums it is one transfer; without them nobody looks at the place.
+                    false => own.extend(batch.transfers.iter().map(|transfer| (*transfer, batch.sum))),
                 }
-                // With checksums it is one transfer; without them nobody looks at the place.
-                None => own.extend(batch.transfers.iter().map(|transfer| (*transfer, batch.sum))),
+            }
+            if class.is_some() {
+                landing.flight.place = Some(landing.flight.channel());
             }
         }
         // Who waits does the first itself, where it helps; the others begin beside it.
         let mut own_turn = waits;
-        self.for_each_under_way(&landing.flight, |engine, ticket| {
-            if !std::mem::take(&mut own_turn) {
-                engine.start(ticket);
-            }
-        });
+        if !in_pieces {
+            self.for_each_under_way(&landing.flight, |engine, ticket| {
+                if !std::mem::take(&mut own_turn) {
+                    engine.start(ticket);
+                }
+            });
+        }
         let begun = shared.then(Instant::now);
         let (mut bytes, mut stored) = (0, false);
         for (part, sum) in own {
@@ -212,8 +316,9 @@ impl<M: Media> Mover<M> {
 
     /// Whether a copy of so many bytes to media, handed over, is likely to go on when the call returns: it is not the
     /// calling thread that copies, and by its thresholds the engine is worth it.
-    pub(crate) fn outlives(&self, via: Option<EngineKind>, bytes: usize, waits: bool) -> bool {
-        let kind = via.unwrap_or_else(|| self.kind());
+    pub(crate) fn outlives(&self, via: impl Into<Via>, bytes: usize, waits: bool) -> bool {
+        let via = via.into();
+        let kind = via.engine.unwrap_or_else(|| self.kind());
         let copies_here = kind == EngineKind::Semaphore || kind == EngineKind::Delegate && waits;
         self.takes(via, bytes)
             && !copies_here
@@ -235,7 +340,7 @@ impl<M: Media> Mover<M> {
     pub(super) fn carry_all(
         &self,
         media: &M,
-        via: Option<EngineKind>,
+        via: impl Into<Via>,
         transfers: &mut [Transfer<'_>],
         crc: Option<u32>,
         holding: Holding,
@@ -246,7 +351,11 @@ impl<M: Media> Mover<M> {
         unsafe {
             let flight = self.begin(media, via, &raw, crc.is_some(), holding.keeps_thread());
             let mut landing = Landing { mover: self, flight };
-            self.await_flight(&mut landing.flight, holding);
+            match holding {
+                // Who holds nothing is in no operation, whose account this would be.
+                Holding::Nothing => self.await_flight(media, &mut landing.flight, holding),
+                Holding::Something => waiting(|| self.await_flight(media, &mut landing.flight, holding)),
+            }
             self.end(media, &mut landing.flight)?;
             Ok(landing.flight.crc(crc))
         }
@@ -266,7 +375,7 @@ impl<M: Media> Mover<M> {
             media: part.at.0,
             dram: part.address() as u64,
         };
-        let share = if shares { scheduler.share(part.len) } else { 0.0 };
+        let share = if shares && !cut.in_pieces() { scheduler.share(part.len) } else { 0.0 };
         let (from, until, part) = match decide(&job, &capability, limits, share) {
             Decision::Cpu(_) => return cut.own(part),
             Decision::Engine { head, tail, route } => (head, part.len - tail, part.by(route)),
@@ -278,6 +387,8 @@ impl<M: Media> Mover<M> {
         cut.own(part.part(0, from));
         // No more than one batch holds.
         let batch_bytes_max = capability.largest_bytes.min(BATCH_MAX * TRANSFER_BYTES_MAX);
+        let batch_bytes_max =
+            if cut.in_pieces() { batch_bytes_max.min(PIECE_BYTES) } else { batch_bytes_max };
         for at in (from..until).step_by(batch_bytes_max) {
             let len = (until - at).min(batch_bytes_max);
             cut.hand_over(kind, region, part.part(at, len));
@@ -285,7 +396,7 @@ impl<M: Media> Mover<M> {
         cut.own(part.part(until, part.len - until));
     }
 
-    /// None where the engine takes nothing.
+    /// Whether the engine takes it. Not of class bandwidth.
     ///
     /// # Safety
     ///
@@ -293,53 +404,245 @@ impl<M: Media> Mover<M> {
     unsafe fn hand_over(
         &self,
         media: &M,
-        batch: &Batch,
+        batch: &mut Batch,
+        class: Option<Class>,
         crc: bool,
         helps: bool,
-    ) -> Option<(Ticket, usize, Expected)> {
-        let Running { engine, scheduler, limits, capability } = self.running(batch.kind)?;
-        let to_media = batch.transfers[0].is_to_media();
-        let direction = if to_media { Direction::Write } else { Direction::Read };
-        let crc = (crc && to_media).then_some(0);
-        let ticket = scheduler.claim(batch.region, &capability, limits).and_then(|claim| {
-            let (region, channel) = (batch.region, claim.channel);
+    ) -> bool {
+        let Some(run) = self.running(batch.kind) else { return false };
+        let (region, crc) = (batch.region, batch.seed(crc));
+        let (direction, bytes) = (batch.direction(), batch.bytes());
+        let entered = match class {
+            None => None,
+            Some(_) => {
+                let (manager, channels) = (run.manager, run.channels(region));
+                let rest = |rests| run.rest(region, channels, rests);
+                match manager.enter_latency(channels, direction, bytes as u64, manager.now(), &rest) {
+                    Some(entered) => Some(entered),
+                    // A read that the CPU makes.
+                    None => return false,
+                }
+            }
+        };
+        let ticket = run.scheduler.claim(region, &run.unclassed(region), run.limits).and_then(|claim| {
+            batch.channel = entered.as_ref().map_or(claim.channel, |entered| entered.channel);
             // SAFETY: the caller vouches for the bytes and for media until the flight has ended.
             let ticket = unsafe {
                 match helps {
-                    true => engine.submit_and_help(media, region, channel, &batch.transfers, crc),
-                    false => engine.submit(media, region, channel, &batch.transfers, crc),
+                    true => run.engine.submit_and_help(media, region, batch.channel, &batch.transfers, crc),
+                    false => run.engine.submit(media, region, batch.channel, &batch.transfers, crc),
                 }
             };
-            let ticket = ticket.ok()?;
-            claim.keep();
-            Some((ticket, channel, scheduler.expect((region, channel), direction, batch.bytes())))
+            ticket.ok().inspect(|_| claim.keep())
         });
-        if ticket.is_none() {
+        let took = ticket.is_some();
+        match (ticket, entered) {
+            (Some(ticket), entered) => {
+                (batch.ticket, batch.entered) = (Some(ticket), entered);
+                batch.expected = Some(run.scheduler.expect((region, batch.channel), direction, bytes));
+            }
+            (None, Some(entered)) => {
+                let channels = run.channels(region);
+                run.manager.take_back(channels, entered, false, &|rests| run.rest(region, channels, rests));
+            }
+            (None, None) => {}
+        }
+        if !took {
             self.count_busy();
         }
-        ticket
+        took
     }
 
-    /// Whether all of it has ended, and is to be [ended](Mover::end) without waiting.
-    pub(crate) fn has_ended(&self, flight: &mut Flight) -> bool {
-        let ended = flight.batches.iter().all(|batch| match (&batch.ticket, self.engine(batch.kind)) {
-            (Some(ticket), Some(engine)) => engine.poll(ticket),
-            _ => true,
-        });
+    /// Hands over the pieces that are let in; what the engine refuses of them the calling thread copies, and fences.
+    ///
+    /// # Safety
+    ///
+    /// As for [`end`](Mover::end).
+    unsafe fn let_in(&self, media: &M, flight: &mut Flight) {
+        let Some(Held { kind, seat, mut pieces }) = flight.held.take() else { return };
+        let run = self.running(kind).expect("it has pieces");
+        let Running { engine, manager, .. } = run;
+        // Regions whose channels let nothing in for now.
+        let mut full: SmallVec<[usize; 4]> = SmallVec::new();
+        let (mut next, mut stored) = (0, false);
+        while next < pieces.len() {
+            let region = pieces[next].region;
+            let channels = run.channels(region);
+            let rest = |rests| run.rest(region, channels, rests);
+            let (direction, bytes) = (pieces[next].direction(), pieces[next].bytes() as u64);
+            let own = flight.batches.iter().filter(|batch| batch.ticket.is_some()).count() as u32;
+            let entered = match full.contains(&channels.group) {
+                true => None,
+                false => {
+                    manager.enter_bandwidth(channels, (seat, own), direction, bytes, manager.now(), &rest)
+                }
+            };
+            let Some(entered) = entered else {
+                if !full.contains(&channels.group) {
+                    full.push(channels.group);
+                }
+                // What comes after goes elsewhere, if at all.
+                match pieces
+                    .iter()
+                    .skip(next)
+                    .position(|piece| !full.contains(&run.channels(piece.region).group))
+                {
+                    Some(further) => next += further,
+                    None => break,
+                }
+                continue;
+            };
+            let mut piece = pieces.remove(next).expect("it is there");
+            let crc = piece.seed(flight.sums.is_some());
+            // SAFETY: the caller vouches for the bytes and for media until the flight has ended.
+            match unsafe { engine.submit(media, region, entered.channel, &piece.transfers, crc) } {
+                Ok(ticket) => {
+                    // Nobody waits especially for it.
+                    engine.start(&ticket);
+                    stored |= ticket.completion().is_some();
+                    piece.channel = entered.channel;
+                    (piece.ticket, piece.entered) = (Some(ticket), Some(entered));
+                    flight.batches.push(piece);
+                }
+                // Its own make room, and somebody waits for them.
+                Err(Refused::Full) if own > 0 => {
+                    manager.take_back(channels, entered, true, &rest);
+                    full.push(channels.group);
+                    pieces.insert(next, piece);
+                }
+                Err(_) => {
+                    manager.take_back(channels, entered, false, &rest);
+                    self.count_busy();
+                    for transfer in piece.transfers {
+                        // SAFETY: the caller's.
+                        unsafe { flight.copy(media, transfer, piece.sum) };
+                    }
+                    stored = true;
+                }
+            }
+        }
+        if stored {
+            media.fence(Flushed::issued());
+        }
+        flight.held = Some(Held { kind, seat, pieces });
+        if flight.held.as_ref().is_some_and(|held| held.pieces.is_empty()) {
+            self.let_go(flight);
+        }
+    }
+
+    /// What is held back is nobody's any more.
+    fn let_go(&self, flight: &mut Flight) {
+        if let Some(held) = flight.held.take() {
+            self.running(held.kind).expect("it has pieces").manager.part(held.seat);
+        }
+    }
+
+    /// Whether all of it has ended, and is to be [ended](Mover::end) without waiting. Of class bandwidth it hands over what
+    /// is let in.
+    ///
+    /// # Safety
+    ///
+    /// As for [`end`](Mover::end).
+    pub(crate) unsafe fn has_ended(&self, media: &M, flight: &mut Flight) -> bool {
+        if flight.place.is_some() {
+            // SAFETY: the caller's.
+            unsafe { self.go_through(media, flight) };
+        }
+        let ended = flight.held.is_none() && flight.batches.iter().all(|batch| self.batch_has_ended(batch));
         if !ended {
             flight.looked = Some(Instant::now());
         }
         ended
     }
 
-    /// Waits until the engines are through, and changes nothing: it is to be [ended](Mover::end) then. In a uthread that
-    /// holds nothing others run meanwhile.
-    pub(super) fn await_flight(&self, flight: &mut Flight, holding: Holding) {
+    fn batch_has_ended(&self, batch: &Batch) -> bool {
+        match (&batch.ticket, self.engine(batch.kind)) {
+            (Some(ticket), Some(engine)) => engine.poll(ticket),
+            _ => true,
+        }
+    }
+
+    /// Finishes the pieces of a flight that have ended, hands over more, and drives the channel manager. What is of class
+    /// latency ends as what has no class does: whoever waited for it says first how it saw the end.
+    ///
+    /// # Safety
+    ///
+    /// As for [`end`](Mover::end).
+    unsafe fn go_through(&self, media: &M, flight: &mut Flight) {
+        let mut n = 0;
+        while n < flight.batches.len() {
+            if flight.batches[n].is_piece() && self.batch_has_ended(&flight.batches[n]) {
+                // SAFETY: the caller's.
+                unsafe { self.finish(media, flight, n) };
+                flight.batches.remove(n);
+            } else {
+                n += 1;
+            }
+        }
+        // SAFETY: the caller's.
+        unsafe { self.let_in(media, flight) };
+        flight.batches.iter().for_each(|batch| self.drive_for(batch));
+    }
+
+    /// Drives the channel manager for a batch that waits.
+    fn drive_for(&self, batch: &Batch) {
+        if batch.entered.is_some()
+            && batch.ticket.is_some()
+            && let Some(run) = self.running(batch.kind)
+        {
+            let channels = run.channels(batch.region);
+            let rest = |rests| run.rest(batch.region, channels, rests);
+            run.manager.drive(channels, run.manager.now(), &rest);
+        }
+    }
+
+    /// Whether a batch may be on a channel at rest, which goes on only if somebody looks: so nobody sleeps until a bell
+    /// rings for it.
+    fn is_driven(&self, batch: &Batch) -> bool {
+        batch.entered.is_some()
+            && batch.ticket.is_some()
+            && self.running(batch.kind).is_some_and(|run| run.channels(batch.region).can_rest)
+    }
+
+    /// Waits until nothing is held back any more.
+    ///
+    /// # Safety
+    ///
+    /// As for [`end`](Mover::end).
+    unsafe fn await_held(&self, media: &M, flight: &mut Flight, holding: Holding) {
+        // Each step is a wait of its own: see `held_back`.
+        while flight.held.is_some() {
+            // What has ended makes room, and a bell may tell of the first.
+            let first = flight.batches.first().filter(|batch| !self.is_driven(batch));
+            let bell = first.and_then(|batch| self.engine(batch.kind)?.bell(batch.ticket.as_ref()?));
+            let left = flight.left();
+            until(&GoesOn { mover: self, media, flight: RefCell::new(flight), left, bell }, None, holding);
+        }
+    }
+
+    /// Waits for one batch on the ladder. None where it was waited for.
+    fn await_batch(&self, batch: &Batch, holding: Holding) -> Option<Seen> {
+        let (ticket, engine) = (batch.ticket.as_ref()?, self.engine(batch.kind)?);
+        let due = batch.expected.and_then(|expected| expected.due);
+        Some(match self.is_driven(batch) {
+            true => until(&Driven(self, batch), due, holding),
+            false => until(&Awaited(engine, ticket), due, holding),
+        })
+    }
+
+    /// Waits until the engines are through: it is to be [ended](Mover::end) then. In a uthread that holds nothing others
+    /// run meanwhile. Of class bandwidth it hands over what is let in.
+    ///
+    /// # Safety
+    ///
+    /// As for [`end`](Mover::end).
+    pub(super) unsafe fn await_flight(&self, media: &M, flight: &mut Flight, holding: Holding) {
+        // SAFETY: the caller's.
+        unsafe { self.await_held(media, flight, holding) };
         for batch in &mut flight.batches {
             if let (Some(ticket), Some(engine)) = (&batch.ticket, self.engine(batch.kind)) {
                 engine.help(ticket);
-                let due = batch.expected.and_then(|expected| expected.due);
-                batch.seen = Some(until(&Awaited(engine, ticket), due, holding));
+                batch.seen = self.await_batch(batch, holding);
             }
         }
     }
@@ -358,11 +661,34 @@ impl<M: Media> Mover<M> {
         });
     }
 
-    /// Whether somebody rings for all that is under way.
+    /// Whether somebody rings for all of it. Not while pieces are held back: those are let in by who looks.
     pub(crate) fn rings(&self, flight: &Flight) -> bool {
-        let mut rings = true;
+        let mut rings = flight.held.is_none() && !flight.batches.iter().any(|batch| self.is_driven(batch));
         self.for_each_under_way(flight, |engine, ticket| rings &= engine.bell(ticket).is_some());
         rings
+    }
+
+    /// Waits for one batch, and gives back its places: how it ended, and whether its engine tells. None where it was waited
+    /// for.
+    fn wait(&self, batch: &mut Batch) -> Option<(Completion, bool)> {
+        let run = self.running(batch.kind)?;
+        let (region, channels) = (batch.region, run.channels(batch.region));
+        if self.is_driven(batch) {
+            let seen = self.await_batch(batch, Holding::Something).filter(|seen| *seen != Seen::AtOnce);
+            batch.seen = batch.seen.or(seen);
+        }
+        let ticket = batch.ticket.take()?;
+        let told = run.engine.bell(&ticket).is_some();
+        let completion = run.engine.wait(ticket);
+        if !batch.is_piece() {
+            run.scheduler.give_back(region);
+        }
+        if let Some(entered) = batch.entered.take() {
+            run.manager.leave(channels, entered, run.manager.now(), &|rests| {
+                run.rest(region, channels, rests);
+            });
+        }
+        Some((completion, told))
     }
 
     /// Waits for the engines, and does what they left undone. Afterwards nobody uses the bytes any more.
@@ -371,72 +697,103 @@ impl<M: Media> Mover<M> {
     ///
     /// The flight was begun with this mover and these media, and its bytes are there.
     pub(crate) unsafe fn end(&self, media: &M, flight: &mut Flight) -> Result<(), Fault> {
+        // SAFETY: the caller's.
+        unsafe { self.await_held(media, flight, Holding::Something) };
         for n in 0..flight.batches.len() {
-            let batch = &mut flight.batches[n];
-            let Some(ticket) = batch.ticket.take() else { continue };
-            let run = self.running(batch.kind).expect("it took the batch");
-            let told = run.engine.bell(&ticket).is_some();
-            let completion = run.engine.wait(ticket);
-            run.scheduler.give_back(batch.region);
-            let bytes = batch.bytes();
-            if let (Some((whole, own, own_ns)), 1) = (flight.shared.take(), flight.batches.len())
-                && own + completion.bytes == whole as u64
-            {
-                run.scheduler.shared(whole, (completion.bytes, completion.nanoseconds), (own, own_ns));
-            }
-            let batch = &mut flight.batches[n];
-            let (mut done, sum, to_media) =
-                (self.ended(&completion, bytes), batch.sum, batch.transfers[0].is_to_media());
-            let end = End { completion, seen: batch.seen(flight.looked), told };
-            run.met(batch.expected, done == bytes, &end);
-            let writes_back = to_media && completion.durability == Durability::WriteBack;
-            if done > 0
-                && to_media
-                && let Some(sums) = &mut flight.sums
-            {
-                sums[sum].0 = completion.crc;
-            }
-            for transfer in std::mem::take(&mut batch.transfers) {
-                let whole = done.min(transfer.len);
-                if writes_back && whole > 0 {
-                    media.fence(media.write_back(transfer.at, whole));
-                }
-                if !to_media && flight.sums.is_some() {
-                    // SAFETY: the caller's; this reads what was just copied.
-                    unsafe { flight.sum_up(&transfer.part(0, whole), sum) };
-                }
-                if whole < transfer.len {
-                    // SAFETY: the caller's.
-                    unsafe { flight.copy(media, transfer.part(whole, transfer.len - whole), sum) };
-                    media.fence(Flushed::issued());
-                }
-                done -= whole;
-            }
+            // SAFETY: the caller's.
+            unsafe { self.finish(media, flight, n) };
         }
         flight.fault.map_or(Ok(()), Err)
+    }
+
+    /// Waits for the batch of this number, and does what was left undone of it.
+    ///
+    /// # Safety
+    ///
+    /// As for [`end`](Mover::end).
+    unsafe fn finish(&self, media: &M, flight: &mut Flight, n: usize) {
+        // It stays in the flight, which is waited for should this panic.
+        let Some((completion, told)) = self.wait(&mut flight.batches[n]) else { return };
+        let batch = &flight.batches[n];
+        let run = self.running(batch.kind).expect("it took the batch");
+        let bytes = batch.bytes();
+        if let (Some((whole, own, own_ns)), 1) = (flight.shared.take(), flight.batches.len())
+            && own + completion.bytes == whole as u64
+        {
+            run.scheduler.shared(whole, (completion.bytes, completion.nanoseconds), (own, own_ns));
+        }
+        let batch = &mut flight.batches[n];
+        let (mut done, sum, to_media) =
+            (self.ended(&completion, bytes), batch.sum, batch.transfers[0].is_to_media());
+        let end = End { completion, seen: batch.seen(flight.looked), told };
+        run.met(batch.expected, done == bytes, &end);
+        let writes_back = to_media && completion.durability == Durability::WriteBack;
+        if done > 0
+            && to_media
+            && let Some(sums) = &mut flight.sums
+        {
+            sums[sum].0 = completion.crc;
+        }
+        for transfer in std::mem::take(&mut batch.transfers) {
+            let whole = done.min(transfer.len);
+            if writes_back && whole > 0 {
+                media.fence(media.write_back(transfer.at, whole));
+            }
+            if !to_media && flight.sums.is_some() {
+                // SAFETY: the caller's; this reads what was just copied.
+                unsafe { flight.sum_up(&transfer.part(0, whole), sum) };
+            }
+            if whole < transfer.len {
+                // SAFETY: the caller's.
+                unsafe { flight.copy(media, transfer.part(whole, transfer.len - whole), sum) };
+                media.fence(Flushed::issued());
+            }
+            done -= whole;
+        }
     }
 }
 
 impl Flight {
     /// The region and the channel of its first batch: what is handed over there ends in turn, more or less.
     pub(crate) fn channel(&self) -> (usize, usize) {
-        self.batches.first().map_or((0, 0), |batch| (batch.region, batch.channel))
+        let first = || self.batches.first().map_or((0, 0), |batch| (batch.region, batch.channel));
+        self.place.unwrap_or_else(first)
     }
 
     /// Whether all of it had ended when it was handed over. Asks no engine.
     pub(crate) fn ended_at_once(&self) -> bool {
-        self.batches
-            .iter()
-            .all(|batch| batch.ticket.as_ref().is_none_or(|ticket| ticket.completion().is_some()))
+        let has_ended =
+            |batch: &Batch| batch.ticket.as_ref().is_none_or(|ticket| ticket.completion().is_some());
+        self.held.is_none() && self.batches.iter().all(has_ended)
+    }
+
+    /// Whether it is of class bandwidth, and may be held back.
+    pub(crate) fn is_of_bandwidth(&self) -> bool {
+        self.held.is_some() || self.batches.iter().any(Batch::is_piece)
     }
 
     /// Whether engines have nothing of it: it ends without waiting.
     pub(crate) fn is_over(&self) -> bool {
-        self.batches.iter().all(|batch| batch.ticket.is_none())
+        self.held.is_none() && self.batches.iter().all(|batch| batch.ticket.is_none())
     }
 
-    /// When the last of it is expected to end; none where nobody knows.
+    /// How much is still to be done until nothing is held back and nothing under way: it becomes less with each piece that
+    /// is let in, and with each that has ended.
+    fn left(&self) -> usize {
+        self.batches.len() + self.held.as_ref().map_or(0, |held| 2 * held.pieces.len())
+    }
+
+    /// While pieces are held back: a number that becomes less with whatever goes on. Who waits for such a flight begins a
+    /// wait for each step: in one long wait it would look ever less often, and few pieces are let in at a look.
+    pub(crate) fn held_back(&self) -> Option<usize> {
+        self.held.as_ref().map(|_| self.left())
+    }
+
+    /// When the last of it is expected to end; none where nobody knows, as of pieces, held back or not.
     pub(crate) fn due(&self) -> Option<Instant> {
+        if self.held.is_some() {
+            return None;
+        }
         let dues = self.batches.iter().map(|batch| batch.expected.and_then(|expected| expected.due));
         dues.collect::<Option<SmallVec<[Instant; 4]>>>()?.into_iter().max()
     }

@@ -15,6 +15,7 @@
 //!
 //! What is stored is **not durable** on return, whoever stored it: it is when the caller has fenced.
 
+pub mod class;
 pub mod completion;
 pub mod copies;
 pub mod dsa;
@@ -35,14 +36,18 @@ pub(crate) mod flight;
 pub mod future;
 pub mod identity;
 pub mod ioat;
+pub mod manager;
 pub mod node;
+pub mod owners;
 mod pace;
 mod pacing;
 pub mod pairing;
 pub mod profile;
 #[cfg(feature = "profile-text")]
 pub mod profile_text;
+pub mod regulator;
 pub mod schedule;
+pub mod state;
 pub mod ticket;
 pub mod vfio;
 pub mod vfio_sysfs;
@@ -54,6 +59,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
+use class::{Class, Via};
 use completion::Completion;
 use dsa_sysfs::Places;
 use engine_delegate::Delegate;
@@ -63,6 +69,7 @@ use engine_emu::{Emulated, Model};
 use engine_ioat::{Bounds, Ioat};
 use engine_port::{Capability, Durability, End, Engine, Transfer, carry_expected, dram_address, store};
 use engine_semaphore::Semaphore;
+use manager::{Channels, Manager, Qos};
 use profile::{Lane, Limits, Profile, SMALLEST_BYTES};
 use schedule::{Decision, Direction, Expected, Job, Scheduler, decide};
 use vfio::Vfio;
@@ -200,6 +207,9 @@ struct Counters {
 /// Copies by the engine of one's choice.
 pub struct Mover<M: Media> {
     kind: EngineKind,
+    /// The class of whoever names none.
+    class: Option<Class>,
+    qos: Qos,
     /// Copies of so many bytes are not the calling thread's.
     smallest: AtomicUsize,
     profile: Profile,
@@ -220,6 +230,7 @@ pub struct Mover<M: Media> {
 struct Run<E> {
     engine: E,
     scheduler: Scheduler,
+    manager: Manager,
     limits: Limits,
 }
 
@@ -227,14 +238,41 @@ struct Run<E> {
 struct Running<'a, M: Media> {
     engine: &'a dyn Engine<M>,
     scheduler: &'a Scheduler,
+    manager: &'a Manager,
     limits: &'a Limits,
     capability: Capability,
 }
 
 impl<'a, M: Media> Running<'a, M> {
     fn of<E: Engine<M>>(run: &'a Run<E>) -> Running<'a, M> {
-        let engine: &dyn Engine<M> = &run.engine;
-        Running { engine, scheduler: &run.scheduler, limits: &run.limits, capability: engine.capability() }
+        Running::with(run, &run.engine)
+    }
+
+    fn with<E>(run: &'a Run<E>, engine: &'a dyn Engine<M>) -> Running<'a, M> {
+        let Run { scheduler, manager, limits, .. } = run;
+        Running { engine, scheduler, manager, limits, capability: engine.capability() }
+    }
+
+    /// The engine as copies without a class see it in front of a region: without the channel of class bandwidth, once
+    /// there is one.
+    #[inline]
+    fn unclassed(&self, region: usize) -> Capability {
+        match self.manager.is_parted() {
+            false => self.capability,
+            true => Capability { channels: self.engine.channels(region).of_others(), ..self.capability },
+        }
+    }
+
+    fn channels(&self, region: usize) -> Channels {
+        self.engine.channels(region)
+    }
+
+    /// Tells the channel of class bandwidth to rest, or to go on.
+    fn rest(&self, region: usize, channels: Channels, rests: bool) {
+        match rests {
+            true => self.engine.rest(region, channels.of_bandwidth()),
+            false => self.engine.go_on(region, channels.of_bandwidth()),
+        }
     }
 
     /// A batch was just submitted; when it is due.
@@ -266,6 +304,8 @@ impl<M: Media> Mover<M> {
         };
         let mover = Mover {
             kind,
+            class: None,
+            qos: Qos::default(),
             smallest: AtomicUsize::new(smallest(kind)),
             profile,
             regions: (0..media.regions()).map(known).collect(),
@@ -285,6 +325,11 @@ impl<M: Media> Mover<M> {
             run.engine.register(media);
         }
         mover
+    }
+
+    /// With a class for whoever names none, and with how much class bandwidth has to give way.
+    pub fn classed(self, class: Option<Class>, qos: Qos) -> Mover<M> {
+        Mover { class, qos, ..self }
     }
 
     fn emu_ioat(&self) -> Option<&Run<Ioat<engine_emu_ioat::Emulated>>> {
@@ -311,7 +356,8 @@ impl<M: Media> Mover<M> {
     /// An engine from elsewhere, which from now on is everybody's who names none. Once.
     pub fn give(&self, engine: Box<dyn Engine<M>>, limits: Limits) {
         let scheduler = Scheduler::new(self.regions.len());
-        let given = self.given.set(Run { engine, scheduler, limits });
+        let manager = Manager::new(self.regions.len(), self.qos);
+        let given = self.given.set(Run { engine, scheduler, manager, limits });
         assert!(given.is_ok(), "one engine is given");
         self.smallest.store(smallest(EngineKind::Given), Ordering::Relaxed);
     }
@@ -330,8 +376,8 @@ impl<M: Media> Mover<M> {
     /// Whether a copy is for [`store`](Mover::store) or [`load`](Mover::load): otherwise the calling thread copies it
     /// without further ado.
     #[inline]
-    pub fn takes(&self, via: Option<EngineKind>, bytes: usize) -> bool {
-        match via {
+    pub fn takes(&self, via: impl Into<Via>, bytes: usize) -> bool {
+        match via.into().engine {
             None => bytes >= self.smallest.load(Ordering::Relaxed),
             Some(kind) => bytes >= smallest(kind),
         }
@@ -352,7 +398,7 @@ impl<M: Media> Mover<M> {
         }
         let limits =
             *self.profile.limits(kind).expect("a profile has limits of each engine that is made here");
-        Run { engine, scheduler, limits }
+        Run { engine, scheduler, manager: Manager::new(self.regions.len(), self.qos), limits }
     }
 
     /// The engine itself: none is the calling thread.
@@ -379,10 +425,34 @@ impl<M: Media> Mover<M> {
             }
             EngineKind::EmuIoat => self.emu_ioat().map(Running::of),
             EngineKind::Ioat => self.ioat().map(Running::of),
-            EngineKind::Given => self.given.get().map(|run| {
-                let (engine, scheduler, limits) = (&*run.engine, &run.scheduler, &run.limits);
-                Running { engine, scheduler, limits, capability: engine.capability() }
-            }),
+            EngineKind::Given => self.given.get().map(|run| Running::with(run, &*run.engine)),
+        }
+    }
+
+    /// As `running`, of an engine that is in use already.
+    fn in_use(&self, kind: EngineKind) -> Option<Running<'_, M>> {
+        match kind {
+            EngineKind::Cpu => None,
+            EngineKind::Semaphore => self.semaphore.get().map(Running::of),
+            EngineKind::Delegate => self.delegate.get().map(Running::of),
+            EngineKind::Dsa => self.dsa.get()?.as_ref().map(Running::of),
+            EngineKind::Emu => self.emu.get().map(Running::of),
+            EngineKind::EmuIoat => self.emu_ioat.get()?.as_ref().map(Running::of),
+            EngineKind::Ioat => self.ioat.get()?.as_ref().map(Running::of),
+            EngineKind::Given => self.running(kind),
+        }
+    }
+
+    /// Ends epochs of the channel manager that are over, and lets channels go on that are due. Whoever begins, ends or
+    /// waits for a copy of a class does that as well: this is for those who do something else meanwhile.
+    pub fn drive(&self) {
+        for kind in EngineKind::NAMED.into_iter().chain([EngineKind::Given]) {
+            let Some(run) = self.in_use(kind).filter(|run| run.manager.is_parted()) else { continue };
+            let now = run.manager.now();
+            for region in 0..self.regions.len() {
+                let channels = run.channels(region);
+                run.manager.drive(channels, now, &|rests| run.rest(region, channels, rests));
+            }
         }
     }
 
@@ -401,9 +471,15 @@ impl<M: Media> Mover<M> {
         }
     }
 
+    /// The class of a copy.
+    #[inline]
+    fn class_of(&self, via: Via) -> Option<Class> {
+        via.class.or(self.class)
+    }
+
     /// The engine to use; none where the calling thread copies, which is counted where that was not asked for.
-    fn chosen(&self, via: Option<EngineKind>) -> Option<Running<'_, M>> {
-        let kind = via.unwrap_or_else(|| self.kind());
+    fn chosen(&self, via: Via) -> Option<Running<'_, M>> {
+        let kind = via.engine.unwrap_or_else(|| self.kind());
         let running = self.running(kind);
         if running.is_none() && kind != EngineKind::Cpu {
             self.counters.busy.fetch_add(1, Ordering::Relaxed);
@@ -416,25 +492,29 @@ impl<M: Media> Mover<M> {
     pub fn store(
         &self,
         media: &M,
-        via: Option<EngineKind>,
+        via: impl Into<Via>,
         at: Addr,
         from: &[u8],
         crc: Option<u32>,
     ) -> Result<(Option<u32>, Flushed), Fault> {
-        self.store_holding(media, via, at, from, crc, Holding::Something)
+        self.store_holding(media, via.into(), at, from, crc, Holding::Something)
     }
 
     /// As [`store`](Mover::store), for callers that know what they hold.
     pub(super) fn store_holding(
         &self,
         media: &M,
-        via: Option<EngineKind>,
+        via: Via,
         at: Addr,
         from: &[u8],
         mut crc: Option<u32>,
         holding: Holding,
     ) -> Result<(Option<u32>, Flushed), Fault> {
         check(media, at, from.len());
+        if self.class_of(via).is_some() {
+            let crc = self.carry_all(media, via, &mut [Transfer::to_media(at, from)], crc, holding)?;
+            return Ok((crc, Flushed::issued()));
+        }
         let Some(run) = self.chosen(via) else { return store(media, at, from, crc) };
         let mut flushed = Flushed::issued();
         let mut done = 0;
@@ -461,12 +541,12 @@ impl<M: Media> Mover<M> {
         from: &[u8],
         (crc, holding): (Option<u32>, Holding),
     ) -> Result<(Option<u32>, Flushed), Fault> {
-        let Running { engine, scheduler, limits, capability } = run;
+        let Running { engine, scheduler, limits, capability, .. } = run;
         let job = self.job(region, Direction::Write, at, from);
         let Decision::Engine { head, tail, route } = decide(&job, capability, limits, 0.0) else {
             return store(media, at, from, crc);
         };
-        let Some(claim) = scheduler.claim(region, capability, limits) else {
+        let Some(claim) = scheduler.claim(region, &run.unclassed(region), limits) else {
             self.count_busy();
             return store(media, at, from, crc);
         };
@@ -510,20 +590,25 @@ impl<M: Media> Mover<M> {
     }
 
     /// Copies from media. The caller keeps its thread while an engine copies. Panics for a range outside of media.
-    pub fn load(&self, media: &M, via: Option<EngineKind>, at: Addr, to: &mut [u8]) -> Result<(), Fault> {
-        self.load_holding(media, via, at, to, Holding::Something)
+    pub fn load(&self, media: &M, via: impl Into<Via>, at: Addr, to: &mut [u8]) -> Result<(), Fault> {
+        self.load_holding(media, via.into(), at, to, Holding::Something)
     }
 
     /// As [`load`](Mover::load), for callers that know what they hold.
     pub(super) fn load_holding(
         &self,
         media: &M,
-        via: Option<EngineKind>,
+        via: Via,
         at: Addr,
         to: &mut [u8],
         holding: Holding,
     ) -> Result<(), Fault> {
         check(media, at, to.len());
+        if self.class_of(via).is_some() {
+            return self
+                .carry_all(media, via, &mut [Transfer::FromMedia { at, to }], None, holding)
+                .map(drop);
+        }
         let Some(run) = self.chosen(via) else { return media.read(at, to) };
         let mut done = 0;
         while done < to.len() {
@@ -546,7 +631,7 @@ impl<M: Media> Mover<M> {
         to: &mut [u8],
         holding: Holding,
     ) -> Result<(), Fault> {
-        let Running { engine, scheduler, limits, capability } = run;
+        let Running { engine, scheduler, limits, capability, .. } = run;
         let bytes = to.len();
         let job = self.job(region, Direction::Read, at, to);
         let until = match decide(&job, capability, limits, scheduler.share(bytes)) {
@@ -554,7 +639,7 @@ impl<M: Media> Mover<M> {
             Decision::Engine { .. } => bytes,
             Decision::Shared { engine } => engine,
         };
-        let Some(claim) = scheduler.claim(region, capability, limits) else {
+        let Some(claim) = scheduler.claim(region, &run.unclassed(region), limits) else {
             self.count_busy();
             return media.read(at, to);
         };

@@ -80,6 +80,11 @@ struct State {
 }
 
 impl State {
+    /// See [`Flight::held_back`].
+    fn held_back(&self) -> Option<usize> {
+        self.flight.as_ref()?.held_back()
+    }
+
     fn is_through(&self) -> bool {
         self.flight.is_none() && (self.synced || self.outcome.is_err())
     }
@@ -90,12 +95,13 @@ impl State {
     }
 }
 
-/// What is waited for: that no engine is at it any more.
-struct Landed<'a, M: Media>(&'a Home<M>, &'a Arc<Op>);
+/// What is waited for: that no engine is at it any more; while pieces are held back, that it goes on.
+struct Landed<'a, M: Media>(&'a Home<M>, &'a Arc<Op>, Option<usize>);
 
 impl<M: Media> Ending for Landed<'_, M> {
     fn look(&self) -> bool {
-        self.0.has_landed(self.1)
+        let Landed(home, op, held_back) = self;
+        home.has_landed(op) || held_back.is_some() && op.state.lock().held_back() != *held_back
     }
 
     fn bell(&self) -> Option<&Bell> {
@@ -166,7 +172,7 @@ impl<M: Media> Home<M> {
     unsafe fn submit(&self, transfers: &[RawTransfer], bytes: u64, options: &CopyOptions) -> Arc<Op> {
         // SAFETY: the caller's; the flight ends in `end`, with these.
         let flight =
-            unsafe { self.mover.begin(&self.media, options.engine, transfers, options.crc.is_some(), false) };
+            unsafe { self.mover.begin(&self.media, options.via(), transfers, options.crc.is_some(), false) };
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let (under_way, due, rings) = (!flight.is_over(), flight.due(), self.mover.rings(&flight));
         let to_media = transfers.first().is_some_and(RawTransfer::is_to_media);
@@ -211,7 +217,8 @@ impl<M: Media> Home<M> {
         // Who has the lock looks, too, or is ending it.
         let Some(mut state) = op.state.try_lock() else { return false };
         let Some(flight) = &mut state.flight else { return true };
-        if !self.mover.has_ended(flight) {
+        // SAFETY: as in `end`.
+        if !unsafe { self.mover.has_ended(&self.media, flight) } {
             return false;
         }
         self.end(op, &mut state);
@@ -224,14 +231,16 @@ impl<M: Media> Home<M> {
     fn has_landed(&self, op: &Arc<Op>) -> bool {
         let mut state = op.state.lock();
         let Some(flight) = &mut state.flight else { return true };
-        if self.mover.has_ended(flight) {
+        // SAFETY: as in `end`.
+        if unsafe { self.mover.has_ended(&self.media, flight) } {
             return true;
         }
         if op.rings {
             self.mover.listen(flight, &op.seat, &Waker::from(op.clone()));
         }
         // It may have rung before.
-        op.rings && self.mover.has_ended(flight)
+        // SAFETY: as in `end`.
+        op.rings && unsafe { self.mover.has_ended(&self.media, flight) }
     }
 
     /// Ends what has landed, and tells the others who wait.
@@ -247,10 +256,18 @@ impl<M: Media> Home<M> {
     }
 
     fn wait(&self, op: &Arc<Op>, holding: Holding) -> Result<Copied> {
-        if let Some(flight) = &op.state.lock().flight {
-            self.mover.help(flight);
-        }
-        let seen = until(&Landed(self, op), op.due, holding);
+        let mut held_back = {
+            let state = op.state.lock();
+            state.flight.iter().for_each(|flight| self.mover.help(flight));
+            state.held_back()
+        };
+        let seen = loop {
+            let seen = until(&Landed(self, op, held_back), op.due, holding);
+            if held_back.is_none() {
+                break seen;
+            }
+            held_back = op.state.lock().held_back();
+        };
         self.land(op, Some(seen));
         self.settle(op);
         op.state.lock().answer()

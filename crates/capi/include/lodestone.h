@@ -146,6 +146,9 @@ extern "C" {
  *                           thread, at most two at a time per region; delegate, threads of the pool;
  *                           dsa and ioat, Intel's devices, or cpu where none can be used; emu and emu-ioat,
  *                           emulated devices, for tests
+ *   class=CLASS             what is wanted of copies that engines make: latency, each is through soon; bandwidth,
+ *                           many are, and they give way to the others; bandwidth:N, likewise, with a share of
+ *                           its own for each number N, instead of one for the process. Else LODE_CLASS.
  *   profile=FILE            what engines are worth, as `lode tune` wrote it; else the file that LODE_PROFILE
  *                           names. One that is damaged or was made on another machine is not used: the
  *                           pool opens with the defaults, and lode_last_error() says why.
@@ -154,7 +157,8 @@ extern "C" {
  * Errors: EACCES, EBUSY (another process), EFAULT, EINVAL (an option, or not a pool), EIO, EMFILE (256 are
  * open), ENOENT, ENOMEM. lode_last_error() names the file and the remedy.
  */
-lode_fs *lode_open_pool(const char *path, const char *opts);
+lode_fs *lode_open_pool(const char *path,
+                        const char *opts);
 
 /**
  * Waits for the calls in flight, closes the descriptors and streams that are open, writes a checkpoint
@@ -267,6 +271,15 @@ int lode_fallocate(lode_fs *fs, int fd, int mode, off_t offset, off_t len);
  * a call promises does not depend on it. Errors: EBADF, EFAULT, EINVAL (no such engine).
  */
 int lode_set_engine(lode_fs *fs, int fd, const char *engine);
+
+/**
+ * From now on this is wanted of copies of what is read and written through the descriptor and its duplicates: latency or
+ * bandwidth, as lode_open_pool explains them. NULL: the pool's. It changes when a copy is made, and nothing of what a call
+ * promises. Errors: EBADF, EFAULT, EINVAL (no such class).
+ */
+int lode_set_class(lode_fs *fs,
+                   int fd,
+                   const char *class_);
 
 /**
  * Makes everything done to the file survive power loss, on every kind of media that can keep it. Only

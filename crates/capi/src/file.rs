@@ -264,6 +264,21 @@ pub unsafe extern "C" fn lode_set_engine(fs: *mut lode_fs, fd: c_int, engine: *c
     })
 }
 
+/// From now on this is wanted of copies of what is read and written through the descriptor and its duplicates: latency or
+/// bandwidth, as lode_open_pool explains them. NULL: the pool's. It changes when a copy is made, and nothing of what a call
+/// promises. Errors: EBADF, EFAULT, EINVAL (no such class).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lode_set_class(fs: *mut lode_fs, fd: c_int, class: *const c_char) -> c_int {
+    done("lode_set_class", fs, |pool| {
+        let class = match class.is_null() {
+            true => None,
+            // SAFETY: the contract at the head of the header.
+            false => Some(pools::class(&String::from_utf8_lossy(unsafe { string(class)? }))?),
+        };
+        pool.files.set_class(fd, class)
+    })
+}
+
 /// Makes everything done to the file survive power loss, on every kind of media that can keep it. Only
 /// ordinary files as media need it: on persistent memory each call is durable when it returns. Also for
 /// directories. Errors: EBADF, EIO.

@@ -424,7 +424,7 @@ impl OpenMedia {
         // SAFETY: the caller's.
         let crc = (!crc.is_null()).then(|| unsafe { crc.read() });
         let engine = Some(EngineKind::NAMED[self.engine.load(Ordering::Relaxed)]);
-        Ok(CopyOptions { durable: flags & LODE_COPY_DURABLE != 0, crc, engine })
+        Ok(CopyOptions { durable: flags & LODE_COPY_DURABLE != 0, crc, engine, class: None })
     }
 
     fn ticket(&self, number: lode_ticket) -> Result<RawTicket> {

@@ -11,6 +11,7 @@ use lodestone::fs::files::{Files, table::Table};
 use lodestone::fs::{Cred, DataMode, Fs, MkfsOptions, OpenOptions};
 use lodestone::limits::OPEN_FILES_MAX;
 use lodestone::media::{Domain, Pool, PoolOptions};
+use lodestone::mover::class::{Class, UnknownClass};
 use lodestone::mover::{EngineKind, UnknownEngine};
 use parking_lot::Mutex;
 use std::ffi::{OsStr, c_char, c_int};
@@ -60,6 +61,9 @@ impl Held for OpenPool {
 ///                           thread, at most two at a time per region; delegate, threads of the pool;
 ///                           dsa and ioat, Intel's devices, or cpu where none can be used; emu and emu-ioat,
 ///                           emulated devices, for tests
+///   class=CLASS             what is wanted of copies that engines make: latency, each is through soon; bandwidth,
+///                           many are, and they give way to the others; bandwidth:N, likewise, with a share of
+///                           its own for each number N, instead of one for the process. Else LODE_CLASS.
 ///   profile=FILE            what engines are worth, as `lode tune` wrote it; else the file that LODE_PROFILE
 ///                           names. One that is damaged or was made on another machine is not used: the
 ///                           pool opens with the defaults, and lode_last_error() says why.
@@ -126,7 +130,8 @@ fn open(path: &Path, settings: &OpenSettings) -> Result<(OpenPool, Option<String
     let media = Pool::open(path, &settings.pool)?;
     let (profile, about_profile) = profile::of_pool(settings.profile.as_deref(), &media);
     let (read_only, engine) = (settings.pool.read_only, settings.engine);
-    let open_options = OpenOptions { read_only, engine, profile, ..OpenOptions::default() };
+    let class = settings.class.map_or_else(class_of_environment, |class| Ok(Some(class)))?;
+    let open_options = OpenOptions { read_only, engine, class, profile, ..OpenOptions::default() };
     let fs = Fs::open(media, &open_options)?;
     let device = fs.statfs().fsid;
     let files = Files::new(fs, settings.cred.clone(), settings.umask);
@@ -145,6 +150,7 @@ fn close(handle: &Handle<OpenPool>) -> Result<()> {
 struct OpenSettings {
     pool: PoolOptions,
     engine: EngineKind,
+    class: Option<Class>,
     profile: Option<PathBuf>,
     cred: Cred,
     umask: u32,
@@ -155,6 +161,7 @@ impl OpenSettings {
         let mut settings = OpenSettings {
             pool: PoolOptions::default(),
             engine: EngineKind::Cpu,
+            class: None,
             profile: None,
             cred: Cred::process(),
             umask: process_umask(),
@@ -169,6 +176,7 @@ impl OpenSettings {
                     settings.umask = mask.ok_or_else(|| bad_option(option))?;
                 }
                 ("engine", Some(name)) => settings.engine = engine(name)?,
+                ("class", Some(name)) => settings.class = Some(class(name)?),
                 ("profile", Some(file)) if !file.is_empty() => settings.profile = Some(PathBuf::from(file)),
                 ("assume", Some(domain)) => {
                     let domain = domain.parse::<Domain>();
@@ -185,6 +193,19 @@ impl OpenSettings {
 /// EINVAL with a line that names those that there are.
 pub fn engine(name: &str) -> Result<EngineKind> {
     name.parse().map_err(|e: UnknownEngine| Error::message(libc::EINVAL, "capi::engine", e.to_string()))
+}
+
+/// EINVAL with a line that names those that there are.
+pub fn class(name: &str) -> Result<Class> {
+    name.parse().map_err(|e: UnknownClass| Error::message(libc::EINVAL, "capi::class", e.to_string()))
+}
+
+/// For programs that cannot be told otherwise.
+fn class_of_environment() -> Result<Option<Class>> {
+    match std::env::var_os("LODE_CLASS").filter(|name| !name.is_empty()) {
+        Some(name) => class(&name.to_string_lossy()).map(Some).map_err(|e| e.context("LODE_CLASS")),
+        None => Ok(None),
+    }
 }
 
 fn mkfs_settings(opts: &str) -> Result<MkfsOptions> {

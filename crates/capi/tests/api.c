@@ -206,6 +206,11 @@ static void descriptors(void)
     FAILS(EINVAL, lode_set_engine(fs, 0, "gpu"));
     CHECK(strstr(lode_last_error(), "delegate") != NULL);
     FAILS(EBADF, lode_set_engine(fs, 99, "cpu"));
+    CHECK(lode_set_class(fs, 0, "bandwidth:7") == 0 && lode_set_class(fs, 0, "latency") == 0);
+    CHECK(lode_set_class(fs, 0, NULL) == 0);
+    FAILS(EINVAL, lode_set_class(fs, 0, "fast"));
+    FAILS(EBADF, lode_set_class(fs, 99, "latency"));
+    CHECK(strstr(lode_last_error(), "lode_set_class") != NULL);
     CHECK(lode_ftruncate(fs, 0, 8) == 0);
     CHECK(lode_fchmod(fs, 0, 0444) == 0);
     CHECK(lode_pwrite(fs, 0, "x", 1, 0) == 1 && lode_ftruncate(fs, 0, 4) == 0);

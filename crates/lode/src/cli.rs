@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::{Arg, ArgAction, Args, Command, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use lodestone::limits::{POOL_BLOCKS_MAX, POOL_BYTES_MIN};
+use lodestone::mover::class::{Class, UnknownClass};
 use lodestone::mover::{EngineKind, UnknownEngine};
 
 use crate::size::{self, Size};
@@ -126,7 +127,7 @@ pub enum Assume {
 /// cache=none: every call reaches the pool, and the kernel keeps nothing; cache=always: it keeps names, attributes
 /// and data; cache=auto, the default: as long as that is right, which so far is always.
 ///
-/// engine=ENGINE, assume=DOMAIN, profile=FILE: as --engine, --assume and --profile.
+/// engine=ENGINE, class=CLASS, assume=DOMAIN, profile=FILE: as --engine, --class, --assume and --profile.
 ///
 /// max_read=BYTES, max_write=BYTES: the largest request, from 4096 to 1048576.
 #[derive(Args, Debug)]
@@ -148,6 +149,10 @@ pub struct Mount {
     /// (Intel's devices; lode info says whether there are any), emu and emu-ioat (emulated devices, for tests)
     #[arg(long, value_name = "ENGINE", value_parser = parse_engine)]
     pub engine: Option<EngineKind>,
+    /// What is wanted of copies that engines make: latency (each is through soon), bandwidth (many are, and they give way
+    /// to the others), or bandwidth:N (likewise, sharing with other numbers) [default: LODE_CLASS, else none]
+    #[arg(long, value_name = "CLASS", value_parser = parse_class)]
+    pub class: Option<Class>,
     /// What engines are worth here, as lode tune found it [default: ~/.config/lode/profile.toml, else
     /// /etc/lode/profile.toml]; one that was made on another machine, or is damaged, is not used, which is said
     #[arg(long, value_name = "FILE")]
@@ -592,6 +597,10 @@ fn parse_stripe(text: &str) -> Result<u64, String> {
     let bytes = size::parse(text)?;
     let fits = bytes.is_power_of_two() && (4096..=1 << 30).contains(&bytes);
     fits.then_some(bytes).ok_or_else(|| "not a power of two from 4K to 1G".to_string())
+}
+
+fn parse_class(name: &str) -> Result<Class, String> {
+    name.parse().map_err(|e: UnknownClass| e.to_string())
 }
 
 fn parse_engine(name: &str) -> Result<EngineKind, String> {

@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 
 use lodestone::fs::{Fs, OpenOptions};
 use lodestone::media::{Media, Pool, PoolOptions};
+use lodestone::mover::class::{Class, UnknownClass};
 use rustix::fs::FlockOperation;
 
 use crate::door::connect::{self, Attachment, Plan};
@@ -248,11 +249,23 @@ fn open_pool(path: &Path, options: &Options) -> Result<Arc<Fs<Pool>>, Failure> {
     let media_options = PoolOptions { assume: options.assume, read_only, ..PoolOptions::default() };
     let media = Pool::open(path, &media_options).map_err(|e| Failure::failed(e.to_string()))?;
     let profile = profile::of_pool(options.profile.as_deref(), &media);
-    let open_options = OpenOptions { read_only, engine: options.engine, profile, ..OpenOptions::default() };
+    let class = match options.class {
+        Some(class) => Some(class),
+        None => class_of_environment()?,
+    };
+    let engine = options.engine;
+    let open_options = OpenOptions { read_only, engine, class, profile, ..OpenOptions::default() };
     let fs =
         Fs::open(media, &open_options).map_err(|e| Failure::failed(format!("{}: {e}", path.display())))?;
     tracing::info!(pool = %path.display(), report = ?fs.open_report(), "opened");
     Ok(fs)
+}
+
+/// What `LODE_CLASS` asks for.
+fn class_of_environment() -> Result<Option<Class>, Failure> {
+    let Some(name) = std::env::var_os("LODE_CLASS").filter(|name| !name.is_empty()) else { return Ok(None) };
+    let class = name.to_string_lossy().parse();
+    class.map(Some).map_err(|e: UnknownClass| Failure::failed(format!("LODE_CLASS: {e}")))
 }
 
 fn connect_to_kernel(

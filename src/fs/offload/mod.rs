@@ -54,6 +54,9 @@ pub type WriteStep<T> = Result<Step<T, Arc<WriteUnderWay>>>;
 /// How far a read came.
 pub type ReadStep<T> = Result<Step<T, Arc<ReadUnderWay>>>;
 
+/// Lanes of copies that nobody holds back; class bandwidth has those from there on.
+const LANES_OF_OTHERS: usize = LANES - 8;
+
 /// How far an operation came that may have to wait.
 pub enum Step<T, W> {
     Done(T),
@@ -79,6 +82,8 @@ struct Copy {
     rings: bool,
     /// Its operation is accounted for, and has not waited yet.
     watched: AtomicBool,
+    /// Pieces of it were held back when it was handed over: whoever looks hands them over.
+    in_pieces: bool,
 }
 
 /// What an engine wakes.
@@ -92,6 +97,11 @@ impl Wake for Through {
 }
 
 impl Copy {
+    /// See [`Flight::held_back`]. None also while somebody else is at it.
+    fn held_back(&self) -> Option<usize> {
+        self.flight.try_lock()?.as_ref()?.held_back()
+    }
+
     fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }
@@ -268,7 +278,7 @@ impl<M: Media> Fs<M> {
 
     /// Hands the parts of a write over: they are parts of bytes that were [`Lent`].
     /// `waits`: the caller waits at once, and does its share.
-    pub(super) fn hand_over(&self, engine: Option<EngineKind>, parts: &Parts, waits: bool) -> Flight {
+    pub(super) fn hand_over(&self, engine: Via, parts: &Parts, waits: bool) -> Flight {
         // SAFETY: the parts are of lent bytes, which outlive the copy: the flight ends in `end_copy`, which all
         // who wait for it call, or in `abort_copy`, with this mover and these media.
         unsafe { self.core.mover.begin(&self.core.media, engine, parts, false, waits) }
@@ -281,8 +291,14 @@ impl<M: Media> Fs<M> {
         Ok(ended?)
     }
 
+    fn copy_has_ended(&self, flight: &mut Flight) -> bool {
+        // SAFETY: begun by `hand_over`, with this mover and these media; the bytes that were lent outlive it.
+        unsafe { self.core.mover.has_ended(&self.core.media, flight) }
+    }
+
     /// Others may wait for it from now on.
     fn share(&self, flight: Flight, watched: bool) -> Copy {
+        let in_pieces = flight.held_back().is_some();
         Copy {
             due: flight.due(),
             rings: self.core.mover.rings(&flight),
@@ -292,6 +308,7 @@ impl<M: Media> Fs<M> {
             bell: Arc::default(),
             seat: Seat::new(),
             watched: AtomicBool::new(watched),
+            in_pieces,
         }
     }
 
@@ -311,9 +328,15 @@ impl<M: Media> Fs<M> {
         let copies = &self.core.copies;
         let mut lane = None;
         // Of each channel and each thread one of its own, as far as there are so many: nobody waits for others' copies.
-        let first = 9 * (region + crate::sync::thread::slot() as usize) + channel;
-        for n in 0..LANES {
-            let number = (first + n) % LANES;
+        // And nobody behind what is held back.
+        let first = 7 * (region + crate::sync::thread::slot() as usize) + channel;
+        let lanes = |of: Range<usize>| (0..of.len()).map(move |n| of.start + (first + n) % of.len());
+        let (held_back, others) = (lanes(LANES_OF_OTHERS..LANES), lanes(0..LANES_OF_OTHERS));
+        let lanes = match flight.is_of_bandwidth() {
+            true => held_back.chain(others),
+            false => others.chain(held_back),
+        };
+        for number in lanes {
             let state = copies.lanes[number].lock();
             if state.last < TICKET_MAX {
                 lane = Some((number, state));
@@ -395,13 +418,12 @@ impl<M: Media> Fs<M> {
         }
         // Who has the lock waits for the engine.
         let Some(mut flight) = copy.flight.try_lock() else { return false };
-        let mover = &self.core.mover;
         let through = flight.as_mut().is_none_or(|flight| {
-            mover.has_ended(flight)
+            self.copy_has_ended(flight)
                 || copy.rings && {
-                    mover.listen(flight, &copy.seat, &Waker::from(copy.bell.clone()));
+                    self.core.mover.listen(flight, &copy.seat, &Waker::from(copy.bell.clone()));
                     // It may have rung before.
-                    mover.has_ended(flight)
+                    self.copy_has_ended(flight)
                 }
         });
         drop(flight);
@@ -635,6 +657,12 @@ impl<M: Media> Fs<M> {
             && let Some(flight) = &*flight
         {
             self.core.mover.help(flight);
+        }
+        while copy.in_pieces
+            && let Some(before) = copy.held_back()
+        {
+            let goes_on = || look() || copy.held_back() != Some(before);
+            wait::until(&Ends { copy, look: goes_on }, None, Holding::Nothing);
         }
         wait::until(&Ends { copy, look }, copy.due, Holding::Nothing);
     }

@@ -8,9 +8,9 @@
 //! ext4 and pool files, `worker` the timed loop, `turns` who runs when and on which core, `peer_*` the
 //! systems, `mount` fio on mounts, `breakdown` where the time of reads and writes goes, `capacity` pools of
 //! a million files and of 1 TiB, `uthreads` what those cost, `offload` what a device leaves of a core, `orderless`
-//! what it brings to commit before the copy ends, `apps`
-//! applications on uthreads, `waits` what it costs to wait, `value` rows that are a number, `report` rows and claims,
-//! `table` and `plot` what people see, `clock` time stamps and CPU time, `machine` where.
+//! what it brings to commit before the copy ends, `apps` applications on uthreads, `waits` what it costs to wait, `qos`
+//! what classes of copies do to each other, `value` rows that are a number, `report` rows and claims, `table` and `plot`
+//! what people see, `clock` time stamps and CPU time, `machine` where.
 
 mod apps;
 mod breakdown;
@@ -27,6 +27,7 @@ mod peer_lode;
 mod place;
 mod plan;
 mod plot;
+mod qos;
 mod report;
 mod rows;
 mod table;
@@ -132,6 +133,7 @@ pub fn run(options: &BenchOptions) -> Result<String> {
                 (apps.rows, apps.claims)
             }
             "waits" => waits::run(&plan)?,
+            "qos" => qos::run(&plan)?,
             pool => capacity::run(pool, &plan, &place, &mut machine)?,
         };
         rows.extend(more);

@@ -30,8 +30,8 @@ const DEPTHS: [usize; 6] = [1, 2, 4, 8, 16, 32];
 const WRITE_SHARE_MAX: f64 = 40.0;
 const READ_SHARE_MAX: f64 = 10.0;
 /// 64 KiB in 28.8 and 17.6 us.
-const WRITE_BYTES_PER_S: u64 = 2_275_555_556;
-const READ_BYTES_PER_S: u64 = 3_723_636_364;
+pub const WRITE_BYTES_PER_S: u64 = 2_275_555_556;
+pub const READ_BYTES_PER_S: u64 = 3_723_636_364;
 /// Own work between two looks at the copies, in nanoseconds: a task of the size that uthreads are for.
 const WORK_NS: u64 = 5000;
 

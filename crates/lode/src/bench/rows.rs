@@ -125,5 +125,7 @@ pub const MOUNT_ROWS: &[RowSpec] = &[
 const MOUNT_TARGET: Target = Target::Speed { against: "bindfs", ratio: 1.0 };
 
 /// Groups of rows with a value each: pools of a size that shows what mounting and files cost at rest, what uthreads
-/// cost, what a device leaves of a core, what applications make of that, and what waiting costs.
-pub const VALUE_ROWS: &[&str] = &["million", "terabyte", "uthreads", "offload", "orderless", "apps", "waits"];
+/// cost, what a device leaves of a core, what applications make of that, what waiting costs, and what classes of copies
+/// do to each other.
+pub const VALUE_ROWS: &[&str] =
+    &["million", "terabyte", "uthreads", "offload", "orderless", "apps", "waits", "qos"];

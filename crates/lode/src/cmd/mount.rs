@@ -2,6 +2,8 @@
 
 use std::ffi::OsString;
 
+use lodestone::mover::class::Class;
+
 use crate::cli;
 use crate::failure::{Failure, Result};
 use crate::mount::MountOptions;
@@ -13,6 +15,13 @@ pub fn run(args: cli::Mount) -> Result<()> {
     }
     if let Some(engine) = args.engine {
         options.push(OsString::from(format!("engine={engine}")));
+    }
+    match args.class {
+        Some(Class::Bandwidth(owner)) => {
+            options.push(OsString::from(format!("class=bandwidth:{}", owner.id())));
+        }
+        Some(class) => options.push(OsString::from(format!("class={}", class.name()))),
+        None => {}
     }
     if let Some(profile) = args.profile {
         let mut option = OsString::from("profile=");

@@ -10,6 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use lodestone::media::Domain;
+use lodestone::mover::class::{Class, UnknownClass};
 use lodestone::mover::{EngineKind, UnknownEngine};
 use rustix::mount::MountFlags;
 
@@ -34,6 +35,8 @@ pub struct Options {
     pub cache: Cache,
     pub assume: Option<Domain>,
     pub engine: EngineKind,
+    /// What is wanted of copies; none: as LODE_CLASS says.
+    pub class: Option<Class>,
     /// The file that says what engines are worth.
     pub profile: Option<PathBuf>,
     pub read_bytes_max: Option<u32>,
@@ -55,6 +58,7 @@ impl Options {
             cache: Cache::default(),
             assume: None,
             engine: EngineKind::Cpu,
+            class: None,
             profile: None,
             read_bytes_max: None,
             write_bytes_max: WRITE_BYTES_DEFAULT,
@@ -84,6 +88,10 @@ impl Options {
             ("cache", Some(v)) => self.cache = cache(v)?,
             ("engine", Some(v)) => {
                 self.engine = v.parse().map_err(|e: UnknownEngine| format!("mount option '{word}': {e}"))?;
+            }
+            ("class", Some(v)) => {
+                let class = v.parse().map_err(|e: UnknownClass| format!("mount option '{word}': {e}"))?;
+                self.class = Some(class);
             }
             ("profile", Some(v)) if !v.is_empty() => self.profile = Some(PathBuf::from(v)),
             ("assume", Some(v)) => self.assume = Some(domain(v)?),
@@ -219,6 +227,8 @@ fn helper_arguments(arguments: &[OsString]) -> Result<MountOptions, String> {
 
 #[cfg(test)]
 mod tests {
+    use lodestone::mover::class::Owner;
+
     use super::*;
 
     fn parse(list: &str) -> Result<Options, String> {
@@ -246,9 +256,10 @@ mod tests {
     #[test]
     fn our_own_words() {
         let o = parse(
-            "threads=3,cache=none,engine=delegate,assume=cpu-cache,max_read=8192,max_write=65536,nonempty,profile=/p.toml",
+            "threads=3,cache=none,engine=delegate,assume=cpu-cache,max_read=8192,max_write=65536,nonempty,profile=/p.toml,class=bandwidth:7",
         )
         .unwrap();
+        assert_eq!(o.class, Some(Class::Bandwidth(Owner::of(7))));
         assert_eq!(o.profile.as_deref(), Some(Path::new("/p.toml")));
         assert_eq!((o.threads, o.cache, o.assume), (3, Cache::None, Some(Domain::CpuCache)));
         assert_eq!((o.read_bytes_max, o.write_bytes_max, o.nonempty), (Some(8192), 65536, true));
@@ -269,6 +280,7 @@ mod tests {
                 "engine=gpu",
                 "there is no engine 'gpu': cpu, semaphore, delegate, dsa, ioat, emu, emu-ioat are wanted",
             ),
+            ("class=fast", "there is no class 'fast': latency, bandwidth or bandwidth:OWNER"),
             ("max_write=17", "4096"),
             ("metrics=:9000", "metrics"),
             ("ro=1", "'ro=1'"),
