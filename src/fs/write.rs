@@ -73,6 +73,11 @@ struct Input<'a> {
 /// A write that was committed: the offset behind it, and its copy, if that goes on.
 type Written = (u64, Option<Arc<WriteUnderWay>>);
 
+/// Whether who lent them keeps its thread until they are copied.
+fn waits(bytes: Lent) -> bool {
+    bytes.waits() && !crate::wait::lets_others_run()
+}
+
 /// The state of a copy to media.
 struct Sink {
     /// Continued; none where two fences are cheaper.
@@ -378,14 +383,10 @@ impl<M: Media> Fs<M> {
         let inode = &*node.inode;
         let len = src.bytes().len();
         let end = offset + len as u64;
-        // Alone in its operation, which may turn out not to have happened. Not on an ordinary file: what was synced has to
-        // verify until a state line says so durably, and such a record has no checksum.
         let whole_pages = (end / PAGE).saturating_sub(offset.div_ceil(PAGE)) as usize * BLOCK;
-        let waits = src.waits() && !crate::wait::lets_others_run();
-        let offloads = self.core.mover.outlives(engine, whole_pages, waits)
+        let offloads = self.core.mover.takes(engine, whole_pages)
             && batch.is_empty()
-            && !self.core.deferring
-            && !self.core.ordered;
+            && self.offloads(engine, whole_pages, src);
         let verify = (self.core.deferring || len < TWO_FENCE_BYTES) && !offloads;
         let mut sink = Sink::new(verify.then_some(0), engine);
         sink.parts = offloads.then(Parts::new);
@@ -410,31 +411,16 @@ impl<M: Media> Fs<M> {
             crc: sink.crc,
             flags: 0,
         };
-        let mut under_way = None;
-        if let Some(parts) = sink.parts.take() {
-            let flight = self.hand_over(engine, &parts, waits);
-            // A tail that was settled on the way is part of the operation.
-            if flight.ended_at_once() || !batch.is_empty() {
-                if let Err(e) = self.abort_copy(flight) {
-                    return Err(self.undo(&plan, sink.flushed, e));
-                }
-            } else {
-                let pages = offset / PAGE..end.div_ceil(PAGE);
-                let commit = Commit {
-                    pages,
-                    extents: &plan.extents,
-                    fields,
-                    pending: sink.flushed,
-                    watched: watch.is_on(),
-                };
-                watch.did(Phase::Copy);
-                match self.commit_under_way(node, body, guard, flight, commit) {
-                    Ok(write) => under_way = Some(write),
-                    Err(e) => return Err(self.undo(&plan, Flushed::issued(), e)),
-                }
-                sink.flushed = Flushed::issued();
+        let under_way = if sink.parts.is_some() {
+            let pages = offset / PAGE..end.div_ceil(PAGE);
+            let commit = Commit { pages, extents: &plan.extents, fields, watch };
+            match self.write_orderless(node, body, guard, (&mut sink, waits(src)), batch.is_empty(), commit) {
+                Ok(under_way) => under_way,
+                Err(e) => return Err(self.undo(&plan, sink.flushed, e)),
             }
-        }
+        } else {
+            None
+        };
         let pending = if sink.crc.is_none() && under_way.is_none() {
             self.core.fence(sink.flushed);
             Flushed::issued()
@@ -472,6 +458,35 @@ impl<M: Media> Fs<M> {
         (body.mtime, body.ctime) = (now, now);
         watch.did(Phase::Index);
         Ok((end, under_way))
+    }
+
+    /// Whether the record of a write, alone in its operation, is committed before an engine has copied: then it may turn out
+    /// not to have happened. Not on an ordinary file: what was synced has to verify until a state line says so durably, and
+    /// such a record has no checksum.
+    #[inline(never)]
+    fn offloads(&self, engine: Via, bytes: usize, src: Lent) -> bool {
+        self.core.mover.outlives(engine, bytes, waits(src)) && !self.core.deferring && !self.core.ordered
+    }
+
+    /// Hands over what was put together for an engine, and commits while it copies. None where it has copied, or was waited
+    /// for because other records go with the write's: then it is to be committed as any other.
+    #[inline(never)]
+    fn write_orderless(
+        &self,
+        node: &Node,
+        body: &mut Body,
+        guard: &epoch::Guard,
+        (sink, waits): (&mut Sink, bool),
+        alone: bool,
+        commit: Commit,
+    ) -> Result<Option<Arc<WriteUnderWay>>> {
+        let parts = sink.parts.take().expect("it was put together");
+        let flight = self.hand_over(sink.engine, &parts, waits);
+        if flight.ended_at_once() || !alone {
+            return self.abort_copy(flight).map(|()| None);
+        }
+        let pending = std::mem::replace(&mut sink.flushed, Flushed::issued());
+        self.commit_under_way(node, body, guard, (flight, pending), commit).map(Some)
     }
 
     /// Gives back what a failed write allocated. Nothing of it was committed. It may have stored behind the end

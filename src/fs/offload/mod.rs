@@ -263,13 +263,12 @@ impl Copies {
 pub(super) type Parts = SmallVec<[RawTransfer; 2]>;
 
 /// What a write that was handed over is about to commit.
-pub(super) struct Commit<'a> {
+pub(super) struct Commit<'a, 'w> {
     pub pages: Pages,
     pub extents: &'a [Extent],
     /// All but the ticket.
     pub fields: WriteFields,
-    pub pending: Flushed,
-    pub watched: bool,
+    pub watch: &'a mut Watch<'w>,
 }
 
 impl<M: Media> Fs<M> {
@@ -312,15 +311,17 @@ impl<M: Media> Fs<M> {
         }
     }
 
-    /// Commits a write whose copy is under way, and notes it in the body. Fails with the copy ended.
+    /// Commits a write whose copy is under way, and notes it in the body; `pending` is what it stored itself. Fails with
+    /// the copy ended.
     pub(super) fn commit_under_way(
         &self,
         node: &Node,
         body: &mut Body,
         guard: &epoch::Guard,
-        flight: Flight,
-        Commit { pages, extents, mut fields, pending, watched }: Commit,
+        (flight, pending): (Flight, Flushed),
+        Commit { pages, extents, mut fields, watch }: Commit,
     ) -> Result<Arc<WriteUnderWay>> {
+        watch.did(Phase::Copy);
         let inode = &node.inode;
         let before = runs_of(body, extents);
         let grew_from = (fields.size > body.size).then_some(body.size);
@@ -371,7 +372,7 @@ impl<M: Media> Fs<M> {
             epoch: guard.epoch(),
             reuse: self.core.reuse_after(guard),
             before,
-            copy: self.share(flight, watched),
+            copy: self.share(flight, watch.is_on()),
             over: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             taken_back: AtomicBool::new(false),
