@@ -291,6 +291,85 @@ fn a_copy_that_fails_leaves_the_file_as_it_was() {
     }
 }
 
+/// Who finds a file taken copies before it has it; a write is still all there or not at all, and nothing is lost.
+#[test]
+fn writers_of_one_file_copy_side_by_side() {
+    const SLOT: usize = 32 * KIB;
+    const SLOTS: usize = 6;
+    for domain in [Domain::Memory, Domain::PageCache] {
+        let options = PoolOptions { assume: Some(domain), ..PoolOptions::default() };
+        let files = Files::new(
+            Fs::open(
+                Fs::mkfs(Pool::memfd(POOL_BYTES, &options).unwrap(), &MkfsOptions::default()).unwrap(),
+                &OpenOptions::default(),
+            )
+            .unwrap(),
+            Cred::root(),
+            0,
+        );
+        let fd = files.open(b"file", libc::O_CREAT | libc::O_RDWR, 0o600).unwrap();
+        files.fs().sync().unwrap();
+        let free = files.fs().statfs().blocks_free;
+        files.fallocate(fd, libc::FALLOC_FL_KEEP_SIZE, 0, (2 * SLOT) as i64).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 1..=4 {
+                let files = &files;
+                scope.spawn(move || {
+                    let mut bytes = vec![0; SLOT];
+                    for round in 0..150 {
+                        let slot = (thread * 5 + round * 7) % SLOTS;
+                        bytes.fill((thread * 50 + round % 50) as u8);
+                        // Whole pages of several sizes; the last of them behind the end of file at first.
+                        let len = if round % 3 == 0 { SLOT } else { SLOT / 8 };
+                        assert_eq!(files.pwrite(fd, &bytes[..len], (slot * SLOT) as i64).unwrap(), len);
+                        let read = files.pread(fd, &mut bytes[..4 * KIB], (slot * SLOT) as i64).unwrap();
+                        assert!(bytes[..read].iter().all(|b| *b == bytes[0] && *b >= 50), "half a write");
+                    }
+                });
+            }
+        });
+        check(&files);
+        files.ftruncate(fd, 0).unwrap();
+        for _ in 0..3 {
+            files.fs().sync().unwrap();
+        }
+        // But for a log that is longer now.
+        let left = files.fs().statfs().blocks_free;
+        assert!(left + 8 >= free, "{left} blocks are free of {free}");
+        // Where there is no room ahead there may be some in what is reserved.
+        let room = files.fs().statfs().blocks_free as i64 * 4096;
+        let reserved = files.open(b"reserved", libc::O_CREAT | libc::O_RDWR, 0o600).unwrap();
+        files.fallocate(reserved, 0, 0, room - (2 << 20)).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let files = &files;
+                scope.spawn(move || {
+                    for round in 0..100 {
+                        let at = (thread * 100 + round) * 16 * KIB as i64;
+                        assert_eq!(files.pwrite(reserved, &[7; 8 * KIB], at).unwrap(), 8 * KIB);
+                        let end = at + 8 * KIB as i64;
+                        assert_eq!(files.pwrite(reserved, &[8; 8 * KIB], end).unwrap(), 8 * KIB);
+                    }
+                });
+            }
+        });
+        check(&files);
+        // Their records verify.
+        let fs = files.fs().clone();
+        drop(files);
+        let media = fs.abandon().unwrap();
+        let again = Fs::open(media, &OpenOptions { power_lost: true, ..OpenOptions::default() }).unwrap();
+        let files = Files::new(again, Cred::root(), 0);
+        let fd = files.open(b"reserved", libc::O_RDONLY, 0).unwrap();
+        for at in (0..400 * 16 * KIB).step_by(16 * KIB) {
+            let mut bytes = [0; 16 * KIB];
+            files.pread(fd, &mut bytes, at as i64).unwrap();
+            assert!(bytes[..8 * KIB] == [7; 8 * KIB] && bytes[8 * KIB..] == [8; 8 * KIB], "at {at}");
+        }
+        check(&files);
+    }
+}
+
 fn poison_words(media: &SimMedia, lanes: std::ops::Range<usize>) {
     for lane in lanes {
         let word = completion_addr(lane).0 as usize;

@@ -3,7 +3,7 @@
 //! Replay is one function for the lazy load after a clean mount and for recovery. It trusts nothing:
 //! a record whose numbers do not fit the pool is damage, reported, never followed.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use std::collections::{HashMap, VecDeque};
 
@@ -35,6 +35,8 @@ pub struct Inode {
     pub attrs_ahead: AtomicBool,
     /// A write failed after it was committed, and no fsync has told yet.
     pub lost: AtomicBool,
+    /// Writes that shall still expect to find somebody else in it.
+    pub shared_for: AtomicU8,
     /// Made in this mount: lines that its log has from the start.
     pub born_lines: u8,
     pub generation: u64,
@@ -739,6 +741,7 @@ pub fn assemble(header: &SlotHeader, owner: &Owner, body: Body, atime: u64) -> I
         atime: AtomicU64::new(atime),
         attrs_ahead: AtomicBool::new(false),
         lost: AtomicBool::new(false),
+        shared_for: AtomicU8::new(0),
         born_lines: 0,
         uses: AtomicU64::new(0),
         linkable: AtomicBool::new(false),

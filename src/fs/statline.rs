@@ -141,6 +141,12 @@ impl BodyLock {
         Changing { line, body }
     }
 
+    /// As [`Lock::seems_taken`].
+    #[inline]
+    pub fn seems_taken(&self) -> bool {
+        self.0.seems_taken()
+    }
+
     pub fn get_mut(&mut self) -> &mut Body {
         self.0.get_mut()
     }

@@ -40,6 +40,8 @@ const REDO_LINES_MAX: usize = 9;
 pub const TWO_FENCE_BYTES: usize = 16 << 10;
 /// One write moves at most this many bytes, as Linux's do.
 const WRITE_BYTES_MAX: usize = 0x7fff_f000;
+/// After so many writes that met nobody a file is no longer taken for one that several write.
+const SHARED_FOR: u8 = 32;
 /// Extents that one record holds; more go into further records of the same operation.
 const EXTENTS_PER_RECORD: usize = 250;
 
@@ -122,6 +124,57 @@ impl Sink {
     }
 }
 
+/// Whether somebody else has the file, or had it lately: who copies before having it keeps it for so short a time that
+/// nobody has to sleep for it.
+#[inline]
+fn is_shared(inode: &Inode) -> bool {
+    let taken = inode.body.seems_taken();
+    let shared_for = inode.shared_for.load(Ordering::Relaxed);
+    if taken || shared_for > 0 {
+        let next = if taken { SHARED_FOR } else { shared_for - 1 };
+        inode.shared_for.store(next, Ordering::Relaxed);
+    }
+    taken || shared_for > 0
+}
+
+/// What was stored before the file was had. Gives its blocks back, unless a write takes it over.
+struct Ahead<'a, M: Media> {
+    core: &'a Core<M>,
+    plan: Plan,
+    sink: Sink,
+}
+
+impl<M: Media> Ahead<'_, M> {
+    fn give(&mut self, plan: &mut Plan, sink: &mut Sink) {
+        let theirs = std::mem::take(&mut self.plan);
+        plan.extents.extend(theirs.extents);
+        plan.fresh.extend(theirs.fresh);
+        let flushed = std::mem::replace(&mut self.sink.flushed, Flushed::issued());
+        sink.flushed = std::mem::replace(&mut sink.flushed, Flushed::issued()).and(flushed);
+        sink.crc = self.sink.crc.map(|crc| crc ^ 1);
+        eprintln!("HIT {:?}", sink.crc.is_some());
+    }
+}
+
+impl<M: Media> Drop for Ahead<'_, M> {
+    fn drop(&mut self) {
+        if !self.plan.fresh.is_empty() {
+            self.core.give_up(&self.plan, std::mem::replace(&mut self.sink.flushed, Flushed::issued()));
+        }
+    }
+}
+
+impl<M: Media> Core<M> {
+    /// Gives back what a failed write allocated. Nothing of it was committed. It may have stored behind the end
+    /// of file, where the next writer, perhaps on another processor, stores again: in this order.
+    fn give_up(&self, plan: &Plan, stored: Flushed) {
+        self.fence(stored);
+        for &run in &plan.fresh {
+            self.free(run, None);
+        }
+    }
+}
+
 impl<M: Media> Fs<M> {
     /// Writes `src` at `offset`, or, with `append`, at the end of file; returns the offset after the
     /// last byte. At most 0x7ffff000 bytes, as write(2). Atomic with `data=cow`: after a crash all of it
@@ -148,8 +201,22 @@ impl<M: Media> Fs<M> {
         let mut room = self.room();
         loop {
             let done = {
+                let (entered, copied) = match is_shared(inode) && !append {
+                    true => {
+                        let guard = self.core.enter()?;
+                        let copied = self.copy_ahead(&input)?;
+                        watch.did(Phase::Copy);
+                        (Some(guard), copied)
+                    }
+                    false => (None, None),
+                };
                 let mut body = self.table.change(inode);
-                let guard = self.core.enter()?;
+                let guard = match entered {
+                    Some(guard) => guard,
+                    None => self.core.enter()?,
+                };
+                // Not used, it gives its blocks back before the epoch is left.
+                let mut ahead = copied;
                 watch.did(Phase::Wait);
                 if append {
                     input.offset = body.size;
@@ -161,7 +228,7 @@ impl<M: Media> Fs<M> {
                 if self.is_overgrown(&body) && matches!(body.data, Data::File(_)) {
                     self.catch_up(inode, &mut body, &guard);
                 }
-                self.write_locked(cred, node, &mut body, &guard, input, &mut watch)
+                self.write_locked(cred, node, (&mut body, &guard), input, ahead.as_mut(), &mut watch)
             };
             match done {
                 Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut room) => continue,
@@ -197,9 +264,9 @@ impl<M: Media> Fs<M> {
         &self,
         cred: &Cred,
         node: &Node,
-        body: &mut Body,
-        guard: &epoch::Guard,
+        (body, guard): (&mut Body, &epoch::Guard),
         mut input: Input,
+        ahead: Option<&mut Ahead<M>>,
         watch: &mut Watch,
     ) -> Result<Written> {
         let inode = &*node.inode;
@@ -224,7 +291,7 @@ impl<M: Media> Fs<M> {
             Way::InPlace => {
                 self.overwrite_in_place(inode, body, guard, input, batch, watch).map(|end| (end, None))
             }
-            Way::Blocks => self.write_blocks(node, body, guard, input, batch, watch),
+            Way::Blocks => self.write_blocks(node, (body, guard), input, ahead, batch, watch),
         };
         match &written {
             Ok(_) => {
@@ -374,9 +441,9 @@ impl<M: Media> Fs<M> {
     fn write_blocks(
         &self,
         node: &Node,
-        body: &mut Body,
-        guard: &epoch::Guard,
+        (body, guard): (&mut Body, &epoch::Guard),
         Input { offset, bytes: src, now, engine }: Input,
+        ahead: Option<&mut Ahead<M>>,
         mut batch: Batch,
         watch: &mut Watch,
     ) -> Result<Written> {
@@ -386,6 +453,7 @@ impl<M: Media> Fs<M> {
         let whole_pages = (end / PAGE).saturating_sub(offset.div_ceil(PAGE)) as usize * BLOCK;
         let offloads = self.core.mover.takes(engine, whole_pages)
             && batch.is_empty()
+            && ahead.is_none()
             && self.offloads(engine, whole_pages, src);
         let verify = (self.core.deferring || len < TWO_FENCE_BYTES) && !offloads;
         let mut sink = Sink::new(verify.then_some(0), engine);
@@ -395,12 +463,18 @@ impl<M: Media> Fs<M> {
             Ok(done) => done,
             Err(e) => return Err(self.undo(&plan, sink.flushed, e)),
         };
-        let planned = self.plan(body, offset, end, &mut plan);
-        watch.did(Phase::Metadata);
-        let copied = planned.and_then(|in_place| self.copy(body, &plan, in_place, offset, src, &mut sink));
-        let (from, to) = match copied {
-            Ok(range) => range,
-            Err(e) => return Err(self.undo(&plan, sink.flushed, e)),
+        let (from, to) = if let Some(ahead) = ahead {
+            ahead.give(&mut plan, &mut sink);
+            (offset, end)
+        } else {
+            let planned = self.plan(body, offset, end, &mut plan);
+            watch.did(Phase::Metadata);
+            let copied =
+                planned.and_then(|in_place| self.copy(body, &plan, in_place, offset, src, &mut sink));
+            match copied {
+                Ok(range) => range,
+                Err(e) => return Err(self.undo(&plan, sink.flushed, e)),
+            }
         };
         let size = body.size.max(end);
         let fields = WriteFields {
@@ -460,6 +534,39 @@ impl<M: Media> Fs<M> {
         Ok((end, under_way))
     }
 
+    /// Stores whole pages in new blocks while somebody else has the file: in front of its lock there is nothing else to do,
+    /// and writers of disjoint ranges copy side by side. None where that cannot be known to be what the write needs.
+    #[cold]
+    fn copy_ahead(&self, &Input { offset, bytes: src, engine, .. }: &Input) -> Result<Option<Ahead<'_, M>>> {
+        let core = &self.core;
+        let len = src.bytes().len();
+        let fits = offset.checked_add(len as u64).is_some_and(|end| end <= FILE_BYTES_MAX);
+        let whole_pages = len > 0 && len.is_multiple_of(BLOCK) && offset.is_multiple_of(PAGE) && fits;
+        let offloads = core.mover.takes(engine, len) && self.offloads(engine, len, src);
+        if !whole_pages || offloads || core.sb.data_in_place || core.ordered {
+            return Ok(None);
+        }
+        let verify = core.deferring || len < TWO_FENCE_BYTES;
+        let mut ahead = Ahead { core, plan: Plan::default(), sink: Sink::new(verify.then_some(0), engine) };
+        let plan = &mut ahead.plan;
+        // The other way it may do with blocks that are reserved.
+        if core.alloc.alloc_all((len / BLOCK) as u32, Class::Data, &mut plan.fresh).is_err() {
+            return Ok(None);
+        }
+        let mut done = 0;
+        for run in &plan.fresh {
+            let (page, bytes) = ((offset / PAGE) as u32 + (done / BLOCK) as u32, run.count as usize * BLOCK);
+            plan.extents.push(Extent { page, count: run.count, block: run.start });
+            ahead.sink.store(core, block_addr(run.start), &src.bytes()[done..done + bytes])?;
+            done += bytes;
+        }
+        if ahead.sink.crc.is_none() {
+            // Here nobody waits for it.
+            core.fence(std::mem::replace(&mut ahead.sink.flushed, Flushed::issued()));
+        }
+        Ok(Some(ahead))
+    }
+
     /// Whether the record of a write, alone in its operation, is committed before an engine has copied: then it may turn out
     /// not to have happened. Not on an ordinary file: what was synced has to verify until a state line says so durably, and
     /// such a record has no checksum.
@@ -489,14 +596,9 @@ impl<M: Media> Fs<M> {
         self.commit_under_way(node, body, guard, (flight, pending), commit).map(Some)
     }
 
-    /// Gives back what a failed write allocated. Nothing of it was committed. It may have stored behind the end
-    /// of file, where the next writer, perhaps on another processor, stores again: in this order.
     #[cold]
     fn undo(&self, plan: &Plan, stored: Flushed, e: Error) -> Error {
-        self.core.fence(stored);
-        for &run in &plan.fresh {
-            self.core.free(run, None);
-        }
+        self.core.give_up(plan, stored);
         e
     }
 

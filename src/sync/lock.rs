@@ -132,6 +132,13 @@ impl<T> Lock<T> {
         }
     }
 
+    /// Whether somebody is in who would be waited for. A hint: it may be otherwise by now, and nobody knows it of a lock that
+    /// leans.
+    #[inline]
+    pub fn seems_taken(&self) -> bool {
+        self.leaning.load(Ordering::Relaxed) == UPRIGHT && self.raw.is_locked()
+    }
+
     #[inline]
     fn address(&self) -> usize {
         std::ptr::from_ref(self).addr()

@@ -2,7 +2,8 @@
 //! the plain way, which waits for the copy before it writes its record and keeps the file meanwhile.
 //!
 //! Both on the emulated device, as fast as EasyIO found a channel of its hardware (`apps`), both with uthreads on as many
-//! workers; they take turns. The device's thread needs a core of its own.
+//! workers; they take turns. The device's thread needs a core of its own. And by the CPU, whose copies are made before
+//! the file is had, where somebody else has it: threads that write to one file, against the plain way.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -44,8 +45,10 @@ const WORK_NS: f64 = 2000.0;
 type Emulation = Arc<Files<Pool>>;
 
 pub fn run(plan: &Plan) -> Result<Values> {
-    let systems = [open(false)?, open(true)?];
+    let systems = [open(false, true)?, open(true, true)?];
+    let by_cpu = [open(false, false)?, open(true, false)?];
     let (mut latency, mut cpu, mut shared) = (Vec::new(), Vec::new(), Vec::new());
+    let mut threads = Vec::new();
     for round in 0..=plan.rounds as u64 {
         let mut turns = Vec::new();
         for files in &systems {
@@ -61,12 +64,20 @@ pub fn run(plan: &Plan) -> Result<Values> {
             cpu.push(orderless.1);
             shared.push(orderless.2 / plain.2);
         }
+        let mut turns = Vec::new();
+        for files in &by_cpu {
+            turns.push(threads_together(plan.slice, files, round)?);
+        }
+        if let ([ahead, plain], 1..) = (&turns[..], round) {
+            threads.push(ahead / plain);
+        }
     }
     let mut values = vec![
         value("orderless-latency-64k", &latency, "% of the plain way (emulated)", LATENCY_MAX),
         value("orderless-cpu-64k", &cpu, "% of the core (emulated)", CPU_MAX),
     ];
     values.push(at_least("orderless-shared-file-64k", &shared, "x the plain way (emulated)", SHARED_MIN));
+    values.push(at_least("shared-file-64k", &threads, "x the plain way (emulated PM)", SHARED_MIN));
     for (row, claim) in &mut values[2..] {
         (row.threads, claim.threads) = (SHARED_WORKERS, SHARED_WORKERS);
     }
@@ -81,12 +92,14 @@ fn at_least(name: &str, all: &[f64], unit: &'static str, limit: f64) -> (Row, Cl
 }
 
 /// A pool with one file that is all there.
-fn open(ordered: bool) -> Result<Emulation> {
+fn open(ordered: bool, device: bool) -> Result<Emulation> {
     let options = PoolOptions { assume: Some(Domain::Memory), ..PoolOptions::default() };
     let media = Fs::mkfs(Pool::memfd(POOL_BYTES, &options)?, &MkfsOptions::default())?;
     let fs = Fs::open(media, &OpenOptions { ordered, ..OpenOptions::default() })?;
-    let model = Model { bytes_per_s: Some(STORE_BYTES_PER_S), ..Model::default() };
-    fs.mover().give(Box::new(Dsa::new(Emulated::new(model))), Profile::default().emu);
+    if device {
+        let model = Model { bytes_per_s: Some(STORE_BYTES_PER_S), ..Model::default() };
+        fs.mover().give(Box::new(Dsa::new(Emulated::new(model))), Profile::default().emu);
+    }
     let files = Arc::new(Files::new(fs, Cred::root(), 0));
     let fd = files.open(b"file", libc::O_CREAT | libc::O_RDWR, 0o600)?;
     for at in (0..FILE_BYTES).step_by(1 << 20) {
@@ -170,6 +183,17 @@ fn together(slice: Duration, files: &Emulation, seed: u64) -> Result<f64> {
         count += joined(writer.join())?.0;
     }
     Ok(count as f64)
+}
+
+/// The same with a thread for each.
+fn threads_together(slice: Duration, files: &Emulation, seed: u64) -> Result<f64> {
+    let part = FILE_BYTES / SHARED_WORKERS as u64;
+    let writer = |n: u64| write(slice, files, (n * part, part), seed * 100 + n);
+    let counts = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..SHARED_WORKERS as u64).map(|n| scope.spawn(move || writer(n))).collect();
+        threads.into_iter().map(|thread| joined(thread.join())).collect::<Result<Vec<_>>>()
+    })?;
+    Ok(counts.iter().map(|(count, _)| *count as f64).sum())
 }
 
 fn joined<T>(outcome: runtime::Outcome<Result<T>>) -> Result<T> {
