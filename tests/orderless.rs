@@ -1,12 +1,15 @@
 //! Writes and reads whose copies go on after their operation let go of the file: who waits for whom, what becomes of
 //! copies that fail, of files that go meanwhile, of pools that close; and the same from uthreads.
 
+use std::future::Future;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
 
 use lodestone::fs::files::{Fd, Files};
 use lodestone::fs::format::{LANES, completion_addr};
-use lodestone::fs::{Cred, Fs, MkfsOptions, OpenOptions};
+use lodestone::fs::{Cred, Fs, MkfsOptions, OpenOptions, Transferring};
 use lodestone::media::{Domain, Media, Pool, PoolOptions};
 use lodestone::mover::EngineKind;
 use lodestone::mover::completion::{Completion, Status};
@@ -453,6 +456,124 @@ fn a_uthread_that_waits_for_a_copy_lets_others_run() {
     check(&files);
 }
 
+/// Polls until it is ready, and sleeps in between until it is woken; how often it was not.
+fn block_on<F: Future>(future: F) -> (F::Output, usize) {
+    struct Unparks(std::thread::Thread);
+
+    impl Wake for Unparks {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    let waker = Waker::from(Arc::new(Unparks(std::thread::current())));
+    let (mut future, mut context, mut pending) = (pin!(future), Context::from_waker(&waker), 0);
+    loop {
+        match future.as_mut().poll(&mut context) {
+            Poll::Ready(value) => return (value, pending),
+            Poll::Pending => std::thread::park(),
+        }
+        pending += 1;
+    }
+}
+
+#[test]
+fn futures_of_files_are_woken_when_their_copies_have_ended() {
+    for domain in [Domain::Memory, Domain::PageCache] {
+        let options = PoolOptions { assume: Some(domain), ..PoolOptions::default() };
+        let (files, key) = files_on(Pool::memfd(POOL_BYTES, &options).unwrap(), None);
+        let fd = create(&files, "file", &[1; 64 * KIB]);
+        std::thread::scope(|scope| {
+            let (files, key) = (&files, &key);
+            let reads = scope.spawn(move || {
+                let ((bytes, read), pending) = block_on(files.pread_async(fd, vec![0; 40 * KIB].into(), 0));
+                assert!(pending > 0, "it did not wait for its copy");
+                assert!(read.unwrap() == 40 * KIB && bytes.iter().all(|b| *b == 1));
+            });
+            while key.begun() < 1 {
+                std::thread::yield_now();
+            }
+            if domain == Domain::Memory {
+                // A write, a read that it is in the way of, and a sync.
+                let ticket = files.submit_pwrite(fd, vec![2; 16 * KIB].into(), 48 * KIB as i64).unwrap();
+                let writes = scope.spawn(move || {
+                    let bytes = vec![3; 16 * KIB].into();
+                    let ((bytes, written), pending) =
+                        block_on(files.pwrite_async(fd, bytes, 56 * KIB as i64));
+                    assert!(pending > 0 && written.unwrap() == 16 * KIB && bytes[..] == [3; 16 * KIB]);
+                });
+                let syncs = scope.spawn(move || {
+                    let (done, pending) = block_on(files.fsync_async(fd).unwrap());
+                    assert!(pending > 0, "it did not wait for the write");
+                    done.unwrap();
+                });
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                assert!(!reads.is_finished() && !writes.is_finished() && !syncs.is_finished());
+                key.set(true);
+                writes.join().unwrap();
+                syncs.join().unwrap();
+                ticket.wait().unwrap();
+            }
+            key.set(true);
+        });
+        // Where nothing is under way a write is ready at once; its sync is, too, unless a device has to be waited for.
+        files.set_engine(fd, Some(EngineKind::Cpu)).unwrap();
+        let ((bytes, written), pending) = block_on(files.pwrite_async(fd, vec![4; 5000].into(), 0));
+        assert!(written.unwrap() == 5000 && pending == 0 && bytes.len() == 5000);
+        block_on(files.fdatasync_async(fd).unwrap()).0.unwrap();
+        let synced = files.open(b"file", libc::O_RDWR | libc::O_DSYNC | libc::O_APPEND, 0).unwrap();
+        assert_eq!(block_on(files.write_async(synced, vec![5; 100].into())).0.1.unwrap(), 100);
+        assert_eq!(block_on(files.read_async(synced, vec![0; 100].into())).0.1.unwrap(), 0, "at the end");
+        // What the plain calls refuse is refused with the bytes.
+        let (bytes, refused) = block_on(files.pwrite_async(99, vec![6; 7].into(), 0)).0;
+        assert!(refused.unwrap_err().errno() == libc::EBADF && bytes[..] == [6; 7]);
+        assert_eq!(
+            block_on(files.pread_async(fd, vec![0; 7].into(), -1)).0.1.unwrap_err().errno(),
+            libc::EINVAL
+        );
+        assert!(files.fsync_async(99).is_err());
+        let end = if domain == Domain::Memory { 72 * KIB } else { 64 * KIB };
+        assert_eq!(content(&files, fd)[end..], [5; 100]);
+        check(&files);
+    }
+}
+
+/// Its bytes go with it, so it waits; and leaves no waker behind that keeps anything.
+#[test]
+fn a_future_that_is_dropped_waits_for_its_copy() {
+    let (files, key) = files_on(memfd(), None);
+    let fd = create(&files, "file", &[1; 64 * KIB]);
+    let waker = Arc::new(Nobody);
+    let poll = |future: Pin<&mut Transferring<'_, Pool>>| {
+        let waker = Waker::from(waker.clone());
+        future.poll(&mut Context::from_waker(&waker)).is_pending()
+    };
+    std::thread::scope(|scope| {
+        let mut never = Box::pin(files.pwrite_async(fd, vec![9; 32 * KIB].into(), 0));
+        drop(Box::pin(files.pwrite_async(fd, vec![9; 32 * KIB].into(), 0)));
+        let mut write = Box::pin(files.pwrite_async(fd, vec![2; 32 * KIB].into(), 0));
+        let mut read = Box::pin(files.pread_async(fd, vec![0; 16 * KIB].into(), 48 * KIB as i64));
+        assert!(poll(write.as_mut()) && poll(read.as_mut()) && key.begun() == 2);
+        assert!(poll(never.as_mut()) && key.begun() == 2, "it has not begun: the write is in its way");
+        drop(never);
+        scope.spawn(|| {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            key.set(true);
+        });
+        drop(write);
+        drop(read);
+    });
+    assert_eq!(Arc::strong_count(&waker), 1, "nobody has a waker of theirs");
+    assert_eq!(content(&files, fd), [vec![2; 32 * KIB], vec![1; 32 * KIB]].concat());
+    check(&files);
+}
+
+struct Nobody;
+
+impl Wake for Nobody {
+    fn wake(self: Arc<Self>) {}
+}
+
 /// Uthreads beside threads, each with pages of its own in files that all use, by engines that copy on threads.
 #[test]
 fn many_of_them_on_each_engine() {
@@ -462,6 +583,7 @@ fn many_of_them_on_each_engine() {
         let (files, _) = files_on(memfd(), Some(engine));
         let files = Arc::new(files);
         let fds = [create(&files, "a", &[]), create(&files, "b", &[])];
+        let files_of_tasks = &files;
         let turn = move |files: &Files<Pool>, me: usize, round: usize| {
             let len = 16 * KIB + (me * 7 + round * 13) % (12 * KIB);
             let (fd, at) = (fds[(me + round) % 2], (me * 32 * KIB) as i64);
@@ -470,6 +592,14 @@ fn many_of_them_on_each_engine() {
             let mut back = vec![0; len];
             assert_eq!(files.pread(fd, &mut back, at).unwrap(), len);
             assert!(back == bytes, "{engine}: what {me} reads in round {round} is what it wrote");
+        };
+        let wait = |me: usize, round: usize| async move {
+            let (fd, at) = (fds[(me + round) % 2], (me * 32 * KIB) as i64);
+            let bytes = vec![(me + round) as u8; 20 * KIB];
+            let (bytes, written) = files_of_tasks.pwrite_async(fd, bytes.into(), at).await;
+            assert_eq!(written.unwrap(), 20 * KIB);
+            let (back, read) = files_of_tasks.pread_async(fd, vec![0; 20 * KIB].into(), at).await;
+            assert!(read.unwrap() == 20 * KIB && back == bytes, "{engine}: task {me} in round {round}");
         };
         let runtime = Runtime::new(Options::default()).unwrap();
         let uthreads: Vec<_> = (0..WRITERS)
@@ -483,6 +613,16 @@ fn many_of_them_on_each_engine() {
             for me in WRITERS..WRITERS + 2 {
                 scope.spawn(move || (0..ROUNDS).for_each(|round| turn(files, me, round)));
             }
+            scope.spawn(|| {
+                for round in 0..ROUNDS {
+                    let mut tasks: Vec<_> =
+                        (WRITERS + 2..WRITERS + 10).map(|me| Box::pin(wait(me, round))).collect();
+                    block_on(std::future::poll_fn(|context| {
+                        tasks.retain_mut(|task| task.as_mut().poll(context).is_pending());
+                        if tasks.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+                    }));
+                }
+            });
             runtime.run(2).unwrap();
         });
         uthreads.into_iter().for_each(|uthread| uthread.join().unwrap());

@@ -78,7 +78,10 @@ use alloc::{Allocator, Class, Run};
 pub(crate) use clock::now;
 use format::{BLOCK, Super, TABLE_BLOCK};
 use inode::{Body, Inode};
-pub use offload::{Lent, LentRoom, ReadStep, ReadUnderWay, Step, WriteStep, WriteTicket, WriteUnderWay};
+pub use offload::{
+    Lent, LentRoom, ReadStep, ReadUnderWay, Step, Syncing, Transferring, WriteStep, WriteTicket,
+    WriteUnderWay,
+};
 pub use types::*;
 
 /// How a data write keeps its promise (design §4).

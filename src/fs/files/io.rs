@@ -5,18 +5,32 @@
 use super::{AT_FDCWD, Fd, File, Files};
 use crate::error::{Error, Result};
 use crate::fs::space::check_mode;
-use crate::fs::{Cred, Fs, Ino, Kind, Lent, LentRoom, Node, ReadStep, SetAttr, Step, WriteStep, WriteTicket};
+use crate::fs::{
+    Cred, Fs, Ino, Kind, Lent, LentRoom, Node, ReadStep, SetAttr, Step, Syncing, WriteStep, WriteTicket,
+};
 use crate::limits::{FILE_BYTES_MAX, RW_BYTES_MAX};
 use crate::media::Media;
 use libc::{O_APPEND, O_DSYNC, O_SYNC, SEEK_CUR, SEEK_DATA, SEEK_END, SEEK_HOLE, SEEK_SET};
 
 /// What a write did.
+#[derive(Clone, Copy)]
 pub struct Written {
     bytes: usize,
     /// The offset behind it.
     end: u64,
     /// By O_SYNC or O_DSYNC: which inode, and whether its data alone.
     synced: Option<(Ino, bool)>,
+}
+
+impl Written {
+    pub(in crate::fs) fn bytes(self) -> usize {
+        self.bytes
+    }
+
+    /// What is to be synced before it has returned: which inode, and whether its data alone.
+    pub(in crate::fs) fn to_sync(self) -> Option<(Ino, bool)> {
+        self.synced
+    }
 }
 
 impl<M: Media> Files<M> {
@@ -214,6 +228,16 @@ impl<M: Media> Files<M> {
     /// As [`fsync`](Files::fsync) without metadata that reading the data does not need.
     pub fn fdatasync(&self, fd: Fd) -> Result<()> {
         self.fs.fsync(self.open_file(fd)?.node.ino(), true)
+    }
+
+    /// As [`fsync`](Files::fsync). EBADF at once.
+    pub fn fsync_async(&self, fd: Fd) -> Result<Syncing<M>> {
+        Ok(Syncing::new(&self.fs, self.open_file(fd)?.node.ino(), false))
+    }
+
+    /// As [`fdatasync`](Files::fdatasync). EBADF at once.
+    pub fn fdatasync_async(&self, fd: Fd) -> Result<Syncing<M>> {
+        Ok(Syncing::new(&self.fs, self.open_file(fd)?.node.ino(), true))
     }
 }
 

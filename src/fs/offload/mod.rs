@@ -20,6 +20,7 @@
 //!
 //! Whoever waits may end what it waits for; in a uthread others run meanwhile (`wait`).
 
+mod future;
 mod lent;
 mod reads;
 mod ticket;
@@ -42,6 +43,7 @@ use crate::mover::engine_port::RawTransfer;
 use crate::mover::flight::Flight;
 use crate::sync::primitive;
 use crate::wait::{self, Bell, Ending, Holding, Seat};
+pub use future::{Syncing, Transferring};
 pub use lent::{Lent, LentRoom};
 pub use reads::Reads;
 pub use ticket::WriteTicket;
@@ -623,15 +625,17 @@ impl<M: Media> Fs<M> {
 
     /// As [`wait_for_write`](Fs::wait_for_write), however it ends: for who wants to touch the same pages.
     pub fn wait_until_over(&self, write: &Arc<WriteUnderWay>) {
-        let look = || {
-            write.is_over()
-                || self.try_end_copy(&write.copy) && {
-                    self.poll_lane(write.ticket.lane as usize);
-                    write.is_over()
-                }
-        };
-        self.climb(&write.copy, look);
+        self.climb(&write.copy, || self.is_over(write));
         self.finish(write);
+    }
+
+    /// Whether it is; ends what engines are through with.
+    fn is_over(&self, write: &Arc<WriteUnderWay>) -> bool {
+        write.is_over()
+            || self.try_end_copy(&write.copy) && {
+                self.poll_lane(write.ticket.lane as usize);
+                write.is_over()
+            }
     }
 
     /// Waits until a read has all its bytes. The caller holds nothing of the file system. EIO for bad media.
@@ -722,6 +726,14 @@ impl<M: Media> Fs<M> {
         }
         let writes = inode.body.read().writes.all();
         writes.iter().for_each(|write| self.finish(write));
+    }
+
+    /// Those under way of one file.
+    fn writes_of(&self, ino: Ino) -> Vec<Arc<WriteUnderWay>> {
+        if self.core.copies.writes.load(Ordering::Acquire) == 0 {
+            return Vec::new();
+        }
+        self.inode(ino).map_or_else(|_| Vec::new(), |inode| inode.body.read().writes.all())
     }
 
     /// The same by number, where there are any at all.
