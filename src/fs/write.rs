@@ -10,6 +10,8 @@
 //! | more over existing data | copy-on-write: new blocks, the old ones freed after the fence |
 //! | over existing data with `data=inplace` | a record with the times, then the data in place |
 //!
+//! **Whole pages of a file that somebody else has** are copied before its lock is had, by all who write it.
+//!
 //! **An engine's copy** of whole blocks goes on after the record was committed and the inode let go: see `offload`.
 //!
 //! **One fence.** The record names the data's CRC-32C, computed while it is copied; recovery counts a
@@ -893,6 +895,8 @@ pub(super) fn write_records(batch: &mut Batch, extents: &[Extent], fields: &Writ
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fs::files::Files;
+    use crate::media::{Domain, Pool, PoolOptions};
 
     #[test]
     fn a_line_of_words_is_the_record() {
@@ -909,6 +913,47 @@ mod tests {
             let words: Vec<u8> =
                 write_line(extents.first(), &fields).iter().flat_map(|w| w.to_le_bytes()).collect();
             assert_eq!(bytes, words);
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore)]
+    fn who_finds_a_file_taken_copies_before_it_has_it() {
+        for domain in [Domain::Memory, Domain::PageCache] {
+            let options = PoolOptions { assume: Some(domain), ..PoolOptions::default() };
+            let media = Fs::mkfs(Pool::memfd(16 << 20, &options).unwrap(), &MkfsOptions::default()).unwrap();
+            let fs = Fs::open(media, &OpenOptions::default()).unwrap();
+            let files = Files::new(fs.clone(), Cred::root(), 0);
+            let fd = files.open(b"file", libc::O_CREAT | libc::O_RDWR, 0o600).unwrap();
+            files.pwrite(fd, &[1; 12 * BLOCK], 0).unwrap();
+            let inode = fs.inode(files.fstat(fd).unwrap().ino).unwrap();
+            let free = || fs.core.alloc.stats().free;
+            for len in [1, 8] {
+                let before = free();
+                let taken = inode.body.read();
+                std::thread::scope(|scope| {
+                    let files = &files;
+                    scope.spawn(move || files.pwrite(fd, &vec![2; len * BLOCK], 2 * PAGE as i64).unwrap());
+                    // It has blocks before it has the file.
+                    while free() + len as u64 > before {
+                        std::thread::yield_now();
+                    }
+                    drop(taken);
+                });
+                assert!(free() + 2 >= before || fs.core.deferring, "the old ones are free");
+            }
+            // Its record verifies.
+            drop(files);
+            drop(inode);
+            let options = OpenOptions { power_lost: true, ..OpenOptions::default() };
+            let again = Fs::open(fs.abandon().unwrap(), &options).unwrap();
+            let files = Files::new(again, Cred::root(), 0);
+            let fd = files.open(b"file", libc::O_RDONLY, 0).unwrap();
+            let mut bytes = [0; 12 * BLOCK];
+            files.pread(fd, &mut bytes, 0).unwrap();
+            let wanted = [vec![1; 2 * BLOCK], vec![2; 8 * BLOCK], vec![1; 2 * BLOCK]].concat();
+            assert!(bytes[..] == wanted, "{domain:?}");
+            assert!(files.fs().check().unwrap().findings.is_empty());
         }
     }
 

@@ -1,0 +1,328 @@
+//! Reads, writes and syncs of files as futures, for whatever executor.
+//!
+//! ```
+//! # use lodestone::fs::files::{Fd, Files};
+//! # use lodestone::media::Pool;
+//! async fn both(files: &Files<Pool>, log: Fd, data: Fd, bytes: Box<[u8]>) -> lodestone::Result<usize> {
+//!     let first = files.pwrite_async(data, bytes, 0);
+//!     let (bytes, written) = first.await;
+//!     let (_, appended) = files.write_async(log, bytes).await;
+//!     files.fsync_async(log)?.await?;
+//!     Ok(written? + appended?)
+//! }
+//! ```
+//!
+//! What has to wait for a copy, be it one's own or one that is in its way, wakes its task when that has ended: by the
+//! engine where it rings, by whoever else sees the end, or by an alarm (`wait`). A sync of an ordinary file takes as long
+//! as its device does, and runs on a thread of its own. All else that files do waits for nobody and needs no future.
+//!
+//! A future does nothing before it is polled. One that has begun and is dropped waits for its copy, since that has its
+//! bytes.
+
+use std::pin::Pin;
+use std::ptr::NonNull;
+use std::task::{Context, Poll, ready};
+
+use super::*;
+use crate::fs::files::{Fd, Files, Written};
+use crate::wait::look_again;
+
+/// A task that waits for copies, one after the other.
+#[derive(Default)]
+struct Waits {
+    seat: Seat,
+    /// For this one.
+    begun: Option<Instant>,
+}
+
+impl Waits {
+    /// Asks again when the waker is woken, unless `look` says that it has ended.
+    fn poll(&mut self, copy: &Copy, context: &mut Context<'_>, look: impl Fn() -> bool) -> Poll<()> {
+        copy.bell.0.listen(&self.seat, context.waker());
+        if look() {
+            self.leave(copy);
+            return Poll::Ready(());
+        }
+        // Where it has ended itself it stands behind others, for which somebody else is woken.
+        if !copy.rings || copy.has_ended() {
+            let now = Instant::now();
+            let waited = now - *self.begun.get_or_insert(now);
+            let left = copy.due.map(|due| due.saturating_duration_since(now));
+            self.seat.set_alarm(now + look_again(waited, left), context.waker());
+        }
+        Poll::Pending
+    }
+
+    fn leave(&mut self, copy: &Copy) {
+        copy.bell.0.leave(&self.seat);
+        if self.begun.take().is_some() {
+            self.seat.cancel_alarm();
+        }
+    }
+}
+
+impl<M: Media> Fs<M> {
+    fn poll_until_over(
+        &self,
+        waits: &mut Waits,
+        write: &Arc<WriteUnderWay>,
+        context: &mut Context<'_>,
+    ) -> Poll<()> {
+        waits.poll(&write.copy, context, || self.is_over(write))
+    }
+}
+
+/// What a future does with its bytes; `offset` none: at the file's own, which moves.
+#[derive(Clone, Copy)]
+enum What {
+    Read { offset: Option<i64> },
+    Write { offset: Option<i64> },
+}
+
+enum Stage<M: Media> {
+    Begins,
+    Blocked(Arc<WriteUnderWay>),
+    Reads(usize, Arc<ReadUnderWay>),
+    Writes(Written, Arc<WriteUnderWay>),
+    /// By O_SYNC or O_DSYNC; so many bytes.
+    Syncs(usize, Syncing<M>),
+    Ended(usize),
+}
+
+/// A read or write: its bytes, and how many of them were read or written; it fails as the plain call does.
+#[must_use = "futures do nothing unless they are polled"]
+pub struct Transferring<'a, M: Media> {
+    files: &'a Files<M>,
+    fd: Fd,
+    what: What,
+    /// Its own, lent to a copy; none once they were given back.
+    bytes: Option<NonNull<[u8]>>,
+    stage: Stage<M>,
+    waits: Waits,
+}
+
+// SAFETY: the bytes are the future's own, used by a copy alone until that has ended, on whatever thread.
+unsafe impl<M: Media> Send for Transferring<'_, M> {}
+// SAFETY: a shared future gives nobody the bytes.
+unsafe impl<M: Media> Sync for Transferring<'_, M> {}
+
+impl<'a, M: Media> Transferring<'a, M> {
+    fn new(files: &'a Files<M>, fd: Fd, what: What, bytes: Box<[u8]>) -> Transferring<'a, M> {
+        let bytes = Some(NonNull::from(Box::leak(bytes)));
+        Transferring { files, fd, what, bytes, stage: Stage::Begins, waits: Waits::default() }
+    }
+
+    fn begin(&mut self) -> Result<Stage<M>> {
+        let (files, fd) = (self.files, self.fd);
+        let mut bytes = self.bytes.expect("a future is not polled after its end");
+        match self.what {
+            What::Read { offset } => {
+                // SAFETY: the future's own, which it uses no more until the copy has ended, as its stage says.
+                let room = unsafe { LentRoom::new(bytes.as_mut()) };
+                let step = match offset {
+                    Some(offset) => files.begin_pread(fd, room, offset)?,
+                    None => files.begin_read(fd, room)?,
+                };
+                Ok(match step {
+                    Step::Done(read) => Stage::Ended(read),
+                    Step::UnderWay(read, copy) => Stage::Reads(read, copy),
+                    Step::Blocked(write) => Stage::Blocked(write),
+                })
+            }
+            What::Write { offset } => {
+                // SAFETY: as above.
+                let bytes = unsafe { Lent::new(bytes.as_ref()) };
+                let step = match offset {
+                    Some(offset) => files.begin_pwrite(fd, bytes, offset)?,
+                    None => files.begin_write(fd, bytes)?,
+                };
+                Ok(match step {
+                    Step::Done(written) => self.written(written),
+                    Step::UnderWay(written, copy) => Stage::Writes(written, copy),
+                    Step::Blocked(write) => Stage::Blocked(write),
+                })
+            }
+        }
+    }
+
+    fn written(&self, written: Written) -> Stage<M> {
+        match written.to_sync() {
+            Some((ino, data_only)) => {
+                Stage::Syncs(written.bytes(), Syncing::new(self.files.fs(), ino, data_only))
+            }
+            None => Stage::Ended(written.bytes()),
+        }
+    }
+
+    fn go_on(&mut self, context: &mut Context<'_>) -> Poll<Result<usize>> {
+        let fs = self.files.fs();
+        loop {
+            self.stage = match &mut self.stage {
+                Stage::Begins => self.begin()?,
+                Stage::Blocked(write) => {
+                    ready!(fs.poll_until_over(&mut self.waits, write, context));
+                    Stage::Begins
+                }
+                Stage::Reads(bytes, read) => {
+                    ready!(self.waits.poll(&read.copy, context, || fs.try_end_copy(&read.copy)));
+                    let (bytes, waited) = (*bytes, fs.wait_for_read(read));
+                    self.stage = Stage::Ended(bytes);
+                    waited?;
+                    return Poll::Ready(Ok(bytes));
+                }
+                Stage::Writes(written, write) => {
+                    ready!(fs.poll_until_over(&mut self.waits, write, context));
+                    let (written, waited) = (*written, fs.wait_for_write(write));
+                    let next = self.written(written);
+                    self.stage = Stage::Ended(written.bytes());
+                    waited?;
+                    next
+                }
+                Stage::Syncs(bytes, sync) => {
+                    ready!(Pin::new(sync).poll(context))?;
+                    Stage::Ended(*bytes)
+                }
+                Stage::Ended(bytes) => return Poll::Ready(Ok(*bytes)),
+            };
+        }
+    }
+
+    fn give_back(&mut self) -> Option<Box<[u8]>> {
+        // SAFETY: leaked by `new`, of no use to a copy any more, and taken once.
+        self.bytes.take().map(|bytes| unsafe { Box::from_raw(bytes.as_ptr()) })
+    }
+}
+
+impl<M: Media> Future for Transferring<'_, M> {
+    type Output = (Box<[u8]>, Result<usize>);
+
+    /// Panics where it was ready before.
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<(Box<[u8]>, Result<usize>)> {
+        let done = ready!(self.go_on(context));
+        Poll::Ready((self.give_back().expect("a future is not polled after its end"), done))
+    }
+}
+
+impl<M: Media> Drop for Transferring<'_, M> {
+    fn drop(&mut self) {
+        let fs = self.files.fs();
+        match &self.stage {
+            Stage::Blocked(write) => self.waits.leave(&write.copy),
+            Stage::Reads(_, read) => {
+                self.waits.leave(&read.copy);
+                // Nobody asks how it ended.
+                let _ = fs.wait_for_read(read);
+            }
+            Stage::Writes(_, write) => {
+                self.waits.leave(&write.copy);
+                fs.wait_until_over(write);
+            }
+            Stage::Begins | Stage::Syncs(..) | Stage::Ended(_) => {}
+        }
+        drop(self.give_back());
+    }
+}
+
+/// A sync of one file: durable when it is ready, as far as the domain goes; it fails as fsync does.
+#[must_use = "futures do nothing unless they are polled"]
+pub struct Syncing<M: Media> {
+    fs: Arc<Fs<M>>,
+    ino: Ino,
+    data_only: bool,
+    /// Writes of the file that were under way when it began; none before.
+    writes: Option<Vec<Arc<WriteUnderWay>>>,
+    thread: Option<Arc<OnThread>>,
+    waits: Waits,
+}
+
+/// What runs on a thread of its own.
+#[derive(Default)]
+struct OnThread {
+    done: Mutex<Option<Result<()>>>,
+    bell: Bell,
+}
+
+impl<M: Media> Syncing<M> {
+    pub(in crate::fs) fn new(fs: &Arc<Fs<M>>, ino: Ino, data_only: bool) -> Syncing<M> {
+        let fs = fs.clone();
+        Syncing { fs, ino, data_only, writes: None, thread: None, waits: Waits::default() }
+    }
+
+    fn on_thread(&self) -> Arc<OnThread> {
+        let sync = Arc::<OnThread>::default();
+        let (fs, ino, data_only, its) = (self.fs.clone(), self.ino, self.data_only, sync.clone());
+        let run = move || {
+            let done = fs.fsync(ino, data_only);
+            *its.done.lock() = Some(done);
+            its.bell.ring();
+        };
+        if let Err(e) = std::thread::Builder::new().name("lode-sync".to_owned()).spawn(run) {
+            tracing::warn!("a sync is waited for by the task that asked for it: no thread starts: {e}");
+            *sync.done.lock() = Some(self.fs.fsync(ino, data_only));
+        }
+        sync
+    }
+}
+
+impl<M: Media> Future for Syncing<M> {
+    type Output = Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
+        let Syncing { fs, ino, data_only, writes, waits, .. } = &mut *self;
+        let writes = writes.get_or_insert_with(|| fs.writes_of(*ino));
+        while let Some(write) = writes.last() {
+            ready!(fs.poll_until_over(waits, write, context));
+            writes.pop();
+        }
+        if !fs.core.deferring {
+            return Poll::Ready(fs.fsync(*ino, *data_only));
+        }
+        if self.thread.is_none() {
+            self.thread = Some(self.on_thread());
+        }
+        let sync = self.thread.as_ref().expect("it is there");
+        sync.bell.listen(&self.waits.seat, context.waker());
+        let done = sync.done.lock().take();
+        match done {
+            Some(done) => {
+                sync.bell.leave(&self.waits.seat);
+                Poll::Ready(done)
+            }
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl<M: Media> Drop for Syncing<M> {
+    fn drop(&mut self) {
+        let write = self.writes.as_ref().and_then(|writes| writes.last().cloned());
+        if let Some(write) = write {
+            self.waits.leave(&write.copy);
+        }
+        if let Some(sync) = &self.thread {
+            sync.bell.leave(&self.waits.seat);
+        }
+    }
+}
+
+impl<M: Media> Files<M> {
+    /// As [`read`](Files::read), into bytes that come back.
+    pub fn read_async(&self, fd: Fd, bytes: Box<[u8]>) -> Transferring<'_, M> {
+        Transferring::new(self, fd, What::Read { offset: None }, bytes)
+    }
+
+    /// As [`pread`](Files::pread), into bytes that come back.
+    pub fn pread_async(&self, fd: Fd, bytes: Box<[u8]>, offset: i64) -> Transferring<'_, M> {
+        Transferring::new(self, fd, What::Read { offset: Some(offset) }, bytes)
+    }
+
+    /// As [`write`](Files::write); the bytes come back.
+    pub fn write_async(&self, fd: Fd, bytes: Box<[u8]>) -> Transferring<'_, M> {
+        Transferring::new(self, fd, What::Write { offset: None }, bytes)
+    }
+
+    /// As [`pwrite`](Files::pwrite); the bytes come back.
+    pub fn pwrite_async(&self, fd: Fd, bytes: Box<[u8]>, offset: i64) -> Transferring<'_, M> {
+        Transferring::new(self, fd, What::Write { offset: Some(offset) }, bytes)
+    }
+}
