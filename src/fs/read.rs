@@ -69,7 +69,7 @@ impl<M: Media> Fs<M> {
             return Ok(Step::Done(len));
         }
         // A uthread has others to let run meanwhile.
-        let flight = self.hand_over(engine, &parts, !crate::wait::lets_others_run());
+        let flight = self.hand_over(engine, &parts, dst.waits() && !crate::wait::lets_others_run());
         if flight.ended_at_once() || self.core.ordered {
             self.abort_copy(flight)?;
             watch.did(Phase::Copy);

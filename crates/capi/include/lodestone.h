@@ -114,6 +114,11 @@ typedef struct {
 } lode_times;
 
 /**
+ * A copy, a read or a write under way: see lode_copy_to_media_async, lode_pread_async. Never negative.
+ */
+typedef int64_t lode_ticket;
+
+/**
  * One part of a vectored copy: bytes at offset at of the media, and their buffer.
  */
 typedef struct {
@@ -121,11 +126,6 @@ typedef struct {
     void *buffer;
     size_t bytes;
 } lode_copy;
-
-/**
- * A copy under way: see lode_copy_to_media_async. Never negative.
- */
-typedef int64_t lode_ticket;
 
 #ifdef __cplusplus
 extern "C" {
@@ -162,7 +162,8 @@ lode_fs *lode_open_pool(const char *path,
 
 /**
  * Waits for the calls in flight, closes the descriptors and streams that are open, writes a checkpoint
- * so that the next open need not recover, and gives the pool free. The handle is invalid afterwards, also
+ * so that the next open need not recover, and gives the pool free. Reads and writes by ticket end with it, and their
+ * buffers are the caller's. The handle is invalid afterwards, also
  * on failure. Errors: EBADF (closed already), EINVAL (not a pool), EIO. Durable: everything.
  */
 int lode_close_pool(lode_fs *fs);
@@ -311,6 +312,50 @@ int lode_access(lode_fs *fs, const char *path, int mode);
 int lode_get_times(lode_fs *fs,
                    int operation,
                    lode_times *times);
+
+/**
+ * Begins what lode_pread does, and returns a ticket for lode_poll and lode_wait, never negative. Until the ticket has ended
+ * nobody uses the buffer. What a write under way is about to change is waited for first. Where the pool's engine does not
+ * copy on its own (cpu, semaphore), and below an engine's threshold, the bytes are read before this returns.
+ *
+ * Errors: those of lode_pread but EIO by bad media, which lode_wait tells if an engine met it; EAGAIN (nobody waited for
+ * 65536 others).
+ */
+lode_ticket lode_pread_async(lode_fs *fs,
+                             int fd,
+                             void *buf,
+                             size_t count,
+                             off_t offset);
+
+/**
+ * Begins what lode_pwrite does, and returns a ticket for lode_poll and lode_wait, never negative. Until the ticket has ended
+ * nobody changes the buffer. From now on reads of these bytes wait for the write, and so do writes of them and lode_fsync of
+ * the file; nothing else does. A write under way to the same bytes is waited for first. Where the pool's engine does not copy
+ * on its own (cpu, semaphore), below an engine's threshold, and on ordinary files, the write is done before this returns.
+ *
+ * Errors: those of lode_pwrite but EIO by bad media, which lode_wait tells if an engine met it; EAGAIN (nobody waited for
+ * 65536 others). Durable: nothing before the ticket has ended; then what lode_pwrite says.
+ */
+lode_ticket lode_pwrite_async(lode_fs *fs,
+                              int fd,
+                              const void *buf,
+                              size_t count,
+                              off_t offset);
+
+/**
+ * 1 where the read or write of a ticket has ended, 0 where not, -1 on failure. Once it has, the buffer is the caller's; how
+ * it ended, and the end of the ticket, is lode_wait's. Errors: EINVAL (no such ticket, or it was waited for).
+ */
+int lode_poll(lode_fs *fs,
+              lode_ticket ticket);
+
+/**
+ * Waits until the read or write of a ticket has ended, and returns what lode_pread or lode_pwrite would have. Any thread may,
+ * and several at once; the first that returns ends the ticket. In a uthread others run meanwhile. Errors: EINVAL (no such
+ * ticket, or it was waited for), EIO (bad media; a write left the file as it was): the ticket has ended then, too.
+ */
+ssize_t lode_wait(lode_fs *fs,
+                  lode_ticket ticket);
 
 /**
  * Makes a directory. mode: permission bits, less the umask. Errors: EACCES, EEXIST, ELOOP, EMLINK,

@@ -9,6 +9,7 @@ use lodestone::account::{Op, Phase};
 use lodestone::fs::files::{AT_FDCWD, Files, Written};
 use lodestone::fs::{Fs, Lent, LentRoom, ReadStep, Step, WriteStep, WriteUnderWay};
 use lodestone::media::Pool;
+use lodestone::wait::lets_others_run;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ enum Tried<T, W> {
 }
 
 /// Ends the process where a wait panics: an engine may be using the caller's bytes.
-struct Waiting;
+pub struct Waiting;
 
 impl Drop for Waiting {
     fn drop(&mut self) {
@@ -30,17 +31,19 @@ impl Drop for Waiting {
     }
 }
 
-/// Runs `begin` on a pool, and waits for copies with nothing of the pool held: so uthreads let others run meanwhile.
+/// Runs `begin` on a pool, and waits for copies with nothing of the pool held: so uthreads let others run meanwhile; all
+/// others keep their thread, which `begin` is told.
 #[inline]
 fn read_outside(
     call: &'static str,
     fs: *mut lode_fs,
-    mut begin: impl FnMut(&Files<Pool>) -> ReadStep<usize>,
+    mut begin: impl FnMut(&Files<Pool>, bool) -> ReadStep<usize>,
 ) -> ssize_t {
+    let keeps = !lets_others_run();
     loop {
         let tried = tried(call, fs, |files| {
             let shared = || files.fs().clone();
-            Ok(match begin(files)? {
+            Ok(match begin(files, keeps)? {
                 Step::Done(n) => Tried::Done(n as ssize_t),
                 Step::UnderWay(n, read) => Tried::UnderWay(n, read, shared()),
                 Step::Blocked(write) => Tried::Blocked(write, shared()),
@@ -62,12 +65,13 @@ fn read_outside(
 fn write_outside(
     call: &'static str,
     fs: *mut lode_fs,
-    mut begin: impl FnMut(&Files<Pool>) -> WriteStep<Written>,
+    mut begin: impl FnMut(&Files<Pool>, bool) -> WriteStep<Written>,
 ) -> ssize_t {
+    let keeps = !lets_others_run();
     loop {
         let tried = tried(call, fs, |files| {
             let shared = || files.fs().clone();
-            Ok(match begin(files)? {
+            Ok(match begin(files, keeps)? {
                 Step::Done(written) => Tried::Done(files.sync_written(written)? as ssize_t),
                 Step::UnderWay(written, write) => Tried::UnderWay(written, write, shared()),
                 Step::Blocked(write) => Tried::Blocked(write, shared()),
@@ -154,9 +158,9 @@ pub unsafe extern "C" fn lode_dup(fs: *mut lode_fs, fd: c_int) -> c_int {
 /// Errors: EBADF, EFAULT, EINVAL, EIO (bad media), EISDIR.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lode_read(fs: *mut lode_fs, fd: c_int, buf: *mut c_void, count: size_t) -> ssize_t {
-    read_outside("lode_read", fs, |files| {
+    read_outside("lode_read", fs, |files, keeps| {
         // SAFETY: the contract at the head of the header; `read_outside` waits before it returns.
-        let room = unsafe { LentRoom::new(output(buf, count)?) };
+        let room = unsafe { LentRoom::new(output(buf, count)?) }.waiting(keeps);
         files.begin_read(fd, room)
     })
 }
@@ -170,9 +174,9 @@ pub unsafe extern "C" fn lode_pread(
     count: size_t,
     offset: off_t,
 ) -> ssize_t {
-    read_outside("lode_pread", fs, |files| {
+    read_outside("lode_pread", fs, |files, keeps| {
         // SAFETY: the contract at the head of the header; `read_outside` waits before it returns.
-        let room = unsafe { LentRoom::new(output(buf, count)?) };
+        let room = unsafe { LentRoom::new(output(buf, count)?) }.waiting(keeps);
         files.begin_pread(fd, room, offset)
     })
 }
@@ -190,9 +194,9 @@ pub unsafe extern "C" fn lode_write(
     buf: *const c_void,
     count: size_t,
 ) -> ssize_t {
-    write_outside("lode_write", fs, |files| {
+    write_outside("lode_write", fs, |files, keeps| {
         // SAFETY: the contract at the head of the header; `write_outside` waits before it returns.
-        let bytes = unsafe { Lent::new(input(buf, count)?) }.and_waits();
+        let bytes = unsafe { Lent::new(input(buf, count)?) }.waiting(keeps);
         files.begin_write(fd, bytes)
     })
 }
@@ -207,9 +211,9 @@ pub unsafe extern "C" fn lode_pwrite(
     count: size_t,
     offset: off_t,
 ) -> ssize_t {
-    write_outside("lode_pwrite", fs, |files| {
+    write_outside("lode_pwrite", fs, |files, keeps| {
         // SAFETY: the contract at the head of the header; `write_outside` waits before it returns.
-        let bytes = unsafe { Lent::new(input(buf, count)?) }.and_waits();
+        let bytes = unsafe { Lent::new(input(buf, count)?) }.waiting(keeps);
         files.begin_pwrite(fd, bytes, offset)
     })
 }

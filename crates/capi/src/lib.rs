@@ -10,8 +10,8 @@
 //! which shares the memory of the media but not the locks.
 //!
 //! Files: `handle` what C holds, `pools` open pools, `media` copies without a pool, `profile` what engines are
-//! worth, `call` the boundary, `failure` errno and the sentence behind it, `convert` C types, `file`, `names`,
-//! `attrs`, `xattr`, `dir`, `uthread` the functions by theme.
+//! worth, `call` the boundary, `failure` errno and the sentence behind it, `convert` C types, `file`,
+//! `tickets`, `names`, `attrs`, `xattr`, `dir`, `uthread` the functions by theme.
 
 // The names of the C interface are C's.
 #![allow(non_camel_case_types)]
@@ -29,5 +29,6 @@ mod media;
 mod names;
 mod pools;
 mod profile;
+mod tickets;
 mod uthread;
 mod xattr;

@@ -27,7 +27,7 @@ pub struct lode_media {
     _opaque: [u8; 0],
 }
 
-/// A copy under way: see lode_copy_to_media_async. Never negative.
+/// A copy, a read or a write under way: see lode_copy_to_media_async, lode_pread_async. Never negative.
 pub type lode_ticket = i64;
 
 /// One part of a vectored copy: bytes at offset at of the media, and their buffer.

@@ -6,6 +6,7 @@ use crate::dir::Stream;
 use crate::failure::remark;
 use crate::handle::{Handle, Handles, Held};
 use crate::profile;
+use crate::tickets::Tickets;
 use lodestone::error::{Error, Result};
 use lodestone::fs::files::{Files, table::Table};
 use lodestone::fs::{Cred, DataMode, Fs, MkfsOptions, OpenOptions};
@@ -28,6 +29,7 @@ pub struct lode_fs {
 pub struct OpenPool {
     pub files: Files<Pool>,
     pub streams: Table<Mutex<Stream>>,
+    pub tickets: Tickets,
     /// `st_dev` of everything in the pool.
     pub device: u64,
 }
@@ -94,7 +96,8 @@ pub unsafe extern "C" fn lode_open_pool(path: *const c_char, opts: *const c_char
 }
 
 /// Waits for the calls in flight, closes the descriptors and streams that are open, writes a checkpoint
-/// so that the next open need not recover, and gives the pool free. The handle is invalid afterwards, also
+/// so that the next open need not recover, and gives the pool free. Reads and writes by ticket end with it, and their
+/// buffers are the caller's. The handle is invalid afterwards, also
 /// on failure. Errors: EBADF (closed already), EINVAL (not a pool), EIO. Durable: everything.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lode_close_pool(fs: *mut lode_fs) -> c_int {
@@ -135,7 +138,8 @@ fn open(path: &Path, settings: &OpenSettings) -> Result<(OpenPool, Option<String
     let fs = Fs::open(media, &open_options)?;
     let device = fs.statfs().fsid;
     let files = Files::new(fs, settings.cred.clone(), settings.umask);
-    Ok((OpenPool { files, streams: Table::new(OPEN_FILES_MAX), device }, about_profile))
+    let (streams, tickets) = (Table::new(OPEN_FILES_MAX), Tickets::default());
+    Ok((OpenPool { files, streams, tickets, device }, about_profile))
 }
 
 fn close(handle: &Handle<OpenPool>) -> Result<()> {

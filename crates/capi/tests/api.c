@@ -731,6 +731,90 @@ static void uthreads_run_and_are_joined(void)
     lode_yield();
 }
 
+#define COPY 65536
+
+static unsigned char sources[8][COPY], targets[8][COPY];
+
+/* Writes and reads by ticket; in a uthread others run while it waits. */
+static void *use_tickets(void *arg)
+{
+    lode_ticket tickets[8];
+    int fd = lode_open(fs, "tickets", O_RDWR | O_CREAT | O_TRUNC, 0644);
+
+    CHECK(fd >= 0);
+    for (int round = 0; round < 4; round++) {
+        for (int i = 0; i < 8; i++) {
+            memset(sources[i], 16 * round + i + 1, COPY);
+            CHECK((tickets[i] = lode_pwrite_async(fs, fd, sources[i], COPY, (off_t)i * COPY)) >= 0);
+        }
+        CHECK(lode_fsync(fs, fd) == 0);
+        for (int i = 7; i >= 0; i--) {
+            int ended = lode_poll(fs, tickets[i]);
+
+            CHECK(ended == 1); /* fsync waited */
+            CHECK(lode_wait(fs, tickets[i]) == COPY);
+            FAILS(EINVAL, lode_wait(fs, tickets[i]));
+            FAILS(EINVAL, lode_poll(fs, tickets[i]));
+        }
+        /* What is read by ticket is what was written by one that nobody waited for. */
+        memset(sources[0], 0xee, COPY);
+        CHECK((tickets[0] = lode_pwrite_async(fs, fd, sources[0], COPY, 3 * COPY)) >= 0);
+        for (int i = 1; i < 8; i++)
+            CHECK((tickets[i] = lode_pread_async(fs, fd, targets[i], COPY, (off_t)i * COPY)) >= 0);
+        for (int i = 0; i < 8; i++) {
+            while (arg && lode_poll(fs, tickets[i]) == 0)
+                lode_yield();
+            CHECK(lode_wait(fs, tickets[i]) == COPY);
+        }
+        for (int i = 1; i < 8; i++)
+            CHECK(targets[i][0] == (i == 3 ? 0xee : 16 * round + i + 1) && targets[i][COPY - 1] == targets[i][0]);
+    }
+    /* Short at the end of file, and nothing behind it. */
+    CHECK((tickets[0] = lode_pread_async(fs, fd, targets[0], COPY, 7 * COPY + 100)) >= 0);
+    CHECK((tickets[1] = lode_pread_async(fs, fd, targets[1], COPY, 8 * COPY)) >= 0);
+    CHECK(lode_wait(fs, tickets[0]) == COPY - 100 && lode_wait(fs, tickets[1]) == 0);
+    FAILS(EBADF, lode_pwrite_async(fs, 77, sources[0], COPY, 0));
+    FAILS(EINVAL, lode_pread_async(fs, fd, targets[0], COPY, -1));
+    FAILS(EFAULT, lode_pwrite_async(fs, fd, NULL, COPY, 0));
+    FAILS(EINVAL, lode_wait(fs, 123456789));
+    FAILS(EINVAL, lode_poll(fs, -1));
+    CHECK(lode_close(fs, fd) == 0 && lode_unlink(fs, "tickets") == 0);
+    return NULL;
+}
+
+static void files_are_used_by_ticket(void)
+{
+    static const char *const engines[] = { "cpu", "semaphore", "delegate", "emu", "emu-ioat" };
+    char opts[64];
+
+    for (size_t i = 0; i < sizeof engines / sizeof *engines; i++) {
+        CHECK(lode_close_pool(fs) == 0);
+        snprintf(opts, sizeof opts, "assume=memory,engine=%s", engines[i]);
+        CHECK((fs = lode_open_pool(pool_path, opts)));
+        use_tickets(NULL);
+        lode_uthread *one = lode_spawn(use_tickets, "polls");
+        CHECK(one && lode_run(1) == 0 && lode_join(one, NULL) == 0);
+    }
+    /* A pool that closes waits for them; they end with it. */
+    int fd = lode_open(fs, "file", O_RDWR | O_CREAT, 0644);
+    lode_ticket ticket = lode_pwrite_async(fs, fd, sources[1], COPY, 0);
+    lode_ticket other = lode_pread_async(fs, fd, targets[1], COPY, 0);
+    CHECK(fd >= 0 && ticket >= 0 && other > ticket);
+    CHECK(lode_close_pool(fs) == 0);
+    FAILS(EBADF, lode_wait(fs, ticket));
+    CHECK(targets[1][5] == sources[1][5]);
+    CHECK((fs = lode_open_pool(pool_path, NULL)));
+    FAILS(EINVAL, lode_wait(fs, ticket));
+    CHECK((fd = lode_open(fs, "file", O_RDWR, 0)) >= 0);
+    memset(targets[2], 0, COPY);
+    CHECK(lode_pread(fs, fd, targets[2], COPY, 0) == COPY && memcmp(targets[2], sources[1], COPY) == 0);
+    for (int i = 0; i < 65536; i++)
+        CHECK((other = lode_pread_async(fs, fd, targets[0], 1, 0)) > ticket);
+    FAILS(EAGAIN, lode_pread_async(fs, fd, targets[0], 1, 0));
+    CHECK(lode_wait(fs, other) == 1 && lode_pwrite_async(fs, fd, "x", 1, 0) > other);
+    CHECK(lode_close(fs, fd) == 0 && lode_unlink(fs, "file") == 0);
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 2 || snprintf(pool_path, sizeof pool_path, "%s/api.pool", argv[1]) >= (int)sizeof pool_path) {
@@ -751,6 +835,7 @@ int main(int argc, char **argv)
     a_close_may_race_with_uses();
     a_pool_may_close_under_calls();
     uthreads_run_and_are_joined();
+    files_are_used_by_ticket();
     forked_children_are_told();
     CHECK(lode_close_pool(fs) == 0);
     CHECK(unlink(pool_path) == 0);

@@ -18,10 +18,11 @@ impl<'a> Lent<'a> {
         Lent { bytes, waits: false }
     }
 
-    /// The same of who waits at once where a copy is under way: who waits may copy, and nobody has to be woken.
+    /// The same, of who waits at once where a copy is under way, and keeps its thread if it is no uthread: who waits may copy,
+    /// and nobody has to be woken.
     #[inline]
-    pub fn and_waits(self) -> Lent<'a> {
-        Lent { waits: true, ..self }
+    pub fn waiting(self, waits: bool) -> Lent<'a> {
+        Lent { waits, ..self }
     }
 
     #[inline]
@@ -50,33 +51,47 @@ impl<'a> Lent<'a> {
 }
 
 /// Room for bytes that nobody else uses until the copy that it was lent to has ended.
-pub struct LentRoom<'a>(&'a mut [u8]);
+pub struct LentRoom<'a> {
+    room: &'a mut [u8],
+    waits: bool,
+}
 
 impl<'a> LentRoom<'a> {
     /// # Safety
     ///
     /// As [`Lent::new`], until [`Fs::wait_for_read`] returned.
     pub unsafe fn new(room: &'a mut [u8]) -> LentRoom<'a> {
-        LentRoom(room)
+        LentRoom { room, waits: false }
+    }
+
+    /// As [`Lent::waiting`].
+    #[inline]
+    pub fn waiting(self, waits: bool) -> LentRoom<'a> {
+        LentRoom { waits, ..self }
+    }
+
+    #[inline]
+    pub(in crate::fs) fn waits(&self) -> bool {
+        self.waits
     }
 
     #[inline]
     pub(in crate::fs) fn bytes(&mut self) -> &mut [u8] {
-        self.0
+        self.room
     }
 
     #[inline]
     pub(in crate::fs) fn len(&self) -> usize {
-        self.0.len()
+        self.room.len()
     }
 
     #[inline]
     pub(in crate::fs) fn first(&mut self, len: usize) -> LentRoom<'_> {
-        let len = self.0.len().min(len);
-        LentRoom(&mut self.0[..len])
+        let len = self.room.len().min(len);
+        LentRoom { room: &mut self.room[..len], waits: self.waits }
     }
 
     pub(in crate::fs) fn part_from_media(&mut self, at: Addr, from: usize, len: usize) -> RawTransfer {
-        Transfer::from_media(at, &mut self.0[from..from + len]).raw()
+        Transfer::from_media(at, &mut self.room[from..from + len]).raw()
     }
 }

@@ -573,7 +573,7 @@ impl<M: Media> Fs<M> {
         loop {
             // SAFETY: borrowed until this function returns, which is after the copy has ended: `Landing` sees to it
             // where waiting panics.
-            match begin(unsafe { Lent::new(src) }.and_waits())? {
+            match begin(unsafe { Lent::new(src) }.waiting(true))? {
                 Step::Done(done) => return Ok(done),
                 Step::Blocked(write) => self.wait_until_over(&write),
                 Step::UnderWay(done, write) => {
@@ -595,7 +595,7 @@ impl<M: Media> Fs<M> {
     ) -> Result<T> {
         loop {
             // SAFETY: as for writes; `dst` is not used until then.
-            match begin(unsafe { LentRoom::new(dst) })? {
+            match begin(unsafe { LentRoom::new(dst) }.waiting(true))? {
                 Step::Done(done) => return Ok(done),
                 Step::Blocked(write) => self.wait_until_over(&write),
                 Step::UnderWay(done, read) => {
@@ -636,6 +636,17 @@ impl<M: Media> Fs<M> {
                 self.poll_lane(write.ticket.lane as usize);
                 write.is_over()
             }
+    }
+
+    /// Whether it is done, or failed: then [`wait_for_write`](Fs::wait_for_write) waits for no engine. May copy what an
+    /// engine left undone.
+    pub fn write_has_ended(&self, write: &Arc<WriteUnderWay>) -> bool {
+        self.is_over(write)
+    }
+
+    /// The same of a read.
+    pub fn read_has_ended(&self, read: &ReadUnderWay) -> bool {
+        self.try_end_copy(&read.copy)
     }
 
     /// Waits until a read has all its bytes. The caller holds nothing of the file system. EIO for bad media.
