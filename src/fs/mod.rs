@@ -447,6 +447,12 @@ impl<M: Media> Fs<M> {
         &self.core.ledger
     }
 
+    /// The epoch that operations are in now. It ends when the pool is synced; on media whose stores are durable on return
+    /// nothing waits for that.
+    pub fn sync_epoch(&self) -> u64 {
+        self.core.epochs.current()
+    }
+
     pub fn open_report(&self) -> &OpenReport {
         &self.report
     }

@@ -481,7 +481,7 @@ impl Manager {
                 group.bandwidth_seen.store(now / EPOCH_NS, Ordering::Relaxed);
                 group.fed.store(now / EPOCH_NS, Ordering::Relaxed);
                 group.owe(0, bytes * (100 - self.share()) / 100);
-                self.owners.ended(seat);
+                self.owners.ended(seat, bytes);
                 group.bandwidth.ended(bytes);
                 group.bandwidth.under_way.fetch_sub(1, Ordering::SeqCst);
             }
@@ -504,7 +504,7 @@ impl Manager {
                         let less = |spent: u64| Some(spent.saturating_sub(entered.bytes));
                         let _ = group.spent.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
                     }
-                    false => self.owners.ended(seat),
+                    false => self.owners.ended(seat, entered.bytes),
                 }
                 group.bandwidth.under_way.fetch_sub(1, Ordering::SeqCst);
             }

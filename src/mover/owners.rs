@@ -31,7 +31,7 @@ struct Entry {
     asked: AtomicU64,
     /// Bytes given, and those that others had before it came.
     served: AtomicU64,
-    /// Bytes given.
+    /// Bytes of pieces that ended: what is given may be taken back, and this only grows.
     bytes: AtomicU64,
 }
 
@@ -55,7 +55,7 @@ pub struct Seat(usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnerState {
     pub owner: u32,
-    /// Bytes handed over so far.
+    /// Bytes of pieces that came to their end.
     pub bytes: u64,
     /// Pieces with the engine.
     pub under_way: u32,
@@ -129,13 +129,14 @@ impl Owners {
         }
         entry.under_way.fetch_add(1, Ordering::Relaxed);
         entry.served.fetch_add(bytes, Ordering::Relaxed);
-        entry.bytes.fetch_add(bytes, Ordering::Relaxed);
         true
     }
 
-    /// A piece that was granted came to its end.
-    pub fn ended(&self, seat: Seat) {
-        self.entries[seat.0].under_way.fetch_sub(1, Ordering::Relaxed);
+    /// A piece that was granted, of so many bytes, came to its end.
+    pub fn ended(&self, seat: Seat, bytes: u64) {
+        let entry = &self.entries[seat.0];
+        entry.under_way.fetch_sub(1, Ordering::Relaxed);
+        entry.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// A piece that was granted goes nowhere.
@@ -143,7 +144,6 @@ impl Owners {
         let entry = &self.entries[seat.0];
         entry.under_way.fetch_sub(1, Ordering::Relaxed);
         entry.served.fetch_sub(bytes, Ordering::Relaxed);
-        entry.bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     pub fn state(&self) -> Vec<OwnerState> {
@@ -223,7 +223,7 @@ mod tests {
 
         fn end_one(&mut self) {
             if let Some((seat, n)) = self.channel.0.pop_front() {
-                self.owners.ended(seat);
+                self.owners.ended(seat, PIECE);
                 self.done[n] += 1;
             }
         }
@@ -309,6 +309,21 @@ mod tests {
     }
 
     #[test]
+    fn bytes_that_are_told_never_shrink() {
+        let owners = Owners::new(PIECE);
+        let seat = owners.join(Owner::of(1), 0);
+        let told = || owners.state()[0].bytes;
+        assert!(owners.grant(seat, PIECE, 0));
+        assert_eq!(told(), 0, "it may be taken back");
+        owners.take_back(seat, PIECE);
+        assert_eq!(told(), 0);
+        assert!(owners.grant(seat, PIECE, 0));
+        owners.ended(seat, PIECE);
+        assert_eq!(told(), PIECE);
+        owners.leave(seat);
+    }
+
+    #[test]
     fn more_owners_than_places_share_them() {
         let owners = Owners::new(PIECE);
         let seats: Vec<Seat> =
@@ -317,7 +332,7 @@ mod tests {
         assert!(seats.iter().all(|seat| owners.grant(*seat, PIECE, 0)));
         assert_eq!(owners.state().len(), COPY_OWNERS_MAX);
         seats.iter().for_each(|seat| {
-            owners.ended(*seat);
+            owners.ended(*seat, PIECE);
             owners.leave(*seat);
         });
         assert!(owners.state().iter().all(|owner| owner.under_way == 0 && owner.waiting == 0));

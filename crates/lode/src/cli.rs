@@ -11,6 +11,7 @@ use lodestone::limits::{POOL_BLOCKS_MAX, POOL_BYTES_MIN};
 use lodestone::mover::class::{Class, UnknownClass};
 use lodestone::mover::{EngineKind, UnknownEngine};
 
+use crate::live::address::Address;
 use crate::size::{self, Size};
 use crate::target::{PoolPath, Target, parse_pool_path};
 
@@ -22,6 +23,8 @@ const LABEL_BYTES_MAX: usize = 63;
 const COST_RUNS_MAX: i64 = 1000;
 /// Longest that the idle load is watched, in seconds.
 const COST_IDLE_S_MAX: f64 = 3600.0;
+/// Between two looks, in seconds.
+const TOP_INTERVAL_S: std::ops::RangeInclusive<f64> = 0.1..=3600.0;
 
 /// A file system for slow, byte-addressable memory, in user space.
 #[derive(Parser, Debug)]
@@ -41,6 +44,7 @@ pub enum Sub {
     Info(Info),
     Mount(Mount),
     Umount(Umount),
+    Top(Top),
     Ls(Ls),
     Cat(Cat),
     Cp(Cp),
@@ -127,7 +131,8 @@ pub enum Assume {
 /// cache=none: every call reaches the pool, and the kernel keeps nothing; cache=always: it keeps names, attributes
 /// and data; cache=auto, the default: as long as that is right, which so far is always.
 ///
-/// engine=ENGINE, class=CLASS, assume=DOMAIN, profile=FILE: as --engine, --class, --assume and --profile.
+/// engine=ENGINE, class=CLASS, assume=DOMAIN, profile=FILE, metrics=ADDR: as --engine, --class, --assume, --profile and
+/// --metrics.
 ///
 /// max_read=BYTES, max_write=BYTES: the largest request, from 4096 to 1048576.
 #[derive(Args, Debug)]
@@ -157,6 +162,10 @@ pub struct Mount {
     /// /etc/lode/profile.toml]; one that was made on another machine, or is damaged, is not used, which is said
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
+    /// Serve metrics for Prometheus (GET /metrics) and the state as JSON (GET /state) there: HOST:PORT or unix:PATH. lode
+    /// top needs none. Nobody is asked for a password: choose an address that only those reach who may know
+    #[arg(long, value_name = "ADDR", value_parser = parse_metrics)]
+    pub metrics: Option<String>,
 }
 
 /// Unmount a directory
@@ -164,6 +173,26 @@ pub struct Mount {
 pub struct Umount {
     /// Where the pool is mounted
     pub dir: PathBuf,
+}
+
+/// Watch a mounted pool: who copies how much, who waits, where the time of reads and writes goes
+///
+/// Its server is asked every second and what happened in between is shown: copies by engine and class, channels, shares of
+/// owners, phases of reads and writes (of those that are watched, one in 64), free space. q, Esc and ctrl-C end it, arrows
+/// and PgUp, PgDn scroll. Where standard output is no terminal, as with --once.
+#[derive(Args, Debug)]
+pub struct Top {
+    /// A mounted pool, a mount point, or the address of its --metrics: HOST:PORT or unix:PATH
+    pub target: OsString,
+    /// How long to wait between two looks
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
+    pub interval: Duration,
+    /// Print what happens in one interval as text, and end
+    #[arg(long)]
+    pub once: bool,
+    /// Print the state as one JSON document, and end: counts since the mount
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// List directories in a pool
@@ -518,8 +547,14 @@ pub fn examples(subcommand: &str) -> &'static [(&'static str, &'static str)] {
         "mount" => &[
             ("Mount, and return once it is there", "lode mount demo.pool /mnt"),
             ("Stay in the foreground, read only", "lode mount demo.pool /mnt -f -o ro"),
+            ("With metrics for Prometheus", "lode mount demo.pool /mnt --metrics 127.0.0.1:9847"),
         ],
         "umount" => &[("Unmount", "lode umount /mnt")],
+        "top" => &[
+            ("What goes on in a mounted pool", "lode top demo.pool"),
+            ("Ten seconds of it as text", "lode top /mnt --once --interval 10"),
+            ("All counts, from another address", "lode top 127.0.0.1:9847 --json"),
+        ],
         "ls" => &[
             ("The root directory", "lode ls demo.pool:/"),
             ("All files below a directory, with details", "lode ls -lR demo.pool:/docs"),
@@ -591,6 +626,22 @@ fn parse_idle(text: &str) -> Result<Duration, String> {
     let seconds = text.parse::<f64>().ok().filter(|s| (0.0..=COST_IDLE_S_MAX).contains(s));
     let refused = || format!("not a number of seconds from 0 to {COST_IDLE_S_MAX}");
     seconds.map(Duration::from_secs_f64).ok_or_else(refused)
+}
+
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok().filter(|s| TOP_INTERVAL_S.contains(s));
+    let refused =
+        || format!("not a number of seconds from {} to {}", TOP_INTERVAL_S.start(), TOP_INTERVAL_S.end());
+    seconds.map(Duration::from_secs_f64).ok_or_else(refused)
+}
+
+/// As it was given: it becomes a mount option.
+fn parse_metrics(text: &str) -> Result<String, String> {
+    text.parse::<Address>()?;
+    match text.contains(',') {
+        true => Err("a mount option has no comma: choose another path".to_string()),
+        false => Ok(text.to_string()),
+    }
 }
 
 fn parse_stripe(text: &str) -> Result<u64, String> {

@@ -12,6 +12,7 @@ mod cost;
 mod door;
 mod failure;
 mod interrupt;
+mod live;
 mod machine;
 mod mount;
 mod pool;
@@ -21,6 +22,7 @@ mod quote;
 mod size;
 mod svg;
 mod target;
+mod top;
 mod tree;
 mod tune;
 

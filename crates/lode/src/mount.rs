@@ -6,6 +6,8 @@
 //! go, and the last act is [`Fs::close`], which writes the checkpoint: `lode umount` returns when that is
 //! done, so that the pool can be used at once.
 //!
+//! What goes on meanwhile is told by [`live`](crate::live).
+//!
 //! `options` reads what was asked, `daemon` lets the caller go when the mount is live, `stop` ends it by
 //! signal; the kernel's side is in [`door`](crate::door).
 
@@ -31,6 +33,9 @@ use rustix::fs::FlockOperation;
 use crate::door::connect::{self, Attachment, Plan};
 use crate::door::fuse::FuseDoor;
 use crate::door::{Cache, Door, Settings, table};
+use crate::live::address::Address;
+use crate::live::server::Listening;
+use crate::live::state::{Mounted, Source};
 use crate::profile;
 use daemon::{Ready, Side};
 use options::Options;
@@ -211,10 +216,14 @@ struct Server<M: Media> {
     door: FuseDoor<M>,
     attachment: Attachment,
     signals: Signals,
+    /// Tells of the pool while it is mounted.
+    listening: Listening,
+    source: Arc<dyn Source>,
 }
 
 fn start(pool: &Path, place: Place, options: &Options) -> Result<Server<Pool>, Failure> {
     let signals = Signals::block().map_err(|e| Failure::failed(format!("cannot block signals: {e}")))?;
+    let mut listening = listen(options)?;
     let fs = open_pool(pool, options)?;
     let connected = connect_to_kernel(pool, &place, options).and_then(|(device, attachment)| {
         let settings = Settings {
@@ -241,7 +250,37 @@ fn start(pool: &Path, place: Place, options: &Options) -> Result<Server<Pool>, F
     if options.cache != Cache::None {
         attachment.read_far_ahead();
     }
-    Ok(Server { fs, door, attachment, signals })
+    if let Err(why) = listening.open_for_pool(pool, attachment.device().map(|(_, minor)| minor)) {
+        tracing::warn!("{why}; the mount is not affected");
+    }
+    let mount_point = attachment.dir().map(Path::to_owned);
+    let listens = listening.addresses();
+    tracing::info!(?listens, "state and metrics");
+    let source = Arc::new(Mounted::new(&fs, pool.to_owned(), mount_point, options.read_only(), listens));
+    Ok(Server { fs, door, attachment, signals, listening, source })
+}
+
+/// On the address that was asked for, if there is one.
+fn listen(options: &Options) -> Result<Listening, Failure> {
+    let mut listening =
+        Listening::new().map_err(|e| Failure::failed(format!("cannot prepare to serve metrics: {e}")))?;
+    let wanted = match &options.metrics {
+        Some(address) => Some(address.clone()),
+        None => metrics_of_environment()?,
+    };
+    if let Some(address) = wanted {
+        listening.open(&address).map_err(|why| Failure::failed(format!("metrics: {why}")))?;
+    }
+    Ok(listening)
+}
+
+/// What `LODE_METRICS` asks for.
+fn metrics_of_environment() -> Result<Option<Address>, Failure> {
+    let Some(text) = std::env::var_os("LODE_METRICS").filter(|text| !text.is_empty()) else {
+        return Ok(None);
+    };
+    let address = text.to_string_lossy().parse();
+    address.map(Some).map_err(|e: String| Failure::failed(format!("LODE_METRICS: {e}")))
 }
 
 fn open_pool(path: &Path, options: &Options) -> Result<Arc<Fs<Pool>>, Failure> {
@@ -292,10 +331,11 @@ fn connect_to_kernel(
 impl<M: Media> Server<M> {
     /// Serves until the mount ends, whoever ends it, and closes the pool.
     fn run(self) -> Result<(), Failure> {
-        let Server { fs, door, attachment, signals } = self;
+        let Server { fs, door, attachment, signals, listening, source } = self;
         let (ended, end) = mpsc::channel();
         let watched = signals.watch(attachment.clone(), ended.clone());
         watched.map_err(|e| Failure::failed(format!("cannot watch for signals: {e}")))?;
+        let live = listening.serve(source).inspect_err(|e| tracing::warn!("no state and no metrics: {e}"));
         let outcome = Arc::new(Mutex::new(Ok(())));
         let door_outcome = Arc::clone(&outcome);
         let server = thread::Builder::new().name("door".to_owned()).spawn(move || {
@@ -312,6 +352,8 @@ impl<M: Media> Server<M> {
             // Cut off rather than unmounted: without a server the mount would be dead.
             let _ = attachment.unmount(true);
         }
+        // First, so that who sees the pool closed finds no socket of it.
+        drop(live);
         close(&fs)?;
         match &*outcome.lock().expect("the thread that locked it has not panicked") {
             Ok(()) => Ok(()),

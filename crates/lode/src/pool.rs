@@ -94,6 +94,12 @@ pub fn about(pool: &OsStr, e: &lodestone::Error) -> Failure {
     Failure::failed(format_args!("{}: {}", show(Path::new(pool)), reason(e)))
 }
 
+/// As people write them.
+pub fn uuid_text(uuid: &[u8; 16]) -> String {
+    let hex: String = uuid.iter().map(|b| format!("{b:02x}")).collect();
+    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+}
+
 impl Assume {
     pub fn domain(self) -> Domain {
         match self {

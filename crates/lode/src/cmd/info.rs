@@ -21,7 +21,7 @@ use super::ls::utc;
 use crate::cli;
 use crate::failure::{Failure, Output, Result, reason};
 use crate::machine::Machine;
-use crate::pool::{Access, about, map};
+use crate::pool::{Access, about, map, uuid_text};
 use crate::profile::{self, Found};
 use crate::size::Size;
 use crate::target::show;
@@ -381,9 +381,4 @@ fn mode_name(mode: DataMode) -> &'static str {
         DataMode::Cow => "cow",
         DataMode::InPlace => "inplace",
     }
-}
-
-fn uuid_text(uuid: &[u8; 16]) -> String {
-    let hex: String = uuid.iter().map(|b| format!("{b:02x}")).collect();
-    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
 }

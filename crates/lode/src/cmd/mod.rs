@@ -14,6 +14,7 @@ mod man;
 mod mkfs;
 mod mount;
 mod rm;
+mod top;
 mod tune;
 mod umount;
 
@@ -28,6 +29,7 @@ pub fn run(command: Sub) -> Result<()> {
         Sub::Info(args) => info::run(&args),
         Sub::Mount(args) => mount::run(args),
         Sub::Umount(args) => umount::run(&args),
+        Sub::Top(args) => top::run(&args),
         Sub::Ls(args) => ls::run(&args),
         Sub::Cat(args) => cat::run(&args),
         Sub::Cp(args) => cp::run(&args),

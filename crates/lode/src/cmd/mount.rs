@@ -28,6 +28,9 @@ pub fn run(args: cli::Mount) -> Result<()> {
         option.push(profile);
         options.push(option);
     }
+    if let Some(address) = args.metrics {
+        options.push(OsString::from(format!("metrics={address}")));
+    }
     let (pool, dir, foreground) = (args.pool, args.dir, args.foreground);
     let request = MountOptions { pool, dir, options, foreground, ..MountOptions::default() };
     Err(Failure::Ended(crate::mount::run(request)))

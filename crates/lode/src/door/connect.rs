@@ -233,6 +233,11 @@ impl Attachment {
         self.mounted.as_ref().map(|m| m.dir.as_path())
     }
 
+    /// Major and minor of the mount's `st_dev`.
+    pub fn device(&self) -> Option<(u32, u32)> {
+        self.mounted.as_ref().map(|m| m.device)
+    }
+
     pub fn unmount(&self, lazy: bool) -> io::Result<()> {
         match &self.mounted {
             Some(m) if self.stands() => unmount(&m.dir, lazy),

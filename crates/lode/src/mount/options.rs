@@ -16,6 +16,7 @@ use rustix::mount::MountFlags;
 
 use super::MountOptions;
 use crate::door::Cache;
+use crate::live::address::Address;
 
 /// More threads than this gain nothing: the kernel's queue of requests is one.
 const THREADS_DEFAULT_MAX: usize = 8;
@@ -39,6 +40,8 @@ pub struct Options {
     pub class: Option<Class>,
     /// The file that says what engines are worth.
     pub profile: Option<PathBuf>,
+    /// Where metrics are served; none: as LODE_METRICS says.
+    pub metrics: Option<Address>,
     pub read_bytes_max: Option<u32>,
     pub write_bytes_max: u32,
 }
@@ -60,6 +63,7 @@ impl Options {
             engine: EngineKind::Cpu,
             class: None,
             profile: None,
+            metrics: None,
             read_bytes_max: None,
             write_bytes_max: WRITE_BYTES_DEFAULT,
         };
@@ -97,7 +101,9 @@ impl Options {
             ("assume", Some(v)) => self.assume = Some(domain(v)?),
             ("max_read", Some(v)) => self.read_bytes_max = Some(number(word, v, REQUEST_BYTES)?),
             ("max_write", Some(v)) => self.write_bytes_max = number(word, v, REQUEST_BYTES)?,
-            ("metrics", _) => return Err("mount option 'metrics': a mount serves no metrics".to_owned()),
+            ("metrics", Some(v)) => {
+                self.metrics = Some(v.parse().map_err(|e| format!("mount option '{word}': {e}"))?);
+            }
             _ => return Ok(is_for_mount(key)),
         }
         Ok(true)
@@ -256,9 +262,10 @@ mod tests {
     #[test]
     fn our_own_words() {
         let o = parse(
-            "threads=3,cache=none,engine=delegate,assume=cpu-cache,max_read=8192,max_write=65536,nonempty,profile=/p.toml,class=bandwidth:7",
+            "threads=3,cache=none,engine=delegate,assume=cpu-cache,max_read=8192,max_write=65536,nonempty,profile=/p.toml,class=bandwidth:7,metrics=[::1]:9847",
         )
         .unwrap();
+        assert_eq!(o.metrics, Some(Address::Tcp("[::1]:9847".to_owned())));
         assert_eq!(o.class, Some(Class::Bandwidth(Owner::of(7))));
         assert_eq!(o.profile.as_deref(), Some(Path::new("/p.toml")));
         assert_eq!((o.threads, o.cache, o.assume), (3, Cache::None, Some(Domain::CpuCache)));
@@ -282,7 +289,8 @@ mod tests {
             ),
             ("class=fast", "there is no class 'fast': latency, bandwidth or bandwidth:OWNER"),
             ("max_write=17", "4096"),
-            ("metrics=:9000", "metrics"),
+            ("metrics", "'metrics'"),
+            ("metrics=:9000", "write HOST:PORT"),
             ("ro=1", "'ro=1'"),
         ] {
             let said = parse(list).unwrap_err();

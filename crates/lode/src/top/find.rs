@@ -1,0 +1,111 @@
+//! From what was named (a pool, a mount point, an address) to the address where its server answers.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use lodestone::fs::format::{BLOCK, SUPER_BLOCK, SUPER_BYTES, Super};
+
+use crate::door::table;
+use crate::failure::{Failure, Result};
+use crate::live::address::Address;
+use crate::live::listen::is_alive;
+use crate::live::place::{self, Identity, Which};
+use crate::target::show;
+
+/// What exists is a path, whatever it looks like; but not behind `unix:`.
+pub fn address(target: &OsStr) -> Result<Address> {
+    if target.as_bytes().starts_with(b"unix:") {
+        return parsed(target);
+    }
+    let path = Path::new(target);
+    // The table of mounts first: who looks into a mount whose server hangs, hangs.
+    let mount = table::resolve(path).ok().and_then(|dir| table::at(&dir).ok().flatten());
+    if let Some(mount) = mount.filter(table::Entry::is_pool) {
+        return of_mount(path, mount.device.1);
+    }
+    match std::fs::metadata(path) {
+        Ok(about) if about.is_dir() => Err(Failure::failed(format_args!(
+            "no pool is mounted on {}: name its mount point, or the pool itself",
+            show(path)
+        ))),
+        Ok(_) => of_pool(path),
+        Err(e) if target.as_bytes().contains(&b':') && e.kind() == std::io::ErrorKind::NotFound => {
+            parsed(target)
+        }
+        Err(e) => Err(Failure::failed(format_args!(
+            "{}: {e}; name a mounted pool, a mount point, HOST:PORT or unix:PATH",
+            show(path)
+        ))),
+    }
+}
+
+fn parsed(target: &OsStr) -> Result<Address> {
+    target.to_string_lossy().parse().map_err(Failure::Usage)
+}
+
+fn of_mount(dir: &Path, minor: u32) -> Result<Address> {
+    match &alive(Which::OfMount(minor))[..] {
+        [first, ..] => Ok(Address::Unix(first.clone())),
+        [] => Err(Failure::failed(format_args!(
+            "{}: its server cannot be found: it is another user's, older than this command, or could not listen; \
+             run as that user or as root, or name the address of its --metrics",
+            show(dir)
+        ))),
+    }
+}
+
+fn of_pool(pool: &Path) -> Result<Address> {
+    let failed = |e: std::io::Error| Failure::failed(format_args!("{}: {e}", show(pool)));
+    let identity = Identity::of(pool).map_err(failed)?;
+    match &alive(Which::OfPool(identity))[..] {
+        [only] => Ok(Address::Unix(only.clone())),
+        [] if is_no_pool(pool) => Err(Failure::failed(format_args!(
+            "{} is no Lodestone pool: name a pool that is mounted, or a mount point",
+            show(pool)
+        ))),
+        [] => Err(Failure::failed(format_args!(
+            "{} is not mounted, or by another user: mount it with lode mount, run as that user, or name the address of \
+             its --metrics",
+            show(pool)
+        ))),
+        several => Err(Failure::failed(format_args!(
+            "{} is mounted {} times: name one of its mount points",
+            show(pool),
+            several.len()
+        ))),
+    }
+}
+
+fn alive(which: Which) -> Vec<PathBuf> {
+    place::find(which).into_iter().filter(|socket| is_alive(socket)).collect()
+}
+
+/// Certainly: what cannot be read (a device, another's file) may be one.
+fn is_no_pool(path: &Path) -> bool {
+    let mut bytes = [0; SUPER_BYTES];
+    let Ok(file) = File::open(path) else { return false };
+    if !file.metadata().is_ok_and(|about| about.is_file()) {
+        return false;
+    }
+    file.read_exact_at(&mut bytes, SUPER_BLOCK * BLOCK as u64).is_err() || Super::decode(&bytes).is_err()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_file_is_an_address() {
+        let tcp = |text: &str| Address::Tcp(text.to_owned());
+        assert_eq!(address(OsStr::new("localhost:9847")).unwrap(), tcp("localhost:9847"));
+        assert_eq!(address(OsStr::new("unix:/")).unwrap(), Address::Unix("/".into()));
+        assert!(matches!(address(OsStr::new("localhost:")), Err(Failure::Usage(_))));
+        assert!(matches!(address(OsStr::new("unix:")), Err(Failure::Usage(_))));
+        for other in ["/no/such/pool", "/", "/proc/self/status"] {
+            assert!(matches!(address(OsStr::new(other)), Err(Failure::Failed(_))), "{other}");
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! `lode top`: what goes on in a mounted pool, as its server tells (docs/top.md).
+//!
+//! `find` makes an address of what was named, `rates` what happened between two looks, `table` makes lines of that, and
+//! `screen` shows them until somebody has seen enough.
+
+mod find;
+mod rates;
+mod screen;
+mod table;
+
+use std::ffi::OsString;
+use std::io::{self, IsTerminal};
+use std::time::Duration;
+
+use crate::failure::{Failure, Output, Result};
+use crate::live::client::{Client, Unanswered};
+use rates::Look;
+
+pub struct TopOptions {
+    pub target: OsString,
+    /// Between two looks.
+    pub interval: Duration,
+    pub once: bool,
+    pub json: bool,
+}
+
+pub fn run(options: &TopOptions) -> Result<()> {
+    let address = find::address(&options.target)?;
+    let client = Client::new(address).map_err(|e| Failure::failed(format_args!("cannot ask: {e}")))?;
+    let first = client.state().map_err(|why| failure(&client, &why))?;
+    if options.json {
+        let mut out = Output::new();
+        out.json(&first)?;
+        return out.finish();
+    }
+    if !options.once && io::stdout().is_terminal() {
+        return screen::run(client, first, options.interval);
+    }
+    std::thread::sleep(options.interval);
+    let second = client.state().map_err(|why| failure(&client, &why))?;
+    let mut out = Output::new();
+    for line in table::lines(&Look::new(&first, &second)) {
+        out.line(line.text())?;
+    }
+    out.finish()
+}
+
+/// Why there is no answer, and what to do.
+fn failure(client: &Client, why: &Unanswered) -> Failure {
+    let address = client.address();
+    match why {
+        Unanswered::Silent(e) => Failure::failed(format_args!(
+            "no mount server answers on {address}: {e}; name a mounted pool, a mount point, or the address of its --metrics"
+        )),
+        Unanswered::Stranger(what) => Failure::failed(format_args!(
+            "who answers on {address} is no mount server of this version: {what}; name the address of its --metrics"
+        )),
+    }
+}
