@@ -243,6 +243,8 @@ pub struct Core<M: Media> {
     deferring: bool,
     /// Takes no more changes: closed, read-only, or failed.
     poisoned: AtomicBool,
+    /// Writes that have blocks before they have their file.
+    ahead: CachePadded<AtomicU64>,
     /// A store failed: no epoch is named any more, for the operation left without its fence.
     failed: AtomicBool,
     /// Syncs that let something freed be reused. Written by those who hold the lock of syncs.

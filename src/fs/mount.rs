@@ -9,7 +9,7 @@ use std::sync::{Arc, LazyLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_utils::CachePadded;
+use crossbeam_utils::{Backoff, CachePadded};
 use parking_lot::Condvar;
 
 use super::alloc::{Allocator, Block, Class};
@@ -19,7 +19,7 @@ use super::log::{self, Batch, Owner};
 use super::*;
 use crate::limits::{POOL_BLOCKS_MAX, POOL_BYTES_MIN};
 use crate::media::LINE;
-use crate::sync::primitive::Mutex;
+use crate::sync::primitive::{Mutex, wait};
 
 /// How often complete operations are named as settled, and, on an ordinary file, synced.
 const TICK: Duration = Duration::from_secs(1);
@@ -188,6 +188,7 @@ impl<M: Media> Fs<M> {
             poisoned: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             releases: AtomicU64::new(0),
+            ahead: CachePadded::default(),
             read_only,
             generations: Numbers::default(),
             transactions: AtomicU64::new(0),
@@ -341,6 +342,10 @@ impl<M: Media> Fs<M> {
         self.save_bad_blocks();
         if self.core.poisoned.swap(true, Ordering::AcqRel) {
             return Err(self.core.poison_error());
+        }
+        let backoff = Backoff::new();
+        while self.core.ahead.load(Ordering::SeqCst) != 0 {
+            wait(&backoff);
         }
         // Who entered an epoch before leaves it, who does after sees that the pool is closed.
         if self.core.deferring {

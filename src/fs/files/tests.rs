@@ -825,18 +825,23 @@ fn who_waits_for_an_inode_is_in_no_epoch_yet() {
         let files = Arc::new(files());
         make(&files, "f", "text");
         let node = files.fs().walk(&Cred::root(), None, b"f", true).unwrap();
-        let held = files.fs().table.change(&node.inode);
-        let waiting = {
-            let (files, node) = (files.clone(), node.clone());
-            std::thread::spawn(move || files.fs().write_at(&Cred::root(), &node, 0, b"next", false).unwrap())
-        };
-        std::thread::sleep(std::time::Duration::from_millis(100));
-        // The epoch ends though a write waits, so that its record is of the next one: what is done with the
-        // lock meanwhile stands in front of it in the log, and must not be of a later epoch.
-        files.fs().tick().unwrap();
-        assert!(!waiting.is_finished());
-        drop(held);
-        waiting.join().unwrap();
+        // One that waits, and one that copies first.
+        for bytes in [&b"next"[..], &[5; 8192]] {
+            let held = files.fs().table.change(&node.inode);
+            let waiting = {
+                let (files, node) = (files.clone(), node.clone());
+                std::thread::spawn(move || {
+                    files.fs().write_at(&Cred::root(), &node, 0, bytes, false).unwrap()
+                })
+            };
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            // The epoch ends though a write waits, so that its record is of the next one: what is done with the
+            // lock meanwhile stands in front of it in the log, and must not be of a later epoch.
+            files.fs().tick().unwrap();
+            assert!(!waiting.is_finished());
+            drop(held);
+            waiting.join().unwrap();
+        }
     }));
 }
 
