@@ -22,15 +22,17 @@ use crate::mover::engine_port::{
     Capability, Dram, Durability, Engine, RawTransfer, Refused, Route, Routes, Ticket,
 };
 use crate::mover::profile::{Limits, SMALLEST_BYTES, Thresholds};
+use crate::sync::primitive::thread_local;
 
 thread_local! {
-    /// The copy that a device stores for; 0: the thread stores.
+    /// The copy that a device stores for; 0: the thread stores. Of each thread that a model checker runs, too: it switches in
+    /// the middle of a copy.
     static JOB: Cell<u64> = const { Cell::new(0) };
 }
 
 /// The copy that a device stores for now, and not the thread.
 pub(super) fn job() -> Option<u64> {
-    NonZero::new(JOB.get()).map(NonZero::get)
+    NonZero::new(JOB.with(Cell::get)).map(NonZero::get)
 }
 
 fn as_device<T>(job: u64, does: impl FnOnce() -> T) -> T {
@@ -38,11 +40,11 @@ fn as_device<T>(job: u64, does: impl FnOnce() -> T) -> T {
 
     impl Drop for Unset {
         fn drop(&mut self) {
-            JOB.set(0);
+            JOB.with(|of| of.set(0));
         }
     }
 
-    JOB.set(job);
+    JOB.with(|of| of.set(job));
     let _unset = Unset;
     does()
 }

@@ -197,6 +197,11 @@ impl Machine {
                 let src = bytes(tag, *at, *len);
                 self.on_open(target, libc::O_WRONLY, |f, fd| f.pwrite(fd, &src, *at as i64).map(drop))
             }
+            // The flag would be others' too who write by this descriptor meanwhile.
+            Op::Append(Target::Slot(slot), len) => {
+                let ino = f.fstat(self.fd(*slot)?)?.ino;
+                f.fs().write(&Cred::root(), ino, 0, &bytes(tag, 0, *len), true).map(drop)
+            }
             Op::Append(target, len) => {
                 let src = bytes(tag, 0, *len);
                 self.on_open(target, libc::O_WRONLY, |f, fd| {
