@@ -219,7 +219,8 @@ impl Node {
 /// What an operation has found out about room so far.
 struct Room {
     releases: u64,
-    waited_for_copies: bool,
+    /// For copies, and for those who copy ahead.
+    waited: bool,
 }
 
 /// What all parts of a mounted file system share.
@@ -245,6 +246,10 @@ pub struct Core<M: Media> {
     poisoned: AtomicBool,
     /// Writes that have blocks before they have their file.
     ahead: CachePadded<AtomicU64>,
+    /// So many shall not: the pool was full, and each of them needs its blocks at once.
+    ahead_pause: AtomicU64,
+    /// There was one in this mount.
+    ahead_ever: AtomicBool,
     /// A store failed: no epoch is named any more, for the operation left without its fence.
     failed: AtomicBool,
     /// Syncs that let something freed be reused. Written by those who hold the lock of syncs.
@@ -597,18 +602,23 @@ impl<M: Media> Fs<M> {
     /// For [`make_room`](Fs::make_room), before an operation that may find the pool full.
     #[inline]
     fn room(&self) -> Room {
-        Room { releases: self.releases(), waited_for_copies: false }
+        Room { releases: self.releases(), waited: false }
     }
 
     /// Makes room where the pool is full only because what was freed is not synced yet, or because copies use it; true
     /// where it is worth trying again. Room that others have made since counts.
     #[cold]
-    fn make_room(&self, Room { releases, waited_for_copies }: &mut Room) -> bool {
+    fn make_room(&self, Room { releases, waited }: &mut Room) -> bool {
         // Once: there may always be others.
-        if self.core.copies.keep_blocks() && !std::mem::replace(waited_for_copies, true) {
-            self.finish_writes(u64::MAX);
-            self.finish_reads();
-            return true;
+        if !std::mem::replace(waited, true) {
+            let (ahead, copies) = (self.pause_copies_ahead(), self.core.copies.keep_blocks());
+            if copies {
+                self.finish_writes(u64::MAX);
+                self.finish_reads();
+            }
+            if ahead || copies {
+                return true;
+            }
         }
         if !self.core.deferring {
             return false;

@@ -9,7 +9,7 @@ use std::sync::{Arc, LazyLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_utils::{Backoff, CachePadded};
+use crossbeam_utils::CachePadded;
 use parking_lot::Condvar;
 
 use super::alloc::{Allocator, Block, Class};
@@ -19,7 +19,7 @@ use super::log::{self, Batch, Owner};
 use super::*;
 use crate::limits::{POOL_BLOCKS_MAX, POOL_BYTES_MIN};
 use crate::media::LINE;
-use crate::sync::primitive::{Mutex, wait};
+use crate::sync::primitive::Mutex;
 
 /// How often complete operations are named as settled, and, on an ordinary file, synced.
 const TICK: Duration = Duration::from_secs(1);
@@ -189,6 +189,8 @@ impl<M: Media> Fs<M> {
             failed: AtomicBool::new(false),
             releases: AtomicU64::new(0),
             ahead: CachePadded::default(),
+            ahead_pause: AtomicU64::new(0),
+            ahead_ever: AtomicBool::new(false),
             read_only,
             generations: Numbers::default(),
             transactions: AtomicU64::new(0),
@@ -343,10 +345,7 @@ impl<M: Media> Fs<M> {
         if self.core.poisoned.swap(true, Ordering::AcqRel) {
             return Err(self.core.poison_error());
         }
-        let backoff = Backoff::new();
-        while self.core.ahead.load(Ordering::SeqCst) != 0 {
-            wait(&backoff);
-        }
+        self.wait_for_copies_ahead();
         // Who entered an epoch before leaves it, who does after sees that the pool is closed.
         if self.core.deferring {
             let ended = self.core.epochs.advance();

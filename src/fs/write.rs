@@ -22,6 +22,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
+use crossbeam_utils::Backoff;
 use smallvec::SmallVec;
 
 use super::alloc::{Block, Class, Run, Runs};
@@ -33,6 +34,7 @@ use super::offload::{Commit, Needs, Parts};
 use super::*;
 use crate::limits::FILE_BYTES_MAX;
 use crate::media::{Addr, Flushed, LINE, Words};
+use crate::sync::primitive::wait;
 
 /// Largest overwrite that commits as a redo record, in bytes.
 pub const REDO_BYTES_MAX: usize = 1024;
@@ -44,6 +46,8 @@ pub const TWO_FENCE_BYTES: usize = 16 << 10;
 const WRITE_BYTES_MAX: usize = 0x7fff_f000;
 /// After so many writes that met nobody a file is no longer taken for one that several write.
 const SHARED_FOR: u8 = 32;
+/// After the pool was full so many writes have their file before they have blocks.
+const AHEAD_PAUSE: u64 = 1024;
 /// Extents that one record holds; more go into further records of the same operation.
 const EXTENTS_PER_RECORD: usize = 250;
 
@@ -562,10 +566,18 @@ impl<M: Media> Fs<M> {
         let (plan, sink) = (Plan::default(), Sink::new(verify.then_some(0), engine));
         let mut ahead = Ahead { core, plan, sink, _counted: Counted::new(&core.ahead) };
         core.check_alive()?;
+        let less = |left: u64| left.checked_sub(1);
+        if core.ahead_pause.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_ok() {
+            return Ok(None);
+        }
         let plan = &mut ahead.plan;
         // The other way it may do with blocks that are reserved.
         if core.alloc.alloc_all((len / BLOCK) as u32, Class::Data, &mut plan.fresh).is_err() {
             return Ok(None);
+        }
+        // Everybody reads what lies beside it.
+        if !core.ahead_ever.load(Ordering::Relaxed) {
+            core.ahead_ever.store(true, Ordering::Relaxed);
         }
         let mut done = 0;
         for run in &plan.fresh {
@@ -579,6 +591,21 @@ impl<M: Media> Fs<M> {
             core.fence(std::mem::replace(&mut ahead.sink.flushed, Flushed::issued()));
         }
         Ok(Some(ahead))
+    }
+
+    /// Waits for those who have blocks before they have their file, and lets nobody do so for a while: one after the other
+    /// writers need less room. Whether there ever was one: it may have had what was needed.
+    pub(super) fn pause_copies_ahead(&self) -> bool {
+        self.core.ahead_pause.store(AHEAD_PAUSE, Ordering::SeqCst);
+        self.wait_for_copies_ahead();
+        self.core.ahead_ever.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn wait_for_copies_ahead(&self) {
+        let backoff = Backoff::new();
+        while self.core.ahead.load(Ordering::SeqCst) != 0 {
+            wait(&backoff);
+        }
     }
 
     /// Whether the record of a write, alone in its operation, is committed before an engine has copied: then it may turn out
@@ -908,7 +935,7 @@ pub(super) fn write_records(batch: &mut Batch, extents: &[Extent], fields: &Writ
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fs::files::Files;
+    use crate::fs::files::{Fd, Files};
     use crate::media::{Domain, Pool, PoolOptions};
 
     #[test]
@@ -929,16 +956,47 @@ mod tests {
         }
     }
 
+    /// A pool, and a file of twelve blocks in it.
+    fn with_file(domain: Domain) -> (Arc<Fs<Pool>>, Files<Pool>, Fd) {
+        let options = PoolOptions { assume: Some(domain), ..PoolOptions::default() };
+        let media = Fs::mkfs(Pool::memfd(16 << 20, &options).unwrap(), &MkfsOptions::default()).unwrap();
+        let fs = Fs::open(media, &OpenOptions::default()).unwrap();
+        let files = Files::new(fs.clone(), Cred::root(), 0);
+        let fd = files.open(b"file", libc::O_CREAT | libc::O_RDWR, 0o600).unwrap();
+        files.pwrite(fd, &[1; 12 * BLOCK], 0).unwrap();
+        (fs, files, fd)
+    }
+
+    /// Where there is room for one of them after the other, none is told that there is none.
+    #[test]
+    #[cfg_attr(miri, ignore)]
+    fn those_who_have_blocks_ahead_take_nobody_the_room() {
+        const LEN: usize = 64 * BLOCK;
+        let (fs, files, _) = with_file(Domain::Memory);
+        let fd = files.open(b"shared", libc::O_CREAT | libc::O_RDWR, 0o600).unwrap();
+        files.pwrite(fd, &[1; 4 * LEN], 0).unwrap();
+        let rest = files.open(b"rest", libc::O_CREAT | libc::O_RDWR, 0o600).unwrap();
+        // Room for one and a half, and for logs.
+        let room = (fs.statfs().blocks_free as i64 - 100) * BLOCK as i64;
+        files.fallocate(rest, 0, 0, room).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let files = &files;
+                scope.spawn(move || {
+                    for _ in 0..300 {
+                        files.pwrite(fd, &[2; LEN], (thread * LEN) as i64).unwrap();
+                    }
+                });
+            }
+        });
+        assert!(fs.check().unwrap().findings.is_empty());
+    }
+
     #[test]
     #[cfg_attr(miri, ignore)]
     fn who_finds_a_file_taken_copies_before_it_has_it() {
         for domain in [Domain::Memory, Domain::PageCache] {
-            let options = PoolOptions { assume: Some(domain), ..PoolOptions::default() };
-            let media = Fs::mkfs(Pool::memfd(16 << 20, &options).unwrap(), &MkfsOptions::default()).unwrap();
-            let fs = Fs::open(media, &OpenOptions::default()).unwrap();
-            let files = Files::new(fs.clone(), Cred::root(), 0);
-            let fd = files.open(b"file", libc::O_CREAT | libc::O_RDWR, 0o600).unwrap();
-            files.pwrite(fd, &[1; 12 * BLOCK], 0).unwrap();
+            let (fs, files, fd) = with_file(domain);
             let inode = fs.inode(files.fstat(fd).unwrap().ino).unwrap();
             let free = || fs.core.alloc.stats().free;
             for len in [1, 8] {
@@ -975,12 +1033,7 @@ mod tests {
     #[cfg_attr(miri, ignore)]
     fn a_close_waits_for_those_who_have_blocks_and_no_file_yet() {
         for domain in [Domain::Memory, Domain::PageCache] {
-            let options = PoolOptions { assume: Some(domain), ..PoolOptions::default() };
-            let media = Fs::mkfs(Pool::memfd(16 << 20, &options).unwrap(), &MkfsOptions::default()).unwrap();
-            let fs = Fs::open(media, &OpenOptions::default()).unwrap();
-            let files = Files::new(fs.clone(), Cred::root(), 0);
-            let fd = files.open(b"file", libc::O_CREAT | libc::O_RDWR, 0o600).unwrap();
-            files.pwrite(fd, &[1; 4 * BLOCK], 0).unwrap();
+            let (fs, files, fd) = with_file(domain);
             let inode = fs.inode(files.fstat(fd).unwrap().ino).unwrap();
             let free = || fs.core.alloc.stats().free;
             let (before, taken) = (free(), inode.body.read());

@@ -334,8 +334,10 @@ impl<M: Media> Queue<M> {
     fn enter(&self) -> bool {
         let mut waiting = self.waiting.lock();
         let enters = waiting.may_overtake(self.workers);
-        waiting.active += usize::from(enters);
-        self.note(&waiting);
+        if enters {
+            waiting.active += 1;
+            self.note(&waiting);
+        }
         enters
     }
 

@@ -113,6 +113,18 @@ impl Batch {
     }
 }
 
+/// The last line of invariant 3: a panic would give bytes back that an engine uses.
+impl Drop for Flight {
+    fn drop(&mut self) {
+        if std::thread::panicking() && !self.is_over() {
+            tracing::error!(
+                "a panic met a copy under way, whose bytes cannot be taken from it: the process ends"
+            );
+            std::process::abort();
+        }
+    }
+}
+
 /// A flight that ends in any case, so that its bytes are not given back before.
 struct Landing<'a, M: Media> {
     mover: &'a Mover<M>,
@@ -259,7 +271,8 @@ impl<M: Media> Mover<M> {
         }
         let in_pieces = cut.in_pieces();
         let Cut { sums, mut own, pending, shared, .. } = cut;
-        let mut landing = Landing { mover: self, flight: Flight { sums, ..Flight::default() } };
+        let mut landing = Landing { mover: self, flight: Flight::default() };
+        landing.flight.sums = sums;
         if let Some(Class::Bandwidth(owner)) = class
             && !pending.is_empty()
         {
@@ -275,6 +288,10 @@ impl<M: Media> Mover<M> {
         } else {
             let last = pending.len().wrapping_sub(1);
             for (n, mut batch) in pending.into_iter().enumerate() {
+                if waits && n == last {
+                    // Who waits may do this one itself: the others begin beside it.
+                    self.for_each_under_way(&landing.flight, |engine, ticket| engine.start(ticket));
+                }
                 // SAFETY: the caller's.
                 match unsafe { self.hand_over(media, &mut batch, class, crc, waits && n == last) } {
                     true => landing.flight.batches.push(batch),
@@ -286,14 +303,9 @@ impl<M: Media> Mover<M> {
                 landing.flight.place = Some(landing.flight.channel());
             }
         }
-        // Who waits does the first itself, where it helps; the others begin beside it.
-        let mut own_turn = waits;
-        if !in_pieces {
-            self.for_each_under_way(&landing.flight, |engine, ticket| {
-                if !std::mem::take(&mut own_turn) {
-                    engine.start(ticket);
-                }
-            });
+        // Pieces were started as they were let in.
+        if !in_pieces && !waits {
+            self.for_each_under_way(&landing.flight, |engine, ticket| engine.start(ticket));
         }
         let begun = shared.then(Instant::now);
         let (mut bytes, mut stored) = (0, false);
