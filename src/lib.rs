@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Start at [`fs::Fs`] for the file system, [`media::Media`] for the memory below it, and [`mover::copies`] for copies to
-//! such memory without a file system.
+//! such memory without a file system, [`wsp`] for whole systems that are suspended.
 
 pub mod account;
 pub mod error;
@@ -20,5 +20,6 @@ pub mod runtime;
 pub mod sim;
 mod sync;
 pub mod wait;
+pub mod wsp;
 
 pub use error::{Error, Result};

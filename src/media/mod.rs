@@ -183,6 +183,15 @@ pub trait Media: Send + Sync + 'static {
     #[track_caller]
     fn sync(&self) -> std::io::Result<()>;
 
+    /// Makes durable what others stored to a range through mappings of their own: whatever of it is in a cache, the
+    /// processor's or the kernel's, is written back.
+    #[track_caller]
+    fn persist(&self, at: Addr, len: usize) -> std::io::Result<Durable> {
+        let durable = self.fence(self.write_back(at, len));
+        self.sync()?;
+        Ok(durable)
+    }
+
     /// Gives whole pages back to the host where it can (hole punch), contents then read as zeros or
     /// garbage. A hint.
     fn discard(&self, _at: Addr, _len: u64) {}

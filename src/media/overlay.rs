@@ -183,6 +183,11 @@ impl<M: Media> Media for Arc<M> {
         (**self).fence(flushed)
     }
 
+    #[track_caller]
+    fn persist(&self, at: Addr, len: usize) -> std::io::Result<Durable> {
+        (**self).persist(at, len)
+    }
+
     fn sync(&self) -> std::io::Result<()> {
         (**self).sync()
     }

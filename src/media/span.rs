@@ -13,11 +13,13 @@ use super::fault::{self, Registration};
 use super::mapping::node_of;
 use super::open::{choose_domain, holds_pool};
 use super::region::{OpenRegion, Region};
-use super::{Addr, Dirty, Domain, Durable, Fault, Flushed, Media};
+use super::{Addr, Dirty, Domain, Durable, Fault, Flushed, LINE, Media, RegionKind};
 use crate::error::{Error, Result};
 
 const OPEN: &str = "media::span::open";
 const MAPPED: &str = "media::span::mapped";
+/// So many bytes to write back are worth a thread.
+const THREAD_BYTES_MIN: usize = 16 << 20;
 
 /// How to open a span.
 #[derive(Clone, Copy, Debug, Default)]
@@ -187,6 +189,22 @@ impl Span {
         unsafe { self.base.add(at.0 as usize) }
     }
 
+    /// Each thread fences what it wrote back.
+    fn write_back_by_several(&self, at: Addr, len: usize) {
+        let threads =
+            std::thread::available_parallelism().map_or(1, |n| n.get()).min(len / THREAD_BYTES_MIN).max(1);
+        let each = len.div_ceil(threads).next_multiple_of(LINE);
+        std::thread::scope(|scope| {
+            for begin in (0..len).step_by(each.max(LINE)) {
+                let piece = Dirty::stored(at.add(begin as u64), each.min(len - begin));
+                match begin + each < len {
+                    true => drop(scope.spawn(|| self.fence(self.flush(piece)))),
+                    false => drop(self.fence(self.flush(piece))),
+                }
+            }
+        });
+    }
+
     #[cold]
     fn fault(&self, address: usize) -> Fault {
         Fault { at: Addr(address.saturating_sub(self.base.addr()) as u64) }
@@ -299,6 +317,17 @@ impl Media for Span {
     fn fence(&self, _flushed: Flushed) -> Durable {
         self.copier.fence();
         Durable::fenced()
+    }
+
+    /// Of a file on a DAX mount the kernel knows which pages were stored to through a mapping without `MAP_SYNC`, and
+    /// writes back no others. Elsewhere every line is written back, by several threads where there are many.
+    fn persist(&self, at: Addr, len: usize) -> std::io::Result<Durable> {
+        match &self.held {
+            Held::Region(region) if region.kind == RegionKind::DaxFile => region.sync()?,
+            _ if self.copier.writes_back() => self.write_back_by_several(at, len),
+            _ => self.sync()?,
+        }
+        Ok(self.fence(Flushed::issued()))
     }
 
     fn sync(&self) -> std::io::Result<()> {

@@ -1,6 +1,8 @@
 //! The command line: every subcommand, flag and help text. Defined once; `--help`, completions, man pages,
 //! environment variables and the keys of the configuration file are all derived from here.
 
+pub mod wsp;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,6 +13,7 @@ use lodestone::limits::{POOL_BLOCKS_MAX, POOL_BYTES_MIN};
 use lodestone::mover::class::{Class, UnknownClass};
 use lodestone::mover::{EngineKind, UnknownEngine};
 
+use self::wsp::Wsp;
 use crate::live::address::Address;
 use crate::size::{self, Size};
 use crate::target::{PoolPath, Target, parse_pool_path};
@@ -55,6 +58,7 @@ pub enum Sub {
     Cost(Cost),
     Tune(Tune),
     Crash(Crash),
+    Wsp(Wsp),
     Completions(Completions),
     Man(Man),
 }
@@ -596,6 +600,16 @@ pub fn examples(subcommand: &str) -> &'static [(&'static str, &'static str)] {
             ("Every operation, alone", "lode crash --workload seq1"),
             ("Every pair, on persistent memory", "lode crash --workload seq2 --domain memory"),
             ("A hundred thousand triples", "lode crash --workload seq3 --samples 100000 --seed 7"),
+        ],
+        "wsp" => &[
+            (
+                "Boot a guest whose memory is on persistent memory",
+                "lode wsp start db --ram 4G --media /mnt/pmem --disk db.qcow2",
+            ),
+            ("Suspend it, and let it go on", "lode wsp suspend db"),
+            ("After the power is back", "lode wsp resume --all"),
+            ("What a power failure asks for", "lode wsp suspend --all --window 50ms"),
+            ("What else QEMU is told", "lode wsp start test --ram 512M --media /dev/shm -- -kernel vmlinux"),
         ],
         "completions" => &[(
             "For bash, for this user",

@@ -25,6 +25,7 @@ mod target;
 mod top;
 mod tree;
 mod tune;
+mod wsp;
 
 use std::ffi::OsString;
 use std::fmt;

@@ -29,17 +29,26 @@ pub fn run(args: &cli::Man) -> Result<()> {
 fn pages() -> Vec<(String, Vec<u8>)> {
     let mut root = cli::command();
     root.build();
-    let subs = root.get_subcommands().map(|sub| {
+    let mut pages = Vec::new();
+    for sub in root.get_subcommands() {
         let name = format!("lode-{}", sub.get_name());
-        (format!("{name}.1"), page(sub.clone().name(name.clone()).display_name(name), sub.get_name()))
-    });
-    let subs: Vec<_> = subs.collect();
-    let root = page(root, "");
-    std::iter::once(("lode.1".to_string(), root)).chain(subs).collect()
+        for below in sub.get_subcommands().filter(|below| below.get_name() != "help") {
+            let name = format!("{name}-{}", below.get_name());
+            let text = page(below.clone().name(name.clone()).display_name(name.clone()), sub.get_name());
+            pages.push((format!("{name}.1"), text));
+        }
+        pages.push((
+            format!("{name}.1"),
+            page(sub.clone().name(name.clone()).display_name(name), sub.get_name()),
+        ));
+    }
+    pages.push(("lode.1".to_string(), page(root, "")));
+    pages
 }
 
 fn page(command: Command, subcommand: &str) -> Vec<u8> {
     let extra = extra_sections(&command, subcommand);
+    let lists = command.has_subcommands();
     // The examples get a section of their own.
     let man = Man::new(command.after_long_help(None::<&str>)).manual("Lodestone");
     let mut text = Vec::new();
@@ -49,7 +58,7 @@ fn page(command: Command, subcommand: &str) -> Vec<u8> {
         .and_then(|()| man.render_synopsis_section(&mut text))
         .and_then(|()| man.render_description_section(&mut text))
         .and_then(|()| man.render_options_section(&mut text))
-        .and_then(|()| if subcommand.is_empty() { man.render_subcommands_section(&mut text) } else { Ok(()) })
+        .and_then(|()| if lists { man.render_subcommands_section(&mut text) } else { Ok(()) })
         .and_then(|()| extra.to_writer(&mut text));
     written.expect("writing to memory cannot fail");
     text

@@ -40,6 +40,7 @@ pub fn run(command: Sub) -> Result<()> {
         Sub::Cost(args) => cost::run(args),
         Sub::Tune(args) => tune::run(args),
         Sub::Crash(args) => crash::run(&args),
+        Sub::Wsp(args) => crate::wsp::run(&args),
         Sub::Completions(args) => completions::run(&args),
         Sub::Man(args) => man::run(&args),
     }

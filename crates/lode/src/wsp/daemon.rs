@@ -1,0 +1,68 @@
+//! `lode wsp daemon`: waits for SIGPWR, and suspends every guest.
+
+use std::time::Instant;
+
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::place::{Guests, Place};
+use super::resume;
+use super::suspend;
+use crate::cli::wsp::WspDaemon;
+use crate::failure::{Failure, Result};
+
+pub fn run(guests: &Guests, args: &WspDaemon) -> Result<()> {
+    let failed = |e: std::io::Error| Failure::failed(format_args!("cannot wait for signals: {e}"));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().map_err(failed)?;
+    runtime.block_on(async {
+        let (to, mut signals) = tokio::sync::mpsc::unbounded_channel();
+        for number in [libc::SIGPWR, libc::SIGTERM, libc::SIGINT] {
+            let (to, mut signal) = (to.clone(), signal(SignalKind::from_raw(number)).map_err(failed)?);
+            tokio::spawn(async move { while signal.recv().await.is_some() && to.send(number).is_ok() {} });
+        }
+        if args.resume {
+            for (name, outcome) in resume::every(guests)? {
+                match outcome {
+                    Ok(told) => say(&format!("{name}: {told}")),
+                    Err(why) => say(&why),
+                }
+            }
+        }
+        say("waiting for SIGPWR");
+        while signals.recv().await == Some(libc::SIGPWR) {
+            power_fails(guests, args);
+        }
+        Ok(())
+    })
+}
+
+/// Nobody waits for this thread meanwhile.
+fn power_fails(guests: &Guests, args: &WspDaemon) {
+    let begun = Instant::now();
+    let places = match guests.all() {
+        Ok(places) => places.into_iter().filter(Place::is_alive).collect::<Vec<_>>(),
+        Err(failure) => return say(&suspend::words(failure)),
+    };
+    let outcome = suspend::all(places, args.window, begun);
+    for guest in &outcome.guests {
+        match (&guest.entry, &guest.error) {
+            (Some(entry), _) => {
+                say(&format!(
+                    "{}: {}, {:.1} ms after the signal",
+                    guest.name,
+                    entry.sentence(),
+                    guest.done_us as f64 / 1e3
+                ));
+            }
+            (None, error) => say(error.as_deref().unwrap_or("it failed")),
+        }
+    }
+    match outcome.missed() {
+        Some(missed) => say(&missed),
+        None => say(&format!("all done {:.1} ms after the signal", outcome.total_us as f64 / 1e3)),
+    }
+}
+
+/// To the log of whoever runs the daemon.
+fn say(what: &str) {
+    crate::failure::complain(what);
+}

@@ -1,0 +1,243 @@
+//! The machine emulator: its command line, how it is started, and which way of executing works here.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::place::{Config, Place};
+use crate::failure::{Failure, Result};
+use crate::target::show;
+
+/// On some hosts KVM is there and hangs.
+const PROBE_WAIT_MAX: Duration = Duration::from_secs(3);
+const PROBE_PAUSE: Duration = Duration::from_millis(2);
+/// What the probe's guest says: QEMU's exit status of a debug exit is twice the value plus one.
+const PROBE_VALUE: u8 = 0x10;
+const PROBE_STATUS: i32 = 2 * PROBE_VALUE as i32 + 1;
+
+/// How the emulator begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mode {
+    /// Boots when told to go on.
+    Boot,
+    /// Waits for a state.
+    Resume,
+    /// As `Resume`; what the guest stores to memory and disks ends with it.
+    Clone,
+}
+
+/// The command line of a guest, without what differs between its starts.
+pub fn command_line(config: &Config) -> Vec<String> {
+    let mut line: Vec<String> = Vec::new();
+    let mut add = |words: &[&str]| line.extend(words.iter().map(|word| word.to_string()));
+    let given = |names: &[&str]| config.options.iter().any(|option| names.contains(&option.as_str()));
+    add(&["-nodefaults", "-no-user-config", "-display", "none"]);
+    let machine = if given(&["-M", "-machine", "--machine"]) { "" } else { "type=q35," };
+    add(&["-machine", &format!("{machine}memory-backend=lode-ram")]);
+    add(&["-accel", if config.accel == "tcg" { "tcg,thread=multi" } else { &config.accel }]);
+    if !given(&["-cpu", "--cpu"]) {
+        add(&["-cpu", "max"]);
+    }
+    add(&["-smp", &config.cpus.to_string(), "-m", &format!("{}M", config.ram_bytes >> 20)]);
+    if config.agent {
+        add(&["-device", "virtio-serial-pci,id=lode-serial"]);
+        add(&["-device", "virtserialport,bus=lode-serial.0,chardev=lode-agent,name=org.qemu.guest_agent.0"]);
+    }
+    for (n, disk) in config.disks.iter().enumerate() {
+        let file = escape(disk);
+        let format = format_of(disk);
+        add(&["-drive", &format!("if=none,id=lode-disk{n},file={file},format={format}")]);
+        add(&["-device", &format!("virtio-blk-pci,drive=lode-disk{n}")]);
+    }
+    if !given(&["-serial", "--serial"]) {
+        add(&["-serial", "chardev:lode-console"]);
+    }
+    line.extend(config.options.iter().cloned());
+    line
+}
+
+/// What differs: files that are the place's own, and how it begins.
+fn places(config: &Config, place: &Place, mode: Mode) -> Vec<String> {
+    let share = if mode == Mode::Clone { "off" } else { "on" };
+    let (ram, dir) = (escape(&config.ram), escape(&place.dir));
+    let mut line = vec![
+        "-name".into(),
+        place.name.clone(),
+        "-object".into(),
+        format!("memory-backend-file,id=lode-ram,share={share},mem-path={ram},size={}", config.ram_bytes),
+        "-chardev".into(),
+        "socket,id=lode-qmp,fd=0,server=on,wait=off".into(),
+        "-mon".into(),
+        "chardev=lode-qmp,mode=control".into(),
+        "-chardev".into(),
+        format!("file,id=lode-console,path={dir}/console.log,append=on"),
+        "-S".into(),
+    ];
+    if config.agent {
+        line.extend(["-chardev".into(), format!("socket,id=lode-agent,path={dir}/agent,server=on,wait=off")]);
+    }
+    match mode {
+        Mode::Boot => {}
+        Mode::Resume => line.extend(["-incoming".into(), "defer".into()]),
+        Mode::Clone => line.extend(["-incoming".into(), "defer".into(), "-snapshot".into()]),
+    }
+    line
+}
+
+/// Starts the emulator; its guest does not run yet. It lives on when this process ends.
+pub fn spawn(config: &Config, place: &Place, mode: Mode) -> Result<Child> {
+    let failed = |e: std::io::Error| {
+        Failure::failed(format_args!(
+            "guest {}: cannot start {}: {e}; install QEMU, or name it with --qemu",
+            place.name,
+            show(&config.qemu)
+        ))
+    };
+    let life = place.life()?;
+    let listener = place.listen("qmp")?;
+    let log = place.dir.join("qemu.log");
+    let log = OpenOptions::new().create(true).write(true).truncate(true).open(&log).map_err(failed)?;
+    Command::new(&config.qemu)
+        .args(places(config, place, mode))
+        .args(command_line(config))
+        .current_dir(&config.cwd)
+        // Who has no other way to hand descriptors over uses those that every program gets.
+        .stdin(Stdio::from(OwnedFd::from(listener)))
+        .stdout(Stdio::from(life))
+        .stderr(Stdio::from(log))
+        .process_group(0)
+        .spawn()
+        .map_err(failed)
+}
+
+/// The way of executing that works here: a few instructions are run.
+pub fn accelerator(qemu: &Path, dir: &Path) -> &'static str {
+    match Path::new("/dev/kvm").exists() && probe(qemu, dir, "kvm").unwrap_or(false) {
+        true => "kvm",
+        false => "tcg",
+    }
+}
+
+/// Boots firmware of a few bytes that ends the emulator with a status of its own.
+fn probe(qemu: &Path, dir: &Path, accel: &str) -> std::io::Result<bool> {
+    let firmware = dir.join("probe.bin");
+    let mut image = vec![0; 64 << 10];
+    // At the reset vector: mov al, VALUE; out 0xf4, al; hlt.
+    let at = image.len() - 16;
+    image[at..at + 5].copy_from_slice(&[0xb0, PROBE_VALUE, 0xe6, 0xf4, 0xf4]);
+    fs::write(&firmware, image)?;
+    let spawned = Command::new(qemu)
+        .args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-m", "16M"])
+        .args(["-accel", accel, "-device", "isa-debug-exit,iobase=0xf4,iosize=1", "-bios"])
+        .arg(&firmware)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let status = spawned.and_then(|mut child| {
+        let begun = Instant::now();
+        loop {
+            match child.try_wait()? {
+                Some(status) => return Ok(status.code()),
+                None if begun.elapsed() < PROBE_WAIT_MAX => std::thread::sleep(PROBE_PAUSE),
+                None => {
+                    child.kill()?;
+                    child.wait()?;
+                    return Ok(None);
+                }
+            }
+        }
+    });
+    fs::remove_file(&firmware)?;
+    Ok(status? == Some(PROBE_STATUS))
+}
+
+/// QEMU's options have commas between them.
+fn escape(path: &Path) -> String {
+    path.to_string_lossy().replace(',', ",,")
+}
+
+fn format_of(disk: &Path) -> &'static str {
+    use std::io::Read;
+    let mut magic = [0; 4];
+    let is_qcow2 =
+        File::open(disk).and_then(|mut f| f.read_exact(&mut magic)).is_ok() && &magic == b"QFI\xfb";
+    if is_qcow2 { "qcow2" } else { "raw" }
+}
+
+/// Options that would take from us what a guest is resumed by.
+pub fn refused_option(options: &[String]) -> Option<&'static str> {
+    let of = |option: &String| match option.trim_start_matches('-') {
+        "m" => Some("give --ram instead of -m"),
+        "smp" => Some("give --cpus instead of -smp"),
+        "accel" | "enable-kvm" => Some("give --accel instead"),
+        "S" | "incoming" | "daemonize" | "pidfile" => Some("lode wsp starts and resumes the guest itself"),
+        "nographic" => {
+            Some("a guest has no terminal: give -serial file:PATH or -serial unix:PATH,server,nowait")
+        }
+        _ => None,
+    };
+    let of_stdio = options.iter().any(|option| option == "stdio" || option.starts_with("stdio,"));
+    options
+        .iter()
+        .find_map(of)
+        .or(of_stdio.then_some("a guest has no terminal: give another place than stdio"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::PathBuf;
+
+    fn config(options: &[&str]) -> Config {
+        Config {
+            version: super::super::place::VERSION,
+            qemu: "qemu".into(),
+            accel: "tcg".into(),
+            ram: "/m,x/ram".into(),
+            ram_bytes: 1 << 29,
+            trailer_bytes: 4096,
+            slots: "/m".into(),
+            assume: None,
+            disks: vec![PathBuf::from("/d,1")],
+            cpus: 2,
+            priority: 0,
+            agent: false,
+            cwd: "/".into(),
+            options: options.iter().map(|o| o.to_string()).collect(),
+            clone_of: None,
+            failed: 0,
+        }
+    }
+
+    #[test]
+    fn what_the_user_gives_is_not_given_twice() {
+        let plain = command_line(&config(&[])).join(" ");
+        assert!(plain.contains("type=q35,memory-backend=lode-ram") && plain.contains("-cpu max"), "{plain}");
+        assert!(plain.contains("file=/d,,1,format=raw") && plain.contains("-m 512M"), "{plain}");
+        let own = command_line(&config(&["-M", "pc", "-cpu", "qemu64", "-serial", "null"])).join(" ");
+        assert!(!own.contains("q35") && !own.contains("max") && !own.contains("lode-console"), "{own}");
+    }
+
+    #[test]
+    fn clones_keep_what_they_store_to_themselves() {
+        let place = Place { name: "g".into(), dir: "/g".into() };
+        let line = |mode| places(&config(&[]), &place, mode).join(" ");
+        assert!(line(Mode::Resume).contains("share=on,mem-path=/m,,x/ram"));
+        let clone = line(Mode::Clone);
+        assert!(clone.contains("share=off") && clone.contains("-snapshot") && !clone.contains("share=on"));
+        assert!(!line(Mode::Boot).contains("-incoming"));
+    }
+
+    #[test]
+    fn what_is_ours_cannot_be_given() {
+        for option in ["-m", "--smp", "-incoming", "-S", "-nographic"] {
+            assert!(refused_option(&[option.to_string()]).is_some(), "{option}");
+        }
+        assert!(refused_option(&["-serial".into(), "stdio".into()]).is_some());
+        assert!(refused_option(&["-kernel".into(), "vmlinux".into()]).is_none());
+    }
+}

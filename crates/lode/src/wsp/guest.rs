@@ -1,0 +1,303 @@
+//! A guest in QEMU, as the steps of `lodestone::wsp` want it.
+//!
+//! Memory is never in the stream (`x-ignore-shared`), and the stream goes to a file that is open here (`fd:`): of a program
+//! at the other end of a pipe QEMU would not notice that it failed.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Seek, SeekFrom, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::time::Duration;
+
+use lodestone::error::{Error, Result};
+use lodestone::media::{Domain, Span, SpanOptions};
+use lodestone::wsp::image::SEAL_BYTES;
+use lodestone::wsp::{Machine, Saved, Seal};
+use rustix::fs::FlockOperation;
+use serde_json::json;
+
+use super::emulator::{self, Mode, command_line};
+use super::identity::{self, Emulator, Identity};
+use super::place::{Config, Place, remove_if_there};
+use super::qmp::Qmp;
+use crate::failure;
+
+const SITE: &str = "wsp::guest";
+/// A slot is made before it is needed, so that nothing has to be found for it when power fails. A state that is longer makes it
+/// longer.
+const SLOT_BYTES: usize = SEAL_BYTES + (1 << 20);
+/// The emulator gives its memory back before it is gone.
+const END_WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// The memory of a guest, with the record behind it.
+pub fn open_ram(config: &Config) -> Result<Span> {
+    // The guest's first page may look like anything, a pool's too.
+    Span::open(&config.ram, &SpanOptions { force: true, ..assumed(config)? })
+}
+
+/// As [`open_ram`], for those who store nothing to it; several may have it so.
+pub fn open_ram_to_read(config: &Config) -> Result<Span> {
+    Span::open(&config.ram, &SpanOptions { read_only: true, ..assumed(config)? })
+}
+
+/// Memory that is made, where it is a file; all of it is taken from the host now.
+pub fn make_ram(config: &Config) -> Result<Span> {
+    let size = Some(config.ram_bytes + config.trailer_bytes);
+    Span::open(&config.ram, &SpanOptions { size, ..assumed(config)? })
+}
+
+fn assumed(config: &Config) -> Result<SpanOptions> {
+    let assume = config.assume.as_deref().map(|name| name.parse::<Domain>());
+    let assume = assume.transpose().map_err(|e| Error::message(libc::EINVAL, SITE, e))?;
+    Ok(SpanOptions { assume, ..SpanOptions::default() })
+}
+
+pub fn slot_path(config: &Config, generation: u64) -> PathBuf {
+    config.slots.join(format!("slot.{generation}"))
+}
+
+/// The slot of a generation, as it is.
+pub fn open_slot(config: &Config, generation: u64) -> Result<Span> {
+    let path = slot_path(config, generation);
+    if !path.exists() {
+        let message = format!(
+            "the slot {} is missing, with the state of the guest's devices: put it back, or boot the guest",
+            path.display()
+        );
+        return Err(Error::message(libc::ENOENT, SITE, message));
+    }
+    open_slot_at(config, &path)
+}
+
+fn open_slot_at(config: &Config, path: &Path) -> Result<Span> {
+    let assume = config.assume.as_deref().and_then(|name| name.parse::<Domain>().ok());
+    let options = SpanOptions { assume, force: true, ..SpanOptions::default() };
+    // A slot may lie where its memory does not, and there nothing is assumed.
+    Span::open(path, &options).or_else(|e| match assume {
+        Some(_) => Span::open(path, &SpanOptions { assume: None, ..options }),
+        None => Err(e),
+    })
+}
+
+/// Makes the slot of a generation: long enough, with its blocks, durable.
+pub fn make_slot(config: &Config, generation: u64) -> Result<()> {
+    let path = slot_path(config, generation);
+    let made = (|| {
+        remove_if_there(&path)?;
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+        file.write_all(&vec![0; SLOT_BYTES])?;
+        file.sync_all()?;
+        File::open(&config.slots)?.sync_all()
+    })();
+    made.map_err(|e| Error::io(e, SITE, "cannot make the slot", &path).context("make room there"))
+}
+
+/// What [`Machine`] is told of a guest.
+pub struct Guest<'a> {
+    config: &'a Config,
+    place: &'a Place,
+    mode: Mode,
+    qmp: Option<Qmp>,
+    child: Option<Child>,
+}
+
+impl<'a> Guest<'a> {
+    /// One that is to be started.
+    pub fn new(config: &'a Config, place: &'a Place, mode: Mode) -> Guest<'a> {
+        Guest { config, place, mode, qmp: None, child: None }
+    }
+
+    /// One that runs.
+    pub fn running(config: &'a Config, place: &'a Place) -> Result<Guest<'a>> {
+        let mut guest = Guest::new(config, place, Mode::Boot);
+        let stream = place.connect("qmp");
+        let stream =
+            stream.map_err(|e| Error::io(e, SITE, "cannot reach the emulator at", &place.dir.join("qmp")))?;
+        guest.qmp = Some(Qmp::begin(stream)?);
+        Ok(guest)
+    }
+
+    /// Starts the emulator and waits until it listens. The guest does not run yet.
+    pub fn spawn(&mut self) -> Result<&mut Qmp> {
+        let spawned = emulator::spawn(self.config, self.place, self.mode);
+        let spawned = spawned.map_err(|failure| Error::message(libc::EIO, SITE, words(&failure)))?;
+        self.child = Some(spawned);
+        let stream = self.place.connect("qmp");
+        let qmp = stream.map_err(|e| Error::io(e, SITE, "cannot reach the emulator of", &self.place.dir));
+        match qmp.and_then(Qmp::begin) {
+            Ok(qmp) => Ok(self.qmp.insert(qmp)),
+            Err(e) => {
+                self.end();
+                let said = self.place.last_words();
+                let said = if said.is_empty() { String::new() } else { format!(" (it says: {said})") };
+                Err(e.context(format_args!("{} did not start{said}", self.config.qemu.display())))
+            }
+        }
+    }
+
+    fn qmp(&mut self) -> Result<&mut Qmp> {
+        self.qmp.as_mut().ok_or_else(|| Error::message(libc::ENOTCONN, SITE, "the emulator does not run"))
+    }
+
+    /// State without memory, and a word when it is through. No limits: it is small.
+    fn prepare_to_move(&mut self) -> Result<()> {
+        let on = |name: &str| json!({ "capability": name, "state": true });
+        let capabilities = json!({ "capabilities": [on("x-ignore-shared"), on("events")] });
+        self.qmp()?.run("migrate-set-capabilities", capabilities).map(drop)
+    }
+
+    fn wait_moved(&mut self) -> Result<()> {
+        let ended = |data: &serde_json::Value| match data["status"].as_str() {
+            Some("completed") => Some(true),
+            Some("failed" | "cancelled") => Some(false),
+            _ => None,
+        };
+        match self.qmp()?.event("MIGRATION", ended) {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                let why = self.qmp()?.run("query-migrate", json!({})).unwrap_or_default();
+                let why = why["error-desc"].as_str().unwrap_or("no reason given").to_string();
+                let said = self.place.last_words();
+                Err(Error::message(
+                    libc::EIO,
+                    SITE,
+                    format!("the emulator cannot move the state: {why}; {said}"),
+                ))
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    fn open_stream(&self, generation: u64, write: bool) -> Result<File> {
+        let path = slot_path(self.config, generation);
+        let opened = File::options().read(true).write(write).open(&path);
+        let seeked = opened.and_then(|mut file| file.seek(SeekFrom::Start(SEAL_BYTES as u64)).map(|_| file));
+        seeked.map_err(|e| Error::io(e, SITE, "cannot open the slot", &path))
+    }
+
+    /// Sets the guest's clock by its agent; in words what came of it.
+    pub fn set_clock(&self) -> &'static str {
+        if !self.config.agent {
+            return "not set: start the guest with --agent";
+        }
+        match super::agent::set_time(self.place) {
+            Ok(()) => "set by the agent",
+            Err(_) => "not set: no agent answers",
+        }
+    }
+
+    fn identity(&mut self) -> Result<Vec<u8>> {
+        let emulator = Emulator::of(self.qmp()?)?;
+        let disks = identity::disks_of(self.qmp()?)?;
+        let identity = Identity { emulator, command: command_line(self.config), disks };
+        Ok(serde_json::to_vec(&identity).expect("our documents have string keys only"))
+    }
+}
+
+/// What a seal says of where its state fits.
+pub fn identity_of(seal: &Seal) -> Result<Identity> {
+    serde_json::from_slice(&seal.identity).map_err(|e| {
+        let message = format!("the slot does not say in words known here what the guest ran in: {e}");
+        Error::message(libc::EPROTO, SITE, message)
+    })
+}
+
+/// A failure of the command as an error of the library.
+fn words(failure: &failure::Failure) -> String {
+    match failure {
+        failure::Failure::Failed(message) | failure::Failure::Usage(message) => message.clone(),
+        _ => "it failed".into(),
+    }
+}
+
+impl Machine for Guest<'_> {
+    type Slot = Span;
+
+    fn stop(&mut self) -> Result<()> {
+        if self.config.clone_of.is_some() {
+            let message = "a clone's memory is its own alone and ends with it: it cannot be suspended";
+            return Err(Error::message(libc::EOPNOTSUPP, SITE, message));
+        }
+        self.qmp()?.run("stop", json!({})).map(drop)
+    }
+
+    fn save(&mut self, generation: u64) -> Result<Saved<Span>> {
+        let path = slot_path(self.config, generation);
+        if !path.exists() {
+            make_slot(self.config, generation)?;
+        }
+        self.prepare_to_move()?;
+        let mut stream = self.open_stream(generation, true)?;
+        self.qmp()?.run_with("getfd", json!({ "fdname": "lode-slot" }), stream.as_fd())?;
+        self.qmp()?.run("migrate", json!({ "uri": "fd:lode-slot" }))?;
+        self.wait_moved()?;
+        // The emulator wrote through the same open file.
+        let failed = |e| Error::io(e, SITE, "cannot measure the slot", &path);
+        let end = stream.stream_position().map_err(failed)?;
+        let identity = self.identity()?;
+        if end as usize > SLOT_BYTES {
+            stream.sync_all().map_err(|e| Error::io(e, SITE, "cannot sync the slot", &path))?;
+        }
+        let slot = open_slot_at(self.config, &path)?;
+        Ok(Saved { slot, stream_bytes: end.saturating_sub(SEAL_BYTES as u64), identity })
+    }
+
+    fn discard(&mut self, generation: u64) {
+        // The next attempt makes it anew.
+        let _ = remove_if_there(&slot_path(self.config, generation));
+    }
+
+    fn start(&mut self, seal: &Seal) -> Result<()> {
+        let saved = identity_of(seal)?;
+        if saved.command != command_line(self.config) {
+            let message = format!(
+                "the guest's command line was `{}` when it was suspended, and is `{}` now",
+                saved.command.join(" "),
+                command_line(self.config).join(" ")
+            );
+            return Err(Error::message(libc::ESTALE, SITE, message));
+        }
+        let now = self.spawn().and_then(Emulator::of)?;
+        now.fits(&saved.emulator)
+    }
+
+    fn load(&mut self, seal: &Seal) -> Result<()> {
+        if self.mode == Mode::Clone {
+            // Of pages that it has not stored to the clone sees those of the file: as long as it lives nobody may change it.
+            let failed = |e: std::io::Error| Error::io(e, SITE, "cannot hold", &self.config.ram);
+            let held = File::open(&self.config.ram).map_err(failed)?;
+            rustix::fs::flock(&held, FlockOperation::NonBlockingLockShared).map_err(|e| failed(e.into()))?;
+            self.qmp()?.run_with("getfd", json!({ "fdname": "lode-ram" }), held.as_fd())?;
+        }
+        self.prepare_to_move()?;
+        let stream = self.open_stream(seal.generation, false)?;
+        self.qmp()?.run_with("getfd", json!({ "fdname": "lode-slot" }), stream.as_fd())?;
+        self.qmp()?.run("migrate-incoming", json!({ "uri": "fd:lode-slot" }))?;
+        self.wait_moved()
+    }
+
+    fn go_on(&mut self) -> Result<()> {
+        self.qmp()?.run("cont", json!({})).map(drop)
+    }
+
+    /// Its memory is the media's already, and its disks were flushed when it was stopped: nothing is waited for but that it
+    /// lets go of both.
+    fn end(&mut self) {
+        match &mut self.child {
+            Some(child) => {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+            None => {
+                if let Some(qmp) = &mut self.qmp {
+                    let _ = qmp.run("quit", json!({}));
+                }
+            }
+        }
+        if !self.place.wait_end(END_WAIT_MAX) {
+            tracing::warn!(guest = self.place.name, "the emulator does not end");
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! What a guest runs in, in words: what must be the same when its state is loaded.
+//!
+//! The emulator takes a state of another processor, another machine or another version of itself, and the guest dies of it
+//! later. So the seal of each slot has these words, and each difference has a sentence of its own.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use lodestone::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::qmp::Qmp;
+
+const SITE: &str = "wsp::identity";
+
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    #[serde(flatten)]
+    pub emulator: Emulator,
+    pub command: Vec<String>,
+    pub disks: Vec<Disk>,
+}
+
+/// What an emulator that was started says of itself.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Emulator {
+    pub version: String,
+    pub machine: String,
+    pub processor: String,
+    /// What its processor tells the guest of itself: registers of CPUID, as hexadecimal numbers.
+    pub features: String,
+}
+
+/// A file that a disk of the guest is in.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Disk {
+    pub path: PathBuf,
+    pub inode: u64,
+    pub bytes: u64,
+    pub modified_ns: i64,
+}
+
+impl Emulator {
+    pub fn of(qmp: &mut Qmp) -> Result<Emulator> {
+        let get = |qmp: &mut Qmp, path: &str, property: &str| {
+            qmp.run("qom-get", json!({ "path": path, "property": property }))
+        };
+        let text = |value: Value| value.as_str().unwrap_or_default().to_string();
+        let machine = get(qmp, "/machine", "type").map(text)?;
+        let cpus = qmp.run("query-cpus-fast", json!({}))?;
+        let first = text(cpus[0]["qom-path"].clone());
+        let processor = get(qmp, &first, "type").map(text)?;
+        // An emulator of another architecture has other words, or none.
+        let words = get(qmp, &first, "feature-words").unwrap_or_default();
+        let registers = words.as_array().into_iter().flatten().map(|word| {
+            let number = |name: &str| word[name].as_u64().unwrap_or_default();
+            let register = word["cpuid-register"].as_str().unwrap_or_default();
+            format!(
+                "{:x}.{:x}.{register}={:x}",
+                number("cpuid-input-eax"),
+                number("cpuid-input-ecx"),
+                number("features")
+            )
+        });
+        let features = registers.collect::<Vec<_>>().join(" ");
+        let machine = machine.strip_suffix("-machine").unwrap_or(&machine).to_string();
+        Ok(Emulator { version: qmp.version.clone(), machine, processor, features })
+    }
+
+    /// ESTALE with the first difference to what the state was saved in.
+    pub fn fits(&self, saved: &Emulator) -> Result<()> {
+        let differs = |what: &str, then: &str, now: &str| {
+            refuse(format!(
+                "{what} was {then} when the guest was suspended, and is {now} now: use the former again"
+            ))
+        };
+        if self.version != saved.version {
+            return differs("the emulator's version", &saved.version, &self.version);
+        }
+        if self.machine != saved.machine {
+            return differs("the machine type", &saved.machine, &self.machine);
+        }
+        if self.processor != saved.processor {
+            return differs("the processor model", &saved.processor, &self.processor);
+        }
+        if self.features != saved.features {
+            let message = "the processor has other features than when the guest was suspended";
+            return refuse(format!(
+                "{message} ({} then, {} now): use the same host",
+                saved.features, self.features
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Files of the disks that an emulator has, with those that they are based on.
+pub fn disks_of(qmp: &mut Qmp) -> Result<Vec<Disk>> {
+    let blocks = qmp.run("query-block", json!({}))?;
+    let inserted = blocks.as_array().into_iter().flatten().map(|block| &block["inserted"]);
+    let files = inserted.flat_map(|medium| [&medium["file"], &medium["backing_file"]]);
+    let mut paths: Vec<PathBuf> =
+        files.filter_map(|file| file.as_str()).map(PathBuf::from).filter(|path| path.exists()).collect();
+    paths.sort();
+    paths.dedup();
+    paths.iter().map(|path| Disk::of(path)).collect()
+}
+
+impl Disk {
+    pub fn of(path: &Path) -> Result<Disk> {
+        let about = fs::metadata(path).map_err(|e| Error::io(e, SITE, "cannot examine the disk", path))?;
+        Ok(Disk {
+            path: path.to_owned(),
+            inode: about.ino(),
+            bytes: about.len(),
+            modified_ns: about.mtime() * 1_000_000_000 + about.mtime_nsec(),
+        })
+    }
+
+    /// ESTALE where the file is not what it was.
+    pub fn unchanged(&self) -> Result<()> {
+        let now = match Disk::of(&self.path) {
+            Ok(now) => now,
+            Err(e) if e.errno() == libc::ENOENT => {
+                return refuse(format!("the disk {} is gone: put it back", self.path.display()));
+            }
+            Err(e) => return Err(e),
+        };
+        let what = match () {
+            _ if now.inode != self.inode => "was replaced",
+            _ if now.bytes != self.bytes => "has another size",
+            _ if now.modified_ns != self.modified_ns => "was written to",
+            _ => return Ok(()),
+        };
+        refuse(format!(
+            "the disk {} {what} since the guest was suspended: what the guest remembers of it may be wrong, and would damage \
+             it; boot the guest, or resume it with --force",
+            self.path.display()
+        ))
+    }
+}
+
+fn refuse<T>(message: String) -> Result<T> {
+    Err(Error::message(libc::ESTALE, SITE, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn emulator() -> Emulator {
+        let text = |t: &str| t.to_string();
+        Emulator {
+            version: text("7.2.22"),
+            machine: text("pc-q35-7.2"),
+            processor: text("max"),
+            features: text("1=2"),
+        }
+    }
+
+    #[test]
+    fn each_difference_has_a_sentence_with_both() {
+        let now = emulator();
+        assert!(now.fits(&emulator()).is_ok());
+        let others = [
+            ("version", Emulator { version: "10.0.2".into(), ..emulator() }),
+            ("machine type", Emulator { machine: "pc-i440fx-7.2".into(), ..emulator() }),
+            ("processor model", Emulator { processor: "qemu64".into(), ..emulator() }),
+            ("features", Emulator { features: "1=3".into(), ..emulator() }),
+        ];
+        for (what, saved) in others {
+            let e = now.fits(&saved).unwrap_err();
+            assert!(e.errno() == libc::ESTALE && e.to_string().contains(what), "{e}");
+        }
+        let e = now.fits(&Emulator { version: "10.0.2".into(), ..emulator() }).unwrap_err().to_string();
+        assert!(e.contains("10.0.2") && e.contains("7.2.22"), "{e}");
+    }
+
+    #[test]
+    fn disks_that_changed_are_noticed() {
+        let path = std::env::temp_dir().join(format!("lode-wsp-disk-{}", std::process::id()));
+        fs::write(&path, b"one").unwrap();
+        let disk = Disk::of(&path).unwrap();
+        assert!(disk.unchanged().is_ok());
+        let file = fs::File::options().write(true).open(&path).unwrap();
+        file.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+        assert!(disk.unchanged().unwrap_err().to_string().contains("written to"));
+        let disk = Disk::of(&path).unwrap();
+        file.set_len(2).unwrap();
+        assert!(disk.unchanged().unwrap_err().to_string().contains("size"));
+        fs::remove_file(&path).unwrap();
+        assert!(disk.unchanged().unwrap_err().to_string().contains("gone"));
+    }
+}

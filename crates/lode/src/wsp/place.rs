@@ -1,0 +1,376 @@
+//! Where a guest is described, who may change it, and whether it runs.
+//!
+//! ```text
+//! DIR/NAME/guest.json     what it runs in
+//! DIR/NAME/lock           held by whoever starts, suspends, resumes or removes it
+//! DIR/NAME/alive          held by the machine emulator, and by it alone: as long as it lives, whoever started it
+//! DIR/NAME/qmp            the emulator's socket
+//! DIR/NAME/history.jsonl  its suspends and resumes
+//! DIR/NAME/console.log, qemu.log
+//! ```
+//!
+//! Locks are those of open files: a process that is killed leaves none.
+
+use std::ffi::CString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use crate::failure::{Failure, Result};
+use crate::target::show;
+
+/// Others' work on a guest is waited for so long.
+const LOCK_WAIT_MAX: Duration = Duration::from_secs(30);
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
+/// A description or history that is longer was not written by us, in bytes.
+const TEXT_BYTES_MAX: u64 = 16 << 20;
+
+/// What a guest runs in.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    pub version: u32,
+    pub qemu: PathBuf,
+    pub accel: String,
+    /// The file or device of its memory.
+    pub ram: PathBuf,
+    pub ram_bytes: u64,
+    /// Bytes behind it, with the record.
+    pub trailer_bytes: u64,
+    /// The directory of its slots.
+    pub slots: PathBuf,
+    pub assume: Option<String>,
+    pub disks: Vec<PathBuf>,
+    pub cpus: i64,
+    pub priority: i32,
+    pub agent: bool,
+    /// Where relative paths of its options begin.
+    pub cwd: PathBuf,
+    pub options: Vec<String>,
+    /// Whose image it was made of: its memory ends with it.
+    pub clone_of: Option<String>,
+    /// Resumes that failed since the last that did not.
+    pub failed: u32,
+}
+
+/// The version of a description.
+pub const VERSION: u32 = 1;
+
+/// All guests.
+pub struct Guests {
+    dir: PathBuf,
+}
+
+impl Guests {
+    pub fn new(dir: Option<&Path>) -> Result<Guests> {
+        let dir = match dir {
+            Some(dir) => std::path::absolute(dir)
+                .map_err(|e| Failure::failed(format_args!("cannot find {}: {e}", show(dir))))?,
+            None => standard_dir()?,
+        };
+        Ok(Guests { dir })
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub fn place(&self, name: &str) -> Place {
+        Place { name: name.to_string(), dir: self.dir.join(name) }
+    }
+
+    /// A guest that was started once.
+    pub fn known(&self, name: &str) -> Result<Place> {
+        let place = self.place(name);
+        match place.dir.join("guest.json").exists() {
+            true => Ok(place),
+            false => Err(Failure::failed(format_args!(
+                "there is no guest {name} in {}: lode wsp list shows those that are",
+                show(&self.dir)
+            ))),
+        }
+    }
+
+    /// In the order of their names.
+    pub fn all(&self) -> Result<Vec<Place>> {
+        let entries = match fs::read_dir(&self.dir) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => return Err(Failure::failed(format_args!("cannot list {}: {e}", show(&self.dir)))),
+        };
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let mut places: Vec<Place> =
+            names.map(|name| self.place(&name)).filter(|p| p.dir.join("guest.json").exists()).collect();
+        places.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(places)
+    }
+}
+
+fn standard_dir() -> Result<PathBuf> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(PathBuf::from("/var/lib/lode/wsp"));
+    }
+    let home = |name: &str| std::env::var_os(name).filter(|v| Path::new(v).is_absolute()).map(PathBuf::from);
+    let state = home("XDG_STATE_HOME").or_else(|| home("HOME").map(|h| h.join(".local/state")));
+    state.map(|dir| dir.join("lode/wsp")).ok_or_else(|| {
+        Failure::failed("neither XDG_STATE_HOME nor HOME says where guests are described: give --wsp-dir")
+    })
+}
+
+/// The directory of one guest.
+#[derive(Clone)]
+pub struct Place {
+    pub name: String,
+    pub dir: PathBuf,
+}
+
+/// Who has it may change the guest.
+pub struct Lock {
+    _file: File,
+}
+
+impl Place {
+    pub fn make(&self) -> Result<()> {
+        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.dir);
+        made.map_err(|e| self.failed("make the directory", &self.dir, e))
+    }
+
+    fn failed(&self, what: &str, path: &Path, e: io::Error) -> Failure {
+        Failure::failed(format_args!("guest {}: cannot {what} {}: {e}", self.name, show(path)))
+    }
+
+    pub fn config(&self) -> Result<Config> {
+        let path = self.dir.join("guest.json");
+        let text = read_text(&path).map_err(|e| self.failed("read", &path, e))?;
+        let config: Config = serde_json::from_str(&text).map_err(|e| {
+            let message = format!("guest {}: {} is not understood: {e}", self.name, show(&path));
+            Failure::failed(format_args!("{message}; start the guest with all its options"))
+        })?;
+        match config.version {
+            VERSION => Ok(config),
+            other => Err(Failure::failed(format_args!(
+                "guest {}: {} has version {other}, this program knows {VERSION}",
+                self.name,
+                show(&path)
+            ))),
+        }
+    }
+
+    /// Replaces the description: the old or the new one is there after a power failure.
+    pub fn write_config(&self, config: &Config) -> Result<()> {
+        let (path, new) = (self.dir.join("guest.json"), self.dir.join("guest.json.new"));
+        let text = serde_json::to_string_pretty(config).expect("our documents have string keys only");
+        let written = File::create(&new).and_then(|mut file| {
+            file.write_all(text.as_bytes())?;
+            file.sync_all()?;
+            fs::rename(&new, &path)?;
+            File::open(&self.dir)?.sync_all()
+        });
+        written.map_err(|e| self.failed("write", &path, e))
+    }
+
+    /// Waits for whoever works on the guest.
+    pub fn lock(&self) -> Result<Lock> {
+        let path = self.dir.join("lock");
+        let file = open_lock(&path).map_err(|e| self.failed("open", &path, e))?;
+        let begun = Instant::now();
+        loop {
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Lock { _file: file }),
+                Err(Errno::WOULDBLOCK) if begun.elapsed() < LOCK_WAIT_MAX => std::thread::sleep(LOCK_PAUSE),
+                Err(Errno::WOULDBLOCK) => {
+                    return Err(Failure::failed(format_args!(
+                        "guest {}: another command has worked on it for {} s: wait for it, or end it",
+                        self.name,
+                        LOCK_WAIT_MAX.as_secs()
+                    )));
+                }
+                Err(e) => return Err(self.failed("lock", &path, e.into())),
+            }
+        }
+    }
+
+    /// Whether the emulator lives.
+    pub fn is_alive(&self) -> bool {
+        let Ok(file) = open_lock(&self.dir.join("alive")) else { return false };
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
+    }
+
+    /// What the emulator is to hold: an open file with a lock, which ends with the last process that has it.
+    pub fn life(&self) -> Result<File> {
+        let path = self.dir.join("alive");
+        let file = open_lock(&path).map_err(|e| self.failed("open", &path, e))?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(file),
+            Err(Errno::WOULDBLOCK) => Err(Failure::failed(format_args!("guest {} runs already", self.name))),
+            Err(e) => Err(self.failed("lock", &path, e.into())),
+        }
+    }
+
+    /// Waits until the emulator is gone; whether it is.
+    pub fn wait_end(&self, at_most: Duration) -> bool {
+        let begun = Instant::now();
+        while self.is_alive() {
+            if begun.elapsed() > at_most {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        true
+    }
+
+    /// A socket in the guest's directory, however long that one's path is.
+    pub fn listen(&self, name: &str) -> Result<UnixListener> {
+        let path = self.dir.join(name);
+        let bound = remove_if_there(&path).and_then(|()| self.through_dir(name, UnixListener::bind));
+        bound.map_err(|e| self.failed("listen on", &path, e))
+    }
+
+    pub fn connect(&self, name: &str) -> io::Result<UnixStream> {
+        self.through_dir(name, UnixStream::connect)
+    }
+
+    fn through_dir<T>(&self, name: &str, does: impl FnOnce(PathBuf) -> io::Result<T>) -> io::Result<T> {
+        use std::os::fd::AsRawFd;
+        let dir = File::open(&self.dir)?;
+        does(PathBuf::from(format!("/proc/self/fd/{}/{name}", dir.as_raw_fd())))
+    }
+
+    /// The last lines of what the emulator said.
+    pub fn last_words(&self) -> String {
+        let text = read_text(&self.dir.join("qemu.log")).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().rev().take(3).collect();
+        lines.into_iter().rev().collect::<Vec<_>>().join("; ")
+    }
+
+    pub fn history(&self) -> Vec<serde_json::Value> {
+        let text = read_text(&self.dir.join("history.jsonl")).unwrap_or_default();
+        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    }
+
+    /// Best effort: what happened has happened.
+    pub fn note(&self, entry: &impl Serialize) {
+        let line = serde_json::to_string(entry).expect("our documents have string keys only");
+        let file = OpenOptions::new().append(true).create(true).open(self.dir.join("history.jsonl"));
+        let _ = file.and_then(|mut file| writeln!(file, "{line}"));
+    }
+}
+
+pub fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}
+
+fn open_lock(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
+}
+
+fn read_text(path: &Path) -> io::Result<String> {
+    if fs::metadata(path)?.len() > TEXT_BYTES_MAX {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is too long"));
+    }
+    fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// A file's extended attributes are nobody's business here; its file system is.
+pub fn is_hugetlbfs(dir: &Path) -> Option<u64> {
+    const HUGETLBFS_MAGIC: u32 = 0x9584_58f6;
+    let path = CString::new(dir.as_os_str().as_encoded_bytes()).ok()?;
+    let about = rustix::fs::statfs(&path).ok()?;
+    (about.f_type as u32 == HUGETLBFS_MAGIC).then_some(about.f_bsize as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(name: &str) -> (tempdir::Dir, Place) {
+        let dir = tempdir::Dir::new(name);
+        let place = Guests { dir: dir.0.clone() }.place("g");
+        place.make().unwrap();
+        (dir, place)
+    }
+
+    mod tempdir {
+        pub struct Dir(pub std::path::PathBuf);
+
+        impl Dir {
+            pub fn new(name: &str) -> Dir {
+                let dir = std::env::temp_dir().join(format!("lode-wsp-{name}-{}", std::process::id()));
+                std::fs::create_dir_all(&dir).unwrap();
+                Dir(dir)
+            }
+        }
+
+        impl Drop for Dir {
+            fn drop(&mut self) {
+                let _ = std::fs::remove_dir_all(&self.0);
+            }
+        }
+    }
+
+    #[test]
+    fn who_holds_its_life_is_alive() {
+        let (_dir, place) = place("life");
+        assert!(!place.is_alive());
+        let life = place.life().unwrap();
+        assert!(place.is_alive() && place.life().is_err());
+        let other = life.try_clone().unwrap();
+        drop(life);
+        assert!(place.is_alive(), "as long as anybody has it");
+        drop(other);
+        assert!(!place.is_alive() && place.wait_end(Duration::ZERO));
+    }
+
+    #[test]
+    fn sockets_have_long_paths() {
+        let (_dir, short) = place("long");
+        let dir = short.dir.join("x".repeat(120));
+        let place = Place { name: "g".into(), dir };
+        place.make().unwrap();
+        let listener = place.listen("qmp").unwrap();
+        place.connect("qmp").unwrap();
+        drop(listener);
+        assert!(place.connect("qmp").is_err());
+        place.listen("qmp").unwrap();
+    }
+
+    #[test]
+    fn a_description_is_read_back_and_a_foreign_one_refused() {
+        let (_dir, place) = place("config");
+        let config = Config {
+            version: VERSION,
+            qemu: "qemu".into(),
+            accel: "tcg".into(),
+            ram: "/m/ram".into(),
+            ram_bytes: 1 << 29,
+            trailer_bytes: 4096,
+            slots: "/m".into(),
+            assume: None,
+            disks: vec!["/d".into()],
+            cpus: 1,
+            priority: -3,
+            agent: false,
+            cwd: "/".into(),
+            options: vec!["-kernel".into(), "k".into()],
+            clone_of: None,
+            failed: 0,
+        };
+        place.write_config(&config).unwrap();
+        assert_eq!(place.config().unwrap(), config);
+        let newer = Config { version: 2, ..config };
+        place.write_config(&newer).unwrap();
+        assert!(place.config().is_err());
+        fs::write(place.dir.join("guest.json"), "{").unwrap();
+        assert!(place.config().is_err());
+    }
+}

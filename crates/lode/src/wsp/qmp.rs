@@ -1,0 +1,204 @@
+//! QMP, the machine emulator's protocol: JSON, a line each way, one command at a time, events in between.
+//!
+//! Of our own, because what is needed is this much, and the crates that speak it bring all of the protocol's types and pass
+//! no descriptors.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use lodestone::error::{Error, Result};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use serde_json::{Value, json};
+
+const SITE: &str = "wsp::qmp";
+/// An answer is waited for so long.
+const ANSWER_WAIT_MAX: Duration = Duration::from_secs(30);
+/// A line that is longer is no answer, in bytes.
+const LINE_BYTES_MAX: usize = 16 << 20;
+
+/// A connection to an emulator.
+pub struct Qmp {
+    stream: UnixStream,
+    buffer: Vec<u8>,
+    events: VecDeque<Value>,
+    /// Its version, in its own words.
+    pub version: String,
+}
+
+impl Qmp {
+    /// Reads the greeting, and agrees on nothing special.
+    pub fn begin(stream: UnixStream) -> Result<Qmp> {
+        let mut qmp = Qmp { stream, buffer: Vec::new(), events: VecDeque::new(), version: String::new() };
+        let until = Instant::now() + ANSWER_WAIT_MAX;
+        let greeting = qmp.line(until)?;
+        let version = &greeting["QMP"]["version"];
+        let (number, package) = (&version["qemu"], version["package"].as_str().unwrap_or_default());
+        let part = |name: &str| number[name].as_u64();
+        let (Some(major), Some(minor), Some(micro)) = (part("major"), part("minor"), part("micro")) else {
+            return Err(failed(format!("the emulator greets with {greeting}, which is not QMP")));
+        };
+        qmp.version = format!("{major}.{minor}.{micro} {package}").trim().to_string();
+        qmp.run("qmp_capabilities", json!({}))?;
+        Ok(qmp)
+    }
+
+    /// Runs a command: its answer.
+    pub fn run(&mut self, command: &str, arguments: Value) -> Result<Value> {
+        self.send(command, arguments, None)?;
+        self.answer(command)
+    }
+
+    /// As [`run`](Qmp::run), with a descriptor that the emulator gets.
+    pub fn run_with(&mut self, command: &str, arguments: Value, fd: BorrowedFd<'_>) -> Result<Value> {
+        self.send(command, arguments, Some(fd))?;
+        self.answer(command)
+    }
+
+    fn send(&mut self, command: &str, arguments: Value, fd: Option<BorrowedFd<'_>>) -> Result<()> {
+        let mut line = json!({ "execute": command, "arguments": arguments }).to_string();
+        line.push('\n');
+        let mut bytes = line.as_bytes();
+        let fds = fd.map(|fd| [fd]);
+        while !bytes.is_empty() {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            // With the first byte.
+            if let Some(fds) = fds.as_ref().filter(|_| bytes.len() == line.len()) {
+                assert!(control.push(SendAncillaryMessage::ScmRights(fds)), "there is room for one");
+            }
+            let sent =
+                sendmsg(self.stream.as_fd(), &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
+            match sent {
+                Ok(sent) => bytes = &bytes[sent..],
+                Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(failed(format!("the emulator does not take `{command}`: {e}"))),
+            }
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, command: &str) -> Result<Value> {
+        let until = Instant::now() + ANSWER_WAIT_MAX;
+        loop {
+            let mut line = self.line(until).map_err(|e| e.context(format_args!("`{command}`")))?;
+            if line.get("event").is_some() {
+                self.events.push_back(line);
+            } else if let Some(error) = line.get("error") {
+                let why = error["desc"].as_str().unwrap_or("no reason given").to_string();
+                return Err(failed(format!("the emulator refuses `{command}`: {why}")));
+            } else {
+                return Ok(line["return"].take());
+            }
+        }
+    }
+
+    /// Waits for an event of this name for which `wanted` has an answer.
+    pub fn event<T>(&mut self, name: &str, mut wanted: impl FnMut(&Value) -> Option<T>) -> Result<T> {
+        let until = Instant::now() + ANSWER_WAIT_MAX;
+        loop {
+            let event = match self.events.pop_front() {
+                Some(event) => event,
+                None => self.line(until).map_err(|e| e.context(format_args!("waiting for {name}")))?,
+            };
+            if event["event"] == name
+                && let Some(found) = wanted(&event["data"])
+            {
+                return Ok(found);
+            }
+        }
+    }
+
+    fn line(&mut self, until: Instant) -> Result<Value> {
+        let mut looked = 0;
+        loop {
+            if let Some(end) = self.buffer[looked..].iter().position(|b| *b == b'\n') {
+                let line: Vec<u8> = self.buffer.drain(..=looked + end).collect();
+                return serde_json::from_slice(&line)
+                    .map_err(|e| failed(format!("the emulator's answer is not understood: {e}")));
+            }
+            looked = self.buffer.len();
+            if looked > LINE_BYTES_MAX {
+                return Err(failed("the emulator's answer does not end".into()));
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(silent());
+            }
+            self.stream.set_read_timeout(Some(left)).map_err(|e| failed(e.to_string()))?;
+            let mut some = [0; 1 << 14];
+            match self.stream.read(&mut some) {
+                Ok(0) => return Err(failed("the emulator has ended".into())),
+                Ok(n) => self.buffer.extend_from_slice(&some[..n]),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                    return Err(silent());
+                }
+                Err(e) => return Err(failed(format!("the emulator cannot be read from: {e}"))),
+            }
+        }
+    }
+}
+
+fn failed(message: String) -> Error {
+    Error::message(libc::EIO, SITE, message)
+}
+
+fn silent() -> Error {
+    let message = format!("the emulator has not answered for {} s", ANSWER_WAIT_MAX.as_secs());
+    Error::message(libc::ETIMEDOUT, SITE, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader, Write};
+
+    /// An emulator that says these lines after the greeting, one for each command.
+    fn emulator(answers: &'static [&'static str]) -> Qmp {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        std::thread::spawn(move || {
+            let mut to = theirs.try_clone().unwrap();
+            let mut from = BufReader::new(theirs);
+            to.write_all(b"{\"QMP\":{\"version\":{\"qemu\":{\"major\":7,\"minor\":2,\"micro\":1},\"package\":\"P\"}}}\n")
+                .unwrap();
+            for answer in ["{\"return\":{}}"].iter().chain(answers) {
+                let mut line = String::new();
+                if from.read_line(&mut line).unwrap() == 0 {
+                    return;
+                }
+                serde_json::from_str::<Value>(&line).unwrap();
+                to.write_all(answer.as_bytes()).and_then(|()| to.write_all(b"\n")).unwrap();
+            }
+        });
+        Qmp::begin(ours).unwrap()
+    }
+
+    #[test]
+    fn answers_events_and_errors_are_told_apart() {
+        let mut qmp = emulator(&[
+            "{\"event\":\"STOP\",\"data\":{}}\n{\"return\":{\"n\":1}}",
+            "{\"error\":{\"class\":\"GenericError\",\"desc\":\"no such thing\"}}",
+        ]);
+        assert_eq!(qmp.version, "7.2.1 P");
+        assert_eq!(qmp.run("stop", json!({})).unwrap()["n"], 1);
+        qmp.event("STOP", |_| Some(())).unwrap();
+        let e = qmp.run("migrate", json!({})).unwrap_err().to_string();
+        assert!(e.contains("`migrate`") && e.contains("no such thing"), "{e}");
+        let e = qmp.run("stop", json!({})).unwrap_err().to_string();
+        assert!(e.contains("ended") || e.contains("does not take"), "{e}");
+    }
+
+    #[test]
+    fn what_is_not_qmp_is_refused() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.write_all(b"{\"hello\":1}\n").unwrap();
+        assert!(Qmp::begin(ours).err().unwrap().to_string().contains("not QMP"));
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.write_all(b"SSH-2.0\n").unwrap();
+        assert!(Qmp::begin(ours).err().unwrap().to_string().contains("not understood"));
+    }
+}

@@ -1,0 +1,225 @@
+//! What a suspend or resume took, by phase (WSP Figures 2 and 3): noted for each, told by `lode wsp status`, drawn.
+
+use std::fmt::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use crate::size::Size;
+use crate::svg;
+
+/// One suspend or resume, a line of a guest's history.
+#[derive(Serialize, Deserialize, Clone, Debug)]
+pub struct Entry {
+    pub what: String,
+    /// Since 1970, UTC.
+    pub at_ns: u64,
+    pub generation: u64,
+    /// Of the devices' state; of a resume none.
+    pub state_bytes: u64,
+    /// What the disk below memory wrote meanwhile, where there is one.
+    pub dirty_bytes: Option<u64>,
+    pub domain: String,
+    pub phases: Vec<Phase>,
+    /// What became of the guest's clock.
+    pub clock: Option<String>,
+}
+
+#[derive(Serialize, Deserialize, Clone, Debug)]
+pub struct Phase {
+    pub name: String,
+    pub us: f64,
+}
+
+pub fn phases(phases: [(&str, Duration); 3]) -> Vec<Phase> {
+    phases.map(|(name, time)| Phase { name: name.to_string(), us: time.as_nanos() as f64 / 1e3 }).into()
+}
+
+impl Entry {
+    pub fn total_us(&self) -> f64 {
+        self.phases.iter().map(|phase| phase.us).sum()
+    }
+
+    /// For people.
+    pub fn sentence(&self) -> String {
+        let done = match self.what.as_str() {
+            "suspend" => "suspended",
+            "clone" => "cloned",
+            _ => "resumed",
+        };
+        let phases: Vec<String> =
+            self.phases.iter().map(|p| format!("{} {:.1}", p.name, p.us / 1e3)).collect();
+        let mut text = format!(
+            "{done} in {:.1} ms ({}), generation {}",
+            self.total_us() / 1e3,
+            phases.join(", "),
+            self.generation
+        );
+        if self.state_bytes > 0 {
+            let _ = write!(text, ", state {}", Size(self.state_bytes));
+        }
+        if let Some(dirty) = self.dirty_bytes {
+            let _ = write!(text, ", {} written back", Size(dirty));
+        }
+        if let Some(clock) = &self.clock {
+            let _ = write!(text, ", clock {clock}");
+        }
+        text
+    }
+}
+
+/// Entries of one kind, together.
+#[derive(Serialize, Clone, Debug)]
+pub struct Summary {
+    pub what: String,
+    pub count: usize,
+    pub median_us: f64,
+    pub worst_us: f64,
+    /// Median of each phase.
+    pub phases: Vec<Phase>,
+}
+
+pub fn summarize(entries: &[Entry], what: &str) -> Option<Summary> {
+    let entries: Vec<&Entry> = entries.iter().filter(|entry| entry.what == what).collect();
+    let first = entries.first()?;
+    let totals: Vec<f64> = entries.iter().map(|entry| entry.total_us()).collect();
+    let phases = first.phases.iter().enumerate().map(|(n, phase)| {
+        let of_all = entries.iter().filter_map(|entry| Some(entry.phases.get(n)?.us)).collect();
+        Phase { name: phase.name.clone(), us: median(of_all) }
+    });
+    Some(Summary {
+        what: what.to_string(),
+        count: entries.len(),
+        median_us: median(totals.clone()),
+        worst_us: totals.into_iter().fold(0.0, f64::max),
+        phases: phases.collect(),
+    })
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    match values.len() {
+        0 => 0.0,
+        n if n % 2 == 1 => values[n / 2],
+        n => (values[n / 2 - 1] + values[n / 2]) / 2.0,
+    }
+}
+
+/// Bytes that the block device below a file has written since the host was booted; none where there is no such device.
+pub fn written_by_device(file: &Path) -> Option<u64> {
+    const SECTOR_BYTES: u64 = 512;
+    let dev = std::fs::metadata(file).ok()?.dev();
+    let stat = format!("/sys/dev/block/{}:{}/stat", rustix::fs::major(dev), rustix::fs::minor(dev));
+    let text = std::fs::read_to_string(stat).ok()?;
+    Some(text.split_whitespace().nth(6)?.parse::<u64>().ok()? * SECTOR_BYTES)
+}
+
+pub fn now_ns() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
+}
+
+/// How the phases of a guest are drawn: told apart without colour.
+const PATTERNS: [&str; 3] = ["light", "lines", "dark"];
+/// Bars at most: the last ones.
+const BARS_MAX: usize = 24;
+
+/// Bars of the last suspends and resumes, each of its phases.
+pub fn draw(name: &str, entries: &[Entry]) -> String {
+    let entries = &entries[entries.len().saturating_sub(BARS_MAX)..];
+    let (left, right, top, row) = (150.0, 640.0, 96.0, 26.0);
+    let longest = entries.iter().map(Entry::total_us).fold(1.0, f64::max);
+    let mut page = String::new();
+    svg::page(
+        &mut page,
+        (840.0, top + row * entries.len() as f64 + 40.0),
+        "text { font-size: 13px; fill: #1a1a1a } .title { font-size: 17px } .small { font-size: 11px; fill: #4d4d4d }\n\
+         .bar { stroke: #1a1a1a; stroke-width: 0.8 }\n",
+        r##"<pattern id="light" width="8" height="8" patternUnits="userSpaceOnUse"><rect width="8" height="8" fill="#dbe6f4"/></pattern>
+<pattern id="lines" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="6" height="6" fill="#ffffff"/><rect width="2" height="6" fill="#3d6ea8"/></pattern>
+<pattern id="dark" width="8" height="8" patternUnits="userSpaceOnUse"><rect width="8" height="8" fill="#274c77"/></pattern>
+"##,
+    );
+    svg::text(&mut page, 20.0, 30.0, "start", "title", &format!("Suspends and resumes of {name}"));
+    let legend = ["suspend: prepare, resume: start", "write-back, load", "finish"];
+    let mut x = 20.0;
+    for (pattern, what) in PATTERNS.iter().zip(legend) {
+        bar(&mut page, (x, 46.0), 18.0, 14.0, pattern);
+        svg::text(&mut page, x + 24.0, 58.0, "start", "small", what);
+        x += 60.0 + 6.6 * what.len() as f64;
+    }
+    for (n, entry) in entries.iter().enumerate() {
+        let y = top + row * n as f64;
+        svg::text(
+            &mut page,
+            left - 10.0,
+            y + 13.0,
+            "end",
+            "",
+            &format!("{} {}", entry.what, entry.generation),
+        );
+        let mut x = left;
+        for (phase, pattern) in entry.phases.iter().zip(PATTERNS) {
+            let width = (right - left) * phase.us / longest;
+            bar(&mut page, (x, y), width, 18.0, pattern);
+            x += width;
+        }
+        svg::text(&mut page, x + 8.0, y + 13.0, "start", "", &format!("{:.1} ms", entry.total_us() / 1e3));
+    }
+    page.push_str("</svg>\n");
+    page
+}
+
+fn bar(page: &mut String, (x, y): (f64, f64), width: f64, height: f64, pattern: &str) {
+    let _ = writeln!(
+        page,
+        r#"<rect x="{x:.1}" y="{y:.1}" width="{width:.1}" height="{height}" class="bar" fill="url(#{pattern})"/>"#
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(what: &str, us: f64) -> Entry {
+        let phase = |name: &str| Phase { name: name.into(), us };
+        Entry {
+            what: what.into(),
+            at_ns: 1,
+            generation: 2,
+            state_bytes: 300 << 10,
+            dirty_bytes: None,
+            domain: "memory".into(),
+            phases: vec![phase("a"), phase("b"), phase("c")],
+            clock: None,
+        }
+    }
+
+    #[test]
+    fn summaries_are_medians_of_their_kind() {
+        let entries =
+            [entry("suspend", 1.0), entry("resume", 50.0), entry("suspend", 3.0), entry("suspend", 8.0)];
+        let summary = summarize(&entries, "suspend").unwrap();
+        assert_eq!((summary.count, summary.median_us, summary.worst_us), (3, 9.0, 24.0));
+        assert_eq!(summary.phases[1].us, 3.0);
+        assert!(summarize(&entries, "clone").is_none());
+        assert_eq!(median(vec![4.0, 1.0]), 2.5);
+    }
+
+    #[test]
+    fn the_picture_names_what_it_shows() {
+        let page = draw("db<1>", &[entry("suspend", 1000.0), entry("resume", 2000.0)]);
+        assert!(page.contains("db&lt;1&gt;") && page.contains("3.0 ms") && page.contains("6.0 ms"), "{page}");
+        assert!(page.ends_with("</svg>\n"));
+    }
+
+    #[test]
+    fn a_sentence_has_the_phases() {
+        let text = entry("suspend", 1500.0).sentence();
+        assert!(
+            text.contains("suspended in 4.5 ms (a 1.5, b 1.5, c 1.5)") && text.contains("300 KiB"),
+            "{text}"
+        );
+    }
+}

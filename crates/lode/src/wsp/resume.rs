@@ -1,0 +1,266 @@
+//! `lode wsp resume`: what was suspended goes on, each guest for itself.
+
+use std::path::Path;
+
+use lodestone::error::Error;
+use lodestone::media::Media;
+use lodestone::wsp::image::Seal;
+use lodestone::wsp::{self, Ram};
+use serde::Serialize;
+
+use super::emulator::Mode;
+use super::guest::{Guest, identity_of, make_slot, open_ram, open_ram_to_read, open_slot, slot_path};
+use super::place::{Config, Guests, Place, remove_if_there};
+use super::report::{Entry, now_ns, phases};
+use super::suspend::words;
+use crate::cli::wsp::WspResume;
+use crate::failure::{Failure, Output, Result, complain};
+use crate::target::show;
+
+#[derive(Serialize, Debug)]
+struct Outcome {
+    name: String,
+    /// What came of it: resumed, or booted where that failed too often.
+    state: &'static str,
+    #[serde(flatten)]
+    entry: Option<Entry>,
+    error: Option<String>,
+}
+
+pub fn run(guests: &Guests, args: &WspResume) -> Result<()> {
+    if args.clone.is_some() && args.names.len() != 1 {
+        return Err(Failure::usage("a clone has one original: name one guest"));
+    }
+    let places = match args.all {
+        true => suspended(guests)?,
+        false => args.names.iter().map(|name| guests.known(name)).collect::<Result<Vec<_>>>()?,
+    };
+    let clone = args.clone.as_deref().map(|name| guests.place(name));
+    let outcomes = all(&places, clone.as_ref(), args.force, args.boot_after);
+    let mut out = Output::new();
+    match args.json {
+        true => out.json(&serde_json::json!({ "guests": outcomes }))?,
+        false => {
+            for outcome in &outcomes {
+                if let Some(entry) = &outcome.entry {
+                    out.line(format_args!("{}: {}", outcome.name, entry.sentence()))?;
+                }
+            }
+        }
+    }
+    outcomes.iter().filter_map(|outcome| outcome.error.as_ref()).for_each(complain);
+    out.finish()?;
+    match outcomes.iter().any(|outcome| outcome.error.is_some()) {
+        true => Err(Failure::Reported),
+        false => Ok(()),
+    }
+}
+
+/// Those that could be resumed.
+pub fn suspended(guests: &Guests) -> Result<Vec<Place>> {
+    let is_suspended = |place: &Place| {
+        let record = place.config().ok().filter(|_| !place.is_alive()).and_then(|config| {
+            let media = open_ram_to_read(&config).or_else(|_| open_ram(&config)).ok()?;
+            wsp::cycle::suspended(&Ram::new(&media, config.ram_bytes).ok()?).ok()
+        });
+        record.is_some()
+    };
+    Ok(guests.all()?.into_iter().filter(is_suspended).collect())
+}
+
+/// Resumes all that are suspended, for those who report to a log.
+pub fn every(guests: &Guests) -> Result<Vec<(String, std::result::Result<String, String>)>> {
+    let outcomes = all(&suspended(guests)?, None, false, None);
+    let told = |outcome: Outcome| match (outcome.entry, outcome.error) {
+        (Some(entry), None) => (outcome.name, Ok(entry.sentence())),
+        (_, error) => (outcome.name, Err(error.unwrap_or_default())),
+    };
+    Ok(outcomes.into_iter().map(told).collect())
+}
+
+/// Guests are compartments: each is resumed by a thread of its own, and none waits for another (WSP §3.4).
+fn all(places: &[Place], clone: Option<&Place>, force: bool, boot_after: Option<u32>) -> Vec<Outcome> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            places.iter().map(|place| scope.spawn(move || one(place, clone, force, boot_after))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("resuming does not panic")).collect()
+    })
+}
+
+fn one(place: &Place, clone: Option<&Place>, force: bool, boot_after: Option<u32>) -> Outcome {
+    let ended = |state, entry, error| Outcome { name: place.name.clone(), state, entry, error };
+    let failed = |failure: Failure| ended("failed", None, Some(words(failure)));
+    let _lock = match place.lock() {
+        Ok(lock) => lock,
+        Err(failure) => return failed(failure),
+    };
+    let mut config = match place.config() {
+        Ok(config) => config,
+        Err(failure) => return failed(failure),
+    };
+    let done = match clone {
+        Some(clone) => resume_clone(place, &config, clone, force),
+        None => resume(place, &config, force),
+    };
+    match done {
+        Ok(entry) => {
+            clone.unwrap_or(place).note(&entry);
+            if std::mem::take(&mut config.failed) > 0
+                && let Err(failure) = place.write_config(&config)
+            {
+                complain(words(failure));
+            }
+            ended("running", Some(entry), None)
+        }
+        Err(e) => {
+            let message = format!("guest {}: {e}", place.name);
+            if clone.is_some() || place.is_alive() {
+                return ended("failed", None, Some(message));
+            }
+            config.failed += 1;
+            if let Err(failure) = place.write_config(&config) {
+                return failed(failure);
+            }
+            match boot_after.filter(|n| config.failed >= *n) {
+                None => ended("failed", None, Some(message)),
+                Some(_) => match boot_instead(place, &mut config) {
+                    Ok(kept) => {
+                        let failed = format!(
+                            "{message}; it was booted instead, and its image is kept in {}",
+                            show(&kept)
+                        );
+                        ended("booted", None, Some(failed))
+                    }
+                    Err(e) => ended("failed", None, Some(format!("{message}; nor can it be booted: {e}"))),
+                },
+            }
+        }
+    }
+}
+
+fn resume(place: &Place, config: &Config, force: bool) -> lodestone::Result<Entry> {
+    if place.is_alive() {
+        return Err(Error::message(libc::EALREADY, "wsp::resume", "it runs"));
+    }
+    if config.clone_of.is_some() {
+        return Err(Error::message(libc::ESTALE, "wsp::resume", "it is a clone, whose memory ended with it"));
+    }
+    there(config)?;
+    let media = open_ram(config)?;
+    let ram = Ram::new(&media, config.ram_bytes)?;
+    let generation = wsp::cycle::suspended(&ram)?.generation;
+    let slot = open_slot(config, generation)?;
+    let mut guest = Guest::new(config, place, Mode::Resume);
+    let done = wsp::resume(&ram, &slot, &mut guest, |seal| disks_fit(seal, force))?;
+    let clock = guest.set_clock();
+    // For next time; who has no room for it now may have then.
+    if let Err(e) = make_slot(config, generation + 1) {
+        complain(format_args!("guest {}: {e}", place.name));
+    }
+    drop(slot);
+    let _ = remove_if_there(&slot_path(config, generation));
+    Ok(entry("resume", &done, media.domain().name(), clock))
+}
+
+fn entry(what: &str, done: &wsp::Resumed, domain: &str, clock: &str) -> Entry {
+    Entry {
+        what: what.into(),
+        at_ns: now_ns(),
+        generation: done.generation,
+        state_bytes: 0,
+        dirty_bytes: None,
+        domain: domain.into(),
+        phases: phases([("start", done.start), ("load", done.load), ("finish", done.finish)]),
+        clock: Some(clock.into()),
+    }
+}
+
+/// Memory is private to the clone, and so is what it writes to its disks.
+fn resume_clone(place: &Place, config: &Config, clone: &Place, force: bool) -> lodestone::Result<Entry> {
+    let failed = |failure: Failure| Error::message(libc::EIO, "wsp::resume", words(failure));
+    if clone.name == place.name {
+        return Err(Error::message(
+            libc::EINVAL,
+            "wsp::resume",
+            "a clone has another name than its original",
+        ));
+    }
+    clone.make().map_err(failed)?;
+    let _lock = clone.lock().map_err(failed)?;
+    let is_ours = clone.config().map(|c| c.clone_of.is_some());
+    if clone.is_alive() || is_ours.is_ok_and(|is_clone| !is_clone) {
+        let message = format!("there is a guest {} already: choose another name, or remove it", clone.name);
+        return Err(Error::message(libc::EEXIST, "wsp::resume", message));
+    }
+    there(config)?;
+    let media = open_ram_to_read(config)?;
+    let ram = Ram::new(&media, config.ram_bytes)?;
+    let slot = open_slot(config, wsp::cycle::suspended(&ram)?.generation)?;
+    let copy = Config { clone_of: Some(place.name.clone()), failed: 0, ..config.clone() };
+    clone.write_config(&copy).map_err(failed)?;
+    let mut guest = Guest::new(&copy, clone, Mode::Clone);
+    let done = wsp::resume_clone(&ram, &slot, &mut guest, |seal| disks_fit(seal, force))?;
+    let clock = guest.set_clock();
+    Ok(entry("clone", &done, media.domain().name(), clock))
+}
+
+/// ENOENT with a remedy where memory is gone.
+fn there(config: &Config) -> lodestone::Result<()> {
+    match config.ram.exists() {
+        true => Ok(()),
+        false => {
+            let message = format!(
+                "its memory, {}, is missing: bring it back, or boot the guest with lode wsp start",
+                config.ram.display()
+            );
+            Err(Error::message(libc::ENOENT, "wsp::resume", message))
+        }
+    }
+}
+
+fn disks_fit(seal: &Seal, force: bool) -> lodestone::Result<()> {
+    match force {
+        true => Ok(()),
+        false => identity_of(seal)?.disks.iter().try_for_each(|disk| disk.unchanged()),
+    }
+}
+
+/// After too many resumes that failed: memory and slot are put aside, the guest boots on new ones.
+fn boot_instead(place: &Place, config: &mut Config) -> lodestone::Result<std::path::PathBuf> {
+    const SITE: &str = "wsp::resume";
+    if config.ram.exists() && !config.ram.is_file() {
+        let message =
+            "its memory is a device, of which there is one: its image cannot be kept; boot it with --fresh";
+        return Err(Error::message(libc::EOPNOTSUPP, SITE, message));
+    }
+    let mut n = 1;
+    let kept = loop {
+        let kept = config.slots.join(format!("kept.{n}"));
+        match std::fs::create_dir(&kept) {
+            Ok(()) => break kept,
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => n += 1,
+            Err(e) => return Err(Error::io(e, SITE, "cannot make", &kept)),
+        }
+    };
+    // Memory moves within its own file system only.
+    let aside = match config.ram.parent() == Some(&config.slots) {
+        true => kept.join("ram"),
+        false => config.ram.with_extension(format!("kept.{n}")),
+    };
+    let moved = |from: &Path, to: &Path| {
+        std::fs::rename(from, to).map_err(|e| Error::io(e, SITE, "cannot put aside", from))
+    };
+    if config.ram.exists() {
+        moved(&config.ram, &aside)?;
+    }
+    let entries =
+        std::fs::read_dir(&config.slots).map_err(|e| Error::io(e, SITE, "cannot list", &config.slots))?;
+    for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+        if let Some(name) = path.file_name().and_then(|n| n.to_str()).filter(|n| n.starts_with("slot.")) {
+            moved(&path, &kept.join(name))?;
+        }
+    }
+    config.failed = 0;
+    super::start::boot(place, config, None, false)?;
+    Ok(kept)
+}

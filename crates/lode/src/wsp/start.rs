@@ -1,0 +1,240 @@
+//! `lode wsp start`: memory is made, the record says that a guest was booted on it, the guest boots.
+
+use std::path::{Path, PathBuf};
+
+use lodestone::error::Error;
+use lodestone::media::Media;
+use lodestone::wsp::image::TRAILER_BYTES;
+use lodestone::wsp::{Machine, Ram, State};
+use serde_json::json;
+
+use super::emulator::{self, Mode};
+use super::guest::{Guest, make_ram, make_slot, open_ram, slot_path};
+use super::place::{Config, Guests, Place, VERSION, is_hugetlbfs, remove_if_there};
+use crate::cli::wsp::{Accel, WspStart};
+use crate::failure::{Failure, Output, Result};
+use crate::target::show;
+
+pub fn run(guests: &Guests, args: &WspStart) -> Result<()> {
+    let place = guests.place(&args.name);
+    place.make()?;
+    let _lock = place.lock()?;
+    if place.is_alive() {
+        return Err(Failure::failed(format_args!("guest {} runs already", place.name)));
+    }
+    let before = place.config().ok();
+    let config = match (&before, args.ram.is_some() || args.media.is_some()) {
+        (_, true) => described(&place, args)?,
+        (Some(config), false) => config.clone(),
+        (None, false) => {
+            remove_if_empty(&place);
+            return Err(Failure::usage(format_args!(
+                "there is no guest {} yet: give --ram and --media",
+                place.name
+            )));
+        }
+    };
+    if config.clone_of.is_some() {
+        return Err(Failure::failed(format_args!(
+            "guest {} is a clone: resume its original again",
+            place.name
+        )));
+    }
+    let of_guest = |e: Error| Failure::failed(format_args!("guest {}: {e}", place.name));
+    if let Some(before) = &before {
+        discards_nothing(&place, before, args.fresh)?;
+    }
+    boot(&place, &config, before.as_ref(), args.fresh).map_err(of_guest)?;
+    let mut out = Output::new();
+    match args.json {
+        true => out.json(&json!({
+            "name": place.name, "state": "running", "accelerator": config.accel, "ram": config.ram,
+            "ram_bytes": config.ram_bytes, "slots": config.slots,
+        }))?,
+        false => out.line(format_args!(
+            "{} runs ({}), its memory is {}",
+            place.name,
+            config.accel,
+            show(&config.ram)
+        ))?,
+    }
+    out.finish()
+}
+
+/// A guest that never was leaves nothing behind.
+fn remove_if_empty(place: &Place) {
+    let _ = std::fs::remove_file(place.dir.join("lock"));
+    let _ = std::fs::remove_file(place.dir.join("alive"));
+    let _ = std::fs::remove_dir(&place.dir);
+}
+
+/// Boots a guest that does not run: whatever image there was is gone.
+pub fn boot(place: &Place, config: &Config, before: Option<&Config>, fresh: bool) -> lodestone::Result<()> {
+    let memory = || -> lodestone::Result<u64> {
+        // Memory of another guest, or of one whose description is lost.
+        let is_ours = before.is_some_and(|before| before.ram == config.ram);
+        if !fresh && !is_ours && config.ram.exists() {
+            foreign(config)?;
+        }
+        if let Some(before) = before {
+            forget(before)?;
+        }
+        std::fs::create_dir_all(&config.slots)
+            .map_err(|e| Error::io(e, "wsp::start", "cannot make the directory", &config.slots))?;
+        let media = make_ram(config)?;
+        let ram = Ram::new(&media, config.ram_bytes)?;
+        let mut image = [0; 16];
+        rustix::rand::getrandom(&mut image, rustix::rand::GetRandomFlags::empty()).map_err(|e| {
+            Error::message(e.raw_os_error(), "wsp::start", "the kernel gives no random numbers")
+        })?;
+        ram.begin(image)?;
+        make_slot(config, 1)?;
+        Ok(media.len())
+    };
+    memory()?;
+    place.write_config(config).map_err(|failure| match failure {
+        Failure::Failed(message) => Error::message(libc::EIO, "wsp::start", message),
+        _ => Error::new(libc::EIO, "wsp::start"),
+    })?;
+    let mut guest = Guest::new(config, place, Mode::Boot);
+    guest.spawn()?;
+    guest.go_on().inspect_err(|_| guest.end())
+}
+
+/// Removes memory and slots, where they are files.
+pub fn forget(config: &Config) -> lodestone::Result<()> {
+    let remove =
+        |path: &Path| remove_if_there(path).map_err(|e| Error::io(e, "wsp::start", "cannot remove", path));
+    if let Ok(entries) = std::fs::read_dir(&config.slots) {
+        for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+            if path.file_name().and_then(|n| n.to_str()).is_some_and(|n| n.starts_with("slot.")) {
+                remove(&path)?;
+            }
+        }
+    }
+    match config.ram.is_file() {
+        true => remove(&config.ram),
+        false => Ok(()),
+    }
+}
+
+/// Refuses memory that somebody's guest, or anything else, is in.
+fn foreign(config: &Config) -> lodestone::Result<()> {
+    let refused = |what: &str| {
+        let message =
+            format!("{} {what}: use another place, or --fresh to overwrite it", config.ram.display());
+        Err(Error::message(libc::EEXIST, "wsp::start", message))
+    };
+    let about = std::fs::metadata(&config.ram);
+    if about.as_ref().is_ok_and(|about| about.is_file() && about.len() == 0) {
+        return Ok(());
+    }
+    let media = open_ram(config)?;
+    let record = match media.len() >= config.ram_bytes + config.trailer_bytes {
+        true => Ram::new(&media, config.ram_bytes)?.record()?,
+        false => None,
+    };
+    match record {
+        Some(record) => refused(&format!("has the memory of a guest that is {}", record.state.name())),
+        None if about.is_ok_and(|about| about.is_file()) => refused("exists"),
+        None => Ok(()),
+    }
+}
+
+/// A suspended guest is not lost by a boot that nobody meant.
+fn discards_nothing(place: &Place, config: &Config, fresh: bool) -> Result<()> {
+    if fresh || !config.ram.exists() {
+        return Ok(());
+    }
+    let record = open_ram(config).and_then(|media| Ram::new(&media, config.ram_bytes)?.record());
+    match record {
+        Ok(Some(record))
+            if record.state == State::Suspended && slot_path(config, record.generation).exists() =>
+        {
+            Err(Failure::failed(format_args!(
+                "guest {} is suspended (generation {}): resume it, or lose that with --fresh",
+                place.name, record.generation
+            )))
+        }
+        Err(e) if e.errno() == libc::EBUSY => Err(Failure::failed(format_args!("guest {}: {e}", place.name))),
+        // Nothing that could be resumed.
+        _ => Ok(()),
+    }
+}
+
+/// What the command line says of a guest.
+fn described(place: &Place, args: &WspStart) -> Result<Config> {
+    let (Some(ram_bytes), Some(media)) = (args.ram, &args.media) else {
+        return Err(Failure::usage("a guest has both --ram and --media"));
+    };
+    let absolute = |path: &Path| {
+        let found = std::path::absolute(path);
+        let found = found.map_err(|e| Failure::failed(format_args!("cannot find {}: {e}", show(path))))?;
+        match found.to_str() {
+            Some(_) => Ok(found),
+            None => Err(Failure::usage(format_args!("{}: QEMU takes no path that is not UTF-8", show(path)))),
+        }
+    };
+    let (ram, slots, trailer_bytes) = layout(place, &absolute(media)?)?;
+    let options = args.options.iter().map(|option| option.to_str().map(str::to_string));
+    let options: Option<Vec<String>> = options.collect();
+    let Some(options) = options else {
+        return Err(Failure::usage("QEMU takes no option that is not UTF-8"));
+    };
+    if let Some(why) = emulator::refused_option(&options) {
+        return Err(Failure::usage(why));
+    }
+    let disks: Result<Vec<PathBuf>> = args.disks.iter().map(|disk| absolute(disk)).collect();
+    let disks = disks?;
+    if let Some(missing) = disks.iter().find(|disk| !disk.exists()) {
+        return Err(Failure::failed(format_args!("the disk {} does not exist", show(missing))));
+    }
+    let accel = match args.accel {
+        Accel::Auto => emulator::accelerator(&args.qemu, &place.dir),
+        Accel::Kvm => "kvm",
+        Accel::Tcg => "tcg",
+    };
+    let cwd = std::env::current_dir()
+        .map_err(|e| Failure::failed(format_args!("cannot find the working directory: {e}")))?;
+    Ok(Config {
+        version: VERSION,
+        qemu: args.qemu.clone(),
+        accel: accel.to_string(),
+        ram,
+        ram_bytes,
+        trailer_bytes,
+        slots,
+        assume: args.assume.map(|domain| domain.domain().name().to_string()),
+        disks,
+        cpus: args.cpus,
+        priority: args.priority,
+        agent: args.agent,
+        cwd,
+        options,
+        clone_of: None,
+        failed: 0,
+    })
+}
+
+/// Where memory and slots lie, and how much stands behind memory.
+fn layout(place: &Place, media: &Path) -> Result<(PathBuf, PathBuf, u64)> {
+    let about = std::fs::metadata(media);
+    let beside = place.dir.join("slots");
+    match &about {
+        Ok(about) if about.is_dir() => match is_hugetlbfs(media) {
+            // Its files are memory only, and in whole pages.
+            Some(page) => Ok((media.join(format!("{}.ram", place.name)), beside, page)),
+            None => {
+                let dir = media.join(format!("{}.wsp", place.name));
+                Ok((dir.join("ram"), dir, TRAILER_BYTES))
+            }
+        },
+        Ok(about) if about.is_file() => Ok((media.to_path_buf(), beside, TRAILER_BYTES)),
+        // A device is mapped in whole pages of its own.
+        Ok(_) => Ok((media.to_path_buf(), beside, 2 << 20)),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound && media.parent().is_some_and(Path::is_dir) => {
+            Ok((media.to_path_buf(), beside, TRAILER_BYTES))
+        }
+        Err(e) => Err(Failure::failed(format_args!("cannot use {}: {e}", show(media)))),
+    }
+}

@@ -1,0 +1,203 @@
+//! `lode wsp list` and `status`: what guests are, what they survive, and how long that takes.
+
+use lodestone::media::{Domain, Media};
+use lodestone::wsp::{Ram, Record, State};
+use serde::Serialize;
+
+use super::guest::{open_ram, open_ram_to_read, slot_path};
+use super::place::{Config, Guests, Place};
+use super::report::{Entry, Summary, draw, summarize};
+use crate::cli::wsp::{WspList, WspStatus};
+use crate::failure::{Failure, Output, Result};
+use crate::size::Size;
+use crate::target::show;
+
+#[derive(Serialize, Debug)]
+struct Status {
+    name: String,
+    state: &'static str,
+    /// The state in a sentence, with what to do.
+    note: String,
+    generation: Option<u64>,
+    ram_bytes: u64,
+    ram: String,
+    slots: String,
+    accelerator: String,
+    domain: Option<&'static str>,
+    survives: Option<&'static str>,
+    priority: i32,
+    failed_resumes: u32,
+    clone_of: Option<String>,
+    /// How long there must be energy: the median and the worst of all suspends.
+    energy_window_us: Option<(f64, f64)>,
+    suspends: Option<Summary>,
+    resumes: Option<Summary>,
+}
+
+pub fn list(guests: &Guests, args: &WspList) -> Result<()> {
+    let all: Vec<Status> = guests.all()?.iter().map(|place| Status::of(place).0).collect();
+    let mut out = Output::new();
+    if args.json {
+        out.json(&serde_json::json!({ "guests": all }))?;
+        return out.finish();
+    }
+    if all.is_empty() {
+        out.line(format_args!("no guests in {}", show(guests.dir())))?;
+        return out.finish();
+    }
+    let width = all.iter().map(|status| status.name.len()).max().unwrap_or(0).max(4);
+    out.line(format_args!(
+        "{:width$}  {:9}  {:>9}  {:>10}  {}",
+        "name", "state", "memory", "generation", "survives"
+    ))?;
+    for s in &all {
+        let generation = s.generation.map_or("-".into(), |g| g.to_string());
+        out.line(format_args!(
+            "{:width$}  {:9}  {:>9}  {generation:>10}  {}",
+            s.name,
+            s.state,
+            Size(s.ram_bytes).to_string(),
+            s.survives.unwrap_or("-")
+        ))?;
+    }
+    out.finish()
+}
+
+pub fn status(guests: &Guests, args: &WspStatus) -> Result<()> {
+    let (status, entries) = Status::of(&guests.known(&args.name)?);
+    if let Some(path) = &args.svg {
+        std::fs::write(path, draw(&args.name, &entries))
+            .map_err(|e| Failure::failed(format_args!("cannot write {}: {e}", show(path))))?;
+    }
+    let mut out = Output::new();
+    if args.json {
+        out.json(&status)?;
+        return out.finish();
+    }
+    out.line(format_args!("{}: {}", status.name, status.note))?;
+    out.line(format_args!("  memory    {} in {}", Size(status.ram_bytes), status.ram))?;
+    out.line(format_args!("  slots     {}", status.slots))?;
+    out.line(format_args!("  runs by   {}", status.accelerator))?;
+    if let (Some(domain), Some(survives)) = (status.domain, status.survives) {
+        out.line(format_args!("  survives  {survives} (domain {domain})"))?;
+    }
+    if let Some((median, worst)) = status.energy_window_us {
+        out.line(format_args!(
+            "  energy    {:.1} ms at the median, {:.1} ms at worst",
+            median / 1e3,
+            worst / 1e3
+        ))?;
+    }
+    for summary in [&status.suspends, &status.resumes].into_iter().flatten() {
+        let phases: Vec<String> =
+            summary.phases.iter().map(|p| format!("{} {:.1}", p.name, p.us / 1e3)).collect();
+        out.line(format_args!(
+            "  {:8}  {} times, median {:.1} ms ({}), worst {:.1} ms",
+            summary.what,
+            summary.count,
+            summary.median_us / 1e3,
+            phases.join(", "),
+            summary.worst_us / 1e3
+        ))?;
+    }
+    out.finish()
+}
+
+impl Status {
+    fn of(place: &Place) -> (Status, Vec<Entry>) {
+        let entries: Vec<Entry> =
+            place.history().into_iter().filter_map(|entry| serde_json::from_value(entry).ok()).collect();
+        let suspends = summarize(&entries, "suspend");
+        let mut status = Status {
+            name: place.name.clone(),
+            state: "unknown",
+            note: String::new(),
+            generation: None,
+            ram_bytes: 0,
+            ram: String::new(),
+            slots: String::new(),
+            accelerator: String::new(),
+            domain: None,
+            survives: None,
+            priority: 0,
+            failed_resumes: 0,
+            clone_of: None,
+            energy_window_us: suspends.as_ref().map(|s| (s.median_us, s.worst_us)),
+            suspends,
+            resumes: summarize(&entries, "resume"),
+        };
+        match place.config() {
+            Ok(config) => status.describe(place, config),
+            Err(failure) => status.note = super::suspend::words(failure),
+        }
+        (status, entries)
+    }
+
+    fn describe(&mut self, place: &Place, config: Config) {
+        let alive = place.is_alive();
+        (self.ram, self.slots) = (show(&config.ram).to_string(), show(&config.slots).to_string());
+        (self.ram_bytes, self.priority, self.failed_resumes) =
+            (config.ram_bytes, config.priority, config.failed);
+        // Who suspends it just now has it alone.
+        let media = open_ram_to_read(&config).or_else(|_| open_ram(&config));
+        let record = media.as_ref().map_err(ToString::to_string).and_then(|media| {
+            Ram::new(media, config.ram_bytes).and_then(|ram| ram.record()).map_err(|e| e.to_string())
+        });
+        if let Ok(media) = &media {
+            self.domain = Some(media.domain().name());
+            self.survives = Some(survives(media.domain(), config.assume.is_some()));
+        }
+        if let Ok(Some(record)) = &record {
+            self.generation = Some(record.generation);
+        }
+        (self.state, self.note) = state(&config, alive, record);
+        self.accelerator = config.accel;
+        self.clone_of = config.clone_of;
+    }
+}
+
+fn state(
+    config: &Config,
+    alive: bool,
+    record: std::result::Result<Option<Record>, String>,
+) -> (&'static str, String) {
+    if let Some(original) = &config.clone_of {
+        return match alive {
+            true => ("clone", format!("a clone of {original}, which runs; it ends with its memory")),
+            false => ("ended", format!("a clone of {original}, which has ended")),
+        };
+    }
+    match (alive, record) {
+        (true, _) => ("running", "runs".into()),
+        (false, Err(why)) => ("unknown", why),
+        (false, Ok(None)) => {
+            ("unknown", "its memory has no record that verifies: boot it with lode wsp start".into())
+        }
+        (false, Ok(Some(record))) => match record.state {
+            State::Suspended if !slot_path(config, record.generation).exists() => {
+                let message =
+                    format!("suspended, but the slot of generation {} is missing", record.generation);
+                ("lost", message + ": put it back, or boot the guest with lode wsp start --fresh")
+            }
+            State::Suspended => ("suspended", format!("suspended, generation {}", record.generation)),
+            State::Running => ("off", "ended without being suspended: lode wsp start boots it".into()),
+            State::Consumed => {
+                let message = format!(
+                    "ended after it was resumed from generation {}, whose image is consumed",
+                    record.generation
+                );
+                ("off", message + ": lode wsp start boots it")
+            }
+        },
+    }
+}
+
+/// What a suspended guest survives, by the domain of its memory.
+fn survives(domain: Domain, assumed: bool) -> &'static str {
+    match (domain, assumed) {
+        (Domain::CpuCache | Domain::Memory, false) => "power loss",
+        (Domain::CpuCache | Domain::Memory, true) => "what the media survives (its domain is assumed)",
+        (Domain::PageCache, _) => "power loss, once memory is written to its disk: see the energy window",
+        (Domain::Volatile, _) => "the end of the emulator, not a power loss",
+    }
+}

@@ -1,0 +1,234 @@
+//! Suspend and resume, step by step, whatever the guest runs in.
+//!
+//! Sources: WSP §3 and §5.2 (the phases of its Figures 2 and 3). A crash between any two steps, and a store of which only
+//! a part survives, is looked at by `tests/wsp_cycle.rs`.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use super::image::{Record, Seal, State};
+use super::record::Ram;
+use super::slot;
+use crate::error::{Error, Result};
+use crate::media::{Addr, Media};
+
+const SITE: &str = "wsp::cycle";
+
+/// What a guest runs in. After an error it can still be told to go on, or ended.
+pub trait Machine {
+    type Slot: Media;
+
+    /// The guest stands, and what it wrote to its disks is durable there.
+    fn stop(&mut self) -> Result<()>;
+    /// Writes the state of all devices, without memory, behind the place of a new slot's seal. Nothing of it need be durable.
+    fn save(&mut self, generation: u64) -> Result<Saved<Self::Slot>>;
+    /// Removes what [`save`](Machine::save) made.
+    fn discard(&mut self, generation: u64);
+    /// Maps the memory and is ready to load: the guest does not run.
+    fn start(&mut self, seal: &Seal) -> Result<()>;
+    /// Loads the state of the slot. Memory stays as it is.
+    fn load(&mut self, seal: &Seal) -> Result<()>;
+    /// The guest runs.
+    fn go_on(&mut self) -> Result<()>;
+    /// The guest is gone, and what it ran in.
+    fn end(&mut self);
+}
+
+/// A slot with a state in it.
+pub struct Saved<S> {
+    pub slot: S,
+    /// Bytes of the state, behind the seal's place.
+    pub stream_bytes: u64,
+    /// See [`Seal::identity`].
+    pub identity: Vec<u8>,
+}
+
+/// How long it took to suspend a guest (WSP Figure 2).
+#[derive(Clone, Copy, Debug)]
+pub struct Suspended {
+    pub generation: u64,
+    pub stream_bytes: u64,
+    /// The guest was stopped and the state of its devices saved.
+    pub prepare: Duration,
+    /// Memory and state were made durable.
+    pub write_back: Duration,
+    /// The record was written, and the machine ended.
+    pub finish: Duration,
+}
+
+/// How long it took to resume a guest (WSP Figure 3).
+#[derive(Clone, Copy, Debug)]
+pub struct Resumed {
+    pub generation: u64,
+    /// When it had been stopped: nanoseconds since 1970, UTC.
+    pub suspended_ns: u64,
+    /// The image was verified, and the machine made ready: what the paper's trampoline is.
+    pub start: Duration,
+    /// The state of the devices was loaded.
+    pub load: Duration,
+    /// The record was written, and the guest told to go on.
+    pub finish: Duration,
+}
+
+/// Suspends a guest that runs in `machine` on `ram`. On return the image survives what the media survives, and the machine
+/// has ended. After an error the guest runs on, as if nothing had been, unless the error says otherwise.
+///
+/// EALREADY where the record says that it is suspended, ENODATA where there is none.
+pub fn suspend<R: Media, M: Machine>(ram: &Ram<R>, machine: &mut M) -> Result<Suspended> {
+    let before = known(ram)?;
+    if before.state == State::Suspended {
+        return Err(Error::message(libc::EALREADY, SITE, "the guest is suspended already"));
+    }
+    let generation = before.generation + 1;
+    let mut lap = Lap::begin();
+    let saved = machine.stop().and_then(|()| machine.save(generation)).and_then(|saved| {
+        let prepare = lap.end();
+        let seal = Seal {
+            image: before.image,
+            generation,
+            slot_bytes: 0,
+            stream_bytes: saved.stream_bytes,
+            stream_crc: 0,
+            suspended_ns: now_ns(),
+            identity: saved.identity,
+        };
+        slot::seal(&saved.slot, seal)?;
+        ram.media().persist(Addr(0), ram.bytes() as usize).map_err(|e| {
+            let errno = e.raw_os_error().unwrap_or(libc::EIO);
+            Error::message(errno, SITE, format!("the guest's memory cannot be made durable: {e}"))
+        })?;
+        Ok((saved.stream_bytes, prepare))
+    });
+    let (stream_bytes, prepare) = match saved {
+        Ok(saved) => saved,
+        Err(e) => {
+            machine.discard(generation);
+            return Err(stay(machine, e));
+        }
+    };
+    let write_back = lap.end();
+    if let Err(e) = ram.write(Record { state: State::Suspended, generation, ..before }) {
+        // The record may be durable all the same: memory moves on only when another one surely is.
+        return match ram.write(Record { generation, ..before }) {
+            Ok(_) => {
+                machine.discard(generation);
+                Err(stay(machine, e))
+            }
+            Err(_) => Err(e.context(
+                "whether the guest is suspended is not known, so it was not let go on; end it, and try to resume it",
+            )),
+        };
+    }
+    machine.end();
+    Ok(Suspended { generation, stream_bytes, prepare, write_back, finish: lap.end() })
+}
+
+/// Resumes a guest on `ram` from `slot`. The record says `consumed`, durably, before the guest runs; until then the image stays
+/// what it is, and this may be tried again. `accept` is asked what the image itself does not tell: the disks.
+///
+/// ENODATA without a record, ESTALE where the record says that there is nothing to resume, and what
+/// [`verify`](slot::verify) and the machine say.
+pub fn resume<R: Media, S: Media, M: Machine>(
+    ram: &Ram<R>,
+    slot: &S,
+    machine: &mut M,
+    accept: impl FnOnce(&Seal) -> Result<()>,
+) -> Result<Resumed> {
+    let mut lap = Lap::begin();
+    let (record, seal) = image(ram, slot)?;
+    accept(&seal)?;
+    let (start, load) = bring_up(machine, &seal, &mut lap)?;
+    let consumed = ram.write(Record { state: State::Consumed, ..record });
+    if let Err(e) = consumed {
+        machine.end();
+        return Err(e.context("the image was not resumed"));
+    }
+    if let Err(e) = machine.go_on() {
+        machine.end();
+        return Err(e.context("the image has been consumed, and the guest does not run: boot it"));
+    }
+    let (generation, suspended_ns) = (record.generation, seal.suspended_ns);
+    Ok(Resumed { generation, suspended_ns, start, load, finish: lap.end() })
+}
+
+/// As [`resume`], of a machine that keeps what the guest stores to memory to itself: the image stays what it is.
+pub fn resume_clone<R: Media, S: Media, M: Machine>(
+    ram: &Ram<R>,
+    slot: &S,
+    machine: &mut M,
+    accept: impl FnOnce(&Seal) -> Result<()>,
+) -> Result<Resumed> {
+    let mut lap = Lap::begin();
+    let (record, seal) = image(ram, slot)?;
+    accept(&seal)?;
+    let (start, load) = bring_up(machine, &seal, &mut lap)?;
+    if let Err(e) = machine.go_on() {
+        machine.end();
+        return Err(e);
+    }
+    let (generation, suspended_ns) = (record.generation, seal.suspended_ns);
+    Ok(Resumed { generation, suspended_ns, start, load, finish: lap.end() })
+}
+
+/// What the record of memory names as suspended, and the slot's seal, of which every byte verified.
+pub fn image<R: Media, S: Media>(ram: &Ram<R>, slot: &S) -> Result<(Record, Seal)> {
+    let record = suspended(ram)?;
+    let seal = slot::verify(slot, &record)?;
+    Ok((record, seal))
+}
+
+/// The record, where it says that there is something to resume.
+pub fn suspended<R: Media>(ram: &Ram<R>) -> Result<Record> {
+    let record = known(ram)?;
+    let refused = |message: String| Err(Error::message(libc::ESTALE, SITE, message));
+    match record.state {
+        State::Suspended => Ok(record),
+        State::Running => refused(
+            "the guest was not suspended since it was booted, and its devices' state died with it: boot it"
+                .into(),
+        ),
+        State::Consumed => refused(format!(
+            "the image of generation {} has been consumed: the guest was resumed from it, and memory has moved on; boot it",
+            record.generation
+        )),
+    }
+}
+
+fn known<R: Media>(ram: &Ram<R>) -> Result<Record> {
+    ram.record()?.ok_or_else(|| {
+        let message =
+            "the memory has no record that verifies: it is of no guest, of another size, or damaged";
+        Error::message(libc::ENODATA, SITE, message)
+    })
+}
+
+fn bring_up<M: Machine>(machine: &mut M, seal: &Seal, lap: &mut Lap) -> Result<(Duration, Duration)> {
+    let started = machine.start(seal).map(|()| lap.end());
+    let loaded = started.and_then(|start| machine.load(seal).map(|()| (start, lap.end())));
+    loaded.inspect_err(|_| machine.end())
+}
+
+/// Lets the guest go on after `why`.
+fn stay<M: Machine>(machine: &mut M, why: Error) -> Error {
+    match machine.go_on() {
+        Ok(()) => why.context("the guest was not suspended, and runs on"),
+        Err(e) => why.context(format_args!("the guest was not suspended, and cannot be told to go on ({e})")),
+    }
+}
+
+/// The time since it was asked last.
+struct Lap(Instant);
+
+impl Lap {
+    fn begin() -> Lap {
+        Lap(Instant::now())
+    }
+
+    fn end(&mut self) -> Duration {
+        let now = Instant::now();
+        now - std::mem::replace(&mut self.0, now)
+    }
+}
+
+fn now_ns() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
+}
