@@ -113,12 +113,19 @@ pub fn spawn(config: &Config, place: &Place, mode: Mode) -> Result<Child> {
         .map_err(failed)
 }
 
-/// The way of executing that works here: a few instructions are run.
+/// The way of executing that works here: a few instructions are run. KVM on a processor without virtualization of its own
+/// is somebody's emulation, which runs those and fails at others, minutes later.
 pub fn accelerator(qemu: &Path, dir: &Path) -> &'static str {
-    match Path::new("/dev/kvm").exists() && probe(qemu, dir, "kvm").unwrap_or(false) {
+    let processors = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    match virtualizes(&processors) && Path::new("/dev/kvm").exists() && probe(qemu, dir, "kvm").unwrap_or(false) {
         true => "kvm",
         false => "tcg",
     }
+}
+
+fn virtualizes(processors: &str) -> bool {
+    let flags = processors.lines().filter(|line| line.starts_with("flags"));
+    flags.flat_map(str::split_whitespace).any(|flag| matches!(flag, "vmx" | "svm"))
 }
 
 /// Boots firmware of a few bytes that ends the emulator with a status of its own.
@@ -220,6 +227,12 @@ mod tests {
         assert!(plain.contains("file=/d,,1,format=raw") && plain.contains("-m 512M"), "{plain}");
         let own = command_line(&config(&["-M", "pc", "-cpu", "qemu64", "-serial", "null"])).join(" ");
         assert!(!own.contains("q35") && !own.contains("max") && !own.contains("lode-console"), "{own}");
+    }
+
+    #[test]
+    fn virtualization_is_a_flag_of_its_own() {
+        assert!(virtualizes("processor : 0\nflags : fpu vmx sse\n"));
+        assert!(!virtualizes("processor : 0\nflags : fpu sse\nvmx flags : ept\n"));
     }
 
     #[test]
