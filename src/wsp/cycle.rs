@@ -51,7 +51,7 @@ pub struct Suspended {
     pub prepare: Duration,
     /// Memory and state were made durable.
     pub write_back: Duration,
-    /// The record was written, and the machine ended.
+    /// The record was written. What the machine takes to end comes after.
     pub finish: Duration,
 }
 
@@ -118,8 +118,10 @@ pub fn suspend<R: Media, M: Machine>(ram: &Ram<R>, machine: &mut M) -> Result<Su
             )),
         };
     }
+    let finish = lap.end();
+    // Nobody whose power fails waits for that.
     machine.end();
-    Ok(Suspended { generation, stream_bytes, prepare, write_back, finish: lap.end() })
+    Ok(Suspended { generation, stream_bytes, prepare, write_back, finish })
 }
 
 /// Resumes a guest on `ram` from `slot`. The record says `consumed`, durably, before the guest runs; until then the image stays

@@ -163,16 +163,16 @@ def which(program):
     return found
 
 
-def build(path, kernel, programs, files):
+def build(path, kernel, programs, files, modules=MODULES, init=os.path.join(HERE, "init")):
     """The initial file system: the kernel's modules, `programs` (name: path), `files` (name: content) for them."""
     archive = Archive(path)
     for directory in ("proc", "sys", "dev", "tmp", "mnt", "etc"):
         archive.directory(directory)
-    archive.add("init", read(os.path.join(HERE, "init")))
+    archive.add("init", read(init))
     archive.add("etc/passwd", b"".join(b"%s:x:%d:%d::/:/bin/sh\n" % (user, uid, uid) for user, _, uid in USERS), 0o644)
     archive.add("etc/group", b"".join(b"%s:x:%d:\n" % (group, uid) for _, group, uid in USERS), 0o644)
     order = []
-    for module in MODULES:
+    for module in modules:
         found = glob.glob(os.path.join(kernel, "**", "lib", "modules", "*", "kernel", module + ".ko*"), recursive=True)
         suffix = found and found[0].removeprefix(os.path.splitext(found[0])[0].removesuffix(".ko"))
         if found and suffix in MODULE_SUFFIXES:

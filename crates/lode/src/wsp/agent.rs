@@ -39,7 +39,10 @@ fn answer(from: &mut impl BufRead, is_it: impl Fn(&Value) -> bool) -> io::Result
         }
         match serde_json::from_slice::<Value>(&line) {
             Ok(value) if is_it(&value) => return Ok(()),
-            Ok(value) if value.get("error").is_some() => return Err(io::Error::other("the agent refuses")),
+            Ok(value) if value.get("error").is_some() => {
+                let why = value["error"]["desc"].as_str().unwrap_or("it refuses");
+                return Err(io::Error::other(format!("the agent says: {why}")));
+            }
             _ => {}
         }
     }

@@ -117,7 +117,10 @@ pub fn spawn(config: &Config, place: &Place, mode: Mode) -> Result<Child> {
 /// is somebody's emulation, which runs those and fails at others, minutes later.
 pub fn accelerator(qemu: &Path, dir: &Path) -> &'static str {
     let processors = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    match virtualizes(&processors) && Path::new("/dev/kvm").exists() && probe(qemu, dir, "kvm").unwrap_or(false) {
+    match virtualizes(&processors)
+        && Path::new("/dev/kvm").exists()
+        && probe(qemu, dir, "kvm").unwrap_or(false)
+    {
         true => "kvm",
         false => "tcg",
     }

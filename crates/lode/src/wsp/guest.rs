@@ -119,6 +119,12 @@ impl<'a> Guest<'a> {
         Ok(guest)
     }
 
+    /// Whether the guest of a running emulator runs, too. It stands where whoever suspended it was killed.
+    pub fn runs(&mut self) -> Result<bool> {
+        let status = self.qmp()?.run("query-status", json!({}))?;
+        Ok(status["running"].as_bool().unwrap_or(false))
+    }
+
     /// Starts the emulator and waits until it listens. The guest does not run yet.
     pub fn spawn(&mut self) -> Result<&mut Qmp> {
         let spawned = emulator::spawn(self.config, self.place, self.mode);
@@ -178,13 +184,13 @@ impl<'a> Guest<'a> {
     }
 
     /// Sets the guest's clock by its agent; in words what came of it.
-    pub fn set_clock(&self) -> &'static str {
+    pub fn set_clock(&self) -> String {
         if !self.config.agent {
-            return "not set: start the guest with --agent";
+            return "not set: start the guest with --agent".into();
         }
         match super::agent::set_time(self.place) {
-            Ok(()) => "set by the agent",
-            Err(_) => "not set: no agent answers",
+            Ok(()) => "set by the agent".into(),
+            Err(e) => format!("not set: {e}"),
         }
     }
 
@@ -216,10 +222,6 @@ impl Machine for Guest<'_> {
     type Slot = Span;
 
     fn stop(&mut self) -> Result<()> {
-        if self.config.clone_of.is_some() {
-            let message = "a clone's memory is its own alone and ends with it: it cannot be suspended";
-            return Err(Error::message(libc::EOPNOTSUPP, SITE, message));
-        }
         self.qmp()?.run("stop", json!({})).map(drop)
     }
 

@@ -47,6 +47,7 @@ impl Entry {
         let done = match self.what.as_str() {
             "suspend" => "suspended",
             "clone" => "cloned",
+            "go-on" => "had been left standing, and runs on; told",
             _ => "resumed",
         };
         let phases: Vec<String> =

@@ -1,11 +1,12 @@
 //! `lode wsp resume`: what was suspended goes on, each guest for itself.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use lodestone::error::Error;
 use lodestone::media::Media;
 use lodestone::wsp::image::Seal;
-use lodestone::wsp::{self, Ram};
+use lodestone::wsp::{self, Machine, Ram, State};
 use serde::Serialize;
 
 use super::emulator::Mode;
@@ -139,13 +140,19 @@ fn one(place: &Place, clone: Option<&Place>, force: bool, boot_after: Option<u32
 }
 
 fn resume(place: &Place, config: &Config, force: bool) -> lodestone::Result<Entry> {
-    if place.is_alive() {
-        return Err(Error::message(libc::EALREADY, "wsp::resume", "it runs"));
-    }
-    if config.clone_of.is_some() {
+    if config.clone_of.is_some() && !place.is_alive() {
         return Err(Error::message(libc::ESTALE, "wsp::resume", "it is a clone, whose memory ended with it"));
     }
     there(config)?;
+    if place.is_alive() {
+        let mut guest = Guest::running(config, place)?;
+        if guest.runs()? {
+            return Err(Error::message(libc::EALREADY, "wsp::resume", "it runs"));
+        }
+        if let Some(entry) = go_on(config, &mut guest)? {
+            return Ok(entry);
+        }
+    }
     let media = open_ram(config)?;
     let ram = Ram::new(&media, config.ram_bytes)?;
     let generation = wsp::cycle::suspended(&ram)?.generation;
@@ -159,7 +166,28 @@ fn resume(place: &Place, config: &Config, force: bool) -> lodestone::Result<Entr
     }
     drop(slot);
     let _ = remove_if_there(&slot_path(config, generation));
-    Ok(entry("resume", &done, media.domain().name(), clock))
+    Ok(entry("resume", &done, media.domain().name(), &clock))
+}
+
+/// Whoever suspended the guest was killed at it, and the emulator is still there. Before the record was written the guest
+/// goes on; afterwards the image is what counts, and the emulator ends.
+fn go_on(config: &Config, guest: &mut Guest) -> lodestone::Result<Option<Entry>> {
+    let begun = Instant::now();
+    let media = open_ram_to_read(config).or_else(|_| open_ram(config))?;
+    let record = Ram::new(&media, config.ram_bytes)?.record()?;
+    if record.is_none_or(|record| record.state == State::Suspended) && config.clone_of.is_none() {
+        guest.end();
+        return Ok(None);
+    }
+    guest.go_on()?;
+    let done = wsp::Resumed {
+        generation: record.map_or(0, |record| record.generation),
+        suspended_ns: 0,
+        start: Duration::ZERO,
+        load: Duration::ZERO,
+        finish: begun.elapsed(),
+    };
+    Ok(Some(entry("go-on", &done, media.domain().name(), "as it was: the guest only stood")))
 }
 
 fn entry(what: &str, done: &wsp::Resumed, domain: &str, clock: &str) -> Entry {
@@ -201,7 +229,7 @@ fn resume_clone(place: &Place, config: &Config, clone: &Place, force: bool) -> l
     let mut guest = Guest::new(&copy, clone, Mode::Clone);
     let done = wsp::resume_clone(&ram, &slot, &mut guest, |seal| disks_fit(seal, force))?;
     let clock = guest.set_clock();
-    Ok(entry("clone", &done, media.domain().name(), clock))
+    Ok(entry("clone", &done, media.domain().name(), &clock))
 }
 
 /// ENOENT with a remedy where memory is gone.

@@ -128,6 +128,10 @@ fn one(place: &Place) -> Result<Entry> {
     if !place.is_alive() {
         return Err(Failure::failed(format_args!("guest {} does not run", place.name)));
     }
+    if config.clone_of.is_some() {
+        let what = "is a clone, whose memory is its own alone and ends with it: it cannot be suspended";
+        return Err(Failure::failed(format_args!("guest {} {what}", place.name)));
+    }
     let mut guest = Guest::running(&config, place).map_err(failed)?;
     let media = open_ram(&config).map_err(failed)?;
     let ram = Ram::new(&media, config.ram_bytes).map_err(failed)?;

@@ -1,0 +1,569 @@
+#!/usr/bin/env python3
+"""Suspends and resumes a guest with a database in QEMU, cuts it short at every step, and spoils what it left.
+
+One line per suite: PASS or FAIL, with the reason; what lode and the guests said goes to `--logs`. Where QEMU or the kernel
+cannot be had, all is skipped, and a line says why.
+
+    run.py                     the short form
+    run.py --long              200 cycles, more kills
+    run.py --only cycles       some of the suites; --list names all
+    run.py --media DIR         guests' memory there, instead of in a tmpfs
+
+Times that are shown are of an emulated processor on a machine with other work; `make bench-wsp` measures.
+"""
+
+import argparse
+import glob
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+sys.dont_write_bytecode = True
+
+import guest
+from guest import Failed, Host, Unavailable, image, make_disk
+
+TARGET = os.environ.get("CARGO_TARGET_DIR") or os.path.join(guest.ROOT, "target")
+SEAL_BYTES = 16 << 10
+
+
+class Context:
+    def __init__(self, host, options, work):
+        self.host, self.options, self.work = host, options, work
+        self.random = random.Random(options.seed)
+        self.note = ""
+        self.disk = os.path.join(work, "disk.img")
+
+    def booted(self):
+        """A guest called db that runs and answers, with nothing behind it that another suite left."""
+        if not self.host.emulators("db"):
+            self.fresh()
+        return self.host
+
+    def fresh(self, *options, append=""):
+        self.host.end_all()
+        shutil.rmtree(self.host.guests, ignore_errors=True)
+        for left in os.listdir(self.host.media):
+            shutil.rmtree(os.path.join(self.host.media, left), ignore_errors=True)
+        make_disk(self.disk)
+        self.host.start("db", disk=self.disk, options=options, append=append)
+        self.host.wait_requests("db", 3)
+        return self.host
+
+    def suspended(self):
+        host = self.booted()
+        host.run("suspend", "db")
+        return host
+
+
+def expect(condition, what):
+    if not condition:
+        raise Failed(what)
+
+
+def goes_on(host):
+    """It was resumed where it was."""
+    host.run("resume", "db")
+    host.wait_requests("db", 3)
+    return host.whole("db")
+
+
+def cycles(context):
+    """Suspended and resumed again and again under requests: none is lost, the database is whole"""
+    host = context.fresh("--cpus", "2")
+    count = 200 if context.options.long else 20
+    for cycle in range(count):
+        time.sleep(context.random.random() * 0.05)
+        suspended = host.json("suspend", "db")["guests"][0]
+        expect(suspended["generation"] == cycle + 1, f"generation {suspended['generation']} in cycle {cycle + 1}")
+        expect(suspended["state_bytes"] < 1 << 20, f"the state has {suspended['state_bytes']} bytes")
+        expect(not host.emulators("db"), "the emulator is still there")
+        host.run("resume", "db")
+        host.wait_requests("db", 2)
+    answered = host.whole("db")
+    status = host.json("status", "db")
+    for what in ("suspends", "resumes"):
+        expect(status[what]["count"] == count, f"{what}: {status[what]}")
+    median = status["suspends"]["median_us"] / 1e3, status["resumes"]["median_us"] / 1e3
+    picture = os.path.join(context.work, "phases.svg")
+    host.run("status", "db", "--svg", picture)
+    subprocess.run([sys.executable, "-c", "import sys, xml.dom.minidom as m; m.parse(sys.argv[1])", picture], check=True)
+    context.note = f"{count} cycles, {answered} requests; {median[0]:.1f} and {median[1]:.1f} ms at the median"
+
+
+def cold(context):
+    """A guest that was not suspended is not resumed: it says so, and boots"""
+    host = context.booted()
+    os.kill(host.emulators("db")[0], signal.SIGKILL)
+    wait_gone(host)
+    said = host.refused("resume", "db")
+    expect("consumed" in said or "not suspended" in said, said)
+    expect(host.json("status", "db")["state"] == "off", "its state")
+    stored = host.requests("db")[-1][2]
+    host.run("start", "db")
+    host.wait_requests("db", 3)
+    host.whole("db")
+    expect(host.requests("db")[-1][2] >= stored, "what was on its disk is gone")
+    # A second time: the slot that was consumed is not believed.
+    host.run("suspend", "db")
+    slot = host.slot("db")
+    shutil.copy(slot, slot + ".kept")
+    goes_on(host)
+    os.kill(host.emulators("db")[0], signal.SIGKILL)
+    wait_gone(host)
+    os.rename(slot + ".kept", slot)
+    said = host.refused("resume", "db")
+    expect("consumed" in said and "moved on" in said, said)
+    host.run("start", "db")
+    host.wait_requests("db", 3)
+
+
+def wait_gone(host, name="db"):
+    give_up = time.monotonic() + 20
+    while host.emulators(name) or host.json("status", name)["state"] == "running":
+        expect(time.monotonic() < give_up, "the emulator does not end")
+        time.sleep(0.01)
+
+
+def kills(context):
+    """The emulator, or lode, is killed somewhere in a suspend or a resume: it goes on where it was, or boots"""
+    host = context.booted()
+    count = 60 if context.options.long else 12
+    outcomes = {"went on": 0, "booted": 0}
+    for n in range(count):
+        what, victim = (("suspend", "resume")[n % 2], ("emulator", "lode")[n // 2 % 2])
+        if what == "resume":
+            host.run("suspend", "db")
+        # Somewhere in what that takes.
+        delay = context.random.random() * (0.02 if what == "suspend" else 0.05)
+        process = host.start_process(what, "db")
+        time.sleep(delay)
+        if victim == "lode":
+            process.kill()
+        else:
+            for emulator in host.emulators("db"):
+                try:
+                    os.kill(emulator, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+        process.communicate()
+        # What is there now is suspended, stands, runs, or is off.
+        status, _, said = host.status("resume", "db")
+        if status != 0 and "it runs" not in said:
+            expect("consumed" in said or "not suspended" in said, f"{what}, {victim} killed: {said}")
+            wait_gone(host)
+            host.run("start", "db")
+            outcomes["booted"] += 1
+        else:
+            outcomes["went on"] += 1
+        host.wait_requests("db", 2)
+        host.whole("db")
+    context.note = f"{count} kills: {outcomes['went on']} times it went on, {outcomes['booted']} times it booted"
+
+
+def spoiled(context):
+    """The slot, or memory, is not what it was: refused with words; put back it is resumed"""
+    host = context.suspended()
+    slot, ram = host.slot("db"), host.ram("db")
+    size = os.path.getsize(slot)
+    places = [0, 9, 13, 70, SEAL_BYTES - 1, SEAL_BYTES, size - 1]
+    places += [context.random.randrange(size) for _ in range(20)]
+    for place in places:
+        flip(slot, place, context.random.randrange(8))
+        said = host.refused("resume", "db")
+        expect("slot" in said, said)
+        expect(not host.emulators("db"), "an emulator was left behind")
+        flip_back()
+    for shorter in (size - 1, SEAL_BYTES, 100, 0):
+        kept = read(slot)
+        os.truncate(slot, shorter)
+        host.refused("resume", "db")
+        write(slot, kept)
+    os.rename(slot, slot + ".away")
+    said = host.refused("resume", "db")
+    expect("missing" in said, said)
+    expect(host.json("status", "db")["state"] == "lost", "its state without a slot")
+    os.rename(slot + ".away", slot)
+    # Memory: gone, shorter, of another guest, of another generation.
+    os.rename(ram, ram + ".away")
+    said = host.refused("resume", "db")
+    expect("missing" in said, said)
+    os.rename(ram + ".away", ram)
+    bytes_of_ram = os.path.getsize(ram)
+    with open(ram, "rb") as file:
+        file.seek(bytes_of_ram - 4096)
+        trailer = file.read()
+    os.truncate(ram, bytes_of_ram - 4096)
+    said = host.refused("resume", "db")
+    expect("cut short" in said, said)
+    os.truncate(ram, bytes_of_ram)
+    said = host.refused("resume", "db")
+    expect("no record" in said, said)
+    with open(ram, "r+b") as file:
+        file.seek(bytes_of_ram - 4096)
+        file.write(trailer)
+    host.refused("start", "db")
+    goes_on(host)
+    host.run("suspend", "db")
+    # Memory as it was a generation before, as far as its record says, with the new slot under the old name.
+    new = host.slot("db")
+    with open(ram, "r+b") as file:
+        file.seek(bytes_of_ram - 4096)
+        now = file.read()
+        file.seek(bytes_of_ram - 4096)
+        file.write(trailer)
+    os.rename(new, slot)
+    said = host.refused("resume", "db")
+    expect("generation" in said and "do not fit" in said, said)
+    os.rename(slot, new)
+    with open(ram, "r+b") as file:
+        file.seek(bytes_of_ram - 4096)
+        file.write(now)
+    goes_on(host)
+    context.note = f"{len(places)} bytes flipped, 4 lengths, memory in 4 ways"
+
+
+FLIPPED = []
+
+
+def flip(path, place, bit):
+    with open(path, "r+b") as file:
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ 1 << bit]))
+    FLIPPED.append((path, place, bit))
+
+
+def flip_back():
+    path, place, bit = FLIPPED.pop()
+    flip(path, place, bit)
+    FLIPPED.pop()
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def write(path, data):
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+def changed(context):
+    """The emulator, its machine, the command line or a disk changed meanwhile: both are named"""
+    host = context.suspended()
+    real = shutil.which(host.described("db")["qemu"])
+    other = os.path.join(context.work, "other-qemu")
+    # Another version: the same program with another package in its greeting.
+    text = read(real)
+    found = re.search(rb"Debian 1:[^)\0\s]+", text)
+    package = found and found[0]
+    if package:
+        write(other + ".real", text.replace(package, package[:-1] + b"~"))
+        modules = os.path.dirname((glob.glob("/usr/lib/*/qemu/accel-tcg-x86_64.so") + ["/none"])[0])
+        found = subprocess.run([real, "-L", "help"], capture_output=True, text=True, check=True).stdout.split()
+        firmware = " ".join(f"-L {directory}" for directory in found)
+        write(other, f'#!/bin/sh\nQEMU_MODULE_DIR={modules} exec {other}.real {firmware} "$@"\n'.encode())
+        os.chmod(other, 0o755)
+        os.chmod(other + ".real", 0o755)
+        host.describe("db", qemu=other)
+        said = host.refused("resume", "db")
+        expect("version" in said and package.decode() in said and package.decode()[:-1] + "~" in said, said)
+    write(other, f'#!/bin/sh\nfor word; do shift; set -- "$@" "$(echo "$word" | sed s/type=q35/type=pc-q35-7.1/)"; done\nexec {real} "$@"\n'.encode())
+    os.chmod(other, 0o755)
+    host.describe("db", qemu=other)
+    said = host.refused("resume", "db")
+    expect("machine type" in said and "pc-q35-7.1" in said, said)
+    write(other, f'#!/bin/sh\nexec {real} "$@" -cpu max,-avx2\n'.encode())
+    said = host.refused("resume", "db")
+    expect("processor" in said, said)
+    host.describe("db", qemu=os.path.join(context.work, "none"))
+    said = host.refused("resume", "db")
+    expect("cannot start" in said and "--qemu" in said, said)
+    host.describe("db", qemu=real, cpus=host.described("db")["cpus"] + 1)
+    said = host.refused("resume", "db")
+    expect("command line" in said, said)
+    host.describe("db", cpus=host.described("db")["cpus"] - 1)
+    # The disk: touched, and then taken for what it is.
+    about = os.stat(context.disk)
+    os.utime(context.disk, ns=(about.st_atime_ns, about.st_mtime_ns + 1))
+    said = host.refused("resume", "db")
+    expect("disk.img" in said and "written to" in said and "--force" in said, said)
+    host.run("resume", "db", "--force")
+    host.wait_requests("db", 3)
+    host.whole("db")
+    context.note = "version, machine, processor, command line, disk" if package else "machine, processor, command line, disk"
+
+
+def clones(context):
+    """Copies of an image run beside each other and leave it as it is"""
+    host = context.suspended()
+    answers = len(host.requests("db"))
+    for name in ("one", "two"):
+        host.run("resume", "db", "--clone", name)
+    for name in ("one", "two"):
+        host.wait_requests(name, 5)
+        first = host.requests(name)[0]
+        expect(first[0] in (answers, answers + 1, answers + 2), f"clone {name} begins with {first}")
+    said = host.refused("resume", "db")
+    expect("in use" in said, said)
+    said = host.refused("suspend", "one")
+    expect("is a clone" in said, said)
+    host.wait_requests("one", 2)
+    for name in ("one", "two"):
+        host.run("stop", name)
+        host.run("rm", name)
+    expect(sorted(guest["name"] for guest in host.json("list")["guests"]) == ["db"], "clones are still listed")
+    goes_on(host)
+
+
+def repeated(context):
+    """Resumes that fail again and again: the guest boots, and its image is kept"""
+    host = context.suspended()
+    slot = host.slot("db")
+    flip(slot, SEAL_BYTES + 5, 0)
+    FLIPPED.pop()
+    for _ in range(2):
+        host.refused("resume", "db", "--boot-after", "3")
+    status, _, said = host.status("resume", "db", "--boot-after", "3")
+    expect(status == 1 and "booted instead" in said and "kept" in said, said)
+    host.wait_requests("db", 3)
+    host.whole("db")
+    kept = os.path.join(os.path.dirname(slot), "kept.1")
+    expect(sorted(os.listdir(kept)) == ["ram", os.path.basename(slot)], f"kept: {os.listdir(kept)}")
+    host.run("suspend", "db")
+    goes_on(host)
+
+
+def power(context):
+    """SIGPWR: all guests at a time, in the order of their priorities, in a window that is checked; one that fails holds up none"""
+    host = context.booted()
+    names = {"low": "-1", "high": "5"}
+    for name, priority in names.items():
+        host.start(name, ram="256M", options=("--priority", priority))
+    for name in names:
+        host.wait_requests(name, 2)
+    daemon = host.start_process("daemon", "--window", "20s")
+    try:
+        wait_line(daemon, "waiting for SIGPWR")
+        # One that cannot be suspended.
+        low = host.emulators("low")[0]
+        os.kill(low, signal.SIGKILL)
+        wait_gone(host, "low")
+        daemon.send_signal(signal.SIGPWR)
+        said = wait_line(daemon, "all done")
+        order = [line.split()[1].rstrip(":") for line in said if "suspended in" in line]
+        expect(sorted(order) == ["db", "high"], "\n".join(said))
+        for name in order:
+            expect(host.json("status", name)["state"] == "suspended", name)
+        daemon.send_signal(signal.SIGTERM)
+        expect(daemon.wait(10) == 0, "the daemon does not end in order")
+    finally:
+        daemon.kill()
+        daemon.communicate()
+    host.run("resume", "--all")
+    for name in ("db", "high"):
+        host.wait_requests(name, 2)
+        host.whole(name)
+    status, out, err = host.status("suspend", "--all", "--window", "0.001ms", "--json")
+    expect(status == 1 and "window" in err and '"within_window": false' in out, err)
+    status, out, err = host.status("suspend", "db", "high", "nobody")
+    expect(status == 1 and "nobody" in err, err)
+    host.run("rm", "--force", "low", "high")
+    goes_on(host)
+
+
+def wait_line(process, wanted, seconds=60):
+    lines, give_up = [], time.monotonic() + seconds
+    while time.monotonic() < give_up:
+        line = process.stderr.readline().decode()
+        if not line:
+            break
+        lines.append(line.strip())
+        if wanted in line:
+            return lines
+    raise Failed(f"the daemon does not say `{wanted}`: {lines}")
+
+
+def full(context):
+    """Media without room: refused at the start; a suspend that finds none leaves the guest running"""
+    host = context.booted()
+    small = os.path.join(context.work, "small")
+    os.makedirs(small, exist_ok=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300M", "none", small], capture_output=True, check=False)
+    if mounted.returncode != 0:
+        context.note = "not tried: a tmpfs cannot be mounted here"
+        return
+    try:
+        status, _, said = host.status("start", "big", "--ram", "512M", "--media", small)
+        expect(status == 1 and "no room" in said, said)
+        expect(not os.path.exists(os.path.join(small, "big.wsp", "ram")), "memory was left behind")
+        host.start("tight", ram="256M", media=small)
+        host.wait_requests("tight", 2)
+        directory = os.path.join(small, "tight.wsp")
+        for name in os.listdir(directory):
+            if name.startswith("slot."):
+                os.remove(os.path.join(directory, name))
+        with open(os.path.join(small, "filler"), "wb", buffering=0) as filler:
+            try:
+                while filler.write(bytes(1 << 12)):
+                    pass
+            except OSError:
+                pass
+        said = host.refused("suspend", "tight")
+        expect("room" in said and "runs on" in said, said)
+        host.wait_requests("tight", 2)
+        os.remove(os.path.join(small, "filler"))
+        host.run("suspend", "tight")
+        host.run("resume", "tight")
+        host.wait_requests("tight", 2)
+        host.whole("tight")
+        host.run("stop", "tight")
+        host.run("rm", "tight")
+    finally:
+        host.status("stop", "tight")
+        subprocess.run(["umount", "-l", small], check=False)
+
+
+def clock(context):
+    """The guest's clock is set forward by its agent"""
+    host = context.fresh("--agent")
+    host.run("suspend", "db")
+    time.sleep(3)
+    resumed = host.json("resume", "db")["guests"][0]
+    expect(resumed["clock"] == "set by the agent", resumed)
+    host.wait_requests("db", 5)
+    off = time.time() - host.requests("db")[-1][3]
+    expect(abs(off) < 2.5, f"the guest's clock is {off:.1f} s behind")
+    host.whole("db")
+    context.note = f"{off:.1f} s off, after 3 s"
+
+
+def words(context):
+    """What is asked for wrongly is answered in one line, and changes nothing"""
+    host = context.suspended()
+    said = host.refused("start", "db")
+    expect("is suspended" in said and "--fresh" in said, said)
+    expect("is suspended" in host.refused("rm", "db"), "rm of a suspended guest")
+    expect("does not run" in host.refused("suspend", "db"), "suspend of a suspended guest")
+    expect("does not run" in host.refused("stop", "db"), "stop of a suspended guest")
+    goes_on(host)
+    expect("runs already" in host.refused("start", "db"), "start of a guest that runs")
+    expect("it runs" in host.refused("resume", "db"), "resume of a guest that runs")
+    expect("runs" in host.refused("rm", "db", "--force"), "rm of a guest that runs")
+    for name in ("status", "stop", "suspend", "resume", "rm"):
+        expect("no guest nobody" in host.refused(name, "nobody"), name)
+    for bad in (["start", "x"], ["start", "x", "--ram", "3M", "--media", "/"], ["start", "../x"], ["suspend"], ["start", "x", "--ram", "64M"]):
+        status, _, said = host.status(*bad)
+        expect(status == 2 and said.count("\n") == 1, f"{bad}: {status} {said}")
+    status, _, said = host.status("start", "x", "--ram", "64M", "--media", host.media, "--", "-m", "1G")
+    expect(status == 2 and "--ram" in said, said)
+    status, _, said = host.status("start", "x", "--ram", "64M", "--media", host.media, "--", "-nonsense")
+    expect(status == 1 and "nonsense" in said and said.count("\n") == 1, said)
+    host.status("rm", "--force", "x")
+    foreign = os.path.join(context.work, "foreign")
+    write(foreign, b"somebody's file")
+    status, _, said = host.status("start", "y", "--ram", "64M", "--media", foreign)
+    expect(status == 1 and "exists" in said and read(foreign) == b"somebody's file", said)
+    expect("db" in host.run("list") and "db: runs" in host.run("status", "db"), "list and status")
+
+
+SUITES = [cycles, cold, kills, spoiled, changed, clones, repeated, power, full, words, clock]
+
+
+def main():
+    options = parse()
+    if options.list:
+        for suite in SUITES:
+            print(f"{suite.__name__:10} {suite.__doc__}")
+        return 0
+    names = [name for name in options.only.split(",") if name]
+    unknown = set(names) - {suite.__name__ for suite in SUITES}
+    if unknown:
+        sys.exit(f"run.py: no suite is called {', '.join(sorted(unknown))} (--list names them)")
+    chosen = [suite for suite in SUITES if not names or suite.__name__ in names]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("run.py: ended by SIGTERM"))
+    os.makedirs(options.logs, exist_ok=True)
+    cache = os.path.join(TARGET, "guest")
+    os.makedirs(cache, exist_ok=True)
+    shared = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    work = tempfile.mkdtemp(prefix="lode-wsp-")
+    media = tempfile.mkdtemp(prefix="lode-wsp-", dir=options.media or shared)
+    try:
+        return run_chosen(chosen, cache, work, media, options)
+    finally:
+        shutil.rmtree(media, ignore_errors=True)
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def run_chosen(chosen, cache, work, media, options):
+    initrd = os.path.join(work, "initrd.cpio")
+    try:
+        image.which("qemu-system-x86_64")
+        kernel = image.fetch_kernel(cache, print)
+        guest.build(initrd, kernel, cache)
+    except Unavailable as missing:
+        print(f"SKIP wsp: {missing}")
+        print(f"wsp: 0 passed, 0 failed, {len(chosen)} skipped")
+        return 1
+    counts = {"PASS": 0, "FAIL": 0}
+    with open(os.path.join(options.logs, "lode.log"), "wb") as log:
+        host = Host(options.lode, work, media, kernel, initrd, log)
+        context = Context(host, options, work)
+        try:
+            for suite in chosen:
+                counts[run_suite(suite, context, log)] += 1
+        finally:
+            host.end_all()
+    print(f"wsp: {counts['PASS']} passed, {counts['FAIL']} failed, 0 skipped")
+    return 1 if counts["FAIL"] else 0
+
+
+def run_suite(suite, context, log):
+    begun = time.monotonic()
+    context.note = ""
+    log.write(f"\n==== {suite.__name__}\n".encode())
+    try:
+        suite(context)
+        verdict, reason = "PASS", context.note
+    except (Failed, OSError, ValueError, KeyError, IndexError, subprocess.SubprocessError) as failure:
+        verdict, reason = "FAIL", f"{type(failure).__name__}: {failure}\n      log: {log.name}"
+        log.write(traceback.format_exc().encode())
+        keep(context)
+        context.host.end_all()
+    print(f"{verdict} {suite.__name__} ({time.monotonic() - begun:.1f} s){': ' + reason if reason else ''}", flush=True)
+    return verdict
+
+
+def keep(context):
+    """What the guest said, for whoever looks into the failure."""
+    for name in os.listdir(context.host.guests) if os.path.isdir(context.host.guests) else []:
+        for file in ("console.log", "qemu.log", "guest.json"):
+            path = context.host.file(name, file)
+            if os.path.exists(path):
+                shutil.copy(path, os.path.join(context.options.logs, f"{name}-{file}"))
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--lode", default=os.path.join(TARGET, "release", "lode"))
+    parser.add_argument("--logs", default=os.path.join(TARGET, "test-logs", "wsp"))
+    parser.add_argument("--media", default="")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--long", action="store_true")
+    parser.add_argument("--seed", type=int, default=1, help="another number, other moments")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
