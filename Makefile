@@ -2,10 +2,12 @@
 #
 #   make              the release build: lode, man pages, completions, C library, fio engine
 #   make demo         SQLite on a mount whose server is killed; then a quick bench against tmpfs and ext4
+#   make demo-wsp     a guest with a database, suspended in mid-load and resumed
 #   make test         every test; installs what it needs and says so
 #   make test-guest   on real persistent memory interfaces: boots a machine with emulated NVDIMMs and cuts its
 #                     power 50 times; takes half an hour (GUEST="--only power --seed 2" and the like)
 #   make bench        the whole bench, as a table (BENCH="--only write-rand-4k --json" and the like)
+#   make bench-wsp    how long suspends and resumes of whole systems take, beside what else there is
 #   make install      PREFIX=/usr/local DESTDIR=
 #   make uninstall    the same, backwards
 #   make nightly      more seeds, cases, fuzzing; model checker, sanitizers; takes hours
@@ -18,6 +20,7 @@ DESTDIR ?=
 SBINDIR ?= /sbin
 BENCH ?= --peers tmpfs,ext4 --mount
 GUEST ?=
+WSP ?=
 RUST_MIN = 1.95
 PJDFSTEST_VERSION = 0.2.2
 FSX_VERSION = 0.3.2
@@ -45,7 +48,7 @@ TOOLS := $(TARGET)/tools
 # The system's own Python: others may lack the sqlite3 module.
 PYTHON ?= $(firstword $(wildcard /usr/bin/python3) python3)
 
-.PHONY: all binaries manual library engine demo test test-guest tools bench install uninstall nightly setup clean help
+.PHONY: all binaries manual library engine demo demo-wsp bench-wsp test test-guest tools bench install uninstall nightly setup clean help
 
 all: binaries manual library engine
 
@@ -76,6 +79,16 @@ demo:
 	@tests/setup.sh demo
 	$(MAKE) --no-print-directory binaries
 	LODE=$(LODE) PYTHON=$(PYTHON) OUT=$(TARGET)/demo demo/run.sh
+
+demo-wsp:
+	@tests/setup.sh guest
+	$(MAKE) --no-print-directory binaries
+	$(PYTHON) demo/wsp.py --lode $(LODE) --out $(TARGET)/demo
+
+bench-wsp:
+	@tests/setup.sh guest
+	$(MAKE) --no-print-directory binaries
+	$(PYTHON) tests/wsp/study.py --lode $(LODE) --out $(TARGET)/wsp $(WSP)
 
 test: setup
 	@LODE=$(LODE) $(PYTHON) tests/all.py
@@ -110,6 +123,9 @@ install:
 	install -D -m 644 $(SHARE)/completions/_lode $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_lode
 	install -D -m 644 $(SHARE)/completions/lode.fish \
 		$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/lode.fish
+	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
+	install -m 644 dist/systemd/*.service $(DESTDIR)$(PREFIX)/lib/systemd/system/
+	install -D -m 755 dist/nut/lode-wsp-notify $(DESTDIR)$(PREFIX)/lib/lode/lode-wsp-notify
 	$(MAKE) -C crates/capi install CARGO=true PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)
 
 uninstall:
@@ -118,6 +134,9 @@ uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/share/bash-completion/completions/lode
 	rm -f $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_lode
 	rm -f $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/lode.fish
+	rm -f $(DESTDIR)$(PREFIX)/lib/systemd/system/lode-wsp.service
+	rm -f $(DESTDIR)$(PREFIX)/lib/systemd/system/lode-wsp-powerfail.service
+	rm -f $(DESTDIR)$(PREFIX)/lib/lode/lode-wsp-notify
 	$(MAKE) -C crates/capi uninstall PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)
 
 clean:

@@ -149,7 +149,8 @@ def install():
         "usr/bin/lode", "sbin/mount.fuse.lode", "usr/share/man/man1/lode.1", "usr/share/man/man1/lode-mount.1",
         "usr/share/bash-completion/completions/lode", "usr/share/zsh/site-functions/_lode",
         "usr/share/fish/vendor_completions.d/lode.fish", "usr/lib/liblodestone.so", "usr/include/lodestone.h",
-        "usr/lib/pkgconfig/lodestone.pc",
+        "usr/lib/pkgconfig/lodestone.pc", "usr/share/man/man1/lode-wsp.1", "usr/share/man/man1/lode-wsp-resume.1",
+        "usr/lib/systemd/system/lode-wsp.service", "usr/lib/lode/lode-wsp-notify",
     ]
     missing = [path for path in wanted if not os.path.lexists(os.path.join(stage, path))]
     helper = os.readlink(os.path.join(stage, "sbin/mount.fuse.lode"))
@@ -209,6 +210,14 @@ def guest():
         return Result(skipped=1, lines=["SKIP guest: this machine is not x86-64, the guest is"])
     long = ["--long"] if OPTIONS.nightly else []
     return summed("guest", sys.executable, "tests/guest/run.py", "--lode", LODE, *long, minutes=120 if long else 15)
+
+
+def wsp():
+    """Whole systems that are suspended and resumed in QEMU, and killed and spoiled in between."""
+    if platform.machine() != "x86_64":
+        return Result(skipped=1, lines=["SKIP wsp: this machine is not x86-64, the guest is"])
+    long = ["--long"] if OPTIONS.nightly else []
+    return summed("wsp", sys.executable, "tests/wsp/run.py", "--lode", LODE, *long, minutes=30)
 
 
 def crash():
@@ -271,7 +280,7 @@ def races():
 
 
 SUITES = [
-    lint, build, cargo, crash, c_api, fio_engine, install, kills, mount, guest, fuzz, schedules, races, demo,
+    lint, build, cargo, crash, c_api, fio_engine, install, kills, mount, wsp, guest, fuzz, schedules, races, demo,
 ]
 # Each takes a core and disturbs nobody: they run at once.
 SIDE_BY_SIDE = {guest: fuzz}
