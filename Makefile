@@ -86,7 +86,7 @@ demo-wsp:
 	$(PYTHON) demo/wsp.py --lode $(LODE) --out $(TARGET)/demo
 
 bench-wsp:
-	@tests/setup.sh guest
+	@tests/setup.sh study
 	$(MAKE) --no-print-directory binaries
 	$(PYTHON) tests/wsp/study.py --lode $(LODE) --out $(TARGET)/wsp $(WSP)
 

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Installs what `make demo`, `make test` and `make test-guest` need and this machine lacks: setup.sh demo|test|guest.
+# Installs what `make demo`, `make test`, `make test-guest` and `make bench-wsp` need and this machine lacks:
+# setup.sh demo|test|guest|study.
 #
 # Through apt-get, as root or with sudo, and says what. Where all is there, it does nothing, so that it
 # can run before every build. A missing Rust (or one too old, where the Makefile has set
@@ -14,11 +15,15 @@ bindfs:bindfs"
 # What boots a machine with emulated NVDIMMs. Its kernel is downloaded by tests/guest, not installed.
 guest="qemu-system-x86:qemu-system-x86_64 busybox-static:busybox binutils:strip e2fsprogs:mkfs.ext4"
 
+# The database of the study of whole systems.
+study="$guest rocksdb-tools:db_bench"
+
 case ${1-} in
 demo) wanted=$demo ;;
 test) wanted=$test ;;
 guest) wanted=$guest ;;
-*) echo "usage: setup.sh demo|test|guest" >&2; exit 2 ;;
+study) wanted=$study ;;
+*) echo "usage: setup.sh demo|test|guest|study" >&2; exit 2 ;;
 esac
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin

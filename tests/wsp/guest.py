@@ -48,6 +48,8 @@ def program(name, cache):
     found = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
     if found:
         return found
+    if name not in PACKAGES:
+        raise Unavailable(f"{name} is not installed (tests/setup.sh study installs it)")
     package, inside = PACKAGES[name]
     there = os.path.join(cache, "programs")
     path = os.path.join(there, inside)
