@@ -2,6 +2,7 @@
 //! compares; `UPDATE_DOCS=1 cargo test --test format_doc` writes them anew.
 
 use lodestone::fs::format::{self, Type, field};
+use lodestone::wsp::image;
 
 /// A field: name, first byte, bytes.
 type Field = (&'static str, usize, usize);
@@ -42,9 +43,54 @@ fn completions() -> String {
     )
 }
 
+fn images() -> [String; 2] {
+    use image::{record, seal};
+    [
+        table(
+            "wsp record",
+            &[
+                ("magic \"LodeWspR\"", record::MAGIC, 8),
+                ("format version", record::VERSION, 4),
+                ("CRC-32C of the line without this", record::CRC, 4),
+                ("serial", record::SERIAL, 8),
+                ("generation", record::GENERATION, 8),
+                ("image, drawn at each cold boot", record::IMAGE, 16),
+                ("bytes of memory", record::RAM_BYTES, 8),
+                ("state", record::STATE, 4),
+                ("zero", record::RESERVED, 4),
+            ],
+            image::RECORD_BYTES,
+        ),
+        table(
+            "wsp seal",
+            &[
+                ("magic \"LodeWspS\"", seal::MAGIC, 8),
+                ("format version", seal::VERSION, 4),
+                ("CRC-32C of the seal without this", seal::CRC, 4),
+                ("image: the memory's", seal::IMAGE, 16),
+                ("generation", seal::GENERATION, 8),
+                ("bytes of the slot", seal::SLOT_BYTES, 8),
+                ("bytes of the stream", seal::STREAM_BYTES, 8),
+                ("when the guest was stopped: nanoseconds since 1970", seal::SUSPENDED_NS, 8),
+                ("CRC-32C of all behind the seal", seal::STREAM_CRC, 4),
+                ("bytes of the next", seal::IDENTITY_BYTES, 4),
+                (
+                    "what the guest ran in, in words (JSON); zeros follow",
+                    seal::IDENTITY,
+                    image::IDENTITY_BYTES_MAX,
+                ),
+            ],
+            image::SEAL_BYTES,
+        ),
+    ]
+}
+
 fn tables() -> Vec<String> {
     use field::*;
+    let [wsp_record, wsp_seal] = images();
     vec![
+        wsp_record,
+        wsp_seal,
         completions(),
         table(
             "superblock",

@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use lodestone::media::{Addr, Domain, Isa, Media, Pool, PoolOptions, RegionKind, crc32c, crc32c_words};
+use lodestone::media::{
+    Addr, Domain, Isa, Media, Pool, PoolOptions, RegionKind, Span, SpanOptions, crc32c, crc32c_words,
+};
 
 /// A directory of its own for one test, removed at the end.
 struct Dir(PathBuf);
@@ -412,4 +414,23 @@ fn a_pool_is_free_once_it_is_dropped_whatever_children_hold() {
         libc::waitpid(child, std::ptr::null_mut(), 0);
     }
     again.expect("a child does not keep it");
+}
+
+/// As a guest's memory is: stored to by another process, written back from here, by several threads where it is much.
+#[test]
+fn what_others_stored_is_written_back() {
+    use std::os::unix::fs::FileExt;
+
+    let dir = Dir::new("persist");
+    let path = dir.path("memory");
+    let bytes: Vec<u8> = (0..40 * MIB).map(|i| (i * 7 + i / 4096) as u8).collect();
+    for assume in [None, Some(Domain::Memory)] {
+        let size = Some(bytes.len() as u64);
+        let span = Span::open(&path, &SpanOptions { size, assume, ..SpanOptions::default() }).unwrap();
+        fs::OpenOptions::new().write(true).open(&path).unwrap().write_all_at(&bytes, 0).unwrap();
+        for (at, len) in [(0, bytes.len()), (0, 0), (64, 1), (4095, 2), (MIB, 33 * MIB as usize + 17)] {
+            span.persist(Addr(at), len).unwrap();
+        }
+        assert_eq!(span.crc32c(Addr(0), bytes.len(), 0).unwrap(), crc32c(&bytes, 0), "{assume:?}");
+    }
 }
