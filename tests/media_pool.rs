@@ -429,8 +429,9 @@ fn what_others_stored_is_written_back() {
         let span = Span::open(&path, &SpanOptions { size, assume, ..SpanOptions::default() }).unwrap();
         fs::OpenOptions::new().write(true).open(&path).unwrap().write_all_at(&bytes, 0).unwrap();
         for (at, len) in [(0, bytes.len()), (0, 0), (64, 1), (4095, 2), (MIB, 33 * MIB as usize + 17)] {
-            span.persist(Addr(at), len).unwrap();
+            span.persist(&[(Addr(at), len)]).unwrap();
         }
+        span.persist(&[(Addr(0), 4096), (Addr(20 * MIB), 20 * MIB as usize)]).unwrap();
         assert_eq!(span.crc32c(Addr(0), bytes.len(), 0).unwrap(), crc32c(&bytes, 0), "{assume:?}");
     }
 }

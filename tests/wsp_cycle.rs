@@ -4,8 +4,8 @@
 //! The model's memory is a number of words that it changes while it runs; the state of its devices is a copy of them. So
 //! state that meets memory of another moment is seen at once.
 
-use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use lodestone::error::{Error, Result};
@@ -126,20 +126,30 @@ struct Model {
     loaded: Option<Vec<u64>>,
     fails: Option<Step>,
     ended: bool,
+    /// Words stored to.
+    touched: RefCell<BTreeSet<u64>>,
 }
 
 impl Model {
     fn of(host: &Host, runs: bool) -> Model {
-        Model { host: host.clone(), runs, loaded: None, fails: None, ended: false }
+        Model {
+            host: host.clone(),
+            runs,
+            loaded: None,
+            fails: None,
+            ended: false,
+            touched: RefCell::default(),
+        }
     }
 
     /// The guest does something: what it stores stays in caches.
     fn work(&self) {
         thread_local!(static STEP: Cell<u64> = const { Cell::new(1) });
         assert!(self.runs);
-        for _ in 0..WORDS / 4 {
+        for _ in 0..WORDS / 16 {
             let step = STEP.replace(STEP.get() + 1);
             let at = Addr(step * 37 % WORDS * 8);
+            self.touched.borrow_mut().insert(at.0);
             self.host.ram.store64(at, step).unwrap().redundant("a guest makes nothing durable");
         }
     }
@@ -201,6 +211,10 @@ impl Machine for Model {
         self.may(Step::Save)?;
         let identity = b"model".to_vec();
         Ok(Saved { slot, stream_bytes: RAM_BYTES, identity })
+    }
+
+    fn touched(&mut self) -> Option<Vec<(Addr, usize)>> {
+        Some(self.touched.borrow().iter().map(|at| (Addr(*at), 8)).collect())
     }
 
     fn discard(&mut self, generation: u64) {

@@ -183,11 +183,15 @@ pub trait Media: Send + Sync + 'static {
     #[track_caller]
     fn sync(&self) -> std::io::Result<()>;
 
-    /// Makes durable what others stored to a range through mappings of their own: whatever of it is in a cache, the
+    /// Makes durable what others stored to these ranges through mappings of their own: whatever of them is in a cache, the
     /// processor's or the kernel's, is written back.
     #[track_caller]
-    fn persist(&self, at: Addr, len: usize) -> std::io::Result<Durable> {
-        let durable = self.fence(self.write_back(at, len));
+    fn persist(&self, ranges: &[(Addr, usize)]) -> std::io::Result<Durable> {
+        let mut flushed = Flushed::issued();
+        for &(at, len) in ranges {
+            flushed = flushed.and(self.write_back(at, len));
+        }
+        let durable = self.fence(flushed);
         self.sync()?;
         Ok(durable)
     }

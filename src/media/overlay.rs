@@ -184,8 +184,8 @@ impl<M: Media> Media for Arc<M> {
     }
 
     #[track_caller]
-    fn persist(&self, at: Addr, len: usize) -> std::io::Result<Durable> {
-        (**self).persist(at, len)
+    fn persist(&self, ranges: &[(Addr, usize)]) -> std::io::Result<Durable> {
+        (**self).persist(ranges)
     }
 
     fn sync(&self) -> std::io::Result<()> {

@@ -5,6 +5,7 @@
 //! other users, faults as errors. It writes nothing of its own, so that its first byte is the user's.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::mm::{MsyncFlags, msync};
 
@@ -13,13 +14,15 @@ use super::fault::{self, Registration};
 use super::mapping::node_of;
 use super::open::{choose_domain, holds_pool};
 use super::region::{OpenRegion, Region};
-use super::{Addr, Dirty, Domain, Durable, Fault, Flushed, LINE, Media, RegionKind};
+use super::{Addr, Dirty, Domain, Durable, Fault, Flushed, Media, RegionKind};
 use crate::error::{Error, Result};
 
 const OPEN: &str = "media::span::open";
 const MAPPED: &str = "media::span::mapped";
 /// So many bytes to write back are worth a thread.
 const THREAD_BYTES_MIN: usize = 16 << 20;
+/// What a thread takes at a time, in bytes.
+const PIECE_BYTES: usize = 1 << 20;
 
 /// How to open a span.
 #[derive(Clone, Copy, Debug, Default)]
@@ -190,18 +193,24 @@ impl Span {
     }
 
     /// Each thread fences what it wrote back.
-    fn write_back_by_several(&self, at: Addr, len: usize) {
-        let threads =
-            std::thread::available_parallelism().map_or(1, |n| n.get()).min(len / THREAD_BYTES_MIN).max(1);
-        let each = len.div_ceil(threads).next_multiple_of(LINE);
-        std::thread::scope(|scope| {
-            for begin in (0..len).step_by(each.max(LINE)) {
-                let piece = Dirty::stored(at.add(begin as u64), each.min(len - begin));
-                match begin + each < len {
-                    true => drop(scope.spawn(|| self.fence(self.flush(piece)))),
-                    false => drop(self.fence(self.flush(piece))),
-                }
+    fn write_back_by_several(&self, ranges: &[(Addr, usize)]) {
+        let pieces = ranges.iter().flat_map(|&(at, len)| {
+            (0..len).step_by(PIECE_BYTES).map(move |done| (at.add(done as u64), PIECE_BYTES.min(len - done)))
+        });
+        let pieces: Vec<(Addr, usize)> = pieces.collect();
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut flushed = Flushed::issued();
+            while let Some(&(at, len)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+                flushed = flushed.and(self.flush(Dirty::stored(at, len)));
             }
+            self.fence(flushed);
+        };
+        let bytes: usize = ranges.iter().map(|(_, len)| len).sum();
+        let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
+        std::thread::scope(|scope| {
+            (1..processors.min(bytes / THREAD_BYTES_MIN)).for_each(|_| drop(scope.spawn(work)));
+            work();
         });
     }
 
@@ -320,11 +329,11 @@ impl Media for Span {
     }
 
     /// Of a file on a DAX mount the kernel knows which pages were stored to through a mapping without `MAP_SYNC`, and
-    /// writes back no others. Elsewhere every line is written back, by several threads where there are many.
-    fn persist(&self, at: Addr, len: usize) -> std::io::Result<Durable> {
+    /// writes back no others. Elsewhere every line of the ranges is written back, by several threads where there are many.
+    fn persist(&self, ranges: &[(Addr, usize)]) -> std::io::Result<Durable> {
         match &self.held {
             Held::Region(region) if region.kind == RegionKind::DaxFile => region.sync()?,
-            _ if self.copier.writes_back() => self.write_back_by_several(at, len),
+            _ if self.copier.writes_back() => self.write_back_by_several(ranges),
             _ => self.sync()?,
         }
         Ok(self.fence(Flushed::issued()))

@@ -9,7 +9,7 @@ use super::image::{Record, Seal, State};
 use super::record::Ram;
 use super::slot;
 use crate::error::{Error, Result};
-use crate::media::{Addr, Media};
+use crate::media::{Addr, Domain, Media};
 
 const SITE: &str = "wsp::cycle";
 
@@ -21,6 +21,9 @@ pub trait Machine {
     fn stop(&mut self) -> Result<()>;
     /// Writes the state of all devices, without memory, behind the place of a new slot's seal. Nothing of it need be durable.
     fn save(&mut self, generation: u64) -> Result<Saved<Self::Slot>>;
+    /// Parts of memory that the guest may have stored to since it was let go on, in this machine; none where that is not known.
+    /// What it did not store to is as durable as it was.
+    fn touched(&mut self) -> Option<Vec<(Addr, usize)>>;
     /// Removes what [`save`](Machine::save) made.
     fn discard(&mut self, generation: u64);
     /// Maps the memory and is ready to load: the guest does not run.
@@ -92,7 +95,10 @@ pub fn suspend<R: Media, M: Machine>(ram: &Ram<R>, machine: &mut M) -> Result<Su
             identity: saved.identity,
         };
         slot::seal(&saved.slot, seal)?;
-        ram.media().persist(Addr(0), ram.bytes() as usize).map_err(|e| {
+        // Elsewhere nothing is written back, or the kernel knows what.
+        let touched = if ram.media().domain() == Domain::Memory { machine.touched() } else { None };
+        let touched = touched.unwrap_or_else(|| vec![(Addr(0), ram.bytes() as usize)]);
+        ram.media().persist(&touched).map_err(|e| {
             let errno = e.raw_os_error().unwrap_or(libc::EIO);
             Error::message(errno, SITE, format!("the guest's memory cannot be made durable: {e}"))
         })?;

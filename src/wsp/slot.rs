@@ -29,7 +29,7 @@ pub(super) fn seal<M: Media>(slot: &M, seal: Seal) -> Result<Durable> {
     let stream_crc = slot.crc32c(Addr(SEAL_BYTES as u64), bytes as usize, 0)?;
     let page = Seal { slot_bytes: slot.len(), stream_crc, ..seal }.encode();
     slot.copy_cached(Addr(0), &page[..])?.redundant("all of the slot is written back");
-    slot.persist(Addr(0), slot.len() as usize).map_err(|e| {
+    slot.persist(&[(Addr(0), slot.len() as usize)]).map_err(|e| {
         let errno = e.raw_os_error().unwrap_or(libc::EIO);
         Error::message(errno, SITE, format!("the slot cannot be made durable: {e}"))
     })

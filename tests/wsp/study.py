@@ -149,7 +149,7 @@ class Study:
 
     def database(self):
         """First reads after a cold boot and after a resume"""
-        entries = 20_000 if self.options.quick else 400_000
+        entries = 20_000 if self.options.quick else 100_000
         disk = os.path.join(self.work, "db.img")
         make_disk(disk, 1024)
         # Past the host's cache, so that a disk is a disk.

@@ -12,7 +12,7 @@ use std::process::Child;
 use std::time::Duration;
 
 use lodestone::error::{Error, Result};
-use lodestone::media::{Domain, Span, SpanOptions};
+use lodestone::media::{Addr, Domain, Span, SpanOptions};
 use lodestone::wsp::image::SEAL_BYTES;
 use lodestone::wsp::{Machine, Saved, Seal};
 use rustix::fs::FlockOperation;
@@ -129,6 +129,7 @@ impl<'a> Guest<'a> {
     pub fn spawn(&mut self) -> Result<&mut Qmp> {
         let spawned = emulator::spawn(self.config, self.place, self.mode);
         let spawned = spawned.map_err(|failure| Error::message(libc::EIO, SITE, words(&failure)))?;
+        self.place.note_process(spawned.id())?;
         self.child = Some(spawned);
         let stream = self.place.connect("qmp");
         let qmp = stream.map_err(|e| Error::io(e, SITE, "cannot reach the emulator of", &self.place.dir));
@@ -244,6 +245,15 @@ impl Machine for Guest<'_> {
         }
         let slot = open_slot_at(self.config, &path)?;
         Ok(Saved { slot, stream_bytes: end.saturating_sub(SEAL_BYTES as u64), identity })
+    }
+
+    fn touched(&mut self) -> Option<Vec<(Addr, usize)>> {
+        let touched = super::touched::touched(self.place.process()?, &self.config.ram, self.config.ram_bytes);
+        touched
+            .inspect_err(|e| {
+                tracing::info!(guest = self.place.name, "all of its memory is written back: {e}")
+            })
+            .ok()
     }
 
     fn discard(&mut self, generation: u64) {

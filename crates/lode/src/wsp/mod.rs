@@ -8,6 +8,7 @@
 //! | `identity` | what must be the same when a state is loaded |
 //! | `guest` | the steps of a suspend and a resume in QEMU |
 //! | `start`, `suspend`, `resume`, `end`, `status`, `daemon` | one command each |
+//! | `touched` | which parts of memory are written back |
 //! | `report` | how long it took, by phase |
 
 mod agent;
@@ -23,6 +24,7 @@ mod resume;
 mod start;
 mod status;
 mod suspend;
+mod touched;
 
 use crate::cli::wsp::{Wsp, WspSub};
 use crate::failure::Result;

@@ -4,6 +4,7 @@
 //! DIR/NAME/guest.json     what it runs in
 //! DIR/NAME/lock           held by whoever starts, suspends, resumes or removes it
 //! DIR/NAME/alive          held by the machine emulator, and by it alone: as long as it lives, whoever started it
+//! DIR/NAME/process        the emulator's number
 //! DIR/NAME/qmp            the emulator's socket
 //! DIR/NAME/history.jsonl  its suspends and resumes
 //! DIR/NAME/console.log, qemu.log
@@ -212,6 +213,17 @@ impl Place {
             Err(Errno::WOULDBLOCK) => Err(Failure::failed(format_args!("guest {} runs already", self.name))),
             Err(e) => Err(self.failed("lock", &path, e.into())),
         }
+    }
+
+    /// Notes the emulator's number, for those who look at its page tables. Whether it is still its own only these can tell.
+    pub fn note_process(&self, process: u32) -> lodestone::Result<()> {
+        let path = self.dir.join("process");
+        fs::write(&path, process.to_string())
+            .map_err(|e| lodestone::Error::io(e, "wsp::place", "cannot write", &path))
+    }
+
+    pub fn process(&self) -> Option<u32> {
+        read_text(&self.dir.join("process")).ok()?.parse().ok()
     }
 
     /// Waits until the emulator is gone; whether it is.

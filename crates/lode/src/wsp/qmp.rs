@@ -132,6 +132,9 @@ impl Qmp {
             let mut some = [0; 1 << 14];
             match self.stream.read(&mut some) {
                 Ok(0) => return Err(failed("the emulator has ended".into())),
+                Err(e) if e.kind() == io::ErrorKind::ConnectionReset => {
+                    return Err(failed("the emulator has ended".into()));
+                }
                 Ok(n) => self.buffer.extend_from_slice(&some[..n]),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {

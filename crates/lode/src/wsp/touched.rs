@@ -1,0 +1,106 @@
+//! Which parts of its memory a guest may have stored to: those that its emulator has in its page tables.
+//!
+//! An emulator lives from one boot or resume to the next suspend. What it never mapped it never stored to, and what was
+//! stored before that was made durable by the suspend then. So of a memory of many GiB those pages are written back that were
+//! looked at since, and no others: nothing in user space names the lines that are dirty. The kernel takes no page of persistent
+//! memory out of a page table again, and what KVM lets a guest reach is in its emulator's, too.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+
+use lodestone::media::Addr;
+
+/// Of an entry of `/proc/PID/pagemap` (Linux: Documentation/admin-guide/mm/pagemap.rst): there, or swapped out.
+const PRESENT: u64 = 1 << 63;
+const SWAPPED: u64 = 1 << 62;
+const ENTRY_BYTES: usize = 8;
+/// Entries read at a time.
+const ENTRIES: usize = 1 << 17;
+/// Parts that are so near are one, in bytes.
+const GAP_BYTES: u64 = 64 << 10;
+
+/// Parts of the first `bytes` of `file` that process `process` has mapped pages of. NotFound where it does not map all of
+/// them in one piece.
+pub fn touched(process: u32, file: &Path, bytes: u64) -> io::Result<Vec<(Addr, usize)>> {
+    let page = rustix::param::page_size() as u64;
+    let maps = std::fs::read_to_string(format!("/proc/{process}/maps"))?;
+    let about = std::fs::metadata(file)?;
+    let (start, end) = mapped(&maps, &about, bytes).ok_or(io::ErrorKind::NotFound)?;
+    let pagemap = File::open(format!("/proc/{process}/pagemap"))?;
+    let mut found: Vec<(Addr, usize)> = Vec::new();
+    let mut entries = vec![0; ENTRIES * ENTRY_BYTES];
+    let pages = (end - start) / page;
+    for first in (0..pages).step_by(ENTRIES) {
+        let some = &mut entries[..ENTRY_BYTES * (pages - first).min(ENTRIES as u64) as usize];
+        pagemap.read_exact_at(some, (start / page + first) * ENTRY_BYTES as u64)?;
+        for (n, entry) in some.chunks_exact(ENTRY_BYTES).enumerate() {
+            let entry = u64::from_ne_bytes(entry.try_into().expect("as long as a chunk"));
+            if entry & (PRESENT | SWAPPED) != 0 {
+                add(&mut found, (first + n as u64) * page, page);
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn add(found: &mut Vec<(Addr, usize)>, at: u64, bytes: u64) {
+    match found.last_mut() {
+        Some((last, len)) if at <= last.0 + *len as u64 + GAP_BYTES => *len = (at + bytes - last.0) as usize,
+        _ => found.push((Addr(at), bytes as usize)),
+    }
+}
+
+/// Where the first `bytes` of a file are mapped, shared.
+fn mapped(maps: &str, file: &std::fs::Metadata, bytes: u64) -> Option<(u64, u64)> {
+    let dev = if file.rdev() != 0 { None } else { Some(file.dev()) };
+    maps.lines().find_map(|line| {
+        let mut fields = line.split_whitespace();
+        let (start, end) = fields.next()?.split_once('-')?;
+        let hexadecimal = |text| u64::from_str_radix(text, 16).ok();
+        let (start, end) = (hexadecimal(start)?, hexadecimal(end)?);
+        let (flags, offset) = (fields.next()?, hexadecimal(fields.next()?)?);
+        let (major, minor) = fields.next()?.split_once(':')?;
+        let inode: u64 = fields.next()?.parse().ok()?;
+        let is_it = inode == file.ino()
+            && dev.is_none_or(|dev| {
+                (Some(rustix::fs::major(dev) as u64), Some(rustix::fs::minor(dev) as u64))
+                    == (hexadecimal(major), hexadecimal(minor))
+            });
+        (is_it && flags.ends_with('s') && offset == 0 && end - start >= bytes)
+            .then_some((start, start + bytes))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn near_parts_are_one() {
+        let mut found = Vec::new();
+        for at in [0, 4096, 40960, 1 << 20] {
+            add(&mut found, at, 4096);
+        }
+        assert_eq!(found, [(Addr(0), 45056), (Addr(1 << 20), 4096)]);
+    }
+
+    #[test]
+    fn what_was_stored_to_is_found() {
+        use lodestone::media::{Media, Span, SpanOptions};
+
+        let path = std::env::temp_dir().join(format!("lode-wsp-touched-{}", std::process::id()));
+        let bytes = 16 << 20;
+        let span = Span::open(&path, &SpanOptions { size: Some(bytes), ..SpanOptions::default() }).unwrap();
+        let at = Addr(9 << 20);
+        span.copy_cached(at, b"stored").unwrap().redundant("only where counts");
+        let found = touched(std::process::id(), &path, bytes).unwrap();
+        assert!(found.iter().any(|(from, len)| from.0 <= at.0 && at.0 < from.0 + *len as u64), "{found:?}");
+        let total: usize = found.iter().map(|(_, len)| len).sum();
+        assert!(total < 4 << 20, "what was not stored to is not found: {found:?}");
+        assert!(touched(std::process::id(), &path, 2 * bytes).is_err(), "not all of it is mapped");
+        drop(span);
+        std::fs::remove_file(&path).unwrap();
+    }
+}
