@@ -172,8 +172,9 @@ fn node<'h, M: Media>(
     next: Option<Offset>,
 ) -> crate::Result<crate::wsp::heap::Reservation<'h, M>> {
     let mut reserved = heap.reserve(node.bytes as u64)?;
-    reserved.write(0, &next.map_or(0, |at| heap.link_value(at)).to_le_bytes())?;
-    reserved.write(8, &node.content())?;
+    let mut bytes = next.map_or(0, |at| heap.link_value(at)).to_le_bytes().to_vec();
+    bytes.extend(node.content());
+    reserved.write(0, &bytes)?;
     Ok(reserved)
 }
 
@@ -311,7 +312,8 @@ pub fn lists<M: Media>(heap: &Heap<M>) -> Result<Lists, String> {
     for root in heap.roots() {
         let name = String::from_utf8_lossy(&root.name).into_owned();
         let list = List::ALL.into_iter().find(|list| list.name() == name);
-        let list = list.ok_or_else(|| format!("there is a root {name:?} that nobody made"))?;
+        let list = list.filter(|_| root.type_number == TYPE);
+        let list = list.ok_or_else(|| format!("there is a root that nobody made: {root:?}"))?;
         let mut nodes = Vec::new();
         let mut at = root.to;
         while let Some(node) = at {

@@ -18,8 +18,8 @@ use crate::media::{Domain, Media};
 use crate::sim::explore::{Bounds, Coverage, Violation, explore};
 use crate::sim::media::{CrashPoint, Keep, Rng, SimMedia};
 use crate::sim::run::{Effort, Tally};
-use crate::wsp::heap::format::{CHUNK, CLASSES, Layout};
-use crate::wsp::heap::{FormatOptions, Heap, Offset, Shape, prefer};
+use crate::wsp::heap::format::{self, CHUNK, CLASSES, Layout};
+use crate::wsp::heap::{FormatOptions, Heap, Info, Offset, Shape, prefer};
 
 /// Small, so that rings go round and space runs out.
 const SHAPE: Shape = Shape { lanes: 2, ring_lines: 8, roots: 4 };
@@ -378,7 +378,7 @@ fn use_up(heap: Heap<SimMedia>, found: &Lists) -> Result<(), String> {
             // Whoever owns it too will see that.
             let media = heap.media();
             let stored = media.zero_nt(crate::media::Addr(at.0), bytes as usize);
-            media.fence(stored.map_err(|e| format!("{e:?}"))?);
+            stored.map_err(|e| format!("{e:?}"))?.left_to_sync();
             taken.push((at, bytes));
         }
     }
@@ -412,12 +412,16 @@ fn use_up(heap: Heap<SimMedia>, found: &Lists) -> Result<(), String> {
 fn flipped(closed: &SimMedia, wanted: &Lists, effort: &Effort) -> Result<(), String> {
     let layout = Layout::new(HEAP_BYTES, SHAPE).expect("heaps of this shape are made");
     let mutation = effort.mutation.as_ref().filter(|m| m.leaves_out());
-    let mut rng = Rng::new(effort.bounds.seed);
+    let info = Heap::probe(closed).map_err(|e| format!("it is closed and says nothing of itself: {e:?}"))?;
+    // Other bits in other sequences.
+    let mut hasher = rapidhash::fast::RapidHasher::default();
+    (wanted, closed.crash_point().fences).hash(&mut hasher);
+    let mut rng = Rng::new(effort.bounds.seed ^ hasher.finish());
     for _ in 0..effort.flips {
-        let used = layout.descriptors_at + layout.chunks * crate::wsp::heap::format::DESCRIPTOR as u64;
+        let used = layout.descriptors_at + layout.chunks * format::DESCRIPTOR as u64;
         let at = match rng.below(4) {
-            0 => rng.below(2 * 4096),
-            1 => layout.roots_at + rng.below(layout.descriptors_at - layout.roots_at),
+            0 => rng.below(2) * format::STATE_AT + rng.below(format::header::BYTES as u64),
+            1 => layout.roots_at + rng.below(layout.shape.roots as u64 * format::root::BYTES as u64),
             2 => rng.below(used),
             _ => HEAP_BYTES - 4096 + rng.below(4096),
         };
@@ -430,6 +434,10 @@ fn flipped(closed: &SimMedia, wanted: &Lists, effort: &Effort) -> Result<(), Str
         let seen = lists(&heap).map_err(what)?;
         if seen != *wanted {
             return Err(what(differs(&seen, wanted)));
+        }
+        let found = Info { generation: info.generation, closed: info.closed, ..heap.info() };
+        if found != info || heap.opened().records > 0 {
+            return Err(what(format!("it says {found:?}, and {:?}; was {info:?}", heap.opened())));
         }
         clean(&heap).map_err(what)?;
         use_up(heap, wanted).map_err(what)?;

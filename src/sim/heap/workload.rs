@@ -134,7 +134,7 @@ pub const OPS: &[Op] = &[
     Op::Append(List::A, 24),
     Op::Append(List::B, 300),
     Op::Many(List::A, 3, 24),
-    Op::Many(List::A, 20, 24),
+    Op::Many(List::A, 40, 24),
     Op::Pop(List::A),
     Op::Pop(List::B),
     Op::Mark(List::A),
