@@ -118,6 +118,9 @@ fn campaign(path: &Path, assume: &str, kills: u64, seed: u64) -> (u64, u64) {
             next += 1;
             unacked += 1;
         }
+        for (key, value) in found.iter().take(20) {
+            assert_eq!(map.get(key).unwrap().as_ref(), Some(value), "it is in the map and cannot be found");
+        }
         // Every third time it is closed as it should be.
         if kill % 3 == 0 {
             map.heap.close().unwrap();

@@ -429,6 +429,10 @@ const _: () = {
     assert!(HEAP_BYTES_MAX >> 3 <= 1 << PLACE_BITS);
 };
 
+/// Bytes that no code of this version wrote, though their checksum is right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unwritten;
+
 /// One thing that a record does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry<'a> {
@@ -505,9 +509,11 @@ impl Entry<'_> {
         }
     }
 
-    /// The first entry of these words and the rest; `Ok(None)` at the end. `Err` where no code of this version
-    /// wrote them.
-    pub fn decode<'a>(words: &'a [u64], layout: &Layout) -> Result<Option<(Entry<'a>, &'a [u64])>, ()> {
+    /// The first entry of these words and the rest; `Ok(None)` at the end.
+    pub fn decode<'a>(
+        words: &'a [u64],
+        layout: &Layout,
+    ) -> Result<Option<(Entry<'a>, &'a [u64])>, Unwritten> {
         let Some((&first, rest)) = words.split_first() else { return Ok(None) };
         let bits = |from: u32, count: u32| first >> from & ((1 << count) - 1);
         let kind = bits(0, KIND_BITS);
@@ -517,39 +523,41 @@ impl Entry<'_> {
         let class = bits(KIND_BITS, CLASS_BITS) as u8;
         let count = bits(KIND_BITS + CLASS_BITS, COUNT_BITS) as usize;
         let at = bits(KIND_BITS + CLASS_BITS + COUNT_BITS, PLACE_BITS) * 8;
-        let (args, rest) = rest.split_at_checked(count).ok_or(())?;
+        let (args, rest) = rest.split_at_checked(count).ok_or(Unwritten)?;
         let chunks = || {
-            let chunks = u32::try_from(args.first().copied().unwrap_or(0)).map_err(|_| ())?;
-            let (first, within) = (layout.chunk_of(at).ok_or(())?, (at - layout.chunks_at) % CHUNK);
+            let chunks = u32::try_from(args.first().copied().unwrap_or(0)).map_err(|_| Unwritten)?;
+            let (first, within) = (layout.chunk_of(at).ok_or(Unwritten)?, (at - layout.chunks_at) % CHUNK);
             let fits = within == 0 && chunks > 0 && first as u64 + chunks as u64 <= layout.chunks;
-            if fits && count == 1 { Ok(chunks) } else { Err(()) }
+            if fits && count == 1 { Ok(chunks) } else { Err(Unwritten) }
         };
         let entry = match kind {
-            kind::WORDS => Entry::Words { at: layout.storable(at, count as u64).ok_or(())?, values: args },
+            kind::WORDS => {
+                Entry::Words { at: layout.storable(at, count as u64).ok_or(Unwritten)?, values: args }
+            }
             kind::ALLOC | kind::FREE => {
-                let size = *CLASSES.get(class as usize).ok_or(())? as u64;
-                let chunk = layout.chunk_of(at).ok_or(())?;
+                let size = *CLASSES.get(class as usize).ok_or(Unwritten)? as u64;
+                let chunk = layout.chunk_of(at).ok_or(Unwritten)?;
                 let within = at - layout.chunk(chunk);
                 let is_object = within.is_multiple_of(size) && within / size < objects(class) as u64;
                 if !is_object || args.len() as u64 * 8 > size {
-                    return Err(());
+                    return Err(Unwritten);
                 }
                 match kind {
                     kind::ALLOC => Entry::Alloc { at, class, content: args },
-                    _ if count > 0 => return Err(()),
+                    _ if count > 0 => return Err(Unwritten),
                     _ => Entry::Free { at, class },
                 }
             }
             kind::ALLOC_CHUNKS => Entry::AllocChunks { at, chunks: chunks()? },
             kind::FREE_CHUNKS => Entry::FreeChunks { at, chunks: chunks()? },
             kind::ELSEWHERE => {
-                let &[words, crc] = args else { return Err(()) };
-                let end = words.checked_mul(8).and_then(|bytes| at.checked_add(bytes)).ok_or(())?;
+                let &[words, crc] = args else { return Err(Unwritten) };
+                let end = words.checked_mul(8).and_then(|bytes| at.checked_add(bytes)).ok_or(Unwritten)?;
                 let inside = at >= layout.chunks_at && end <= layout.chunks_at + layout.chunks * CHUNK;
-                let crc = u32::try_from(crc).map_err(|_| ())?;
-                if inside { Entry::Elsewhere { at, words, crc } } else { return Err(()) }
+                let crc = u32::try_from(crc).map_err(|_| Unwritten)?;
+                if inside { Entry::Elsewhere { at, words, crc } } else { return Err(Unwritten) }
             }
-            _ => return Err(()),
+            _ => return Err(Unwritten),
         };
         Ok(Some((entry, rest)))
     }
@@ -710,16 +718,16 @@ const ROOT_IN_USE: u64 = 1 << (SEALED_BITS - 1);
 
 /// The content of a root's value: none where the slot is free, else an address, or 0.
 pub fn encode_root_value(value: Option<u64>) -> u64 {
-    value.map_or(0, |at| ROOT_IN_USE | at / UNIT)
+    value.map_or(0, |at| ROOT_IN_USE | (at / UNIT))
 }
 
 /// `Err` where no code of this version wrote it.
-pub fn decode_root_value(content: u64) -> Result<Option<u64>, ()> {
+pub fn decode_root_value(content: u64) -> Result<Option<u64>, Unwritten> {
     if content & ROOT_IN_USE == 0 {
-        return if content == 0 { Ok(None) } else { Err(()) };
+        return if content == 0 { Ok(None) } else { Err(Unwritten) };
     }
     let at = (content & !ROOT_IN_USE) * UNIT;
-    if at < HEAP_BYTES_MAX { Ok(Some(at)) } else { Err(()) }
+    if at < HEAP_BYTES_MAX { Ok(Some(at)) } else { Err(Unwritten) }
 }
 
 /// All of a slot behind its value, for a name of at most 255 bytes.

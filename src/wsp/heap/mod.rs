@@ -50,8 +50,6 @@ mod pointer;
 mod recover;
 mod reserve;
 mod roots;
-#[cfg(all(test, shuttle))]
-mod schedules;
 mod transaction;
 
 use crossbeam_utils::CachePadded;

@@ -15,7 +15,7 @@ use crate::media::{Addr, Media};
 /// addresses unless the heap has its place, descriptors).
 pub unsafe trait Plain: Copy + 'static {}
 
-// SAFETY (each): integers have no padding, and every pattern is one of theirs.
+// SAFETY: integers have no padding, and every pattern is one of theirs.
 unsafe impl Plain for u8 {}
 // SAFETY: as above.
 unsafe impl Plain for u16 {}

@@ -463,7 +463,7 @@ fn fetch_elsewhere<M: Media>(media: &M, layout: &Layout, keys: Keys, entries: &m
 
 fn decode<'a>(words: &'a [u64], layout: &Layout) -> Result<Option<(Entry<'a>, &'a [u64])>> {
     Entry::decode(words, layout)
-        .map_err(|()| damaged(OPEN, "a record has an entry that no commit would write".into()))
+        .map_err(|Unwritten| damaged(OPEN, "a record has an entry that no commit would write".into()))
 }
 
 fn read_words<M: Media>(media: &M, at: Addr, count: usize) -> Result<Vec<u64>> {
@@ -679,8 +679,8 @@ impl<M: Media> View<'_, M> {
         for slot in 0..self.layout.shape.roots as usize {
             let at = self.layout.root(slot);
             let bad = |what: &str| damaged(OPEN, format!("root {slot} {what} (at {:#x})", at.0));
-            let value =
-                decode_root_value(self.content(at)?).map_err(|()| bad("leads nowhere that there is"))?;
+            let value = decode_root_value(self.content(at)?)
+                .map_err(|Unwritten| bad("leads nowhere that there is"))?;
             let Some(value) = value else {
                 all.push(None);
                 continue;

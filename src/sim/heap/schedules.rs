@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use shuttle::thread;
 
-use super::{FormatOptions, Heap, Shape};
 use crate::media::{Domain, Media};
 use crate::sim::media::{Keep, SimMedia};
 use crate::sync::schedules::explore;
+use crate::wsp::heap::{FormatOptions, Heap, Shape};
 
 const SHAPE: Shape = Shape { lanes: 2, ring_lines: 8, roots: 4 };
 const BYTES: usize = 200 << 10;
