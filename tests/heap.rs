@@ -508,9 +508,9 @@ fn take(heap: &Heap<SimMedia>, model: &mut Model, step: &Step) -> lodestone::Res
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 120, max_shrink_iters: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { max_shrink_iters: 2000, ..ProptestConfig::default() })]
 
-    /// About 20,000 steps.
+    /// Some 45,000 steps (`PROPTEST_CASES` chooses more).
     #[test]
     fn a_heap_does_what_a_model_does(steps in steps(), domain in prop_oneof![Just(Domain::Memory), Just(Domain::CpuCache), Just(Domain::PageCache)]) {
         let mut heap = sim(800 << 10, domain);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use shuttle::thread;
 
-use crate::media::{Domain, Media};
+use crate::media::Domain;
 use crate::sim::media::{Keep, SimMedia};
 use crate::sync::schedules::explore;
 use crate::wsp::heap::{FormatOptions, Heap, Shape};

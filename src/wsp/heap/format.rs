@@ -197,8 +197,11 @@ pub struct Shape {
 
 pub const LANES_MAX: u16 = 256;
 pub const RING_LINES_MIN: u16 = 8;
-pub const RING_LINES_MAX: u16 = 256;
+pub const RING_LINES_MAX: u16 = 240;
 pub const ROOTS_MAX: u32 = 1 << 20;
+
+/// Every record that is not settled has a line of its own, and says in 16 bits how far it is from the settled one.
+const _: () = assert!((LANES_MAX as u32) * (RING_LINES_MAX as u32) < 1 << 16);
 
 /// Addresses, all multiples of a block but for the chunks, which are at multiples of their size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

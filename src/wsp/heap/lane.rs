@@ -9,7 +9,7 @@
 //! On an ordinary file a sync takes the place of the fence; commits that come meanwhile share the next one.
 
 use std::cell::Cell;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
 use smallvec::SmallVec;
 
@@ -17,7 +17,7 @@ use super::Heap;
 use super::format::{RecordHead, State, encode_record};
 use crate::error::{Error, Result};
 use crate::media::{Addr, Domain, Durable, Fault, Flushed, Media};
-use crate::sync::primitive::atomic::AtomicU64;
+use crate::sync::primitive::atomic::{AtomicU64, fence};
 use crate::sync::primitive::thread_local;
 use crate::sync::primitive::{Mutex, MutexGuard};
 use crate::sync::thread;
@@ -61,7 +61,8 @@ impl Group {
     /// Everything that this thread stored before survives loss of power.
     #[track_caller]
     fn sync<M: Media>(&self, media: &M) -> std::io::Result<()> {
-        // One that begins from now on.
+        // One that begins from now on: what was stored before is seen by whoever counts it later.
+        fence(SeqCst);
         let wanted = self.begun.load(Acquire) + 1;
         let mut done = self.done.lock();
         if *done >= wanted {
