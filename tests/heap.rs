@@ -629,7 +629,7 @@ fn grants_nothing_twice(heap: &Heap<SimMedia>) {
     assert!(ranges.windows(2).all(|p| p[0].0 + p[0].1 <= p[1].0), "granted twice: {ranges:?}");
 }
 
-/// The store behind a flipped byte would show in a closed heap only as what it is: see `heap_crash` for the others.
+/// An offset is an address of the media, and what is overwritten there is durable at once.
 #[test]
 fn addresses_of_the_media_and_of_the_heap_agree() {
     let heap = sim(1 << 20, Domain::Memory);

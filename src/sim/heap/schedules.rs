@@ -14,7 +14,8 @@ use crate::sync::schedules::explore;
 use crate::wsp::heap::{FormatOptions, Heap, Shape};
 
 const SHAPE: Shape = Shape { lanes: 2, ring_lines: 8, roots: 4 };
-const BYTES: usize = 200 << 10;
+/// Room for all that threads have at a time, and not for much more.
+const BYTES: usize = 400 << 10;
 const ROUNDS: u64 = 4;
 const TYPE: u64 = 1;
 

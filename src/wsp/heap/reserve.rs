@@ -27,8 +27,8 @@ pub struct Reservation<'h, M: Media> {
 }
 
 impl<M: Media> Heap<M> {
-    /// An object of so many bytes, whose content is whatever was there. It begins at a multiple of 16; of 4096 or a
-    /// power of two below that has it. ENOSPC, EIO.
+    /// An object of so many bytes, whose content is whatever was there. It begins at a multiple of 16, and of its size
+    /// where that is a power of two up to 32 KiB. ENOSPC, EIO.
     pub fn reserve(&self, bytes: u64) -> Result<Reservation<'_, M>> {
         Ok(Reservation { heap: self, at: self.reserve_offset(bytes)?, bytes, stored: 0 })
     }

@@ -36,7 +36,8 @@ impl<M: Media> Heap<M> {
 }
 
 impl<'h, M: Media> Transaction<'h, M> {
-    /// An object is live from the commit on. Something has to lead to it, or it is lost to the program.
+    /// An object is live from the commit on. Something has to lead to it, or it is lost to the program. Panics for an
+    /// object of another heap.
     pub fn publish(&mut self, object: Reservation<'h, M>) -> Offset {
         assert!(std::ptr::eq(object.heap(), self.heap), "an object of another heap");
         let at = object.offset();
