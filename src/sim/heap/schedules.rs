@@ -6,10 +6,11 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use shuttle::thread;
 
 use crate::media::Domain;
-use crate::sim::media::{Keep, SimMedia};
+use crate::sim::media::{CrashPoint, Keep, SimMedia};
 use crate::sync::schedules::explore;
 use crate::wsp::heap::{FormatOptions, Heap, Shape};
 
@@ -18,6 +19,8 @@ const SHAPE: Shape = Shape { lanes: 2, ring_lines: 8, roots: 4 };
 const BYTES: usize = 400 << 10;
 const ROUNDS: u64 = 4;
 const TYPE: u64 = 1;
+/// Of the moments at which power may fail so many are tried: the first, and each so far behind the last.
+const POINTS_STEP: usize = 5;
 
 fn made() -> Heap<SimMedia> {
     let options = FormatOptions { shape: Some(SHAPE), identity: Some(1), ..FormatOptions::default() };
@@ -41,10 +44,26 @@ fn replace(heap: &Heap<SimMedia>, name: &[u8], bytes: u64) {
     }
 }
 
+/// Whatever was under way when power failed happened wholly or not at all.
+fn one_object_for_each_root(left: &Heap<SimMedia>) {
+    let roots = left.roots();
+    assert_eq!(left.usage().objects, roots.len() as u64, "an object is lost, or nobody's: {roots:?}");
+    for root in roots {
+        let mut round = [0; 8];
+        left.read(root.to.expect("each leads to one"), &mut round).unwrap();
+        assert!(u64::from_le_bytes(round) < ROUNDS, "an object holds what nobody stored");
+    }
+    let report = left.check().unwrap();
+    assert!(report.is_clean(), "{:?}", report.findings);
+}
+
 #[test]
 fn threads_that_replace_objects_lose_none_and_share_none() {
     explore(|| {
         let heap = Arc::new(made());
+        let points: Arc<Mutex<Vec<CrashPoint>>> = Arc::default();
+        let kept = points.clone();
+        heap.media().record(Some(Box::new(move |point| kept.lock().push(point.clone()))));
         let threads: Vec<_> = [(b"a", 24), (b"b", 24)]
             .into_iter()
             .map(|(name, bytes)| {
@@ -54,7 +73,13 @@ fn threads_that_replace_objects_lose_none_and_share_none() {
             .collect();
         replace(&heap, b"c", 40_000);
         threads.into_iter().for_each(|t| t.join().unwrap());
+        heap.media().record(None);
         assert_eq!(heap.usage().objects, 3);
+        for (n, point) in points.lock().iter().enumerate().step_by(POINTS_STEP) {
+            for keep in [Keep::Nothing, Keep::Everything, Keep::Random(n as u64)] {
+                one_object_for_each_root(&Heap::open(point.media(keep)).unwrap());
+            }
+        }
         let report = heap.check().unwrap();
         assert!(report.is_clean(), "{:?}", report.findings);
         let left = Heap::open(heap.media().crash_point().media(Keep::Nothing)).unwrap();
