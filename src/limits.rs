@@ -43,3 +43,5 @@ pub const COPY_PARTS_MAX: usize = 1024;
 pub const COPY_TICKETS_MAX: usize = 65_536;
 /// Owners of copies of class bandwidth that have a share of their own; more share theirs.
 pub const COPY_OWNERS_MAX: usize = 64;
+/// Largest object of a persistent heap, in bytes: what fits the largest heap.
+pub const HEAP_OBJECT_BYTES_MAX: u64 = 1 << 46;

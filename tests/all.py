@@ -108,7 +108,7 @@ def cargo():
     """Unit, integration and documentation tests of all crates."""
     status, output = run(
         "cargo", CARGO, "test", "--workspace", "--no-fail-fast", "--", "--show-output", minutes=30,
-        env={"PROPTEST_CASES": "4096", "LODE_FSCK_FLIPS": "200000", "LODE_CRASH_OPS": "200"} if OPTIONS.nightly else None,
+        env={"PROPTEST_CASES": "4096", "LODE_FSCK_FLIPS": "200000", "LODE_CRASH_OPS": "200", "LODE_HEAP_KILLS": "400"} if OPTIONS.nightly else None,
     )
     result = Result()
     for found in re.finditer(r"^test result: .*? (\d+) passed; (\d+) failed; (\d+) ignored;", output, re.MULTILINE):
@@ -221,10 +221,10 @@ def wsp():
 
 
 def crash():
-    """Simulated power failures: every single operation; nightly every pair, and a hundred thousand triples."""
+    """Simulated power failures: every single operation; nightly every pair, a hundred thousand triples, and heaps."""
     runs = [("seq1", "--data", "cow"), ("seq1", "--data", "inplace", "--image", "fresh", "--depth", "2")]
     if OPTIONS.nightly:
-        runs += [("seq1", "--depth", "2"), ("seq2", "--image", "fresh,cleaning"), ("seq3", "--samples", "100000", "--image", "fresh")]
+        runs += [("seq1", "--depth", "2"), ("seq2", "--image", "fresh,cleaning"), ("seq3", "--samples", "100000", "--image", "fresh"), ("heap", "--depth", "2")]
     results = []
     for workload, *options in runs:
         command = [LODE, "crash", "--json", "--workload", workload, *options]

@@ -24,6 +24,16 @@ pub(super) enum Sharing {
     Private,
 }
 
+impl Sharing {
+    fn flags(self) -> MapFlags {
+        match self {
+            Sharing::Shared => MapFlags::SHARED,
+            Sharing::SharedSync => MapFlags::SHARED_VALIDATE | MapFlags::SYNC,
+            Sharing::Private => MapFlags::PRIVATE | MapFlags::NORESERVE,
+        }
+    }
+}
+
 /// Whether a file is mapped without a page cache between (`MAP_SYNC` is accepted for no other).
 pub(super) fn is_dax(file: BorrowedFd<'_>) -> bool {
     let flags = MapFlags::SHARED_VALIDATE | MapFlags::SYNC;
@@ -62,14 +72,25 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
+    /// Maps the first `bytes` of a file at this address. EEXIST where something is mapped there.
+    pub fn at(file: BorrowedFd<'_>, bytes: usize, address: usize, sharing: Sharing) -> Result<Mapping> {
+        let flags = sharing.flags() | MapFlags::FIXED_NOREPLACE;
+        let wanted = std::ptr::without_provenance_mut(address);
+        // SAFETY: the kernel maps nothing over what is there.
+        let start = unsafe { mmap(wanted, bytes, ProtFlags::READ | ProtFlags::WRITE, flags, file, 0)? };
+        if start != wanted {
+            // A kernel before 4.17 takes the address for a hint.
+            // SAFETY: nobody uses the mapping yet.
+            let _ = unsafe { munmap(start, bytes) };
+            return Err(Errno::EXIST);
+        }
+        Mapping::registered(start, bytes)
+    }
+
     /// Maps the first `bytes` of a file. `align` is a power of two.
     pub fn new(file: BorrowedFd<'_>, bytes: usize, align: usize, sharing: Sharing) -> Result<Mapping> {
         debug_assert!(align.is_power_of_two());
-        let flags = match sharing {
-            Sharing::Shared => MapFlags::SHARED,
-            Sharing::SharedSync => MapFlags::SHARED_VALIDATE | MapFlags::SYNC,
-            Sharing::Private => MapFlags::PRIVATE | MapFlags::NORESERVE,
-        };
+        let flags = sharing.flags();
         let reserved_bytes = bytes.checked_add(align).ok_or(Errno::NOMEM)?;
         // SAFETY: a new range of addresses, chosen by the kernel.
         let reserved = unsafe {
@@ -86,6 +107,11 @@ impl Mapping {
             return Err(e);
         }
         Self::trim(reserved.addr(), start.addr(), bytes, reserved_bytes);
+        Mapping::registered(start, bytes)
+    }
+
+    /// Takes a mapping over; it ends here where it cannot be registered.
+    fn registered(start: *mut std::ffi::c_void, bytes: usize) -> Result<Mapping> {
         let base = NonNull::new(start.cast::<u8>()).ok_or(Errno::NOMEM)?;
         let Some(registration) = fault::register(base.as_ptr().addr(), bytes) else {
             // SAFETY: nobody uses the mapping yet.

@@ -202,6 +202,17 @@ impl OpenRegion {
     /// Maps the first `bytes`, with every page present where `prefault` asks for it.
     pub fn map(self, bytes: u64, prefault: bool) -> Result<Region> {
         let map = self.map_prefix(bytes)?;
+        self.mapped(map, bytes, prefault)
+    }
+
+    /// As [`map`](OpenRegion::map), at the first of these addresses where nothing is mapped. EADDRINUSE where all are
+    /// taken.
+    pub fn map_at(self, bytes: u64, prefault: bool, places: &[u64]) -> Result<Region> {
+        let map = self.map_prefix_at(bytes, places)?;
+        self.mapped(map, bytes, prefault)
+    }
+
+    fn mapped(self, map: Mapping, bytes: u64, prefault: bool) -> Result<Region> {
         if prefault {
             self.prefault(&map)?;
         }
@@ -259,11 +270,40 @@ impl OpenRegion {
             };
             cannot("map", "media::region::map", &self.path, e).context(format!("{bytes} bytes, {remedy}"))
         };
-        let length = usize::try_from(bytes).map_err(|_| failed(Errno::NOMEM))?;
-        // Only devices ask for whole huge pages; a file may end anywhere.
-        let is_device = self.kind == RegionKind::DeviceDax;
-        let length = if is_device { length.next_multiple_of(self.align) } else { length };
+        let length = self.mapped_bytes(bytes).ok_or_else(|| failed(Errno::NOMEM))?;
         Mapping::new(self.file.as_fd(), length, self.align, self.sharing()?).map_err(failed)
+    }
+
+    /// Only devices ask for whole huge pages; a file may end anywhere.
+    fn mapped_bytes(&self, bytes: u64) -> Option<usize> {
+        let length = usize::try_from(bytes).ok()?;
+        let is_device = self.kind == RegionKind::DeviceDax;
+        if is_device { length.checked_next_multiple_of(self.align) } else { Some(length) }
+    }
+
+    fn map_prefix_at(&self, bytes: u64, places: &[u64]) -> Result<Mapping> {
+        const SITE: &str = "media::region::map_at";
+        let length = self.mapped_bytes(bytes).unwrap_or(usize::MAX);
+        let sharing = self.sharing()?;
+        let mut refused = Errno::EXIST;
+        for &place in places {
+            let Ok(address) = usize::try_from(place) else { continue };
+            match Mapping::at(self.file.as_fd(), length, address, sharing) {
+                Ok(map) => return Ok(map),
+                Err(e) => refused = e,
+            }
+        }
+        let first = places.first().copied().unwrap_or(0);
+        let range = format!("{bytes} bytes at {first:#x}");
+        if refused != Errno::EXIST {
+            return Err(cannot("map", SITE, &self.path, refused).context(range));
+        }
+        let message = format!(
+            "{} cannot be mapped in its place, {range}: something else is mapped there in this process; open it \
+             earlier, or in another process",
+            self.path.display()
+        );
+        Err(Error::message(libc::EADDRINUSE, SITE, message))
     }
 }
 

@@ -12,7 +12,7 @@ use rustix::mm::{MsyncFlags, msync};
 use super::copy::{Copier, Isa, ReadTable, Routines};
 use super::fault::{self, Registration};
 use super::mapping::node_of;
-use super::open::{choose_domain, holds_pool};
+use super::open::{choose_domain, holds_pool, read_block0};
 use super::region::{OpenRegion, Region};
 use super::{Addr, Dirty, Domain, Durable, Fault, Flushed, Media, RegionKind};
 use crate::error::{Error, Result};
@@ -75,6 +75,17 @@ impl Span {
     ///
     /// EBUSY where another process or span has it, EEXIST where it holds a pool, and whatever the host answers.
     pub fn open(path: &Path, options: &SpanOptions) -> Result<Span> {
+        Span::open_at(path, options, |_| Ok(Vec::new()))
+    }
+
+    /// As [`open`](Span::open), mapped at the first of the addresses that `places` answers where nothing is mapped;
+    /// anywhere where it answers none. It sees the first 4 KiB, zeros where the file has less. EADDRINUSE where all
+    /// are taken.
+    pub fn open_at(
+        path: &Path,
+        options: &SpanOptions,
+        places: impl FnOnce(&[u8]) -> Result<Vec<u64>>,
+    ) -> Result<Span> {
         let mut made = false;
         let opened = match options.size {
             Some(_) if !options.read_only => {
@@ -85,7 +96,10 @@ impl Span {
             }
             _ => OpenRegion::open(path, options.read_only),
         };
-        let span = opened.and_then(|region| Span::of_region(region, made, options));
+        let span = opened.and_then(|region| {
+            let places = places(&read_block0(&region)?)?;
+            Span::of_region(region, made, options, &places)
+        });
         if made && span.is_err() {
             // Best effort: the error that led here is what the user needs to see.
             let _ = std::fs::remove_file(path);
@@ -95,10 +109,10 @@ impl Span {
 
     /// Anonymous memory of so many bytes; pages are taken at first use.
     pub fn memfd(bytes: u64, options: &SpanOptions) -> Result<Span> {
-        Span::of_region(OpenRegion::memfd(bytes)?, true, &SpanOptions { size: None, ..*options })
+        Span::of_region(OpenRegion::memfd(bytes)?, true, &SpanOptions { size: None, ..*options }, &[])
     }
 
-    fn of_region(mut region: OpenRegion, made: bool, options: &SpanOptions) -> Result<Span> {
+    fn of_region(mut region: OpenRegion, made: bool, options: &SpanOptions, places: &[u64]) -> Result<Span> {
         let path = region.path.clone();
         if !made && !options.read_only && !options.force && holds_pool(&region)? {
             let message = format!(
@@ -115,7 +129,10 @@ impl Span {
             return Err(Error::message(libc::EINVAL, OPEN, message));
         }
         let bytes = region.bytes;
-        let region = region.map(bytes, options.prefault)?;
+        let region = match places {
+            [] => region.map(bytes, options.prefault)?,
+            places => region.map_at(bytes, options.prefault, places)?,
+        };
         let (isa, routines) = Routines::choose(None)?;
         let domain = choose_domain(std::slice::from_ref(&region), options.assume, isa)?;
         if made || options.size.is_some() {

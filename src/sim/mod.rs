@@ -15,6 +15,7 @@
 //! | `history` | operations that overlap in time, and their serial orders |
 //! | `begun` | writes that go on while others begin and end, cut short by failures |
 //! | `concurrent` | threads, whose outcome must be some serial order, cut short by failures |
+//! | `heap` | persistent heaps under the same failures |
 //! | `mutation` | steps left out on purpose, and whether that is noticed |
 
 pub mod begun;
@@ -22,6 +23,7 @@ pub mod begun;
 mod concurrent;
 pub mod engine;
 pub mod explore;
+pub mod heap;
 mod history;
 pub mod judge;
 pub mod machine;

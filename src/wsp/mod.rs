@@ -18,8 +18,11 @@
 //! | `record` | the record in the memory's file, and how it changes |
 //! | `slot` | the file of one generation's state: sealed, verified |
 //! | `cycle` | suspend and resume, step by step, whatever the guest runs in |
+//!
+//! And memory whose content outlives the program, for those that ask for it: `heap`, objects, names for them, and commits.
 
 pub mod cycle;
+pub mod heap;
 pub mod image;
 pub mod record;
 pub mod slot;

@@ -7,9 +7,12 @@
  * The mover below it can be had alone: lode_media_open names slow memory, lode_copy_to_media and its kin copy
  * there, for storage engines with a format of their own.
  *
+ * A persistent heap (lode_heap_create) is neither: objects in memory that are there again after a restart, found by
+ * names, changed by commits.
+ *
  * Failure: functions that return int, ssize_t, off_t or long return -1 and set errno; those that return a
  * pointer return NULL and set errno. lode_last_error() says what happened in one sentence. Besides the
- * errors named at each function: EINVAL for a pool (or media) that is none, EBADF for one that is closed or
+ * errors named at each function: EINVAL for a pool (or media, or heap) that is none, EBADF for one that is closed or
  * was opened before fork(), EFAULT for NULL where something must be, EIO for bad media or a pool that refuses
  * writes after it could not make data durable (close and open it).
  *
@@ -67,6 +70,36 @@ typedef char lode_off_t_has_64_bits[sizeof(off_t) == 8 ? 1 : -1];
 #define LODE_FROM_MEDIA 2
 
 /**
+ * An object that lode_heap_reserve returned is in use from the commit on: at.
+ */
+#define LODE_HEAP_PUBLISH 1
+
+/**
+ * The 8 bytes at at, a multiple of 8 in an object, are set to value.
+ */
+#define LODE_HEAP_SET 2
+
+/**
+ * The 8 bytes at at lead to the object to, or nowhere (NULL): see lode_heap_linked.
+ */
+#define LODE_HEAP_LINK 3
+
+/**
+ * An object is free from the commit on: at. Nothing may lead to it then.
+ */
+#define LODE_HEAP_FREE 4
+
+/**
+ * The root name, of type value, leads to the object to, or nowhere (NULL); it is made where it is not there.
+ */
+#define LODE_HEAP_ROOT 5
+
+/**
+ * The root name is removed.
+ */
+#define LODE_HEAP_REMOVE_ROOT 6
+
+/**
  * A directory being read.
  */
 typedef struct lode_dir lode_dir;
@@ -75,6 +108,11 @@ typedef struct lode_dir lode_dir;
  * An open pool. Every function takes one; it may be used by any number of threads.
  */
 typedef struct lode_fs lode_fs;
+
+/**
+ * A persistent heap that is open: any number of threads may use it.
+ */
+typedef struct lode_heap lode_heap;
 
 /**
  * Slow memory to copy to and from, without a pool: any number of threads may use it.
@@ -126,6 +164,26 @@ typedef struct {
     void *buffer;
     size_t bytes;
 } lode_copy;
+
+/**
+ * One thing that a commit does: one of the LODE_HEAP_ numbers, and what is named there; the rest is not looked at.
+ */
+typedef struct {
+    int what;
+    void *at;
+    void *to;
+    uint64_t value;
+    const char *name;
+} lode_heap_change;
+
+/**
+ * What is in use of a heap: bytes that objects can have, objects, and bytes that these take.
+ */
+typedef struct {
+    uint64_t capacity;
+    uint64_t objects;
+    uint64_t used;
+} lode_heap_usage;
 
 #ifdef __cplusplus
 extern "C" {
@@ -767,6 +825,113 @@ int lode_media_fence(lode_media *media);
  * lode_media_wait to tell how each ended. Errors: EIO.
  */
 int lode_media_drain(lode_media *media);
+
+/**
+ * Makes a persistent heap in a file (which is made with size= where there is none), a file on a DAX mount, a block
+ * device or a device-dax node, and opens it. Returns NULL on failure, and then leaves no file that it made.
+ *
+ * opts: NULL, or a comma-separated list of
+ *   size=BYTES              the size of the file
+ *   label=TEXT              at most 63 bytes
+ *   fixed                   always mapped at one address, which is chosen now: objects may hold addresses
+ *   address=ADDRESS         the same with this one, a multiple of 2 MiB
+ *   force                   also where something is
+ *   prefault                take every page now
+ *   assume=DOMAIN           cpu-cache, memory or page-cache, as lode_open_pool explains it
+ *
+ * Errors: EACCES, EADDRINUSE (the place is taken), EBUSY (in use), EEXIST (something is there: force), EINVAL, EIO,
+ * EMFILE (256 are open, or 1024 regions mapped), ENOENT, ENOMEM, ENOSPC. Durable.
+ */
+lode_heap *lode_heap_create(const char *path,
+                            const char *opts);
+
+/**
+ * Opens a heap. What a crash interrupted is finished or gone; objects that no commit published are free again.
+ * Returns NULL on failure, and then has changed nothing. opts: NULL, or prefault, assume=DOMAIN as above. One process
+ * at a time has a heap open.
+ *
+ * Errors: EACCES, EADDRINUSE (it has its place, and something else is mapped there), EBUSY (in use), EINVAL (no heap;
+ * the file was cut), EIO, EMFILE, ENOENT, ENOMEM, EOPNOTSUPP (of a later version), EUCLEAN (damaged).
+ */
+lode_heap *lode_heap_open(const char *path,
+                          const char *opts);
+
+/**
+ * Waits for the calls in flight and closes the heap. The handle and every address in the heap are invalid afterwards,
+ * after an error too. Errors: EBADF (closed already), EINVAL, EIO (what was acknowledged is there all the same).
+ */
+int lode_heap_close(lode_heap *heap);
+
+/**
+ * Memory of bytes bytes for the caller alone, until a commit publishes it; content: whatever was there. It is given
+ * back by lode_heap_give_back, or by itself when the program ends. Fill it by plain stores: the commit makes them
+ * durable. Its address is a multiple of 16. NULL on failure: EINVAL, EIO, ENOSPC.
+ */
+void *lode_heap_reserve(lode_heap *heap,
+                        size_t bytes);
+
+/**
+ * Memory that was reserved and not published is free again. Errors: EINVAL where it is not.
+ */
+int lode_heap_give_back(lode_heap *heap, void *object);
+
+/**
+ * All count changes, or none, in every kind of crash. Commits of several threads must not set the same 8 bytes at the
+ * same time. After an error other than EIO nothing has changed, and what was reserved is still reserved.
+ *
+ * Errors: EBUSY (an object is in two commits), EEXIST (the root has another type), EINVAL (not reserved, not in use,
+ * not in an object, no such change), EIO (it may have happened; the heap refuses changes until it is opened again),
+ * ENAMETOOLONG (a name of more than 255 bytes), ENOENT (no such root), ENOSPC (no room for a large commit, or for
+ * another root). Durable, against power loss in every domain but volatile.
+ */
+int lode_heap_commit(lode_heap *heap,
+                     const lode_heap_change *changes,
+                     size_t count);
+
+/**
+ * The object that a root leads to; NULL with errno 0 where it leads nowhere. Errors: EEXIST (it has another type),
+ * ENOENT (no such root), EUCLEAN (its object was freed).
+ */
+void *lode_heap_root(lode_heap *heap,
+                     const char *name,
+                     uint64_t type_number);
+
+/**
+ * What was stored to these bytes of published objects is durable on return. A crash before that may leave any part of
+ * it: what has to be whole is for lode_heap_commit. Errors: EFAULT, EINVAL (not in the heap), EIO.
+ */
+int lode_heap_persist(lode_heap *heap,
+                      const void *at,
+                      size_t bytes);
+
+/**
+ * What 8 bytes that LODE_HEAP_LINK set lead to; NULL for nowhere, or where it is not in the heap. (In a heap that has
+ * its place they hold the address itself.)
+ */
+void *lode_heap_linked(lode_heap *heap,
+                       uint64_t value);
+
+/**
+ * Where an address is, counted from the beginning of the heap: the same at every opening. Errors: EFAULT, EINVAL.
+ */
+off_t lode_heap_offset(lode_heap *heap,
+                       const void *at);
+
+/**
+ * Bytes that an object can hold, at least what was asked for. Errors: EFAULT, EINVAL where none begins there.
+ */
+off_t lode_heap_usable_size(lode_heap *heap, const void *object);
+
+/**
+ * What is in use.
+ */
+int lode_heap_used(lode_heap *heap, lode_heap_usage *usage);
+
+/**
+ * Whether no object is there twice, none is lost to the heap, and every root leads to one. Other threads must not
+ * reserve or give back meanwhile. Errors: EIO; EUCLEAN where something is wrong: lode_last_error says what.
+ */
+int lode_heap_check(lode_heap *heap);
 
 /**
  * Makes a uthread that runs body(argument). It begins when lode_run runs uthreads, which may be later, or

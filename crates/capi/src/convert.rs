@@ -139,6 +139,6 @@ pub fn statvfs(fs: &StatFs) -> libc::statvfs {
     out
 }
 
-fn efault() -> Error {
+pub fn efault() -> Error {
     Error::new(libc::EFAULT, "capi::convert")
 }

@@ -1,7 +1,7 @@
 //! The C interface: liblodestone.so, liblodestone.a and `include/lodestone.h`.
 //!
-//! Every function is a thin skin over [`lodestone::fs::files::Files`], or over
-//! [`lodestone::mover::copies::Copies`]: it checks pointers, turns C types into Rust ones and an
+//! Every function is a thin skin over [`lodestone::fs::files::Files`], over
+//! [`lodestone::mover::copies::Copies`], or over [`lodestone::wsp::heap::Heap`]: it checks pointers, turns C types into Rust ones and an
 //! [`Error`](lodestone::Error) into -1 and errno. The header is made from these files by cbindgen;
 //! `tests/header.rs` checks that the committed one is current, so doc comments here speak to C programmers.
 //!
@@ -9,7 +9,7 @@
 //! panic left behind in memory cannot be trusted. A pool that crossed fork() answers EBADF in the child,
 //! which shares the memory of the media but not the locks.
 //!
-//! Files: `handle` what C holds, `pools` open pools, `media` copies without a pool, `profile` what engines are
+//! Files: `handle` what C holds, `pools` open pools, `media` copies without a pool, `heap` persistent heaps, `profile` what engines are
 //! worth, `call` the boundary, `failure` errno and the sentence behind it, `convert` C types, `file`,
 //! `tickets`, `names`, `attrs`, `xattr`, `dir`, `uthread` the functions by theme.
 
@@ -25,6 +25,7 @@ mod dir;
 mod failure;
 mod file;
 mod handle;
+mod heap;
 mod media;
 mod names;
 mod pools;

@@ -425,7 +425,8 @@ pub struct Tune {
 /// and the command that repeats it. No file of this machine is touched.
 #[derive(Args, Debug)]
 pub struct Crash {
-    /// seq1, seq2 or seq3 (all sequences of so many operations, of seq3 a sample), or a file of sequences
+    /// seq1, seq2 or seq3 (all sequences of so many operations, of seq3 a sample), heap (persistent heaps: all of one and
+    /// two operations, and long ones by chance), or a file of sequences
     #[arg(long, value_name = "SET|FILE", default_value = "seq1")]
     pub workload: PathBuf,
     /// Chooses the sample, and the states where there are too many
@@ -440,7 +441,8 @@ pub struct Crash {
     /// Data modes
     #[arg(long, value_name = "MODE", value_delimiter = ',', default_values = ["cow", "inplace"])]
     pub data: Vec<Data>,
-    /// Pools to begin on: new ones, full ones, with logs about to be cleaned, used before, not closed
+    /// Pools to begin on: new ones, full ones, with logs about to be cleaned, used before, not closed; heaps that are
+    /// filled in part
     #[arg(long, value_name = "IMAGE", value_delimiter = ',', default_value = "all")]
     pub image: Vec<CrashImage>,
     /// Who copies data: the CPU, or a device that stores past the caches, into them, or either by alignment
@@ -490,6 +492,7 @@ pub enum CrashImage {
     Fresh,
     Full,
     Cleaning,
+    Filled,
     Reused,
     Crashed,
 }
@@ -599,6 +602,7 @@ pub fn examples(subcommand: &str) -> &'static [(&'static str, &'static str)] {
         "crash" => &[
             ("Every operation, alone", "lode crash --workload seq1"),
             ("Every pair, on persistent memory", "lode crash --workload seq2 --domain memory"),
+            ("Persistent heaps", "lode crash --workload heap"),
             ("A hundred thousand triples", "lode crash --workload seq3 --samples 100000 --seed 7"),
         ],
         "wsp" => &[

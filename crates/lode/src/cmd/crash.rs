@@ -1,4 +1,5 @@
-//! `lode crash`: lets power fail at every point of sequences of operations, and judges what is left.
+//! `lode crash`: lets power fail at every point of sequences of operations, and judges what is left. Those of persistent
+//! heaps are in `crash_heap`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -8,21 +9,22 @@ use lodestone::fs::DataMode;
 use lodestone::sim::explore::Bounds;
 use lodestone::sim::media::Rng;
 use lodestone::sim::mutation::{self, Mutant};
-use lodestone::sim::run::{Broken, Copier, Effort, Image, Place, Plan, Report, run as explore};
+use lodestone::sim::run::{Broken, Copier, Effort, Image, Place, Plan, Report, Tally, run as explore};
 use lodestone::sim::workload::{self, Sequence};
 use serde::Serialize;
 
+use super::crash_heap;
 use crate::cli::{self, Data};
 use crate::failure::{Failure, Output, Result};
 
 /// States of each lane without the checksum guard.
-const LANE_STATES: u32 = 2;
+pub(super) const LANE_STATES: u32 = 2;
 /// Sequences of three that are tried where none says how many.
 const SAMPLES: u64 = 1000;
-const REDRAWS_PER_SECOND: u8 = 4;
+pub(super) const REDRAWS_PER_SECOND: u8 = 4;
 
 #[derive(Serialize)]
-struct Document<'a> {
+pub(super) struct Document<'a> {
     workload: &'a str,
     workloads: u64,
     crash_points: u64,
@@ -40,15 +42,21 @@ struct Document<'a> {
 }
 
 #[derive(Serialize)]
-struct Violation {
-    what: String,
-    at: String,
-    lost: String,
-    sequence: String,
-    replay: String,
+pub(super) struct Violation {
+    pub what: String,
+    pub at: String,
+    pub lost: String,
+    pub sequence: String,
+    pub replay: String,
 }
 
 pub fn run(args: &cli::Crash) -> Result<()> {
+    if let Some(heap) = crash_heap::sequences(args)? {
+        return crash_heap::run(args, heap);
+    }
+    if args.image.contains(&cli::CrashImage::Filled) {
+        return Err(Failure::usage("--image filled is for heaps: give --workload heap"));
+    }
     let (name, count, sequence) = sequences(args)?;
     let plan = Plan {
         places: places(args),
@@ -83,8 +91,11 @@ pub fn run(args: &cli::Crash) -> Result<()> {
     let seconds = begun.elapsed().as_secs_f64();
     let mut out = Output::new();
     match args.json {
-        true => out.json(&document(&name, args, &report, seconds))?,
-        false => table(&mut out, &name, args, &report, seconds)?,
+        true => out.json(&document(&name, args, &report.tally, violations(&report, args), seconds))?,
+        false => {
+            let shown = report.broken.iter().map(|b| (b.to_string(), replay(b, args)));
+            table(&mut out, &name, args, &report.tally, shown, seconds)?;
+        }
     }
     out.finish()?;
     if report.stopped {
@@ -94,7 +105,7 @@ pub fn run(args: &cli::Crash) -> Result<()> {
 }
 
 #[derive(Serialize)]
-struct Mutants {
+pub(super) struct Mutants {
     mutants: usize,
     killed: usize,
     seed: u64,
@@ -103,12 +114,12 @@ struct Mutants {
 }
 
 #[derive(Serialize)]
-struct Tried {
-    without: String,
-    sequences: u64,
+pub(super) struct Tried {
+    pub without: String,
+    pub sequences: u64,
     /// What noticed it; null where nothing did.
-    killed_by: Option<String>,
-    what: Option<String>,
+    pub killed_by: Option<String>,
+    pub what: Option<String>,
 }
 
 /// Fails only where it is interrupted: which survivors are right is for who reads it.
@@ -123,7 +134,11 @@ fn mutants(args: &cli::Crash, plan: &Plan, bar: &ProgressBar, begun: Instant) ->
     });
     drop(std::panic::take_hook());
     bar.finish_and_clear();
-    let tried: Vec<Tried> = tried.map_err(Failure::failed)?.into_iter().map(Tried::from).collect();
+    let tried = tried.map_err(Failure::failed)?.into_iter().map(Tried::from).collect();
+    tell_mutants(args, tried, begun)
+}
+
+pub(super) fn tell_mutants(args: &cli::Crash, tried: Vec<Tried>, begun: Instant) -> Result<()> {
     let killed = tried.iter().filter(|t| t.killed_by.is_some()).count();
     let mut out = Output::new();
     if args.json {
@@ -182,7 +197,7 @@ fn sequences(args: &cli::Crash) -> Result<Sequences> {
         return Ok((name, samples, Box::new(pick)));
     }
     let text = std::fs::read_to_string(&args.workload).map_err(|e| {
-        Failure::failed(format_args!("cannot read {name}: {e}; seq1, seq2 and seq3 are built in"))
+        Failure::failed(format_args!("cannot read {name}: {e}; seq1, seq2, seq3 and heap are built in"))
     })?;
     let all = workload::parse(&text).map_err(|e| Failure::failed(format_args!("{name}: {e}")))?;
     Ok((name, all.len() as u64, Box::new(move |n| all[n as usize].clone())))
@@ -210,7 +225,7 @@ fn places(args: &cli::Crash) -> Vec<Place> {
 }
 
 impl cli::CrashDomain {
-    fn domains(self) -> impl Iterator<Item = lodestone::media::Domain> {
+    pub(super) fn domains(self) -> impl Iterator<Item = lodestone::media::Domain> {
         use lodestone::media::Domain;
         let all = [
             (cli::CrashDomain::Memory, Domain::Memory),
@@ -242,6 +257,7 @@ impl cli::CrashImage {
             cli::CrashImage::Fresh => &[Image::Fresh],
             cli::CrashImage::Full => &[Image::Full],
             cli::CrashImage::Cleaning => &[Image::Cleaning],
+            cli::CrashImage::Filled => &[],
             cli::CrashImage::Reused => &[Image::Reused],
             cli::CrashImage::Crashed => &[Image::Crashed],
         }
@@ -253,8 +269,25 @@ fn replay(broken: &Broken, args: &cli::Crash) -> String {
     format!("lode crash --workload FILE {} --seed {seed} --leaves {leaves}", broken.place)
 }
 
-fn document<'a>(name: &'a str, args: &cli::Crash, report: &Report, seconds: f64) -> Document<'a> {
-    let t = &report.tally;
+/// The violations in the form they are shown in.
+fn violations(report: &Report, args: &cli::Crash) -> Vec<Violation> {
+    let violation = |b: &Broken| Violation {
+        what: b.what.clone(),
+        at: b.at.clone(),
+        lost: b.lost.clone(),
+        sequence: b.sequence.to_string(),
+        replay: replay(b, args),
+    };
+    report.broken.iter().map(violation).collect()
+}
+
+pub(super) fn document<'a>(
+    name: &'a str,
+    args: &cli::Crash,
+    t: &Tally,
+    broken: Vec<Violation>,
+    seconds: f64,
+) -> Document<'a> {
     Document {
         workload: name,
         workloads: t.sequences,
@@ -269,22 +302,18 @@ fn document<'a>(name: &'a str, args: &cli::Crash, report: &Report, seconds: f64)
         seed: args.seed,
         seconds,
         states_per_s: (t.states + t.recovery_states) as f64 / seconds,
-        broken: report
-            .broken
-            .iter()
-            .map(|b| Violation {
-                what: b.what.clone(),
-                at: b.at.clone(),
-                lost: b.lost.clone(),
-                sequence: b.sequence.to_string(),
-                replay: replay(b, args),
-            })
-            .collect(),
+        broken,
     }
 }
 
-fn table(out: &mut Output, name: &str, args: &cli::Crash, report: &Report, seconds: f64) -> Result<()> {
-    let t = &report.tally;
+pub(super) fn table(
+    out: &mut Output,
+    name: &str,
+    args: &cli::Crash,
+    t: &Tally,
+    shown: impl Iterator<Item = (String, String)>,
+    seconds: f64,
+) -> Result<()> {
     let rate = (t.states + t.recovery_states) as f64 / seconds;
     out.line(format_args!("workload          {name}, seed {}", args.seed))?;
     out.line(format_args!("sequences         {}", t.sequences))?;
@@ -296,8 +325,8 @@ fn table(out: &mut Output, name: &str, args: &cli::Crash, report: &Report, secon
     }
     out.line(format_args!("speed             {rate:.0} states/s, {seconds:.1} s in all"))?;
     out.line(format_args!("violations        {}", t.violations))?;
-    for broken in &report.broken {
-        out.line(format_args!("\n{broken}replay with these lines as FILE: {}", replay(broken, args)))?;
+    for (broken, replay) in shown {
+        out.line(format_args!("\n{broken}replay with these lines as FILE: {replay}"))?;
     }
     Ok(())
 }

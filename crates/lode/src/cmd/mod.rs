@@ -6,6 +6,7 @@ mod completions;
 mod cost;
 mod cp;
 mod crash;
+mod crash_heap;
 mod dump;
 mod fsck;
 mod info;

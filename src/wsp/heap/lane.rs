@@ -1,0 +1,217 @@
+//! Lanes: where records go, and how they are settled.
+//!
+//! A lane is a ring of lines that one commit at a time writes to. Its records need no order among themselves; their
+//! numbers order them all. A record that was applied has left stores in caches. They are written back under the next
+//! fence of their lane, or by who **settles**: it waits until no commit with a number up to the highest one so far is
+//! under way, writes back what they left, and then names that number in the state line. From then on their lines may
+//! be used again. That takes two fences once in dozens of commits.
+//!
+//! On an ordinary file a sync takes the place of the fence; commits that come meanwhile share the next one.
+
+use std::cell::Cell;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+
+use smallvec::SmallVec;
+
+use super::Heap;
+use super::format::{RecordHead, State, encode_record};
+use crate::error::{Error, Result};
+use crate::media::{Addr, Domain, Durable, Fault, Flushed, Media};
+use crate::sync::primitive::atomic::{AtomicU64, fence};
+use crate::sync::primitive::thread_local;
+use crate::sync::primitive::{Mutex, MutexGuard};
+use crate::sync::thread;
+
+thread_local! {
+    /// See [`prefer`].
+    static PREFERRED: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// From now on this thread takes this lane and this shard, by number; none: by its own. For simulations, so that the
+/// same run gives the same bytes.
+pub fn prefer(number: Option<usize>) {
+    PREFERRED.with(|preferred| preferred.set(number));
+}
+
+/// Which of so many is the calling thread's.
+pub(super) fn own(count: usize) -> usize {
+    PREFERRED.with(Cell::get).unwrap_or_else(|| thread::slot() as usize) % count
+}
+
+/// One ring.
+pub(super) struct Lane {
+    /// By line: the number of the record that it is part of.
+    numbers: Box<[u64]>,
+    /// The line of the next record.
+    next: usize,
+    /// Stored by the last record and not written back.
+    applied: SmallVec<[(Addr, usize); 8]>,
+}
+
+/// Commits that share a sync.
+#[derive(Default)]
+pub(super) struct Group {
+    /// Syncs begun.
+    begun: AtomicU64,
+    /// Syncs ended.
+    done: Mutex<u64>,
+}
+
+impl Group {
+    /// Everything that this thread stored before survives loss of power.
+    #[track_caller]
+    fn sync<M: Media>(&self, media: &M) -> std::io::Result<()> {
+        // One that begins from now on: what was stored before is seen by whoever counts it later.
+        fence(SeqCst);
+        let wanted = self.begun.load(Acquire) + 1;
+        let mut done = self.done.lock();
+        if *done >= wanted {
+            return Ok(());
+        }
+        let this = self.begun.fetch_add(1, AcqRel) + 1;
+        media.sync()?;
+        *done = this;
+        Ok(())
+    }
+}
+
+impl Lane {
+    /// `number` is settled.
+    pub fn new(lines: u16, number: u64) -> Lane {
+        Lane { numbers: vec![number; lines as usize].into(), next: 0, applied: SmallVec::new() }
+    }
+
+    /// The first of so many lines in a row, if all of them may be used.
+    fn room(&self, lines: usize, settled: u64) -> Option<usize> {
+        let first = if self.next + lines > self.numbers.len() { 0 } else { self.next };
+        self.numbers[first..first + lines].iter().all(|&number| number <= settled).then_some(first)
+    }
+
+    /// A record stored so many bytes here.
+    pub fn stored(&mut self, at: Addr, bytes: usize) {
+        self.applied.push((at, bytes));
+    }
+
+    fn write_back<M: Media>(&self, media: &M) -> Flushed {
+        let written = self.applied.iter().map(|&(at, bytes)| media.write_back(at, bytes));
+        written.fold(Flushed::issued(), Flushed::and)
+    }
+}
+
+impl<M: Media> Heap<M> {
+    /// What was stored and flushed is durable. A failure is for ever: nobody knows what is on the media then.
+    #[track_caller]
+    pub(super) fn make_durable(&self, flushed: Flushed) -> Result<Durable> {
+        let durable = self.media.fence(flushed);
+        if self.media.domain() == Domain::PageCache {
+            self.group.sync(&self.media).map_err(|e| self.fail(sync_failed(&e)))?;
+        }
+        Ok(durable)
+    }
+
+    /// From now on nothing is acknowledged.
+    #[cold]
+    pub(super) fn fail(&self, error: Error) -> Error {
+        self.failed.store(true, Release);
+        error.context("the heap refuses changes until it is opened again")
+    }
+
+    #[cold]
+    pub(super) fn fault(&self, fault: Fault) -> Error {
+        self.fail(fault.into())
+    }
+
+    #[inline]
+    pub(super) fn usable(&self) -> Result<()> {
+        if self.failed.load(Acquire) {
+            let message =
+                "the heap could not make something durable and refuses changes: close it and open it again";
+            return Err(Error::message(libc::EIO, "heap::usable", message));
+        }
+        Ok(())
+    }
+
+    /// A lane with room for so many lines, and the first of them. Who has it is the only one that writes there.
+    fn lane(&self, lines: usize) -> Result<(usize, MutexGuard<'_, Lane>, usize)> {
+        let mine = own(self.lanes.len());
+        loop {
+            self.usable()?;
+            let order = (mine..self.lanes.len()).chain(0..mine);
+            let free = order.into_iter().find_map(|n| Some((n, self.lanes[n].try_lock()?)));
+            let (number, lane) = free.unwrap_or_else(|| (mine, self.lanes[mine].lock()));
+            if let Some(first) = lane.room(lines, self.settled.load(Acquire)) {
+                return Ok((number, lane, first));
+            }
+            drop(lane);
+            self.settle()?;
+        }
+    }
+
+    /// Writes a record of these entries; when it returns they are durable. They are to be applied before the lane is
+    /// let go.
+    pub(super) fn append(&self, entries: &[u64], lines: usize) -> Result<(MutexGuard<'_, Lane>, Durable)> {
+        let (number, mut lane, first) = self.lane(lines)?;
+        // Only with a lane locked: who settles finds all numbers below applied once it had every lane.
+        let record = self.next.fetch_add(1, AcqRel);
+        let head = RecordHead { lines, number: record, settled: self.settled.load(Acquire) };
+        let at = self.layout.line(number, first);
+        let words = encode_record(self.keys, at, head, entries);
+        let written = lane.write_back(&self.media);
+        let stored = self.media.store_lines(at, &words).map_err(|fault| self.fault(fault))?;
+        let durable = self.make_durable(stored.and(written))?;
+        lane.applied.clear();
+        lane.numbers[first..first + lines].fill(record);
+        lane.next = first + lines;
+        Ok((lane, durable))
+    }
+
+    /// Settles every record whose commit has ended: what they changed is on the media at its place.
+    pub(super) fn settle(&self) -> Result<()> {
+        self.usable()?;
+        let mut state = self.state.lock();
+        self.settle_as(&mut state, false)
+    }
+
+    /// As [`settle`](Heap::settle); `closed` says that this is the end.
+    pub(super) fn settle_as(&self, state: &mut State, closed: bool) -> Result<()> {
+        let last = self.next.load(Acquire) - 1;
+        if last == state.settled && state.closed == closed {
+            return Ok(());
+        }
+        let mut written = Flushed::issued();
+        for lane in &self.lanes {
+            let mut lane = lane.lock();
+            written = written.and(lane.write_back(&self.media));
+            lane.applied.clear();
+        }
+        self.usable()?;
+        self.make_durable(written)?;
+        let named = State { serial: state.serial + 1, settled: last, closed, ..*state };
+        self.write_state(&named)?;
+        *state = named;
+        // Release: who uses a line again does it behind this.
+        self.settled.store(last, Release);
+        Ok(())
+    }
+
+    /// Both copies of a state line, durable on return.
+    pub(super) fn write_state(&self, state: &State) -> Result<()> {
+        let line = state.encode(self.keys);
+        let mut stored = Flushed::issued();
+        for at in self.layout.state(state.serial) {
+            stored = stored.and(self.media.copy_nt(at, &line).map_err(|fault| self.fault(fault))?);
+        }
+        self.make_durable(stored)?;
+        Ok(())
+    }
+
+    /// Whether some record would be applied again after a crash now.
+    pub(super) fn is_unsettled(&self) -> bool {
+        self.next.load(Acquire) - 1 > self.settled.load(Relaxed)
+    }
+}
+
+fn sync_failed(e: &std::io::Error) -> Error {
+    let message = format!("the heap's file cannot be synced: {e}");
+    Error::message(e.raw_os_error().unwrap_or(libc::EIO), "heap::sync", message)
+}
