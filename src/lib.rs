@@ -20,5 +20,6 @@ pub mod runtime;
 pub mod sim;
 mod sync;
 pub mod wait;
+pub mod wsp;
 
 pub use error::{Error, Result};

@@ -284,7 +284,7 @@ fn too_short(region: &OpenRegion) -> Error {
 }
 
 /// Block 0 of a region, before the region is mapped for use; zeros where the file is shorter.
-fn read_block0(region: &OpenRegion) -> Result<[u8; LABEL_BYTES]> {
+pub(super) fn read_block0(region: &OpenRegion) -> Result<[u8; LABEL_BYTES]> {
     let mut block = [0; LABEL_BYTES];
     let have = region.bytes.min(BLOCK) as usize;
     if have == 0 {
