@@ -5,8 +5,8 @@
 use std::path::Path;
 
 /// The order in which the header presents the interface.
-const SOURCES: [&str; 10] =
-    ["pools", "file", "tickets", "names", "attrs", "xattr", "dir", "media", "uthread", "failure"];
+const SOURCES: [&str; 11] =
+    ["pools", "file", "tickets", "names", "attrs", "xattr", "dir", "media", "memory", "uthread", "failure"];
 
 fn generate(root: &Path) -> String {
     let config =

@@ -10,12 +10,13 @@ use std::alloc::Layout;
 use tikv_jemalloc_sys as jemalloc;
 
 /// jemalloc reads this when it is first called: the text of its options, which `prepare` writes. Extents go back to where
-/// they came from (`retain`), and there is one arena for each CPU.
+/// they came from (`retain`), large ones are of the same arenas as others (`oversize_threshold`), and there is one arena for
+/// each CPU.
 #[unsafe(export_name = "_rjem_malloc_conf")]
 static OPTIONS: AtomicPtr<c_char> = AtomicPtr::new(null_mut());
 
-const OPTIONS_HEAD: &[u8] = b"retain:false,narenas:";
-static OPTIONS_TEXT: [AtomicU8; 32] = [const { AtomicU8::new(0) }; 32];
+const OPTIONS_HEAD: &[u8] = b"retain:false,oversize_threshold:0,narenas:";
+static OPTIONS_TEXT: [AtomicU8; 64] = [const { AtomicU8::new(0) }; 64];
 
 /// jemalloc was not called yet.
 const UNPREPARED: usize = usize::MAX;
@@ -171,7 +172,10 @@ pub unsafe extern "C" fn realloc(at: *mut c_void, bytes: usize) -> *mut c_void {
     // SAFETY (each below): the caller's: a block of ours.
     unsafe {
         match (owner(at), large(bytes)) {
-            (None, None) => jemalloc::realloc(at, bytes),
+            (None, None) => {
+                let got = jemalloc::realloc(at, bytes);
+                if got.is_null() && bytes > 0 { no_memory() } else { got }
+            }
             (Some(memory), Some(_)) => {
                 let got = memory.realloc(block.cast(), ALIGNED_ANYWAY, bytes);
                 got.map_or_else(no_memory, |at| at.as_ptr().cast())

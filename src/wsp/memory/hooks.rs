@@ -153,6 +153,13 @@ pub(super) fn end_cache(index: usize) -> Result<()> {
     exchange(c"tcache.destroy", None::<&mut u8>, Some(index as c_uint))
 }
 
+/// Whether jemalloc puts large allocations into an arena apart, which nobody can hand hooks to beforehand.
+pub(super) fn sets_large_apart() -> Result<bool> {
+    let mut from_bytes = 0usize;
+    exchange(c"opt.oversize_threshold", Some(&mut from_bytes), None::<u8>)?;
+    Ok(from_bytes != 0)
+}
+
 /// How many arenas jemalloc has for threads that choose none.
 pub(super) fn automatic_arenas() -> Result<usize> {
     let mut count: c_uint = 0;

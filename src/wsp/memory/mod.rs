@@ -107,10 +107,15 @@ impl Memory {
     }
 
     /// Makes this the memory of all that is allocated by jemalloc in this process from now on; what was allocated before stays
-    /// where it is. The number of arenas is jemalloc's (`narenas`). Errors as with [`open`](Memory::open).
+    /// where it is. The number of arenas is jemalloc's (`narenas`). Errors as with [`open`](Memory::open), and EINVAL where
+    /// jemalloc's options do not say `oversize_threshold:0`.
     ///
     /// It lasts as long as the process, since who knows what is in use.
     pub fn replace_default(path: &Path, options: &MemoryOptions) -> Result<&'static Memory> {
+        if hooks::sets_large_apart()? {
+            let message = "jemalloc keeps large allocations apart: have _rjem_malloc_conf say oversize_threshold:0";
+            return Err(Error::message(libc::EINVAL, "wsp::memory::replace_default", message));
+        }
         let mut memory = Memory::on(Tract::open(path, options.size)?, options)?;
         memory.replaced = true;
         for index in 0..hooks::automatic_arenas()? {
@@ -262,8 +267,9 @@ impl Drop for Memory {
         assert!(!self.replaced, "the memory of all allocations lasts as long as the process");
         fork::unregister(&self.heap);
         for lane in &mut self.lanes {
-            if let Some(cache) = lane.cache.take() {
-                hooks::end_cache(cache.into_inner()).expect("jemalloc ends what it made");
+            // In the child of a fork one may be in the hands of a thread that is not there: it is left alone.
+            if let Some(cache) = lane.cache.as_ref().and_then(Mutex::try_lock) {
+                hooks::end_cache(*cache).expect("jemalloc ends what it made");
             }
             hooks::end(lane.index).expect("jemalloc ends what it made");
         }
@@ -635,6 +641,53 @@ mod tests {
             || {},
         );
         assert!(holds(at, 3 * MIB, 1));
+    }
+
+    #[test]
+    fn where_the_kernel_copies_nothing_on_write_one_thread_forks_by_copies() {
+        let _alone = alone();
+        // A child has one thread, whatever the tests have.
+        fork(
+            || {
+                let memory = memory(64 * MIB, Full::Fail);
+                let at = memory.alloc(layout(5 * MIB)).unwrap();
+                fill(at, 5 * MIB, 1);
+                memory.heap.ground.enter().unwrap().copies_on_write = false;
+                assert!(fork_permitted());
+                fork(
+                    || {
+                        let seen = holds(at, 5 * MIB, 1);
+                        fill(at, 5 * MIB, 2);
+                        let own = memory.alloc(layout(MIB)).unwrap();
+                        fill(own, MIB, 4);
+                        seen && holds(at, 5 * MIB, 2) && memory.contains(own.as_ptr())
+                    },
+                    || fill(at, MIB, 3),
+                );
+                // SAFETY: inside of the block.
+                let rest = unsafe { at.add(MIB) };
+                let kept = holds(at, MIB, 3) && holds(rest, 4 * MIB, 1);
+                // And it lies on the media again: what is stored there is seen by another mapping.
+                let mut ground = memory.heap.ground.enter().unwrap();
+                let alias = ground.map_alias(0, 8);
+                fill(at, MIB, 9);
+                let offset = at.addr().get() - ground.base;
+                // SAFETY: a mapping of the same bytes.
+                let stored = unsafe { NonNull::new_unchecked(alias.add(offset)) };
+                drop(ground);
+                kept && holds(stored, MIB, 9)
+            },
+            || {},
+        );
+        let memory = memory(64 * MIB, Full::Fail);
+        let _at = memory.alloc(layout(MIB)).unwrap();
+        memory.heap.ground.enter().unwrap().copies_on_write = false;
+        std::thread::scope(|scope| {
+            let (stop, stopped) = std::sync::mpsc::channel::<()>();
+            scope.spawn(move || stopped.recv());
+            assert!(!fork_permitted(), "with a second thread nobody can");
+            drop(stop);
+        });
     }
 
     #[test]
