@@ -447,6 +447,23 @@ print(sum(total))
 """))
 
 
+def library_loaded_later(heap):
+    """The C library, with an allocator of its own in it, is loaded by a program that runs."""
+    library = os.path.join(os.path.dirname(heap.lode), "liblodestone.so")
+    answer = plain(*python(f"""
+import ctypes
+lode = ctypes.CDLL({library!r})
+lode.lode_memory_open.restype = lode.lode_memory_alloc.restype = ctypes.c_void_p
+lode.lode_memory_open.argtypes = ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int
+lode.lode_memory_alloc.argtypes = ctypes.c_void_p, ctypes.c_size_t
+memory = lode.lode_memory_open({heap.media!r}.encode(), 64 << 20, 1)
+at = lode.lode_memory_alloc(memory, 1 << 20)
+ctypes.memset(at, 76, 1 << 20)
+print(open({heap.media!r}, "rb").read().count(b"L" * (1 << 20)))
+"""))
+    assert answer.stdout == "1\n", answer
+
+
 def static_storage(heap):
     """What is preloaded has its thread-local variables in the space of the start (DF_STATIC_TLS): see its Cargo.toml."""
     del heap
@@ -550,7 +567,7 @@ def nothing_is_left(heap):
 
 
 TESTS = [
-    static_storage, on_media, threads, fork, fork_with_threads, multiprocessing, daemon, memory_comes_back, sqlite, sort, compiler,
+    static_storage, library_loaded_later, on_media, threads, fork, fork_with_threads, multiprocessing, daemon, memory_comes_back, sqlite, sort, compiler,
     pipeline, full_falls_back, full_fails, host_full, least_bytes, children_have_none, names_of_malloc, loaded_later, ends,
     bad_media, unreachable, nothing_is_left,
 ]

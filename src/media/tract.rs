@@ -21,7 +21,8 @@ use crate::limits::MEMORY_BYTES_MIN;
 const SITE: &str = "media::tract::open";
 
 /// What the first block of a tract begins with; zeros follow.
-const LABEL: &[u8] = b"LODEHEAP memory of programs that run; its content means nothing to others, nor later\n";
+const LABEL: &[u8] =
+    b"LODEHEAP memory of programs that run; its content means nothing to others, nor later\n";
 
 /// See the file's head.
 #[derive(Debug)]
@@ -89,8 +90,10 @@ impl Tract {
             return invalid(format!("{} is empty: give a size", path.display()));
         }
         if bytes < least {
-            let message =
-                format!("{} has room for {bytes} bytes of memory, {least} are the least: give a larger size", path.display());
+            let message = format!(
+                "{} has room for {bytes} bytes of memory, {least} are the least: give a larger size",
+                path.display()
+            );
             return invalid(message);
         }
         label(&region)?;
@@ -119,7 +122,9 @@ fn label(region: &OpenRegion) -> Result<()> {
         Block0::Foreign => "holds other data",
     };
     let path = region.path.display();
-    let message = format!("{path} {what}, which memory of programs would overwrite: use another file, or remove it first");
+    let message = format!(
+        "{path} {what}, which memory of programs would overwrite: use another file, or remove it first"
+    );
     Err(Error::message(libc::EEXIST, SITE, message))
 }
 

@@ -131,6 +131,6 @@ int main(int argc, char **argv)
     threads();
     forking();
     CHECK(lode_memory_close(memory) == 0);
-    printf("memory: %u checks\n", checks);
+    printf("memory: %u checks passed\n", checks);
     return unlink(path);
 }

@@ -646,7 +646,10 @@ pub fn examples(subcommand: &str) -> &'static [(&'static str, &'static str)] {
             ("The records of the root directory", "lode dump demo.pool 1"),
         ],
         "run" => &[
-            ("A sort whose memory is a file on a DAX mount", "lode run --heap /mnt/pmem/heap --heap-size 8G -- sort -S 4G big.txt"),
+            (
+                "A sort whose memory is a file on a DAX mount",
+                "lode run --heap /mnt/pmem/heap --heap-size 8G -- sort -S 4G big.txt",
+            ),
             (
                 "Large allocations only, and what came of it",
                 "lode run --heap /dev/dax0.0 --heap-min 64K --heap-stats - -- python3 train.py",

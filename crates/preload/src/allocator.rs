@@ -152,7 +152,7 @@ pub extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free(at: *mut c_void) {
     let Some(block) = NonNull::new(at) else { return };
-    // SAFETY (each below): the caller's: a block of ours that nobody uses any more.
+    // SAFETY: the caller's: a block of ours that nobody uses any more.
     unsafe {
         match owner(at) {
             None => jemalloc::free(at),
@@ -169,7 +169,7 @@ pub unsafe extern "C" fn free(at: *mut c_void) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn realloc(at: *mut c_void, bytes: usize) -> *mut c_void {
     let Some(block) = NonNull::new(at) else { return malloc(bytes) };
-    // SAFETY (each below): the caller's: a block of ours.
+    // SAFETY: the caller's: a block of ours.
     unsafe {
         match (owner(at), large(bytes)) {
             (None, None) => {

@@ -24,8 +24,14 @@ pub struct Settings {
     pub statistics: Option<OsString>,
 }
 
-const ALL: [&str; 6] =
-    ["LODE_HEAP", "LODE_HEAP_SIZE", "LODE_HEAP_FULL", "LODE_HEAP_MIN", "LODE_HEAP_STATS", "LODE_HEAP_CHILDREN"];
+const ALL: [&str; 6] = [
+    "LODE_HEAP",
+    "LODE_HEAP_SIZE",
+    "LODE_HEAP_FULL",
+    "LODE_HEAP_MIN",
+    "LODE_HEAP_STATS",
+    "LODE_HEAP_CHILDREN",
+];
 
 impl Settings {
     /// None without a media.

@@ -294,7 +294,11 @@ impl Extents {
         }
         for list in 0..LISTS {
             let mut at = self.heads[list];
-            assert_eq!(self.lists[list / 64] >> (list % 64) & 1 == 1, at != NONE, "4: the bit of list {list}");
+            assert_eq!(
+                self.lists[list / 64] >> (list % 64) & 1 == 1,
+                at != NONE,
+                "4: the bit of list {list}"
+            );
             while at != NONE {
                 assert_eq!(list_of(self.length(at as usize)), list, "4: the list of run {at}");
                 runs -= 1;
@@ -363,13 +367,32 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Step {
-        Alloc { pages: usize, align: usize },
-        AllocAt { start: usize, pages: usize },
+        Alloc {
+            pages: usize,
+            align: usize,
+        },
+        AllocAt {
+            start: usize,
+            pages: usize,
+        },
         /// Some pages of one that is held, so that extents come back in other pieces.
-        Free { which: usize, from: usize, pages: usize },
-        Withdraw { start: usize, pages: usize },
-        AddBack { start: usize, pages: usize },
-        Forget { start: usize, pages: usize },
+        Free {
+            which: usize,
+            from: usize,
+            pages: usize,
+        },
+        Withdraw {
+            start: usize,
+            pages: usize,
+        },
+        AddBack {
+            start: usize,
+            pages: usize,
+        },
+        Forget {
+            start: usize,
+            pages: usize,
+        },
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -406,7 +429,8 @@ mod tests {
 
         /// Whether some free run holds so many pages from an aligned one on.
         fn has(&self, pages: usize, align: usize, origin: usize) -> bool {
-            (0..=PAGES - pages).any(|at| (at + origin).is_multiple_of(align) && self.all(at, pages, Page::Free))
+            (0..=PAGES - pages)
+                .any(|at| (at + origin).is_multiple_of(align) && self.all(at, pages, Page::Free))
         }
     }
 
@@ -435,11 +459,13 @@ mod tests {
                 }
                 Step::Free { which, from, pages } => {
                     let held: Vec<usize> = (0..PAGES).filter(|p| model.0[*p] == Page::Held).collect();
-                    let Some(start) = held.get(which % held.len().max(1)).map(|p| p.saturating_sub(from)) else {
+                    let Some(start) = held.get(which % held.len().max(1)).map(|p| p.saturating_sub(from))
+                    else {
                         continue;
                     };
                     let start = (start..PAGES).find(|p| model.0[*p] == Page::Held).unwrap();
-                    let pages = (0..pages).take_while(|n| model.0.get(start + n) == Some(&Page::Held)).count();
+                    let pages =
+                        (0..pages).take_while(|n| model.0.get(start + n) == Some(&Page::Held)).count();
                     extents.release(start, pages);
                     extents.add(start, pages);
                     model.change(start, pages, &[Page::Held], Page::Free);

@@ -77,7 +77,8 @@ fn heaps() -> impl Iterator<Item = &'static Heap> {
 /// Whether a fork now would leave the child all memory: false in a process of several threads, with memory on media of
 /// which the kernel maps no private copies.
 pub fn permitted() -> bool {
-    let exact = |heap: &Heap| heap.ground.enter().is_none_or(|ground| ground.copies_on_write || ground.owned == 0);
+    let exact =
+        |heap: &Heap| heap.ground.enter().is_none_or(|ground| ground.copies_on_write || ground.owned == 0);
     heaps().all(exact) || is_single_thread()
 }
 

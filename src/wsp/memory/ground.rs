@@ -367,7 +367,8 @@ impl Ground {
         let Some(file) = self.file() else { return null_mut() };
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping, where the kernel likes.
-        unsafe { mmap(null_mut(), bytes, prot, MapFlags::SHARED, file, offset) }.map_or(null_mut(), |p| p.cast())
+        unsafe { mmap(null_mut(), bytes, prot, MapFlags::SHARED, file, offset) }
+            .map_or(null_mut(), |p| p.cast())
     }
 
     /// Our descriptor; opened again where the program closed it or put something else in its place, with the locks of all
@@ -484,7 +485,8 @@ impl Ground {
             for at in (begin..begin + self.unit_bytes).step_by(step) {
                 let length = step.min(begin + self.unit_bytes - at);
                 // SAFETY: a mapping of ours, and a byte for each of its pages.
-                let failed = unsafe { libc::mincore(with_exposed_provenance_mut(at), length, present.as_mut_ptr()) };
+                let failed =
+                    unsafe { libc::mincore(with_exposed_provenance_mut(at), length, present.as_mut_ptr()) };
                 if failed == 0 {
                     bytes += present[..length / page].iter().filter(|byte| *byte & 1 == 1).count() * page;
                 }

@@ -114,9 +114,8 @@ pub(super) struct Pages {
 pub(super) fn pages_of(index: usize) -> Pages {
     let read = |what| {
         let mut value = 0usize;
-        let read = with_index("stats.arenas.", index, what, |name| {
-            exchange(name, Some(&mut value), None::<usize>)
-        });
+        let read =
+            with_index("stats.arenas.", index, what, |name| exchange(name, Some(&mut value), None::<usize>));
         read.map_or(0, |()| value)
     };
     Pages { active: read(".pactive"), dirty: read(".pdirty") }
@@ -184,7 +183,11 @@ fn exchange<Old, New>(name: &CStr, old: Option<&mut Old>, new: Option<New>) -> R
     match failed {
         0 => Ok(()),
         errno => {
-            let message = format!("jemalloc refuses {}: {}", name.to_string_lossy(), std::io::Error::from_raw_os_error(errno));
+            let message = format!(
+                "jemalloc refuses {}: {}",
+                name.to_string_lossy(),
+                std::io::Error::from_raw_os_error(errno)
+            );
             Err(Error::message(errno, "wsp::memory::hooks", message))
         }
     }

@@ -113,7 +113,8 @@ impl Memory {
     /// It lasts as long as the process, since who knows what is in use.
     pub fn replace_default(path: &Path, options: &MemoryOptions) -> Result<&'static Memory> {
         if hooks::sets_large_apart()? {
-            let message = "jemalloc keeps large allocations apart: have _rjem_malloc_conf say oversize_threshold:0";
+            let message =
+                "jemalloc keeps large allocations apart: have _rjem_malloc_conf say oversize_threshold:0";
             return Err(Error::message(libc::EINVAL, "wsp::memory::replace_default", message));
         }
         let mut memory = Memory::on(Tract::open(path, options.size)?, options)?;
@@ -278,7 +279,10 @@ impl Drop for Memory {
 
 impl std::fmt::Debug for Memory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Memory").field("name", &self.name).field("lanes", &self.lanes.len()).finish_non_exhaustive()
+        f.debug_struct("Memory")
+            .field("name", &self.name)
+            .field("lanes", &self.lanes.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -717,7 +721,8 @@ mod tests {
             for _ in 0..3 {
                 scope.spawn(|| {
                     while !stop.load(Ordering::Relaxed) {
-                        let blocks: Vec<_> = (1..60).map(|n| memory.alloc(layout(n * 700)).unwrap()).collect();
+                        let blocks: Vec<_> =
+                            (1..60).map(|n| memory.alloc(layout(n * 700)).unwrap()).collect();
                         for (n, at) in blocks.into_iter().enumerate() {
                             fill(at, (n + 1) * 700, n as u8);
                             assert!(holds(at, (n + 1) * 700, n as u8));
@@ -766,7 +771,8 @@ mod tests {
         std::fs::write(folder.join("letter"), vec![b'x'; 16 * MIB]).unwrap();
         says(refusal("letter", None), libc::EEXIST, "other data");
         assert_eq!(std::fs::read(folder.join("letter")).unwrap(), vec![b'x'; 16 * MIB]);
-        let pool = crate::media::Pool::create(&[folder.join("pool")], Some(16 << 20), &Default::default()).unwrap();
+        let pool =
+            crate::media::Pool::create(&[folder.join("pool")], Some(16 << 20), &Default::default()).unwrap();
         says(refusal("pool", None), libc::EBUSY, "in use");
         drop(pool);
         says(refusal("pool", None), libc::EEXIST, "holds a pool");
@@ -776,7 +782,10 @@ mod tests {
         let at = memory.alloc(layout(MIB)).unwrap();
         fill(at, MIB, 0x5a);
         let stored = std::fs::read(folder.join("good")).unwrap();
-        assert!(stored.windows(MIB).any(|part| part.iter().all(|byte| *byte == 0x5a)), "the bytes are in the file");
+        assert!(
+            stored.windows(MIB).any(|part| part.iter().all(|byte| *byte == 0x5a)),
+            "the bytes are in the file"
+        );
         Memory::check(&folder.join("good"), None).unwrap();
         let alone = crate::media::Pool::open(&folder.join("good"), &Default::default()).unwrap_err();
         assert_eq!(alone.errno(), libc::EBUSY, "a pool is not made where programs have memory");

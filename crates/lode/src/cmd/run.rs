@@ -53,7 +53,8 @@ pub fn run(args: cli::Run) -> Result<()> {
 /// What the library reads. Paths are made whole, because the program may change its directory.
 fn settings(args: &cli::Run, media: &Path) -> Result<Vec<(&'static str, Option<OsString>)>> {
     let whole = |path: &Path| {
-        std::path::absolute(path).map_err(|e| Failure::failed(format_args!("cannot find {}: {e}", show(path))))
+        std::path::absolute(path)
+            .map_err(|e| Failure::failed(format_args!("cannot find {}: {e}", show(path))))
     };
     let statistics = match &args.heap_stats {
         Some(file) if file != "-" => Some(whole(Path::new(file))?.into_os_string()),
@@ -72,7 +73,8 @@ fn settings(args: &cli::Run, media: &Path) -> Result<Vec<(&'static str, Option<O
 
 /// Beside the command, as in a build, or in the lib beside its bin, as installed.
 fn library() -> Result<PathBuf> {
-    let own = env::current_exe().map_err(|e| Failure::failed(format_args!("cannot find the command itself: {e}")))?;
+    let own = env::current_exe()
+        .map_err(|e| Failure::failed(format_args!("cannot find the command itself: {e}")))?;
     let beside = own.parent().unwrap_or(Path::new("/"));
     let places = [beside.join(LIBRARY), beside.join("../lib").join(LIBRARY)];
     let Some(found) = places.iter().find(|place| place.is_file()) else {
@@ -96,7 +98,8 @@ fn library() -> Result<PathBuf> {
 /// Ours in front: of two allocators the first counts.
 fn preloads(library: &Path, others: Option<OsString>) -> OsString {
     let mut list = library.as_os_str().to_owned();
-    for other in others.iter().flat_map(|others| others.as_bytes().split(|byte| [b':', b' '].contains(byte))) {
+    for other in others.iter().flat_map(|others| others.as_bytes().split(|byte| [b':', b' '].contains(byte)))
+    {
         if !other.is_empty() && other != library.as_os_str().as_bytes() {
             list.push(":");
             list.push(OsStr::from_bytes(other));
@@ -110,7 +113,8 @@ fn find(program: &OsStr) -> Option<PathBuf> {
     if program.as_bytes().contains(&b'/') {
         return Some(program.into());
     }
-    let runs = |file: &PathBuf| file.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);
+    let runs =
+        |file: &PathBuf| file.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);
     env::split_paths(&env::var_os("PATH")?).map(|folder| folder.join(program)).find(runs)
 }
 
