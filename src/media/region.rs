@@ -100,21 +100,6 @@ impl OpenRegion {
         Self::from_file(file.map_err(|e| cannot("open", SITE, path, e))?, path, read_only)
     }
 
-    /// As [`open`](OpenRegion::open) for writing beside others that do so, who divide it among themselves: the lock is
-    /// shared, and keeps off only those who want it alone.
-    pub fn open_beside(path: &Path) -> Result<OpenRegion> {
-        const SITE: &str = "media::region::open";
-        let before = rustix::fs::stat(path).map_err(|e| cannot("open", SITE, path, e))?;
-        kind_of(&before, path)?;
-        let file = open_writable(path).map_err(|e| cannot("open", SITE, path, e))?;
-        Self::locked(file, path, false, true)
-    }
-
-    /// The open file, which keeps its lock until it and all that is mapped of it are gone.
-    pub fn into_file(self) -> OwnedFd {
-        self.file.into_file()
-    }
-
     /// Creates a file; EEXIST where there is one.
     pub fn create(path: &Path) -> Result<OpenRegion> {
         const SITE: &str = "media::region::create";
@@ -172,30 +157,6 @@ impl OpenRegion {
 
     pub fn kind(&self) -> RegionKind {
         self.kind
-    }
-
-    /// What of it is mapped at a time, in bytes: a huge page, or what the device or hugetlbfs asks for.
-    pub fn unit_bytes(&self) -> usize {
-        match self.is_hugetlbfs() {
-            true => self.align.max(self.stat.st_blksize as usize),
-            false => self.align,
-        }
-    }
-
-    /// Its pages are huge ones that the kernel set aside.
-    pub fn is_hugetlbfs(&self) -> bool {
-        rustix::fs::fstatfs(&self.file).is_ok_and(|s| s.f_type as u32 == HUGETLBFS_MAGIC)
-    }
-
-    /// Makes a regular file `bytes` long and takes nothing from the host; of anything else only says that it is too short.
-    pub fn extend(&mut self, bytes: u64) -> Result<()> {
-        const SITE: &str = "media::region::extend";
-        if matches!(self.kind, RegionKind::DeviceDax | RegionKind::BlockDevice) {
-            return self.reserve(bytes);
-        }
-        rustix::fs::ftruncate(&self.file, bytes).map_err(|e| cannot("extend", SITE, &self.path, e))?;
-        self.bytes = bytes;
-        Ok(())
     }
 
     /// Makes a regular file `bytes` long and takes its blocks from the host now, so that no store can
@@ -308,6 +269,49 @@ impl OpenRegion {
         let is_device = self.kind == RegionKind::DeviceDax;
         let length = if is_device { length.next_multiple_of(self.align) } else { length };
         Mapping::new(self.file.as_fd(), length, self.align, self.sharing()?).map_err(failed)
+    }
+}
+
+/// What tracts need of it.
+#[cfg(feature = "memory-type")]
+impl OpenRegion {
+    /// As [`open`](OpenRegion::open) for writing beside others that do so, who divide it among themselves: the lock is
+    /// shared, and keeps off only those who want it alone.
+    pub fn open_beside(path: &Path) -> Result<OpenRegion> {
+        const SITE: &str = "media::region::open";
+        let before = rustix::fs::stat(path).map_err(|e| cannot("open", SITE, path, e))?;
+        kind_of(&before, path)?;
+        let file = open_writable(path).map_err(|e| cannot("open", SITE, path, e))?;
+        Self::locked(file, path, false, true)
+    }
+
+    /// The open file, which keeps its lock until it and all that is mapped of it are gone.
+    pub fn into_file(self) -> OwnedFd {
+        self.file.into_file()
+    }
+
+    /// What of it is mapped at a time, in bytes: a huge page, or what the device or hugetlbfs asks for.
+    pub fn unit_bytes(&self) -> usize {
+        match self.is_hugetlbfs() {
+            true => self.align.max(self.stat.st_blksize as usize),
+            false => self.align,
+        }
+    }
+
+    /// Its pages are huge ones that the kernel set aside.
+    pub fn is_hugetlbfs(&self) -> bool {
+        rustix::fs::fstatfs(&self.file).is_ok_and(|s| s.f_type as u32 == HUGETLBFS_MAGIC)
+    }
+
+    /// Makes a regular file `bytes` long and takes nothing from the host; of anything else only says that it is too short.
+    pub fn extend(&mut self, bytes: u64) -> Result<()> {
+        const SITE: &str = "media::region::extend";
+        if matches!(self.kind, RegionKind::DeviceDax | RegionKind::BlockDevice) {
+            return self.reserve(bytes);
+        }
+        rustix::fs::ftruncate(&self.file, bytes).map_err(|e| cannot("extend", SITE, &self.path, e))?;
+        self.bytes = bytes;
+        Ok(())
     }
 }
 
@@ -438,6 +442,7 @@ impl Locked {
     }
 }
 
+#[cfg(feature = "memory-type")]
 impl Locked {
     /// The file without an end of its lock.
     fn into_file(self) -> OwnedFd {
