@@ -500,10 +500,10 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 256 }, ..ProptestConfig::default() })]
         #[test]
         fn extents_do_what_their_model_does(
-            steps in proptest::collection::vec(step(), 1..80),
+            steps in proptest::collection::vec(step(), 1..if cfg!(miri) { 8 } else { 80 }),
             origin in 0..64usize,
         ) {
             run(&steps, origin);
