@@ -1,6 +1,6 @@
 # Lodestone: build, test, show, measure, install.
 #
-#   make              the release build: lode, man pages, completions, C library, fio engine
+#   make              the release build: lode, what it preloads, man pages, completions, C library, fio engine
 #   make demo         SQLite on a mount whose server is killed; then a quick bench against tmpfs and ext4
 #   make demo-wsp     a guest with a database, suspended in mid-load and resumed
 #   make test         every test; installs what it needs and says so
@@ -52,9 +52,11 @@ PYTHON ?= $(firstword $(wildcard /usr/bin/python3) python3)
 
 all: binaries manual library engine
 
-# One cargo call for all, so that nothing is compiled twice.
+# One cargo call for all, so that nothing is compiled twice; but for what is preloaded, whose jemalloc has to be another one
+# (crates/preload/Cargo.toml).
 binaries:
-	$(CARGO) build --release --workspace --bins --lib
+	$(CARGO) build --release --workspace --exclude lodestone-preload --bins --lib
+	$(CARGO) build --release -p lodestone-preload
 
 manual: binaries
 	rm -rf $(SHARE)
@@ -116,6 +118,7 @@ nightly: setup
 install:
 	@test -x $(LODE) || { echo "make install: nothing is built; run make first" >&2; exit 1; }
 	install -D -m 755 $(LODE) $(DESTDIR)$(PREFIX)/bin/lode
+	install -D -m 755 $(TARGET)/release/liblode_preload.so $(DESTDIR)$(PREFIX)/lib/liblode_preload.so
 	install -d $(DESTDIR)$(SBINDIR) $(DESTDIR)$(PREFIX)/share/man/man1
 	ln -sf $(PREFIX)/bin/lode $(DESTDIR)$(SBINDIR)/mount.fuse.lode
 	install -m 644 $(SHARE)/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1/
@@ -130,6 +133,7 @@ install:
 
 uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/bin/lode $(DESTDIR)$(SBINDIR)/mount.fuse.lode
+	rm -f $(DESTDIR)$(PREFIX)/lib/liblode_preload.so
 	rm -f $(DESTDIR)$(PREFIX)/share/man/man1/lode.1 $(DESTDIR)$(PREFIX)/share/man/man1/lode-*.1
 	rm -f $(DESTDIR)$(PREFIX)/share/bash-completion/completions/lode
 	rm -f $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_lode

@@ -45,3 +45,13 @@ pub const COPY_TICKETS_MAX: usize = 65_536;
 pub const COPY_OWNERS_MAX: usize = 64;
 /// Largest object of a persistent heap, in bytes: what fits the largest heap.
 pub const HEAP_OBJECT_BYTES_MAX: u64 = 1 << 46;
+/// Smallest media that programs take memory from, in bytes.
+pub const MEMORY_BYTES_MIN: usize = 8 << 20;
+/// Largest one, in bytes; of a larger one so much is used.
+pub const MEMORY_BYTES_MAX: usize = 4 << 40;
+/// Arenas of one memory at most; more threads share them.
+pub const MEMORY_ARENAS_MAX: usize = 64;
+/// Memories open in one process at a time (fork must find them without a lock).
+pub const MEMORIES_MAX: usize = 64;
+/// Units that a process takes of a media beyond what it needs now, at most.
+pub const MEMORY_GROWTH_UNITS_MAX: usize = 32;

@@ -148,7 +148,7 @@ def install():
     wanted = [
         "usr/bin/lode", "sbin/mount.fuse.lode", "usr/share/man/man1/lode.1", "usr/share/man/man1/lode-mount.1",
         "usr/share/bash-completion/completions/lode", "usr/share/zsh/site-functions/_lode",
-        "usr/share/fish/vendor_completions.d/lode.fish", "usr/lib/liblodestone.so", "usr/include/lodestone.h",
+        "usr/share/fish/vendor_completions.d/lode.fish", "usr/lib/liblodestone.so", "usr/lib/liblode_preload.so", "usr/include/lodestone.h",
         "usr/lib/pkgconfig/lodestone.pc", "usr/share/man/man1/lode-wsp.1", "usr/share/man/man1/lode-wsp-resume.1",
         "usr/lib/systemd/system/lode-wsp.service", "usr/lib/lode/lode-wsp-notify",
     ]
@@ -195,6 +195,11 @@ def summed(name, *command, minutes):
         return Result(failed=1, lines=[f"FAIL {name}: status {status}", *output.splitlines()[-15:]])
     shown = re.findall(r"^((?:FAIL|SKIP) .*(?:\n {2,}.*)*)", output, re.MULTILINE)
     return Result(*map(int, summary.groups()), lines=shown)
+
+
+def heap():
+    """Unmodified programs with their memory on slow memory."""
+    return summed("heap", sys.executable, "tests/heap.py", "--lode", LODE, minutes=10)
 
 
 def kills():
@@ -280,7 +285,7 @@ def races():
 
 
 SUITES = [
-    lint, build, cargo, crash, c_api, fio_engine, install, kills, mount, wsp, guest, fuzz, schedules, races, demo,
+    lint, build, cargo, crash, c_api, fio_engine, install, heap, kills, mount, wsp, guest, fuzz, schedules, races, demo,
 ]
 # Each takes a core and disturbs nobody: they run at once.
 SIDE_BY_SIDE = {guest: fuzz}

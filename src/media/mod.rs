@@ -11,6 +11,7 @@
 //! Files: `token` the three states, `domain` what makes a store durable here, `region` one file or
 //! device locked and mapped, `label` block 0 of a region, `pool` one or many regions as one address
 //! space, `open` how a pool comes to be, `span` memory without labels, for those who have a format of their own,
+//! `tract` memory that processes divide among themselves,
 //! `mapping` an address range, `overlay` stores that stay private, `describe` what a pool says of itself, `copy` the
 //! routines, `fault` SIGBUS turned into an error.
 
@@ -27,6 +28,8 @@ mod pool;
 mod region;
 mod span;
 mod token;
+#[cfg(feature = "memory-type")]
+mod tract;
 
 pub(crate) use by_address::ByAddress;
 pub use copy::{Isa, ReadStep, ReadTable, Words, crc32c, crc32c_join, crc32c_words, prefetch};
@@ -37,6 +40,8 @@ pub use pool::{Pool, PoolOptions};
 pub use region::RegionKind;
 pub use span::{Span, SpanOptions};
 pub use token::{Dirty, Durable, Flushed};
+#[cfg(feature = "memory-type")]
+pub(crate) use tract::{TRACT_LABEL_BYTES, Tract};
 
 /// A byte address in the pool: 0 is the first byte of the first region.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]

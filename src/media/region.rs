@@ -93,10 +93,11 @@ impl OpenRegion {
         // Judged before it is opened, because opening a fifo or a tape has effects.
         let before = rustix::fs::stat(path).map_err(|e| cannot("open", SITE, path, e))?;
         kind_of(&before, path)?;
-        let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
-        let flags = access | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
-        let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| cannot("open", SITE, path, e))?;
-        Self::from_file(file, path, read_only)
+        let file = match read_only {
+            true => rustix::fs::open(path, OFlags::RDONLY | OPEN_FLAGS, Mode::empty()),
+            false => open_writable(path),
+        };
+        Self::from_file(file.map_err(|e| cannot("open", SITE, path, e))?, path, read_only)
     }
 
     /// Creates a file; EEXIST where there is one.
@@ -122,10 +123,14 @@ impl OpenRegion {
     }
 
     fn from_file(file: OwnedFd, path: &Path, read_only: bool) -> Result<OpenRegion> {
+        Self::locked(file, path, read_only, read_only)
+    }
+
+    fn locked(file: OwnedFd, path: &Path, read_only: bool, shared: bool) -> Result<OpenRegion> {
         const SITE: &str = "media::region::open";
         let stat = rustix::fs::fstat(&file).map_err(|e| cannot("examine", SITE, path, e))?;
         let kind = kind_of(&stat, path)?;
-        let file = Locked::new(file, &stat, path, read_only)?;
+        let file = Locked::new(file, &stat, path, shared)?;
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         let (bytes, align) = match kind {
             RegionKind::DeviceDax => device_dax_size(&stat, &path)?,
@@ -307,6 +312,49 @@ impl OpenRegion {
     }
 }
 
+/// What tracts need of it.
+#[cfg(feature = "memory-type")]
+impl OpenRegion {
+    /// As [`open`](OpenRegion::open) for writing beside others that do so, who divide it among themselves: the lock is
+    /// shared, and keeps off only those who want it alone.
+    pub fn open_beside(path: &Path) -> Result<OpenRegion> {
+        const SITE: &str = "media::region::open";
+        let before = rustix::fs::stat(path).map_err(|e| cannot("open", SITE, path, e))?;
+        kind_of(&before, path)?;
+        let file = open_writable(path).map_err(|e| cannot("open", SITE, path, e))?;
+        Self::locked(file, path, false, true)
+    }
+
+    /// The open file, which keeps its lock until it and all that is mapped of it are gone.
+    pub fn into_file(self) -> OwnedFd {
+        self.file.into_file()
+    }
+
+    /// What of it is mapped at a time, in bytes: a huge page, or what the device or hugetlbfs asks for.
+    pub fn unit_bytes(&self) -> usize {
+        match self.is_hugetlbfs() {
+            true => self.align.max(self.stat.st_blksize as usize),
+            false => self.align,
+        }
+    }
+
+    /// Its pages are huge ones that the kernel set aside.
+    pub fn is_hugetlbfs(&self) -> bool {
+        rustix::fs::fstatfs(&self.file).is_ok_and(|s| s.f_type as u32 == HUGETLBFS_MAGIC)
+    }
+
+    /// Makes a regular file `bytes` long and takes nothing from the host; of anything else only says that it is too short.
+    pub fn extend(&mut self, bytes: u64) -> Result<()> {
+        const SITE: &str = "media::region::extend";
+        if matches!(self.kind, RegionKind::DeviceDax | RegionKind::BlockDevice) {
+            return self.reserve(bytes);
+        }
+        rustix::fs::ftruncate(&self.file, bytes).map_err(|e| cannot("extend", SITE, &self.path, e))?;
+        self.bytes = bytes;
+        Ok(())
+    }
+}
+
 impl Region {
     /// Makes stores durable where the page cache stands between.
     pub fn sync(&self) -> std::io::Result<()> {
@@ -352,6 +400,13 @@ impl Region {
             _ => rustix::fs::fstatfs(&self.file).map_or("unknown", |s| fs_name(s.f_type as u32)),
         }
     }
+}
+
+/// Nothing is done to a terminal, and nobody is waited for.
+const OPEN_FLAGS: OFlags = OFlags::CLOEXEC.union(OFlags::NOCTTY).union(OFlags::NONBLOCK);
+
+fn open_writable(path: &Path) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::open(path, OFlags::RDWR | OPEN_FLAGS, Mode::empty())
 }
 
 /// A failed system call on a region, as people see it.
@@ -424,6 +479,16 @@ impl Locked {
             )),
             Err(e) => Err(cannot("lock", "media::region::lock", path, e)),
         }
+    }
+}
+
+#[cfg(feature = "memory-type")]
+impl Locked {
+    /// The file without an end of its lock.
+    fn into_file(self) -> OwnedFd {
+        let this = std::mem::ManuallyDrop::new(self);
+        // SAFETY: `this` is never dropped, so that there is one owner.
+        unsafe { std::ptr::read(&raw const this.file) }
     }
 }
 

@@ -20,10 +20,13 @@
 //! | `cycle` | suspend and resume, step by step, whatever the guest runs in |
 //!
 //! And memory whose content outlives the program, for those that ask for it: `heap`, objects, names for them, and commits.
+//! And memory that is slow and does not outlive it, chosen for each allocation or for all: `memory` (feature `memory-type`).
 
 pub mod cycle;
 pub mod heap;
 pub mod image;
+#[cfg(feature = "memory-type")]
+pub mod memory;
 pub mod record;
 pub mod slot;
 

@@ -5,7 +5,7 @@
  * the shape of POSIX's: what open(2) is, lode_open is, with the pool in front. Link with -llodestone.
  *
  * The mover below it can be had alone: lode_media_open names slow memory, lode_copy_to_media and its kin copy
- * there, for storage engines with a format of their own.
+ * there, for storage engines with a format of their own. lode_memory_open and its kin allocate on slow memory.
  *
  * A persistent heap (lode_heap_create) is neither: objects in memory that are there again after a restart, found by
  * names, changed by commits.
@@ -100,6 +100,11 @@ typedef char lode_off_t_has_64_bits[sizeof(off_t) == 8 ? 1 : -1];
 #define LODE_HEAP_REMOVE_ROOT 6
 
 /**
+ * For lode_memory_open: when the media is full an allocation fails, instead of getting DRAM.
+ */
+#define LODE_MEMORY_FAIL 1
+
+/**
  * A directory being read.
  */
 typedef struct lode_dir lode_dir;
@@ -118,6 +123,11 @@ typedef struct lode_heap lode_heap;
  * Slow memory to copy to and from, without a pool: any number of threads may use it.
  */
 typedef struct lode_media lode_media;
+
+/**
+ * Memory on a file or device: any number of threads may use it.
+ */
+typedef struct lode_memory lode_memory;
 
 /**
  * A uthread: a thread of this program, light enough to have one for each request.
@@ -184,6 +194,46 @@ typedef struct {
     uint64_t objects;
     uint64_t used;
 } lode_heap_usage;
+
+/**
+ * What a memory comes to, in bytes. There may be more in a later version: see lode_memory_stats.
+ */
+typedef struct {
+    /**
+     * Of the media, for all processes.
+     */
+    uint64_t media;
+    /**
+     * Claimed by this process, in use or idle.
+     */
+    uint64_t claimed;
+    /**
+     * Of what is claimed, what the host keeps pages for.
+     */
+    uint64_t resident;
+    /**
+     * In pages that hold something in use, in all arenas.
+     */
+    uint64_t active;
+    /**
+     * In extents on the media.
+     */
+    uint64_t on_media;
+    /**
+     * In extents in DRAM, because the media was full.
+     */
+    uint64_t in_dram;
+    /**
+     * Extents that got DRAM so far, and extents that were refused.
+     */
+    uint64_t fallen_back;
+    uint64_t refused;
+    /**
+     * Arenas of jemalloc, and the extents that they have.
+     */
+    uint64_t arenas;
+    uint64_t extents;
+} lode_memory_statistics;
 
 #ifdef __cplusplus
 extern "C" {
@@ -932,6 +982,55 @@ int lode_heap_used(lode_heap *heap, lode_heap_usage *usage);
  * reserve or give back meanwhile. Errors: EIO; EUCLEAN where something is wrong: lode_last_error says what.
  */
 int lode_heap_check(lode_heap *heap);
+
+/**
+ * Opens memory on the file or device at path: a regular file, on a DAX mount, tmpfs or hugetlbfs too, a block device,
+ * a device-dax node; path NULL: anonymous memory, to try things with. Returns NULL on failure.
+ *
+ * bytes: a file is made where there is none, and is so long at least; no more of it is used. 0: what is there.
+ * Several processes may use one file, each a part of its own. What is allocated means nothing once the process has
+ * ended, and nothing is durable. After fork() parent and child each have their own copy of all of it; the child
+ * cannot allocate or free there, but opens memory of its own.
+ *
+ * flags: 0 or LODE_MEMORY_FAIL.
+ *
+ * Errors: EACCES, EBUSY (somebody has it alone), EEXIST (it holds a pool, or other data), EINVAL (too small, or no
+ * size), EMFILE (64 are open), ENOENT, ENOMEM, ENOSPC.
+ */
+lode_memory *lode_memory_open(const char *path,
+                              uint64_t bytes,
+                              int flags);
+
+/**
+ * As malloc(3), from this memory. Errors: ENOMEM.
+ */
+void *lode_memory_alloc(lode_memory *memory, size_t bytes);
+
+/**
+ * As aligned_alloc(3), from this memory. Errors: EINVAL (align is no power of two), ENOMEM.
+ */
+void *lode_memory_alloc_aligned(lode_memory *memory, size_t align, size_t bytes);
+
+/**
+ * As realloc(3), of what this memory gave; at NULL allocates. Errors: ENOMEM, and then at is as it was.
+ */
+void *lode_memory_realloc(lode_memory *memory, void *at, size_t bytes);
+
+/**
+ * As free(3), of what this memory gave; at NULL does nothing. Returns 0.
+ */
+int lode_memory_free(lode_memory *memory, void *at);
+
+/**
+ * Says what of the memory is used for what. bytes is sizeof(lode_memory_statistics): of a longer one the rest
+ * is not touched. Returns 0. Errors: EFAULT, EINVAL (bytes is smaller than any version had it).
+ */
+int lode_memory_stats(lode_memory *memory, lode_memory_statistics *to, size_t bytes);
+
+/**
+ * Ends a memory and all that was allocated from it. Waits for calls in flight. Returns 0.
+ */
+int lode_memory_close(lode_memory *memory);
 
 /**
  * Makes a uthread that runs body(argument). It begins when lode_run runs uthreads, which may be later, or

@@ -9,7 +9,8 @@
 //! panic left behind in memory cannot be trusted. A pool that crossed fork() answers EBADF in the child,
 //! which shares the memory of the media but not the locks.
 //!
-//! Files: `handle` what C holds, `pools` open pools, `media` copies without a pool, `heap` persistent heaps, `profile` what engines are
+//! Files: `handle` what C holds, `pools` open pools, `media` copies without a pool, `heap` persistent heaps, `memory` allocations on slow
+//! memory, `profile` what engines are
 //! worth, `call` the boundary, `failure` errno and the sentence behind it, `convert` C types, `file`,
 //! `tickets`, `names`, `attrs`, `xattr`, `dir`, `uthread` the functions by theme.
 
@@ -27,6 +28,7 @@ mod file;
 mod handle;
 mod heap;
 mod media;
+mod memory;
 mod names;
 mod pools;
 mod profile;

@@ -5,8 +5,10 @@
 use std::path::Path;
 
 /// The order in which the header presents the interface.
-const SOURCES: [&str; 11] =
-    ["pools", "file", "tickets", "names", "attrs", "xattr", "dir", "media", "heap", "uthread", "failure"];
+const SOURCES: [&str; 12] = [
+    "pools", "file", "tickets", "names", "attrs", "xattr", "dir", "media", "heap", "memory", "uthread",
+    "failure",
+];
 
 fn generate(root: &Path) -> String {
     let config =

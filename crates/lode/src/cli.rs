@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use clap::{Arg, ArgAction, Args, Command, CommandFactory, Parser, Subcommand, ValueEnum};
 
-use lodestone::limits::{POOL_BLOCKS_MAX, POOL_BYTES_MIN};
+use lodestone::limits::{MEMORY_BYTES_MAX, MEMORY_BYTES_MIN, POOL_BLOCKS_MAX, POOL_BYTES_MIN};
 use lodestone::mover::class::{Class, UnknownClass};
 use lodestone::mover::{EngineKind, UnknownEngine};
 
@@ -54,6 +54,7 @@ pub enum Sub {
     Rm(Rm),
     Fsck(Fsck),
     Dump(Dump),
+    Run(Run),
     Bench(Bench),
     Cost(Cost),
     Tune(Tune),
@@ -295,6 +296,73 @@ pub struct Dump {
     pub pool: OsString,
     /// An inode number (1 is the root directory)
     pub ino: Option<u32>,
+}
+
+/// Run a program with its memory on slow memory
+///
+/// MEDIA is a file (on a DAX mount, tmpfs or hugetlbfs too), a block device or a device-dax node. What the program allocates
+/// lies there, and means nothing once it has ended. Several programs may use one MEDIA at a time, as those do that CMD starts:
+/// each has its own part, and a child that was forked has a copy of its parent's.
+///
+/// Not to be had: programs that are linked statically or run as another user (setuid), and what a program takes by mmap
+/// itself, as Go and Java do. docs/memory-type.md says more.
+///
+/// CMD takes the place of lode, so that its exit status and signals are its own; 127: CMD was not found, 126: it could not be
+/// started, 1: MEDIA cannot be used.
+#[derive(Args, Debug)]
+pub struct Run {
+    /// The program, and its arguments
+    #[arg(required = true, last = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+    /// Where its memory lies [default: DRAM]
+    #[arg(long, value_name = "MEDIA", required = true)]
+    pub heap: Option<PathBuf>,
+    /// Make MEDIA where it does not exist, and so long at least; no more of it is used [default: as long as it is]
+    #[arg(long, value_name = "SIZE", value_parser = parse_heap_size)]
+    pub heap_size: Option<u64>,
+    /// What an allocation gets when MEDIA is full: dram, or fail (the program is told that there is no memory)
+    #[arg(long, value_name = "WAY", default_value = "dram")]
+    pub heap_full: HeapFull,
+    /// Leave allocations of fewer bytes in DRAM
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = size::parse)]
+    pub heap_min: u64,
+    /// Add a line of JSON to FILE when the program, or one that it started, ends: bytes on MEDIA and in DRAM by arena; -:
+    /// write it to standard error
+    #[arg(long, value_name = "FILE")]
+    pub heap_stats: Option<OsString>,
+    /// What programs get that CMD starts: own (a part of MEDIA) or none (DRAM)
+    #[arg(long, value_name = "WHAT", default_value = "own")]
+    pub heap_children: HeapChildren,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeapFull {
+    Dram,
+    Fail,
+}
+
+impl HeapFull {
+    pub fn name(self) -> &'static str {
+        match self {
+            HeapFull::Dram => "dram",
+            HeapFull::Fail => "fail",
+        }
+    }
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeapChildren {
+    Own,
+    None,
+}
+
+impl HeapChildren {
+    pub fn name(self) -> &'static str {
+        match self {
+            HeapChildren::Own => "own",
+            HeapChildren::None => "none",
+        }
+    }
 }
 
 /// Measure this file system, others, and the memory below them
@@ -584,6 +652,16 @@ pub fn examples(subcommand: &str) -> &'static [(&'static str, &'static str)] {
             ("The superblock", "lode dump demo.pool"),
             ("The records of the root directory", "lode dump demo.pool 1"),
         ],
+        "run" => &[
+            (
+                "A sort whose memory is a file on a DAX mount",
+                "lode run --heap /mnt/pmem/heap --heap-size 8G -- sort -S 4G big.txt",
+            ),
+            (
+                "Large allocations only, and what came of it",
+                "lode run --heap /dev/dax0.0 --heap-min 64K --heap-stats - -- python3 train.py",
+            ),
+        ],
         "bench" => &[
             ("All rows beside tmpfs", "lode bench --peers tmpfs"),
             ("Does it work at all", "lode bench --quick --only write-rand-4k"),
@@ -630,6 +708,16 @@ fn parse_pool_size(text: &str) -> Result<u64, String> {
         ..POOL_BYTES_MIN => Err(format!("too small: a pool has at least {}", Size(POOL_BYTES_MIN))),
         POOL_BYTES_MIN..=POOL_BYTES_MAX => Ok(bytes),
         _ => Err(format!("too large: a pool has at most {}", Size(POOL_BYTES_MAX))),
+    }
+}
+
+fn parse_heap_size(text: &str) -> Result<u64, String> {
+    const LEAST: u64 = MEMORY_BYTES_MIN as u64;
+    const MOST: u64 = MEMORY_BYTES_MAX as u64;
+    match size::parse(text)? {
+        ..LEAST => Err(format!("too small: {} are the least", Size(LEAST))),
+        LEAST..=MOST => Ok(size::parse(text)?),
+        _ => Err(format!("too large: {} are the most", Size(MOST))),
     }
 }
 

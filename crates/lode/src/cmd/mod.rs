@@ -15,6 +15,7 @@ mod man;
 mod mkfs;
 mod mount;
 mod rm;
+mod run;
 mod top;
 mod tune;
 mod umount;
@@ -37,6 +38,7 @@ pub fn run(command: Sub) -> Result<()> {
         Sub::Rm(args) => rm::run(&args),
         Sub::Fsck(args) => fsck::run(&args),
         Sub::Dump(args) => dump::run(&args),
+        Sub::Run(args) => run::run(args),
         Sub::Bench(args) => bench::run(args),
         Sub::Cost(args) => cost::run(args),
         Sub::Tune(args) => tune::run(args),

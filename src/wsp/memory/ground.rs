@@ -1,0 +1,706 @@
+//! What a process has of a media: units that it claimed, mapped in one range of addresses, and the pages in them.
+//!
+//! **Claims.** Several processes use one file or device at once: a shell and what it starts, a compiler and its parts. What
+//! a process uses of it are *units* (2 MiB, or what the device asks for), and it owns a unit while it holds a lock on
+//! those bytes of the file: `F_OFD_SETLK`, first for writing, which only one gets, then for reading, which keeps all
+//! others off and lets this process take the same lock again by another descriptor. The lock belongs to the open file,
+//! not to a descriptor: what is mapped keeps it, a child that maps it too shares it, and the kernel drops it with
+//! the last of them, however they end. So nothing is written to media, nothing is left behind, and a
+//! program that closes all descriptors that it does not know takes nothing from itself.
+//!
+//! **Memory of the host.** A store to a hole in a file that the host cannot fill kills the process. So a unit's
+//! blocks are reserved (`fallocate`) before any of its pages is handed out, and a host without room is a full media. When a
+//! unit is idle its blocks go back, and it reads as zeros: `calloc` need not write them.
+//!
+//! It runs inside of `malloc`: system calls only, no allocation, no message.
+
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::ptr::{null_mut, with_exposed_provenance_mut};
+
+use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, Stat};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+
+use super::extents::Extents;
+use crate::error::{Error, Result};
+use crate::limits::{MEMORY_BYTES_MAX, MEMORY_GROWTH_UNITS_MAX};
+use crate::media::{TRACT_LABEL_BYTES, Tract};
+
+/// What jemalloc counts in, in bytes: a page of its own, whatever the kernel's is.
+pub(super) const PAGE: usize = 4096;
+const LABEL_PAGES: usize = TRACT_LABEL_BYTES / PAGE;
+/// Idle units that are kept beside a half of all: to take a unit costs a few system calls.
+const IDLE_UNITS_KEPT: usize = 8;
+/// Our descriptor stands high, where programs do not count.
+const DESCRIPTOR_MIN: u64 = 1000;
+/// Behind all data: locks there say that a child of the process with this number lives.
+const WITNESS_OFFSET: i64 = 1 << 62;
+
+/// What is known of a unit.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Unit {
+    /// Pages handed out.
+    pub held: u32,
+    pub owned: bool,
+    /// The host has its blocks.
+    pub reserved: bool,
+    /// It reads as zeros, and nothing of it was handed out since.
+    pub blank: bool,
+    /// Mapped copy-on-write, since a fork: what is stored there is DRAM's.
+    pub frozen: bool,
+    /// Stood aside in DRAM while a fork is under way.
+    pub aside: bool,
+}
+
+/// See the file's head.
+pub(super) struct Ground {
+    pub extents: Extents,
+    pub units: Box<[Unit]>,
+    pub unit_bytes: usize,
+    pub copies_on_write: bool,
+    punches_holes: bool,
+    /// Addresses for all units; 0 in a child that has not begun anew.
+    pub base: usize,
+    path: CString,
+    identity: (u64, u64, u64),
+    file: Option<RawFd>,
+    pub owned: usize,
+    idle: usize,
+    pub frozen: usize,
+    /// A child that shares frozen units cannot be told from none.
+    pub unwitnessed: bool,
+    /// A descriptor and a page mapped of it, while a fork is under way.
+    pub witness: Option<(RawFd, usize)>,
+    /// In a child: what stands here is the parent's.
+    pub inherited: bool,
+}
+
+/// Whether an allocation succeeded, and with what.
+pub(super) struct Granted {
+    pub address: usize,
+    /// Known to read as zeros.
+    pub zeroed: bool,
+}
+
+fn identity(stat: &Stat) -> (u64, u64, u64) {
+    (stat.st_dev, stat.st_ino, stat.st_rdev)
+}
+
+impl Ground {
+    /// Takes over an open tract and reserves addresses for all of it. ENOMEM where they are not to be had.
+    pub fn new(tract: Tract) -> Result<Ground> {
+        const SITE: &str = "wsp::memory::ground";
+        let failed = |e: Errno, what: &str| Error::io(e.into(), SITE, what, &tract.path);
+        let units = tract.bytes.min(MEMORY_BYTES_MAX) / tract.unit_bytes;
+        let stat = rustix::fs::fstat(&tract.file).map_err(|e| failed(e, "cannot examine"))?;
+        rustix::fs::flock(&tract.file, FlockOperation::NonBlockingLockShared)
+            .map_err(|e| failed(e, "cannot lock"))?;
+        let path = CString::new(tract.path.as_os_str().as_bytes())
+            .map_err(|_| Error::message(libc::EINVAL, SITE, "a path holds no NUL"))?;
+        let base = reserve(units * tract.unit_bytes, tract.unit_bytes)
+            .map_err(|e| failed(e, "cannot reserve addresses (see ulimit -v) for"))?;
+        Ok(Ground {
+            extents: Extents::new(units * (tract.unit_bytes / PAGE)),
+            units: vec![Unit::default(); units].into_boxed_slice(),
+            unit_bytes: tract.unit_bytes,
+            copies_on_write: tract.copies_on_write,
+            punches_holes: tract.punches_holes,
+            base,
+            path,
+            identity: identity(&stat),
+            file: Some(raise(tract.file)),
+            owned: 0,
+            idle: 0,
+            frozen: 0,
+            unwitnessed: false,
+            witness: None,
+            inherited: false,
+        })
+    }
+
+    /// Addresses of all units.
+    pub fn bytes(&self) -> usize {
+        self.units.len() * self.unit_bytes
+    }
+
+    fn unit_pages(&self) -> usize {
+        self.unit_bytes / PAGE
+    }
+
+    pub fn unit_address(&self, unit: usize) -> usize {
+        self.base + unit * self.unit_bytes
+    }
+
+    fn units_of(&self, page: usize, pages: usize) -> std::ops::Range<usize> {
+        page / self.unit_pages()..(page + pages).div_ceil(self.unit_pages())
+    }
+
+    /// Pages from `page` on that lie in `unit`, of `pages`.
+    fn part_in(&self, unit: usize, page: usize, pages: usize) -> (usize, usize) {
+        let begin = (unit * self.unit_pages()).max(page);
+        let end = ((unit + 1) * self.unit_pages()).min(page + pages);
+        (begin, end - begin)
+    }
+
+    /// Hands out memory on media; sizes and alignments are whole pages. None where it is full.
+    pub fn alloc(&mut self, bytes: usize, align: usize) -> Option<Granted> {
+        let (pages, align) = (bytes / PAGE, (align / PAGE).max(1));
+        if self.inherited && !self.begin_anew() {
+            return None;
+        }
+        loop {
+            if let Some(page) = self.extents.alloc(pages, align, self.base / PAGE % align) {
+                return self.grant(page, pages);
+            }
+            if !self.grow(pages, align) {
+                return None;
+            }
+        }
+    }
+
+    /// Hands out exactly the pages at an address of ours, behind something that grows. None where they are taken.
+    pub fn alloc_at(&mut self, address: usize, bytes: usize) -> Option<Granted> {
+        let (page, pages) = ((address - self.base) / PAGE, bytes / PAGE);
+        let units = self.units_of(page, pages);
+        let usable = |unit: &Unit| unit.owned && !unit.frozen;
+        if self.inherited || !self.units.get(units)?.iter().all(usable) {
+            return None;
+        }
+        if !self.extents.alloc_at(page, pages) {
+            return None;
+        }
+        self.grant(page, pages)
+    }
+
+    fn grant(&mut self, page: usize, pages: usize) -> Option<Granted> {
+        let units = self.units_of(page, pages);
+        if !units.clone().all(|unit| self.reserve_unit(unit)) {
+            self.extents.release(page, pages);
+            self.extents.add(page, pages);
+            return None;
+        }
+        let mut zeroed = true;
+        for unit in units {
+            let (_, part) = self.part_in(unit, page, pages);
+            let unit = &mut self.units[unit];
+            self.idle -= (unit.held == 0) as usize;
+            unit.held += part as u32;
+            zeroed &= unit.blank;
+            unit.blank = false;
+        }
+        Some(Granted { address: self.base + page * PAGE, zeroed })
+    }
+
+    /// Takes back what was handed out, in whatever pieces.
+    pub fn free(&mut self, address: usize, bytes: usize) {
+        let (page, pages) = ((address - self.base) / PAGE, bytes / PAGE);
+        self.extents.release(page, pages);
+        for unit in self.units_of(page, pages) {
+            let (begin, part) = self.part_in(unit, page, pages);
+            self.units[unit].held -= part as u32;
+            if self.units[unit].frozen {
+                // Copies of pages that nobody reads any more.
+                let at = with_exposed_provenance_mut(self.base + begin * PAGE);
+                // SAFETY: private pages of ours whose content nobody wants.
+                let _ = unsafe { madvise(at, part * PAGE, Advice::LinuxDontNeed) };
+                continue;
+            }
+            self.extents.add(begin, part);
+            if self.units[unit].held == 0 {
+                self.idle += 1;
+                self.blank(unit);
+                if self.idle > self.owned / 2 + IDLE_UNITS_KEPT {
+                    self.disown(unit);
+                }
+            }
+        }
+    }
+
+    /// Has the host keep blocks for a unit. False where it has none.
+    fn reserve_unit(&mut self, unit: usize) -> bool {
+        if self.units[unit].reserved || !self.punches_holes {
+            return true;
+        }
+        let offset = (unit * self.unit_bytes) as u64;
+        let Some(file) = self.file() else { return false };
+        match rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, offset, self.unit_bytes as u64) {
+            // An old network file system reserves nothing.
+            Ok(()) | Err(Errno::OPNOTSUPP) => self.units[unit].reserved = true,
+            Err(_) => return false,
+        }
+        true
+    }
+
+    /// Gives the blocks of a unit back to the host.
+    fn blank(&mut self, unit: usize) {
+        // The first holds the label, which a hole would take along.
+        if unit == 0 || !self.punches_holes {
+            return;
+        }
+        let at = with_exposed_provenance_mut(self.unit_address(unit));
+        // SAFETY: a unit that we own and of which nobody holds a page.
+        if unsafe { madvise(at, self.unit_bytes, Advice::LinuxRemove) }.is_ok() {
+            self.units[unit].blank = true;
+            self.units[unit].reserved = false;
+        }
+    }
+
+    /// Claims more units, or wins some back. False where there are none.
+    fn grow(&mut self, pages: usize, align: usize) -> bool {
+        if self.frozen > 0 && self.thaw() {
+            return true;
+        }
+        // Units begin at multiples of their size; a larger alignment may need as much again.
+        let more = if align > self.unit_pages() { align } else { 0 };
+        let needed = (pages + more).div_ceil(self.unit_pages());
+        let wanted = (self.owned / 4).min(MEMORY_GROWTH_UNITS_MAX);
+        (wanted > needed && self.claim(wanted)) || self.claim(needed)
+    }
+
+    /// Claims so many units in one piece, from the begin of the media on.
+    fn claim(&mut self, count: usize) -> bool {
+        let Some(file) = self.file().map(|f| f.as_raw_fd()) else { return false };
+        let mut at = 0;
+        while at + count <= self.units.len() {
+            if let Some(ours) = self.units[at..at + count].iter().rposition(|unit| unit.owned) {
+                at += ours + 1;
+                continue;
+            }
+            match lock_alone(file, self.offset(at), self.offset(count)) {
+                Ok(()) => return self.settle(file, at, count),
+                Err(None) => return false,
+                Err(Some(end)) => at = (end as usize).div_ceil(self.unit_bytes).max(at + 1),
+            }
+        }
+        false
+    }
+
+    fn offset(&self, units: usize) -> i64 {
+        (units * self.unit_bytes) as i64
+    }
+
+    /// Maps units whose lock we have.
+    fn settle(&mut self, file: RawFd, at: usize, count: usize) -> bool {
+        let blank = self.punches_holes && self.punch(file, at, count);
+        if !self.map_shared(at, count) {
+            lock(file, libc::F_UNLCK, self.offset(at), self.offset(count));
+            return false;
+        }
+        for unit in at..at + count {
+            self.units[unit] = Unit { owned: true, blank: blank && unit != 0, ..Unit::default() };
+        }
+        self.owned += count;
+        self.idle += count;
+        self.add_units(at, count);
+        true
+    }
+
+    /// What earlier processes left in units goes.
+    fn punch(&self, file: RawFd, at: usize, count: usize) -> bool {
+        let skipped = if at == 0 { self.unit_bytes } else { 0 };
+        let (from, bytes) = (at * self.unit_bytes + skipped, count * self.unit_bytes - skipped);
+        // SAFETY: the descriptor was found to be ours.
+        let file = unsafe { BorrowedFd::borrow_raw(file) };
+        let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        bytes == 0 || rustix::fs::fallocate(file, mode, from as u64, bytes as u64).is_ok()
+    }
+
+    /// The pages of units become free, but for the label's.
+    pub fn add_units(&mut self, at: usize, count: usize) {
+        let skipped = if at == 0 { LABEL_PAGES } else { 0 };
+        let (first, pages) = (at * self.unit_pages(), count * self.unit_pages());
+        self.extents.add_unheld(first + skipped, pages - skipped);
+    }
+
+    /// Lets go of an idle unit, so that other processes have it.
+    fn disown(&mut self, unit: usize) {
+        let Some(file) = self.file().map(|f| f.as_raw_fd()) else { return };
+        let at = with_exposed_provenance_mut(self.unit_address(unit));
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: over a unit of ours of which nobody holds a page.
+        if unsafe { mmap_anonymous(at, self.unit_bytes, ProtFlags::empty(), flags) }.is_err() {
+            return;
+        }
+        let (first, pages) = (unit * self.unit_pages(), self.unit_pages());
+        self.extents.forget(first, pages);
+        self.units[unit] = Unit::default();
+        self.owned -= 1;
+        self.idle -= 1;
+        lock(file, libc::F_UNLCK, self.offset(unit), self.offset(1));
+    }
+
+    /// Maps units so that stores reach the media and no child sees them: one by `clone` that nobody told us of would
+    /// else write its parent's memory.
+    pub fn map_shared(&mut self, at: usize, count: usize) -> bool {
+        self.map(at, count, MapFlags::SHARED) && {
+            let (start, bytes) = (self.unit_address(at), count * self.unit_bytes);
+            let start = with_exposed_provenance_mut(start);
+            // SAFETY: a mapping of ours; what its pages hold stays. Huge pages are a hint.
+            unsafe {
+                let _ = madvise(start, bytes, Advice::LinuxHugepage);
+                madvise(start, bytes, Advice::LinuxDontFork).is_ok()
+            }
+        }
+    }
+
+    /// Maps units copy-on-write.
+    pub fn map_private(&mut self, at: usize, count: usize) -> bool {
+        self.map(at, count, MapFlags::PRIVATE | MapFlags::NORESERVE)
+    }
+
+    fn map(&mut self, at: usize, count: usize, flags: MapFlags) -> bool {
+        let (start, bytes, offset) =
+            (self.unit_address(at), count * self.unit_bytes, (at * self.unit_bytes) as u64);
+        let Some(file) = self.file() else { return false };
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let start = with_exposed_provenance_mut(start);
+        // SAFETY: inside of the addresses that were reserved for this; whoever holds pages there finds the same bytes in the
+        // new mapping, which is the caller's to see to.
+        unsafe { mmap(start, bytes, prot, flags | MapFlags::FIXED, file, offset) }.is_ok()
+    }
+
+    /// A second mapping of units, for copies. Null where there is none.
+    pub fn map_alias(&mut self, at: usize, count: usize) -> *mut u8 {
+        let (bytes, offset) = (count * self.unit_bytes, (at * self.unit_bytes) as u64);
+        let Some(file) = self.file() else { return null_mut() };
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping, where the kernel likes.
+        unsafe { mmap(null_mut(), bytes, prot, MapFlags::SHARED, file, offset) }
+            .map_or(null_mut(), |p| p.cast())
+    }
+
+    /// Our descriptor; opened again where the program closed it or put something else in its place, with the locks of all
+    /// that is ours.
+    pub fn file(&mut self) -> Option<BorrowedFd<'static>> {
+        if let Some(file) = self.file {
+            // SAFETY: if it is no longer open, or not ours, that is what the look-up tells.
+            let file = unsafe { BorrowedFd::borrow_raw(file) };
+            if rustix::fs::fstat(file).is_ok_and(|stat| identity(&stat) == self.identity) {
+                return Some(file);
+            }
+            self.file = None;
+        }
+        let file = self.open_again()?;
+        for unit in (0..self.units.len()).filter(|unit| !self.inherited && self.units[*unit].owned) {
+            // Who has it already gets it: it is ours for reading.
+            if !lock(file.as_raw_fd(), libc::F_RDLCK, self.offset(unit), self.offset(1)) {
+                return None;
+            }
+        }
+        self.file = Some(raise(file));
+        // SAFETY: just opened.
+        self.file.map(|file| unsafe { BorrowedFd::borrow_raw(file) })
+    }
+
+    /// The same file with locks of its own.
+    pub fn open_again(&self) -> Option<OwnedFd> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+        let mut named = [0; 32];
+        let open = |path: &CStr| {
+            let file = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+            let same = rustix::fs::fstat(&file).is_ok_and(|stat| identity(&stat) == self.identity);
+            let free = same && rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared).is_ok();
+            free.then_some(file)
+        };
+        // By descriptor where there is one: memory has no name, and a name may be of another file by now.
+        let by_descriptor = self.file.and_then(|file| open(descriptor_name(file, &mut named)));
+        by_descriptor.or_else(|| open(&self.path))
+    }
+
+    /// In a child: closes what it has of its parent's, if that is still what it was.
+    pub fn drop_inherited_file(&mut self) {
+        if let Some(file) = self.file.take() {
+            // SAFETY: only looked at until it is known to be ours.
+            let borrowed = unsafe { BorrowedFd::borrow_raw(file) };
+            if rustix::fs::fstat(borrowed).is_ok_and(|stat| identity(&stat) == self.identity) {
+                // SAFETY: ours, and nobody uses it afterwards.
+                drop(unsafe { OwnedFd::from_raw_fd(file) });
+            }
+        }
+    }
+
+    /// In a child, at its first allocation: other addresses, a file of its own, no units.
+    fn begin_anew(&mut self) -> bool {
+        let Some(file) = self.open_again() else { return false };
+        let Ok(base) = reserve(self.bytes(), self.unit_bytes) else { return false };
+        self.drop_inherited_file();
+        self.file = Some(raise(file));
+        self.base = base;
+        for unit in 0..self.units.len() {
+            if self.units[unit].owned {
+                self.extents.forget(unit * self.unit_pages(), self.unit_pages());
+                self.units[unit] = Unit::default();
+            }
+        }
+        (self.owned, self.idle, self.frozen, self.unwitnessed) = (0, 0, 0, false);
+        self.inherited = false;
+        true
+    }
+
+    /// Whether a child of this process lives that neither ended nor executed another program.
+    pub fn has_children(&mut self) -> bool {
+        let at = witness_offset();
+        let Some(file) = self.file() else { return true };
+        self.unwitnessed || conflict(file.as_raw_fd(), at, 1).is_none_or(|found| found.is_some())
+    }
+
+    /// Runs of units that satisfy something, as (first, count).
+    pub fn runs(&self, wanted: impl Fn(&Unit) -> bool, from: usize) -> Option<(usize, usize)> {
+        let first = from + self.units.get(from..)?.iter().position(&wanted)?;
+        let count = self.units[first..].iter().take_while(|unit| wanted(unit)).count();
+        Some((first, count))
+    }
+
+    /// A frozen unit is as if newly claimed: its pages that nobody holds are free.
+    pub fn unfreeze(&mut self, unit: usize) {
+        self.units[unit].frozen = false;
+        self.frozen -= 1;
+        self.add_units(unit, 1);
+        if self.units[unit].held == 0 {
+            self.idle += 1;
+            self.blank(unit);
+        }
+    }
+
+    /// Units cease to be free ground until they are unfrozen.
+    pub fn freeze_units(&mut self, at: usize, count: usize) {
+        self.extents.withdraw(at * self.unit_pages(), count * self.unit_pages());
+        for unit in &mut self.units[at..at + count] {
+            unit.frozen = true;
+        }
+        self.frozen += count;
+    }
+
+    /// How much of what is owned the kernel has at hand.
+    pub fn resident_bytes(&self) -> usize {
+        let page = rustix::param::page_size();
+        let mut present = [0u8; 512];
+        let step = present.len() * page;
+        let mut bytes = 0;
+        let owned = (0..self.units.len()).filter(|unit| !self.inherited && self.units[*unit].owned);
+        for unit in owned {
+            let begin = self.unit_address(unit);
+            for at in (begin..begin + self.unit_bytes).step_by(step) {
+                let length = step.min(begin + self.unit_bytes - at);
+                // SAFETY: a mapping of ours, and a byte for each of its pages.
+                let failed =
+                    unsafe { libc::mincore(with_exposed_provenance_mut(at), length, present.as_mut_ptr()) };
+                if failed == 0 {
+                    bytes += present[..length / page].iter().filter(|byte| *byte & 1 == 1).count() * page;
+                }
+            }
+        }
+        bytes
+    }
+
+    /// Copies the pages of units that are held, where they differ. `from` and `to` are where the units begin.
+    ///
+    /// # Safety
+    ///
+    /// Both are mapped as long as the units, and nobody else writes either meanwhile.
+    pub unsafe fn copy_held(&self, at: usize, count: usize, from: *const u8, to: *mut u8) {
+        let first = at * self.unit_pages();
+        for page in 0..count * self.unit_pages() {
+            if !self.extents.is_held(first + page) {
+                continue;
+            }
+            // SAFETY: inside of both, by contract.
+            unsafe {
+                let (from, to) = (from.add(page * PAGE), to.add(page * PAGE));
+                if libc::memcmp(from.cast(), to.cast(), PAGE) != 0 {
+                    std::ptr::copy_nonoverlapping(from, to, PAGE);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        if !self.inherited {
+            // SAFETY: whoever drops it vouches that nothing of it is in use.
+            let _ = unsafe { munmap(with_exposed_provenance_mut(self.base), self.bytes()) };
+        }
+        self.drop_inherited_file();
+    }
+}
+
+/// Addresses at a multiple of `align` that nothing is mapped at.
+fn reserve(bytes: usize, align: usize) -> rustix::io::Result<usize> {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: new addresses, chosen by the kernel.
+    let start = unsafe { mmap_anonymous(null_mut(), bytes + align, ProtFlags::empty(), flags)? };
+    let base = start.expose_provenance().next_multiple_of(align);
+    let (head, tail) = (base - start.addr(), align - (base - start.addr()));
+    for (at, bytes) in [(start.addr(), head), (base + bytes, tail)] {
+        if bytes > 0 {
+            // SAFETY: the ends of what was reserved just now.
+            let _ = unsafe { munmap(std::ptr::without_provenance_mut(at), bytes) };
+        }
+    }
+    Ok(base)
+}
+
+/// Moves a descriptor up, if that is possible.
+fn raise(file: OwnedFd) -> RawFd {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    let least = DESCRIPTOR_MIN.min(limit.saturating_sub(8)) as RawFd;
+    match rustix::io::fcntl_dupfd_cloexec(&file, least) {
+        Ok(high) => high.into_raw_fd(),
+        Err(_) => file.into_raw_fd(),
+    }
+}
+
+/// `/proc/self/fd/N`, without an allocation.
+fn descriptor_name(file: RawFd, buffer: &mut [u8; 32]) -> &CStr {
+    const DIRECTORY: &[u8] = b"/proc/self/fd/";
+    let mut digits = [0; 10];
+    let (mut rest, mut count) = (file.unsigned_abs(), 0);
+    while count == 0 || rest > 0 {
+        digits[count] = b'0' + (rest % 10) as u8;
+        (rest, count) = (rest / 10, count + 1);
+    }
+    buffer[..DIRECTORY.len()].copy_from_slice(DIRECTORY);
+    for (place, digit) in buffer[DIRECTORY.len()..].iter_mut().zip(digits[..count].iter().rev()) {
+        *place = *digit;
+    }
+    CStr::from_bytes_until_nul(buffer).expect("the buffer is longer than any number")
+}
+
+/// Where locks say that a child of this process lives.
+pub(super) fn witness_offset() -> i64 {
+    WITNESS_OFFSET + i64::from(rustix::process::getpid().as_raw_nonzero().get())
+}
+
+fn lock_of(kind: i32, start: i64, bytes: i64) -> libc::flock {
+    // SAFETY: plain data, for which zeros are valid; the process number has to be 0.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as i16;
+    lock.l_whence = libc::SEEK_SET as i16;
+    lock.l_start = start;
+    lock.l_len = bytes;
+    lock
+}
+
+/// Sets or removes the lock of a range. False where another has one that keeps it off.
+pub(super) fn lock(file: RawFd, kind: i32, start: i64, bytes: i64) -> bool {
+    let lock = lock_of(kind, start, bytes);
+    // SAFETY: the kernel reads one lock.
+    unsafe { libc::fcntl(file, libc::F_OFD_SETLK, &raw const lock) == 0 }
+}
+
+/// Takes a range that nobody has, and keeps it as one that this process may take again. Else the end of what is in
+/// the way, or none where locks cannot be had.
+fn lock_alone(file: RawFd, start: i64, bytes: i64) -> std::result::Result<(), Option<i64>> {
+    if lock(file, libc::F_WRLCK, start, bytes) {
+        // To weaken a lock never fails.
+        lock(file, libc::F_RDLCK, start, bytes);
+        return Ok(());
+    }
+    match conflict(file, start, bytes) {
+        None => Err(None),
+        // It went meanwhile: the same place again, but for one unit, so that this ends.
+        Some(None) => Err(Some(start)),
+        Some(Some(end)) => Err(Some(end)),
+    }
+}
+
+/// The end of what keeps a lock for writing off a range; an inner none where nothing does, an outer one where the
+/// kernel does not say.
+fn conflict(file: RawFd, start: i64, bytes: i64) -> Option<Option<i64>> {
+    let mut lock = lock_of(libc::F_WRLCK, start, bytes);
+    // SAFETY: the kernel reads one lock and writes one.
+    if unsafe { libc::fcntl(file, libc::F_OFD_GETLK, &raw mut lock) } != 0 {
+        return None;
+    }
+    let free = i32::from(lock.l_type) == libc::F_UNLCK;
+    let end = if lock.l_len == 0 { i64::MAX } else { lock.l_start.saturating_add(lock.l_len) };
+    Some((!free).then_some(end))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ground(units: usize) -> Ground {
+        Ground::new(Tract::memfd((units << 21) as u64).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn descriptors_have_names() {
+        for (file, name) in [(0, c"/proc/self/fd/0"), (1017, c"/proc/self/fd/1017")] {
+            assert_eq!(descriptor_name(file, &mut [0; 32]), name);
+        }
+    }
+
+    #[test]
+    fn two_share_one_media_and_neither_gets_what_the_other_has() {
+        let path = std::env::temp_dir().join(format!("lode-ground-{}", std::process::id()));
+        let open = || Ground::new(Tract::open(&path, Some(16 << 20)).unwrap()).unwrap();
+        let (mut one, mut other) = (open(), open());
+        std::fs::remove_file(&path).unwrap();
+        let mut taken = std::collections::HashSet::new();
+        let mut blocks = [Vec::new(), Vec::new()];
+        loop {
+            let a = one.alloc(1 << 20, PAGE);
+            let b = other.alloc(1 << 20, PAGE);
+            if a.is_none() && b.is_none() {
+                break;
+            }
+            for (which, got, base) in [(0, a, one.base), (1, b, other.base)] {
+                if let Some(got) = got {
+                    assert!(taken.insert(got.address - base), "a place was given twice");
+                    blocks[which].push(got.address);
+                }
+            }
+        }
+        // The label's unit has room for one.
+        assert_eq!(taken.len(), 15);
+        for address in blocks[0].drain(..) {
+            one.free(address, 1 << 20);
+        }
+        drop(one);
+        assert!(other.alloc(1 << 20, PAGE).is_some(), "what one let go of, the other gets");
+    }
+
+    #[test]
+    fn what_is_blank_reads_as_zeros_and_what_is_not_says_so() {
+        let mut ground = ground(4);
+        let got = ground.alloc(2 << 20, 2 << 20).unwrap();
+        assert!(got.zeroed);
+        // SAFETY: handed out just now, so long.
+        unsafe { std::ptr::write_bytes(got.address as *mut u8, 7, 2 << 20) };
+        ground.free(got.address, 2 << 20);
+        let small = ground.alloc(PAGE, PAGE).unwrap();
+        let again = ground.alloc(2 << 20, 2 << 20).unwrap();
+        assert!(again.zeroed);
+        // SAFETY: as above.
+        let bytes = unsafe { std::slice::from_raw_parts(again.address as *const u8, 2 << 20) };
+        assert!(bytes.iter().all(|b| *b == 0));
+        let next = ground.alloc(PAGE, PAGE).unwrap();
+        assert!(!next.zeroed, "a unit of which something was handed out");
+        ground.free(small.address, PAGE);
+        ground.free(next.address, PAGE);
+    }
+
+    #[test]
+    fn a_descriptor_that_was_closed_is_opened_again_with_its_locks() {
+        let mut ground = ground(4);
+        let held = ground.alloc(PAGE, PAGE).unwrap();
+        let file = ground.file.unwrap();
+        let spare = ground.open_again().unwrap();
+        // The program closes what it does not know, and opens something of its own there.
+        let null = rustix::fs::open(c"/dev/null", OFlags::RDWR, Mode::empty()).unwrap();
+        // SAFETY: the number is ours to lose in this test.
+        assert_eq!(unsafe { libc::dup2(null.as_raw_fd(), file) }, file);
+        assert!(!lock(spare.as_raw_fd(), libc::F_WRLCK, 0, 1 << 21), "what is mapped keeps the lock");
+        // Memory has no name, so that this time there is no way back: full, and nothing else breaks.
+        assert!(ground.file().is_none());
+        assert!(ground.alloc(64 << 20, PAGE).is_none());
+        ground.free(held.address, PAGE);
+        // SAFETY: opened above.
+        unsafe { libc::close(file) };
+    }
+}
