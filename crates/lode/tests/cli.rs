@@ -201,7 +201,15 @@ fn man_pages_and_completions_cover_every_subcommand() {
             assert!(page.contains(&format!(".SH {section}")), "{name} has no {section}");
         }
     }
-    assert_eq!(fs::read_dir(dir.path("man1")).unwrap().count(), names.len() + 1, "and lode.1");
+    // Commands of commands have pages of their own.
+    let mut below = subcommands(&dir.ok(&["wsp", "--help"]));
+    below.retain(|name| name != "help");
+    assert!(below.len() >= 8, "{below:?}");
+    for name in &below {
+        let page = fs::read_to_string(dir.path(&format!("man1/lode-wsp-{name}.1"))).unwrap();
+        assert!(page.contains(".SH OPTIONS"), "wsp {name} has no options");
+    }
+    assert_eq!(fs::read_dir(dir.path("man1")).unwrap().count(), names.len() + below.len() + 1, "and lode.1");
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let text = dir.ok(&["completions", shell]);
         for name in &names {

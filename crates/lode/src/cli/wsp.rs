@@ -153,11 +153,11 @@ pub struct WspList {
 /// Say what a guest is, what it survives, and how long its suspends and resumes took
 #[derive(Args, Debug)]
 pub struct WspStatus {
-    /// Which guest
+    /// Which guest [default: all]
     #[arg(value_parser = parse_name)]
-    pub name: String,
+    pub name: Option<String>,
     /// Draw the phases of its suspends and resumes into this file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", requires = "name")]
     pub svg: Option<PathBuf>,
     /// Print one JSON document
     #[arg(long)]

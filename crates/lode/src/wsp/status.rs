@@ -64,16 +64,28 @@ pub fn list(guests: &Guests, args: &WspList) -> Result<()> {
 }
 
 pub fn status(guests: &Guests, args: &WspStatus) -> Result<()> {
-    let (status, entries) = Status::of(&guests.known(&args.name)?);
+    let mut out = Output::new();
+    let Some(name) = &args.name else {
+        let all: Vec<Status> = guests.all()?.iter().map(|place| Status::of(place).0).collect();
+        match args.json {
+            true => out.json(&serde_json::json!({ "guests": all }))?,
+            false => all.iter().try_for_each(|status| tell(&mut out, status))?,
+        }
+        return out.finish();
+    };
+    let (status, entries) = Status::of(&guests.known(name)?);
     if let Some(path) = &args.svg {
-        std::fs::write(path, draw(&args.name, &entries))
+        std::fs::write(path, draw(name, &entries))
             .map_err(|e| Failure::failed(format_args!("cannot write {}: {e}", show(path))))?;
     }
-    let mut out = Output::new();
-    if args.json {
-        out.json(&status)?;
-        return out.finish();
+    match args.json {
+        true => out.json(&status)?,
+        false => tell(&mut out, &status)?,
     }
+    out.finish()
+}
+
+fn tell(out: &mut Output, status: &Status) -> Result<()> {
     out.line(format_args!("{}: {}", status.name, status.note))?;
     out.line(format_args!("  memory    {} in {}", Size(status.ram_bytes), status.ram))?;
     out.line(format_args!("  slots     {}", status.slots))?;
@@ -100,7 +112,7 @@ pub fn status(guests: &Guests, args: &WspStatus) -> Result<()> {
             summary.worst_us / 1e3
         ))?;
     }
-    out.finish()
+    Ok(())
 }
 
 impl Status {
@@ -168,6 +180,11 @@ fn state(
         };
     }
     match (alive, record) {
+        (true, Ok(Some(record))) if record.state == State::Suspended => (
+            "suspended",
+            "suspended, but its emulator did not end: lode wsp resume ends it, and lets the guest go on"
+                .into(),
+        ),
         (true, _) => ("running", "runs".into()),
         (false, Err(why)) => ("unknown", why),
         (false, Ok(None)) => {

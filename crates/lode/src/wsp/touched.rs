@@ -68,8 +68,7 @@ fn mapped(maps: &str, file: &std::fs::Metadata, bytes: u64) -> Option<(u64, u64)
                 (Some(rustix::fs::major(dev) as u64), Some(rustix::fs::minor(dev) as u64))
                     == (hexadecimal(major), hexadecimal(minor))
             });
-        (is_it && flags.ends_with('s') && offset == 0 && end - start >= bytes)
-            .then_some((start, start + bytes))
+        (is_it && flags.ends_with('s') && offset == 0 && end - start >= bytes).then(|| (start, start + bytes))
     })
 }
 
