@@ -253,13 +253,13 @@ impl Memory {
 
     /// Gives what is kept for later allocations back to the host and to other processes.
     pub fn trim(&self) -> Result<()> {
-        for lane in &self.lanes {
-            if let Some(cache) = lane.cache.as_ref().and_then(Mutex::try_lock) {
+        // A cache has blocks of any arena of this memory.
+        for cache in self.lanes.iter().filter_map(|lane| lane.cache.as_ref()) {
+            if let Some(cache) = cache.try_lock() {
                 hooks::flush_cache(*cache)?;
             }
-            hooks::purge(lane.index)?;
         }
-        Ok(())
+        self.lanes.iter().try_for_each(|lane| hooks::purge(lane.index))
     }
 }
 
@@ -267,11 +267,14 @@ impl Drop for Memory {
     fn drop(&mut self) {
         assert!(!self.replaced, "the memory of all allocations lasts as long as the process");
         fork::unregister(&self.heap);
-        for lane in &mut self.lanes {
+        // A cache has blocks of any arena of this memory: all of them end before the first arena does.
+        for cache in self.lanes.iter().filter_map(|lane| lane.cache.as_ref()) {
             // In the child of a fork one may be in the hands of a thread that is not there: it is left alone.
-            if let Some(cache) = lane.cache.as_ref().and_then(Mutex::try_lock) {
+            if let Some(cache) = cache.try_lock() {
                 hooks::end_cache(*cache).expect("jemalloc ends what it made");
             }
+        }
+        for lane in &self.lanes {
             hooks::end(lane.index).expect("jemalloc ends what it made");
         }
     }
