@@ -32,7 +32,7 @@ def main():
         os.makedirs(directory, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("demo: ended by SIGTERM"))
     work = tempfile.mkdtemp(prefix="lode-demo-")
-    media = tempfile.mkdtemp(prefix="lode-demo-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+    media = tempfile.mkdtemp(prefix="lode-demo-", dir=guest.media_dir(2))
     try:
         with open(os.path.join(options.out, "wsp.log"), "wb") as log:
             initrd = os.path.join(work, "initrd.cpio")

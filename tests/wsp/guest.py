@@ -197,6 +197,12 @@ class Host:
                     pass
 
 
+def media_dir(gib):
+    """Where guests' memory lies unless somebody says: memory, where there is so much of it, else among temporary files."""
+    shared = "/dev/shm"
+    return shared if os.path.isdir(shared) and shutil.disk_usage(shared).free >= gib << 30 else None
+
+
 def make_disk(path, mib=64):
     subprocess.run(["truncate", "-s", f"{mib}M", path], check=True)
     subprocess.run([image.which("mkfs.ext4"), "-q", "-F", path], check=True)

@@ -498,9 +498,8 @@ def main():
     os.makedirs(options.logs, exist_ok=True)
     cache = os.path.join(TARGET, "guest")
     os.makedirs(cache, exist_ok=True)
-    shared = "/dev/shm" if os.path.isdir("/dev/shm") else None
     work = tempfile.mkdtemp(prefix="lode-wsp-")
-    media = tempfile.mkdtemp(prefix="lode-wsp-", dir=options.media or shared)
+    media = tempfile.mkdtemp(prefix="lode-wsp-", dir=options.media or guest.media_dir(3))
     try:
         return run_chosen(chosen, cache, work, media, options)
     finally:

@@ -301,7 +301,7 @@ def main():
     cache = os.path.join(os.path.dirname(os.path.abspath(options.out)), "guest")
     os.makedirs(cache, exist_ok=True)
     work = tempfile.mkdtemp(prefix="lode-study-", dir=options.out)
-    media = tempfile.mkdtemp(prefix="lode-study-", dir=options.media or ("/dev/shm" if os.path.isdir("/dev/shm") else None))
+    media = tempfile.mkdtemp(prefix="lode-study-", dir=options.media or guest.media_dir(7))
     try:
         with open(os.path.join(options.out, "study.log"), "wb") as log:
             initrd = os.path.join(work, "initrd.cpio")
