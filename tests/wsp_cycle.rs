@@ -14,7 +14,7 @@ use lodestone::sim::explore::{Bounds, explore};
 use lodestone::sim::media::{CrashPoint, Keep, SimMedia};
 use lodestone::sim::mutation::Mutation;
 use lodestone::wsp::image::{RECORD_BYTES, RECORD_STRIDE_BYTES, RECORDS, SEAL_BYTES, TRAILER_BYTES};
-use lodestone::wsp::{Machine, Ram, Saved, Seal, State, resume, resume_clone, suspend};
+use lodestone::wsp::{Machine, Ram, Saved, Seal, State, go_on_standing, resume, resume_clone, suspend};
 
 const RAM_BYTES: u64 = 1024;
 const WORDS: u64 = RAM_BYTES / 8;
@@ -526,4 +526,44 @@ fn who_is_suspended_is_not_suspended_again() {
     // Another size: no record is where it should be.
     let shorter = Ram::new(&host.ram, RAM_BYTES - 64).unwrap();
     assert_eq!(suspend(&shorter, &mut machine).unwrap_err().errno(), libc::ENODATA);
+}
+
+/// Whoever resumed a guest is killed when the record was stored and nobody synced it: before memory moves on, it is durable.
+#[test]
+fn who_goes_on_standing_has_a_durable_record() {
+    for domain in DOMAINS {
+        let host = Host::new(domain);
+        let mut machine = Model::of(&host, true);
+        machine.work();
+        machine.suspend().unwrap();
+        assert_eq!(go_on_standing(&host.memory(), &mut machine).unwrap(), None, "the image is what counts");
+        assert!(!machine.runs);
+        let mut machine = Model::of(&host, false);
+        host.resume(&mut machine).unwrap();
+        machine.runs = false;
+        // As if nothing had been made durable: all the stores of the last record again, without a fence.
+        let record = host.memory().record().unwrap().unwrap();
+        let at = Addr(RAM_BYTES + record.serial % RECORDS * RECORD_STRIDE_BYTES);
+        let (mut line, before) = ([0; RECORD_BYTES], host.ram.copy());
+        host.ram.read(at, &mut line).unwrap();
+        let older =
+            Host { ram: Arc::new(media((RAM_BYTES + TRAILER_BYTES) as usize, domain)), ..host.clone() };
+        let all = before.image();
+        let rest: Vec<u8> = (0..all.len())
+            .map(|n| if (at.0 as usize..at.0 as usize + RECORD_BYTES).contains(&n) { 0 } else { all[n] })
+            .collect();
+        let stored = older.ram.copy_nt(Addr(0), &rest).unwrap();
+        older.ram.fence(stored);
+        older.ram.sync().unwrap();
+        older.ram.copy_nt(at, &line).unwrap().left_to_sync();
+        let mut machine = Model::of(&older, false);
+        assert_eq!(go_on_standing(&older.memory(), &mut machine).unwrap(), Some(1));
+        assert!(machine.runs);
+        let point = older.ram.crash_point();
+        let (_, wrong) = explore(&point, &Bounds::default(), &mut |ram| {
+            let found = Ram::new(&Arc::new(ram), RAM_BYTES).unwrap().record().unwrap().unwrap();
+            if found.state == State::Consumed { Ok(found.serial) } else { Err(format!("{found:?}")) }
+        });
+        assert!(wrong.is_none(), "{domain}: {wrong:?}");
+    }
 }

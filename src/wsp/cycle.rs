@@ -141,21 +141,7 @@ pub fn resume<R: Media, S: Media, M: Machine>(
     machine: &mut M,
     accept: impl FnOnce(&Seal) -> Result<()>,
 ) -> Result<Resumed> {
-    let mut lap = Lap::begin();
-    let (record, seal) = image(ram, slot)?;
-    accept(&seal)?;
-    let (start, load) = bring_up(machine, &seal, &mut lap)?;
-    let consumed = ram.write(Record { state: State::Consumed, ..record });
-    if let Err(e) = consumed {
-        machine.end();
-        return Err(e.context("the image was not resumed"));
-    }
-    if let Err(e) = machine.go_on() {
-        machine.end();
-        return Err(e.context("the image has been consumed, and the guest does not run: boot it"));
-    }
-    let (generation, suspended_ns) = (record.generation, seal.suspended_ns);
-    Ok(Resumed { generation, suspended_ns, start, load, finish: lap.end() })
+    bring_back(ram, slot, machine, accept, true)
 }
 
 /// As [`resume`], of a machine that keeps what the guest stores to memory to itself: the image stays what it is.
@@ -165,16 +151,49 @@ pub fn resume_clone<R: Media, S: Media, M: Machine>(
     machine: &mut M,
     accept: impl FnOnce(&Seal) -> Result<()>,
 ) -> Result<Resumed> {
+    bring_back(ram, slot, machine, accept, false)
+}
+
+fn bring_back<R: Media, S: Media, M: Machine>(
+    ram: &Ram<R>,
+    slot: &S,
+    machine: &mut M,
+    accept: impl FnOnce(&Seal) -> Result<()>,
+    consumes: bool,
+) -> Result<Resumed> {
     let mut lap = Lap::begin();
     let (record, seal) = image(ram, slot)?;
     accept(&seal)?;
     let (start, load) = bring_up(machine, &seal, &mut lap)?;
+    if consumes && let Err(e) = ram.write(Record { state: State::Consumed, ..record }) {
+        machine.end();
+        return Err(e.context("the image was not resumed"));
+    }
     if let Err(e) = machine.go_on() {
         machine.end();
-        return Err(e);
+        return Err(match consumes {
+            true => e.context("the image has been consumed, and the guest does not run: boot it"),
+            false => e,
+        });
     }
     let (generation, suspended_ns) = (record.generation, seal.suspended_ns);
     Ok(Resumed { generation, suspended_ns, start, load, finish: lap.end() })
+}
+
+/// Lets a guest go on that stands because whoever suspended or resumed it was killed; the generation that its memory was
+/// resumed from last. None where the record says suspended: then the image is what counts, and the machine is to end.
+///
+/// What the record says may have been stored and not be durable, so it is written once more before memory moves on.
+///
+/// ENODATA without a record: nobody knows, and the guest goes on standing.
+pub fn go_on_standing<R: Media, M: Machine>(ram: &Ram<R>, machine: &mut M) -> Result<Option<u64>> {
+    let record = known(ram)?;
+    if record.state == State::Suspended {
+        return Ok(None);
+    }
+    ram.write(record)?;
+    machine.go_on()?;
+    Ok(Some(record.generation))
 }
 
 /// What the record of memory names as suspended, and the slot's seal, of which every byte verified.

@@ -35,7 +35,8 @@ MODULES = [
 APPEND = "console=ttyS0 panic=-1 loglevel=4 tsc=reliable mitigations=off no_timer_check"
 # Programs of the guest, and the packages that have them.
 PACKAGES = {"sqlite3": ("sqlite3", "usr/bin/sqlite3"), "qemu-ga": ("qemu-guest-agent", "usr/sbin/qemu-ga")}
-REQUEST = re.compile(rb"^@request (\d+) (\d+) (\d+) (\d+)\r?$", re.MULTILINE)
+REQUEST = re.compile(rb"^@request (\d+) (\d+) (\d+) (\d+)\r?\n", re.MULTILINE)
+CHECK = re.compile(rb"^@check \d+ (.*?)\r?\n", re.MULTILINE)
 BOOT_S_MAX = 240
 
 
@@ -151,12 +152,16 @@ class Host:
 
     def wait_requests(self, name, more=1, seconds=BOOT_S_MAX):
         """Waits for so many more answers than there are."""
-        wanted = len(self.requests(name)) + more
+        self.wait(name, REQUEST, more, seconds)
+
+    def wait(self, name, what, more=1, seconds=BOOT_S_MAX):
+        """Waits for so many more such lines than there are."""
+        wanted = len(what.findall(self.console(name))) + more
         give_up = time.monotonic() + seconds
-        while len(self.requests(name)) < wanted:
+        while len(what.findall(self.console(name))) < wanted:
             if time.monotonic() > give_up:
                 tail = self.console(name)[-300:].decode(errors="replace")
-                raise Failed(f"{name} answers no request within {seconds} s; its last words: {tail!r}")
+                raise Failed(f"{name} says no more within {seconds} s; its last words: {tail!r}")
             time.sleep(0.002)
 
     def whole(self, name):
@@ -168,7 +173,7 @@ class Host:
         for n, (number, seen, stored, _) in enumerate(answers, 1):
             if (number, seen, stored) != (n, n, before + n):
                 raise Failed(f"{name}: answer {n} is request {number}, with {seen} in memory and {stored} - {before} on disk")
-        checks = re.findall(rb"^@check \d+ (.*?)\r?$", text[since:], re.MULTILINE)
+        checks = CHECK.findall(text[since:])
         if any(check != b"ok" for check in checks) or b"@broken" in text:
             raise Failed(f"{name}: the database is damaged: {set(checks)}")
         return len(answers)

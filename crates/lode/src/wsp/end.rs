@@ -1,5 +1,7 @@
 //! `lode wsp stop` and `rm`: a guest ends, or is forgotten.
 
+use std::time::Duration;
+
 use lodestone::wsp::{Machine, Ram, State};
 
 use super::guest::{Guest, open_ram};
@@ -9,6 +11,9 @@ use crate::cli::wsp::{WspRm, WspStop};
 use crate::failure::{Failure, Result, complain};
 use crate::target::show;
 
+/// A process that was killed gives its memory back before it is gone.
+const KILL_WAIT_MAX: Duration = Duration::from_secs(30);
+
 pub fn stop(guests: &Guests, args: &WspStop) -> Result<()> {
     let place = guests.known(&args.name)?;
     let _lock = place.lock()?;
@@ -17,7 +22,12 @@ pub fn stop(guests: &Guests, args: &WspStop) -> Result<()> {
     }
     let config = place.config()?;
     let failed = |e: lodestone::Error| Failure::failed(format_args!("guest {}: {e}", place.name));
-    Guest::running(&config, &place).map_err(failed)?.end();
+    // An emulator that hangs answers nobody.
+    match Guest::running(&config, &place).map_err(failed) {
+        Ok(mut guest) => guest.end(),
+        Err(failure) if !place.kill_emulator(KILL_WAIT_MAX) => return Err(failure),
+        Err(_) => {}
+    }
     match place.is_alive() {
         true => {
             Err(Failure::failed(format_args!("guest {}: its emulator does not end: kill it", place.name)))

@@ -29,7 +29,7 @@ const SITE: &str = "wsp::guest";
 /// longer.
 const SLOT_BYTES: usize = SEAL_BYTES + (1 << 20);
 /// The emulator gives its memory back before it is gone.
-const END_WAIT_MAX: Duration = Duration::from_secs(30);
+const END_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// The memory of a guest, with the record behind it.
 pub fn open_ram(config: &Config) -> Result<Span> {
@@ -42,10 +42,23 @@ pub fn open_ram_to_read(config: &Config) -> Result<Span> {
     Span::open(&config.ram, &SpanOptions { read_only: true, ..assumed(config)? })
 }
 
-/// Memory that is made, where it is a file; all of it is taken from the host now.
-pub fn make_ram(config: &Config) -> Result<Span> {
+/// Looks at memory, beside whoever else looks. Of a device the kernel maps nothing that is only read: whoever looks at that has
+/// it alone for a moment, and not while somebody works on the guest (EBUSY), who might need it in that moment.
+pub fn with_ram<T>(place: &Place, config: &Config, look: impl FnOnce(&Span) -> Result<T>) -> Result<T> {
+    match open_ram_to_read(config) {
+        Err(e) if e.errno() == libc::EOPNOTSUPP => {
+            let busy = || Error::message(libc::EBUSY, SITE, "another command works on the guest just now");
+            let _lock = place.lock_if_free().ok_or_else(busy)?;
+            look(&open_ram(config)?)
+        }
+        media => look(&media?),
+    }
+}
+
+/// Memory that is made, where it is a file; all of it is taken from the host now. Over a pool only by `force`.
+pub fn make_ram(config: &Config, force: bool) -> Result<Span> {
     let size = Some(config.ram_bytes + config.trailer_bytes);
-    Span::open(&config.ram, &SpanOptions { size, ..assumed(config)? })
+    Span::open(&config.ram, &SpanOptions { size, force, ..assumed(config)? })
 }
 
 fn assumed(config: &Config) -> Result<SpanOptions> {
@@ -121,8 +134,13 @@ impl<'a> Guest<'a> {
 
     /// Whether the guest of a running emulator runs, too. It stands where whoever suspended it was killed.
     pub fn runs(&mut self) -> Result<bool> {
+        Ok(self.state()? == "running")
+    }
+
+    /// In the emulator's words.
+    fn state(&mut self) -> Result<String> {
         let status = self.qmp()?.run("query-status", json!({}))?;
-        Ok(status["running"].as_bool().unwrap_or(false))
+        Ok(status["status"].as_str().unwrap_or_default().to_string())
     }
 
     /// Starts the emulator and waits until it listens. The guest does not run yet.
@@ -223,7 +241,13 @@ impl Machine for Guest<'_> {
     type Slot = Span;
 
     fn stop(&mut self) -> Result<()> {
-        self.qmp()?.run("stop", json!({})).map(drop)
+        match self.state()?.as_str() {
+            "running" | "paused" | "postmigrate" => self.qmp()?.run("stop", json!({})).map(drop),
+            other => {
+                let message = format!("the guest is in the state {other}, in which nobody could resume it");
+                Err(Error::message(libc::EBUSY, SITE, message))
+            }
+        }
     }
 
     fn save(&mut self, generation: u64) -> Result<Saved<Span>> {
@@ -248,6 +272,10 @@ impl Machine for Guest<'_> {
     }
 
     fn touched(&mut self) -> Option<Vec<(Addr, usize)>> {
+        // Device back ends in processes of their own store by mappings of their own.
+        if self.config.options.iter().any(|option| option.contains("vhost-user")) {
+            return None;
+        }
         let touched = super::touched::touched(self.place.process()?, &self.config.ram, self.config.ram_bytes);
         touched
             .inspect_err(|e| {
@@ -308,7 +336,7 @@ impl Machine for Guest<'_> {
                 }
             }
         }
-        if !self.place.wait_end(END_WAIT_MAX) {
+        if !self.place.wait_end(END_WAIT_MAX) && !self.place.kill_emulator(END_WAIT_MAX) {
             tracing::warn!(guest = self.place.name, "the emulator does not end");
         }
     }

@@ -99,10 +99,16 @@ impl Emulator {
 /// Files of the disks that an emulator has, with those that they are based on.
 pub fn disks_of(qmp: &mut Qmp) -> Result<Vec<Disk>> {
     let blocks = qmp.run("query-block", json!({}))?;
-    let inserted = blocks.as_array().into_iter().flatten().map(|block| &block["inserted"]);
-    let files = inserted.flat_map(|medium| [&medium["file"], &medium["backing_file"]]);
-    let mut paths: Vec<PathBuf> =
-        files.filter_map(|file| file.as_str()).map(PathBuf::from).filter(|path| path.exists()).collect();
+    let mut paths: Vec<PathBuf> = Vec::new();
+    for block in blocks.as_array().into_iter().flatten() {
+        let mut image = &block["inserted"]["image"];
+        while let Some(file) = image["filename"].as_str() {
+            paths.push(PathBuf::from(file));
+            image = &image["backing-image"];
+        }
+    }
+    // What is no file (a disk over the network) cannot be looked at.
+    paths.retain(|path| path.exists());
     paths.sort();
     paths.dedup();
     paths.iter().map(|path| Disk::of(path)).collect()

@@ -29,7 +29,10 @@ use crate::target::show;
 
 /// Others' work on a guest is waited for so long.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(30);
-const LOCK_PAUSE: Duration = Duration::from_millis(5);
+const LOCK_PAUSE: Duration = Duration::from_micros(500);
+/// To ask whether an emulator lives takes less by far.
+const ASKED_FOR_MAX: Duration = Duration::from_secs(1);
+const ASKED_PAUSE: Duration = Duration::from_micros(200);
 /// A description or history that is longer was not written by us, in bytes.
 const TEXT_BYTES_MAX: u64 = 16 << 20;
 
@@ -198,6 +201,13 @@ impl Place {
         }
     }
 
+    /// None where somebody works on the guest.
+    pub fn lock_if_free(&self) -> Option<Lock> {
+        let file = open_lock(&self.dir.join("lock")).ok()?;
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
+        Some(Lock { _file: file })
+    }
+
     /// Whether the emulator lives.
     pub fn is_alive(&self) -> bool {
         let Ok(file) = open_lock(&self.dir.join("alive")) else { return false };
@@ -208,11 +218,30 @@ impl Place {
     pub fn life(&self) -> Result<File> {
         let path = self.dir.join("alive");
         let file = open_lock(&path).map_err(|e| self.failed("open", &path, e))?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(file),
-            Err(Errno::WOULDBLOCK) => Err(Failure::failed(format_args!("guest {} runs already", self.name))),
-            Err(e) => Err(self.failed("lock", &path, e.into())),
+        let begun = Instant::now();
+        loop {
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(file),
+                // Whoever asks whether it lives has the lock for a moment.
+                Err(Errno::WOULDBLOCK) if begun.elapsed() < ASKED_FOR_MAX => std::thread::sleep(ASKED_PAUSE),
+                Err(Errno::WOULDBLOCK) => {
+                    return Err(Failure::failed(format_args!("guest {} runs already", self.name)));
+                }
+                Err(e) => return Err(self.failed("lock", &path, e.into())),
+            }
         }
+    }
+
+    /// Kills an emulator that does not end by itself; whether it is gone. What has its life open as standard output is it, and
+    /// no other process that got its number.
+    pub fn kill_emulator(&self, at_most: Duration) -> bool {
+        let number = self.process().and_then(|n| rustix::process::Pid::from_raw(n as i32));
+        let Some(process) = number else { return !self.is_alive() };
+        let standard_output = format!("/proc/{}/fd/1", process.as_raw_nonzero());
+        if fs::read_link(standard_output).is_ok_and(|path| path == self.dir.join("alive")) {
+            let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
+        }
+        self.wait_end(at_most)
     }
 
     /// Notes the emulator's number, for those who look at its page tables. Whether it is still its own only these can tell.

@@ -6,11 +6,13 @@ use std::time::{Duration, Instant};
 use lodestone::error::Error;
 use lodestone::media::Media;
 use lodestone::wsp::image::Seal;
-use lodestone::wsp::{self, Machine, Ram, State};
+use lodestone::wsp::{self, Machine, Ram};
 use serde::Serialize;
 
 use super::emulator::Mode;
-use super::guest::{Guest, identity_of, make_slot, open_ram, open_ram_to_read, open_slot, slot_path};
+use super::guest::{
+    Guest, identity_of, make_slot, open_ram, open_ram_to_read, open_slot, slot_path, with_ram,
+};
 use super::place::{Config, Guests, Place, remove_if_there};
 use super::report::{Entry, now_ns, phases};
 use super::suspend::words;
@@ -32,6 +34,8 @@ pub fn run(guests: &Guests, args: &WspResume) -> Result<()> {
     if args.clone.is_some() && args.names.len() != 1 {
         return Err(Failure::usage("a clone has one original: name one guest"));
     }
+    // Who is interrupted here would leave guests standing.
+    crate::interrupt::catch();
     let places = match args.all {
         true => suspended(guests)?,
         false => args.names.iter().map(|name| guests.known(name)).collect::<Result<Vec<_>>>()?,
@@ -61,8 +65,7 @@ pub fn run(guests: &Guests, args: &WspResume) -> Result<()> {
 pub fn suspended(guests: &Guests) -> Result<Vec<Place>> {
     let is_suspended = |place: &Place| {
         let record = place.config().ok().filter(|_| !place.is_alive()).and_then(|config| {
-            let media = open_ram_to_read(&config).or_else(|_| open_ram(&config)).ok()?;
-            wsp::cycle::suspended(&Ram::new(&media, config.ram_bytes).ok()?).ok()
+            with_ram(place, &config, |media| wsp::cycle::suspended(&Ram::new(media, config.ram_bytes)?)).ok()
         });
         record.is_some()
     };
@@ -143,14 +146,16 @@ fn resume(place: &Place, config: &Config, force: bool) -> lodestone::Result<Entr
     if config.clone_of.is_some() && !place.is_alive() {
         return Err(Error::message(libc::ESTALE, "wsp::resume", "it is a clone, whose memory ended with it"));
     }
+    let begun = Instant::now();
     there(config)?;
     if place.is_alive() {
         let mut guest = Guest::running(config, place)?;
         if guest.runs()? {
             return Err(Error::message(libc::EALREADY, "wsp::resume", "it runs"));
         }
-        if let Some(entry) = go_on(config, &mut guest)? {
-            return Ok(entry);
+        match go_on(config, &mut guest)? {
+            Some(entry) => return Ok(entry),
+            None => guest.end(),
         }
     }
     let media = open_ram(config)?;
@@ -158,7 +163,9 @@ fn resume(place: &Place, config: &Config, force: bool) -> lodestone::Result<Entr
     let generation = wsp::cycle::suspended(&ram)?.generation;
     let slot = open_slot(config, generation)?;
     let mut guest = Guest::new(config, place, Mode::Resume);
-    let done = wsp::resume(&ram, &slot, &mut guest, |seal| disks_fit(seal, force))?;
+    let opened = begun.elapsed();
+    let mut done = wsp::resume(&ram, &slot, &mut guest, |seal| disks_fit(seal, force))?;
+    done.start += opened;
     let clock = guest.set_clock();
     // For next time; who has no room for it now may have then.
     if let Err(e) = make_slot(config, generation + 1) {
@@ -173,15 +180,16 @@ fn resume(place: &Place, config: &Config, force: bool) -> lodestone::Result<Entr
 /// goes on; afterwards the image is what counts, and the emulator ends.
 fn go_on(config: &Config, guest: &mut Guest) -> lodestone::Result<Option<Entry>> {
     let begun = Instant::now();
-    let media = open_ram_to_read(config).or_else(|_| open_ram(config))?;
-    let record = Ram::new(&media, config.ram_bytes)?.record()?;
-    if record.is_none_or(|record| record.state == State::Suspended) && config.clone_of.is_none() {
-        guest.end();
-        return Ok(None);
+    if config.clone_of.is_some() {
+        let message = "it is a clone that was not resumed to the end: stop it, and make another";
+        return Err(Error::message(libc::ESTALE, "wsp::resume", message));
     }
-    guest.go_on()?;
+    let media = open_ram(config)?;
+    let Some(generation) = wsp::go_on_standing(&Ram::new(&media, config.ram_bytes)?, guest)? else {
+        return Ok(None);
+    };
     let done = wsp::Resumed {
-        generation: record.map_or(0, |record| record.generation),
+        generation,
         suspended_ns: 0,
         start: Duration::ZERO,
         load: Duration::ZERO,

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use lodestone::error::Error;
-use lodestone::media::Media;
+use lodestone::media::{Addr, Media};
 use lodestone::wsp::image::TRAILER_BYTES;
 use lodestone::wsp::{Machine, Ram, State};
 use serde_json::json;
@@ -81,7 +81,7 @@ pub fn boot(place: &Place, config: &Config, before: Option<&Config>, fresh: bool
         }
         std::fs::create_dir_all(&config.slots)
             .map_err(|e| Error::io(e, "wsp::start", "cannot make the directory", &config.slots))?;
-        let media = make_ram(config)?;
+        let media = make_ram(config, fresh || is_ours)?;
         let ram = Ram::new(&media, config.ram_bytes)?;
         let mut image = [0; 16];
         rustix::rand::getrandom(&mut image, rustix::rand::GetRandomFlags::empty()).map_err(|e| {
@@ -137,7 +137,11 @@ fn foreign(config: &Config) -> lodestone::Result<()> {
     match record {
         Some(record) => refused(&format!("has the memory of a guest that is {}", record.state.name())),
         None if about.is_ok_and(|about| about.is_file()) => refused("exists"),
-        None => Ok(()),
+        None => {
+            let mut first = [0; 4096];
+            media.read(Addr(0), &mut first)?;
+            if first.iter().all(|byte| *byte == 0) { Ok(()) } else { refused("holds something") }
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use lodestone::media::{Domain, Media};
 use lodestone::wsp::{Ram, Record, State};
 use serde::Serialize;
 
-use super::guest::{open_ram, open_ram_to_read, slot_path};
+use super::guest::{Guest, slot_path, with_ram};
 use super::place::{Config, Guests, Place};
 use super::report::{Entry, Summary, draw, summarize};
 use crate::cli::wsp::{WspList, WspStatus};
@@ -150,22 +150,35 @@ impl Status {
         (self.ram, self.slots) = (show(&config.ram).to_string(), show(&config.slots).to_string());
         (self.ram_bytes, self.priority, self.failed_resumes) =
             (config.ram_bytes, config.priority, config.failed);
-        // Who suspends it just now has it alone.
-        let media = open_ram_to_read(&config).or_else(|_| open_ram(&config));
-        let record = media.as_ref().map_err(ToString::to_string).and_then(|media| {
-            Ram::new(media, config.ram_bytes).and_then(|ram| ram.record()).map_err(|e| e.to_string())
+        let mut domain = None;
+        let record = with_ram(place, &config, |media| {
+            domain = Some(media.domain());
+            Ram::new(media, config.ram_bytes)?.record()
         });
-        if let Ok(media) = &media {
-            self.domain = Some(media.domain().name());
-            self.survives = Some(survives(media.domain(), config.assume.is_some()));
+        let record = record.map_err(|e| e.to_string());
+        if let Some(domain) = domain {
+            self.domain = Some(domain.name());
+            self.survives = Some(survives(domain, config.assume.is_some()));
         }
         if let Ok(Some(record)) = &record {
             self.generation = Some(record.generation);
         }
         (self.state, self.note) = state(&config, alive, record);
+        if self.state == "running" && stands(place, &config) {
+            let note =
+                "stands, for whoever suspended or resumed it was killed: lode wsp resume lets it go on";
+            (self.state, self.note) = ("standing", note.into());
+        }
         self.accelerator = config.accel;
         self.clone_of = config.clone_of;
     }
+}
+
+/// Whether the guest of an emulator that lives does not run. Not asked while somebody works on it.
+fn stands(place: &Place, config: &Config) -> bool {
+    let lock = place.lock_if_free();
+    let runs = lock.and_then(|_lock| Guest::running(config, place).ok()?.runs().ok());
+    runs == Some(false)
 }
 
 fn state(

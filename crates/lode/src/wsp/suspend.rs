@@ -15,6 +15,8 @@ use crate::cli::wsp::WspSuspend;
 use crate::failure::{Failure, Output, Result, complain};
 
 pub fn run(guests: &Guests, args: &WspSuspend) -> Result<()> {
+    // Who is interrupted here would leave guests standing.
+    crate::interrupt::catch();
     let begun = Instant::now();
     let places = match args.all {
         true => guests.all()?.into_iter().filter(Place::is_alive).collect(),
@@ -122,6 +124,7 @@ pub fn all(places: Vec<Place>, window: Option<Duration>, begun: Instant) -> Outc
 }
 
 fn one(place: &Place) -> Result<Entry> {
+    let begun = Instant::now();
     let _lock = place.lock()?;
     let failed = |e: lodestone::Error| Failure::failed(format_args!("guest {}: {e}", place.name));
     let config = place.config()?;
@@ -136,8 +139,11 @@ fn one(place: &Place) -> Result<Entry> {
     let media = open_ram(&config).map_err(failed)?;
     let ram = Ram::new(&media, config.ram_bytes).map_err(failed)?;
     let written = super::report::written_by_device(&config.ram);
+    let opened = begun.elapsed();
     let done = wsp::suspend(&ram, &mut guest).map_err(failed)?;
-    let dirty = super::report::written_by_device(&config.ram).zip(written).map(|(now, then)| now - then);
+    let dirty = super::report::written_by_device(&config.ram)
+        .zip(written)
+        .map(|(now, then)| now.saturating_sub(then));
     let entry = Entry {
         what: "suspend".into(),
         at_ns: super::report::now_ns(),
@@ -145,7 +151,11 @@ fn one(place: &Place) -> Result<Entry> {
         state_bytes: done.stream_bytes,
         dirty_bytes: dirty,
         domain: media.domain().name().into(),
-        phases: phases([("prepare", done.prepare), ("write-back", done.write_back), ("finish", done.finish)]),
+        phases: phases([
+            ("prepare", opened + done.prepare),
+            ("write-back", done.write_back),
+            ("finish", done.finish),
+        ]),
         clock: None,
     };
     place.note(&entry);
