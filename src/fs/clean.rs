@@ -176,6 +176,8 @@ impl<M: Media> Fs<M> {
     /// See the file's head. Not durable alone, but before the head moves: the fence is for who does that on
     /// another processor.
     fn sweep(&self, inode: &Inode, body: &mut Body, guard: &epoch::Guard) -> Result<()> {
+        // Before records have the same numbers again.
+        body.last_line = None;
         let Sweep { from, page } = body.cleaning.sweep.unwrap_or(Sweep { from: body.log.seq(), page: 0 });
         let Body { log, data, .. } = body;
         let Data::File(index) = data else { unreachable!("clean_file looked") };
@@ -406,7 +408,7 @@ fn live_lines(body: &Body) -> u32 {
         Data::File(index) => (index.mapped() / 2).min(1 << 30) as u32,
         Data::Dir(dir) => dir.live_lines().min(1 << 30) as u32,
         Data::Symlink(target) => (target.len() / LINE) as u32,
-        Data::None => 0,
+        Data::Special(_) => 0,
     };
     let in_record = |x: &Xattr| if x.blocks.is_none() { x.len as usize } else { 0 };
     let xattrs: usize = body.xattrs.iter().map(|x| 1 + (x.name.len() + in_record(x)) / LINE).sum();

@@ -30,7 +30,7 @@ use crate::limits::{OPEN_FILES_MAX, PATH_BYTES_MAX, WALK_RETRIES_MAX};
 use crate::media::Media;
 use crate::mover::EngineKind;
 use crate::mover::class::Class;
-use crate::sync::primitive::Mutex;
+use crate::sync::Lock;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use table::{Held, Table};
@@ -58,7 +58,7 @@ struct File {
     flags: AtomicI32,
     /// The file offset, or the cookie of a directory. Locked for the whole of a read or write that
     /// uses it, as POSIX demands of threads that share it.
-    offset: Mutex<u64>,
+    offset: Lock<u64>,
 }
 
 impl<M: Media> Files<M> {

@@ -477,14 +477,15 @@ pub struct Extent {
     pub block: Block,
 }
 
-/// Puts bytes into zeroed words, from a byte offset that is 4 behind a word's beginning.
+/// Puts bytes into words that are zero from there on. Who reads these words soon is not held up by stores of another width.
 #[inline]
 pub fn put_bytes(words: &mut [u64], at: usize, bytes: &[u8]) {
-    debug_assert!(at % 8 == 4);
-    let (first, rest) = bytes.split_at(bytes.len().min(4));
-    words[at / 8] |= (few_bytes(first)) << 32;
+    let (first, rest) = bytes.split_at(bytes.len().min(at.next_multiple_of(8) - at));
+    if !first.is_empty() {
+        words[at / 8] |= few_bytes(first) << (at % 8 * 8);
+    }
     let mut chunks = rest.chunks_exact(8);
-    let mut to = words[at / 8 + 1..].iter_mut();
+    let mut to = words[at.div_ceil(8)..].iter_mut();
     for (chunk, word) in (&mut chunks).zip(&mut to) {
         *word = u64::from_le_bytes(chunk.try_into().expect("eight bytes"));
     }

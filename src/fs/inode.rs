@@ -16,6 +16,7 @@ use super::clean::Cleaning;
 use super::dirindex::DirIndex;
 use super::format::*;
 use super::index::PageIndex;
+use super::last_line::LastLine;
 use super::log::{self, Log, Op, Owner, Reader, Record};
 use super::offload::Writes;
 use super::statline::BodyLock;
@@ -63,7 +64,6 @@ pub struct Body {
     pub mtime: u64,
     pub ctime: u64,
     pub btime: u64,
-    pub rdev: u64,
     pub data: Data,
     pub log: Log,
     pub cleaning: Cleaning,
@@ -72,6 +72,8 @@ pub struct Body {
     /// before it drops the record.
     #[allow(clippy::box_collection, reason = "four words in each of a million inodes that have none")]
     pub redone: Option<Box<VecDeque<Redone>>>,
+    /// Of a file that grows by less than lines.
+    pub last_line: Option<Box<LastLine>>,
     /// Whose copies are under way.
     pub writes: Writes,
 }
@@ -96,8 +98,8 @@ pub enum Data {
     File(PageIndex),
     Dir(Box<DirIndex>),
     Symlink(Box<[u8]>),
-    /// Fifo, socket, device.
-    None,
+    /// Fifo, socket, device: its number.
+    Special(u64),
 }
 
 /// An extended attribute. The value stays on media: all of an inode could have gigabytes.
@@ -171,7 +173,7 @@ fn attr_from(ino: Ino, generation: u64, atime: u64, body: &Body, nlink: u32) -> 
         nlink,
         uid: body.uid,
         gid: body.gid,
-        rdev: body.rdev,
+        rdev: body.rdev(),
         size: body.size(),
         blocks,
         atime: unpack_time(atime),
@@ -189,7 +191,6 @@ impl Body {
             mode: header.mode,
             uid: header.uid,
             gid: header.gid,
-            rdev: header.rdev,
             size: 0,
             mtime: header.btime,
             ctime: header.btime,
@@ -200,10 +201,11 @@ impl Body {
                 Kind::File => Data::File(PageIndex::new()),
                 Kind::Directory => Data::Dir(Box::new(DirIndex::new())),
                 Kind::Symlink => Data::Symlink(Box::default()),
-                _ => Data::None,
+                _ => Data::Special(header.rdev),
             },
             xattrs: Vec::new(),
             redone: None,
+            last_line: None,
             writes: Writes::default(),
             dead: false,
             tail_shared: false,
@@ -215,8 +217,13 @@ impl Body {
             Data::File(_) => self.size,
             Data::Dir(dir) => (dir.len() as u64 + 2) * 32,
             Data::Symlink(target) => target.len() as u64,
-            Data::None => 0,
+            Data::Special(_) => 0,
         }
+    }
+
+    /// A device's number.
+    pub fn rdev(&self) -> u64 {
+        if let Data::Special(rdev) = self.data { rdev } else { 0 }
     }
 
     pub fn file(&self) -> Option<&PageIndex> {
@@ -262,7 +269,7 @@ impl Body {
                 Data::File(index) => index.heap_bytes(),
                 Data::Dir(dir) => dir.heap_bytes(),
                 Data::Symlink(t) => t.len(),
-                Data::None => 0,
+                Data::Special(_) => 0,
             }
     }
 }

@@ -13,6 +13,7 @@
 //! | `alloc`, `index`, `dirindex`, `names`, `table`, `statline` | what is kept in DRAM only |
 //! | `inode` | an inode in DRAM, and its replay from the log |
 //! | `write`, `read`, `space`, `attr`, `xattr`, `acl` | operations on one inode |
+//! | `last_line` | what small appends need not fetch |
 //! | `offload` | copies that go on after their operation let go of the inode |
 //! | `namei`, `walk` | operations on names, path walks |
 //! | `clean` | log cleaning |
@@ -41,6 +42,7 @@ pub mod files;
 pub mod format;
 pub mod index;
 mod inode;
+mod last_line;
 mod log;
 mod mount;
 mod namei;

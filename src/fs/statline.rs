@@ -86,7 +86,7 @@ impl StatLine {
     fn change(&self, body: &Body, mode: u32) {
         let sequence = self.begin();
         // A device's number has no room here.
-        let mode = if body.rdev == 0 { mode } else { 0 };
+        let mode = if body.rdev() == 0 { mode } else { 0 };
         let mapped = if let Data::File(index) = &body.data { index.mapped() } else { 0 };
         self.mode.store(mode, Ordering::Relaxed);
         self.uid.store(body.uid, Ordering::Relaxed);
@@ -247,7 +247,7 @@ mod tests {
         let (lock, line, nlink) = (lock(1), StatLine::default(), AtomicU32::new(1));
         lock.write(&line).uid = 2;
         assert!(read(&line, &nlink).is_none());
-        lock.write(&line).rdev = 5;
+        lock.write(&line).data = Data::Special(5);
         line.show(&lock.read(), 0);
         assert!(read(&line, &nlink).is_none());
     }

@@ -29,17 +29,20 @@ use super::alloc::{Block, Class, Run, Runs};
 use super::format::*;
 use super::index::Mapping;
 use super::inode::{Body, Data, Redone, extent_offset, write_record_bytes};
+use super::last_line::LastLine;
 use super::log::{Batch, block_addr};
 use super::offload::{Commit, Needs, Parts};
 use super::*;
 use crate::limits::FILE_BYTES_MAX;
-use crate::media::{Addr, Flushed, LINE, Words};
+use crate::media::{Addr, Flushed, LINE, Words, crc32c};
 use crate::sync::primitive::wait;
 
 /// Largest overwrite that commits as a redo record, in bytes.
 pub const REDO_BYTES_MAX: usize = 1024;
 /// Longest redo record that goes to media word by word, in lines.
 const REDO_LINES_MAX: usize = 9;
+/// Largest append that is put together in DRAM, in bytes, with what its first line had before.
+const APPEND_BYTES_MAX: usize = 4 * LINE;
 /// From this size on, data is fenced before its record instead of verified by it, in bytes.
 pub const TWO_FENCE_BYTES: usize = 16 << 10;
 /// One write moves at most this many bytes, as Linux's do.
@@ -63,6 +66,7 @@ struct Plan {
 
 /// See the table at the head of this file.
 enum Way {
+    AtEnd(Block),
     Redo,
     InPlace,
     Blocks,
@@ -112,6 +116,54 @@ impl Sink {
         }
     }
 
+    /// Stores at the end of a file, in a block that it has, of whose last line `last` is known: whole lines, put together in
+    /// DRAM where they are few.
+    fn append<M: Media>(
+        &mut self,
+        core: &Core<M>,
+        at: Addr,
+        bytes: Lent,
+        last: Option<&Words>,
+    ) -> Result<()> {
+        let (before, src) = ((at.0 % LINE as u64) as usize, bytes.bytes());
+        let end = before + src.len();
+        if core.deferring || end > APPEND_BYTES_MAX || before > 0 && last.is_none() {
+            return self.store_to_end(core, at, bytes);
+        }
+        let mut lines = [0; APPEND_BYTES_MAX];
+        for (byte, word) in lines.as_chunks_mut().0.iter_mut().zip(last.into_iter().flatten()) {
+            *byte = word.to_le_bytes();
+        }
+        lines[before..end].copy_from_slice(src);
+        let from = Addr(at.0 - before as u64);
+        let flushed = core.media.copy_nt(from, &lines[..end.next_multiple_of(LINE)])?;
+        self.crc = self.crc.map(|crc| crc32c(src, crc));
+        self.flushed = std::mem::replace(&mut self.flushed, Flushed::issued()).and(flushed);
+        Ok(())
+    }
+
+    /// Stores what ends with the file, from its last whole lines on by [`store_tail`](Sink::store_tail).
+    fn store_to_end<M: Media>(&mut self, core: &Core<M>, at: Addr, bytes: Lent) -> Result<()> {
+        let whole = whole_lines(core, at, bytes.bytes().len());
+        if whole > 0 {
+            self.store_lent(core, at, bytes.part(0, whole))?;
+        }
+        self.store_tail(core, at.add(whole as u64), &bytes.bytes()[whole..])
+    }
+
+    /// Stores the last bytes of a file, less than a line. Behind them nobody reads: zeros make the line whole.
+    fn store_tail<M: Media>(&mut self, core: &Core<M>, at: Addr, bytes: &[u8]) -> Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let mut line = Words::default();
+        put_bytes(&mut line, 0, bytes);
+        let flushed = core.media.store_lines(at, &[line])?;
+        self.crc = self.crc.map(|crc| crc32c(bytes, crc));
+        self.flushed = std::mem::replace(&mut self.flushed, Flushed::issued()).and(flushed);
+        Ok(())
+    }
+
     fn store<M: Media>(&mut self, core: &Core<M>, at: Addr, bytes: &[u8]) -> Result<()> {
         let flushed = if core.mover.takes(self.engine, bytes.len()) {
             let store = |media: &M| core.mover.store(media, self.engine, at, bytes, self.crc);
@@ -128,6 +180,14 @@ impl Sink {
         self.flushed = std::mem::replace(&mut self.flushed, Flushed::issued()).and(flushed);
         Ok(())
     }
+}
+
+/// How many bytes from `at` to the end of a file are stored as they are: up to the last line boundary, or all, where parts of
+/// lines go through the cache and nobody waits for them.
+#[inline]
+fn whole_lines<M: Media>(core: &Core<M>, at: Addr, len: usize) -> usize {
+    let tail = (at.0 as usize + len) % LINE;
+    if core.deferring || tail > len { len } else { len - tail }
 }
 
 /// Whether somebody else has the file, or had it lately: who copies before having it keeps it for so short a time that
@@ -301,13 +361,16 @@ impl<M: Media> Fs<M> {
         let way = self.way(inode, body, offset, end);
         watch.did(Phase::Index);
         let written = match way {
+            Way::AtEnd(block) if batch.is_empty() => {
+                self.append_in_place(inode, body, guard, input, block, watch).map(|end| (end, None))
+            }
             Way::Redo => {
                 self.overwrite_by_redo(inode, body, guard, input, batch, watch).map(|end| (end, None))
             }
             Way::InPlace => {
                 self.overwrite_in_place(inode, body, guard, input, batch, watch).map(|end| (end, None))
             }
-            Way::Blocks => self.write_blocks(node, (body, guard), input, ahead, batch, watch),
+            Way::AtEnd(_) | Way::Blocks => self.write_blocks(node, (body, guard), input, ahead, batch, watch),
         };
         match &written {
             Ok(_) => {
@@ -336,6 +399,12 @@ impl<M: Media> Fs<M> {
     /// every record since the last sync is verified, and must be what the record wrote.
     #[inline]
     fn way(&self, inode: &Inode, body: &Body, offset: u64, end: u64) -> Way {
+        if offset == body.size
+            && (end - 1) / PAGE == offset / PAGE
+            && let Some(block) = last_block(body)
+        {
+            return Way::AtEnd(block);
+        }
         if end > body.size || self.core.deferring {
             return Way::Blocks;
         }
@@ -351,8 +420,45 @@ impl<M: Media> Fs<M> {
         }
     }
 
+    /// Bytes behind the end of file that its last block has room for.
+    fn append_in_place(
+        &self,
+        inode: &Inode,
+        body: &mut Body,
+        guard: &epoch::Guard,
+        Input { offset, bytes: src, now, engine }: Input,
+        block: Block,
+        watch: &mut Watch,
+    ) -> Result<u64> {
+        let end = offset + src.bytes().len() as u64;
+        let mut sink = Sink::new(Some(0), engine);
+        let last = LastLine::of(body);
+        let knew_last = last.is_some();
+        if let Err(e) = sink.append(&self.core, block_addr(block).add(offset % PAGE), src, last) {
+            return Err(self.undo(&Plan::default(), sink.flushed, e));
+        }
+        watch.did(Phase::Copy);
+        let fields =
+            WriteFields { start: offset, len: end - offset, size: end, mtime: now, crc: sink.crc, flags: 0 };
+        let mut line = [write_line(None, &fields)];
+        let committed =
+            self.commit_lines(inode, body, (Type::Write, &mut line), guard, Class::Data, sink.flushed);
+        if let Err(e) = committed {
+            return Err(self.undo(&Plan::default(), Flushed::issued(), e));
+        }
+        watch.did(Phase::Metadata);
+        body.size = end;
+        if !self.core.deferring {
+            LastLine::appended(body, src.bytes(), knew_last);
+        }
+        (body.mtime, body.ctime) = (now, now);
+        watch.did(Phase::Index);
+        Ok(end)
+    }
+
     /// The bytes go into the record; recovery stores them again if need be, so the stores in place need no
     /// fence before the cleaner drops the record.
+    #[inline(never)]
     fn overwrite_by_redo(
         &self,
         inode: &Inode,
@@ -420,6 +526,7 @@ impl<M: Media> Fs<M> {
 
     /// `data=inplace`: the times commit first, so that no record whose data could still be verified is
     /// the log's last when its data changes.
+    #[inline(never)]
     fn overwrite_in_place(
         &self,
         inode: &Inode,
@@ -454,6 +561,7 @@ impl<M: Media> Fs<M> {
 
     /// New blocks for what has none or may not be overwritten; in place behind the end of file and in
     /// reserved blocks.
+    #[inline(never)]
     fn write_blocks(
         &self,
         node: &Node,
@@ -493,6 +601,7 @@ impl<M: Media> Fs<M> {
             }
         };
         let size = body.size.max(end);
+        let knew_last = LastLine::of(body).is_some();
         let fields = WriteFields {
             start: start.unwrap_or(from),
             len: to - start.unwrap_or(from),
@@ -531,8 +640,8 @@ impl<M: Media> Fs<M> {
             return Err(self.undo(&plan, Flushed::issued(), e));
         }
         watch.did(Phase::Metadata);
-        let reuse = self.core.reuse_after(guard);
-        self.tail_settled(body, tail, reuse);
+        self.tail_settled(body, tail, self.core.reuse_after(guard));
+        let appends = offset == body.size && under_way.is_none() && !self.core.deferring;
         // Where the file grows, its last block was replaced if it was shared.
         body.tail_shared &= size == body.size;
         let index = body.file_mut();
@@ -540,11 +649,15 @@ impl<M: Media> Fs<M> {
             index.set_run(e.page, e.count, e.block, false, &mut |old, unwritten| {
                 // A reserved block was written where it is; and while the copy goes on the old ones are needed.
                 if !(unwritten && within(old, *e)) && under_way.is_none() {
-                    self.core.free(old, reuse);
+                    // Asked anew: what was just stored in halves would be read as a whole, which waits for the fence.
+                    self.core.free(old, self.core.reuse_after(guard));
                 }
             });
         }
         body.size = size;
+        if appends {
+            LastLine::appended(body, src.bytes(), knew_last);
+        }
         (body.mtime, body.ctime) = (now, now);
         watch.did(Phase::Index);
         Ok((end, under_way))
@@ -681,11 +794,7 @@ impl<M: Media> Fs<M> {
         let index = body.file().expect("check_writable");
         let (mut page, last) = ((offset / PAGE) as u32, ((end - 1) / PAGE) as u32);
         let tail = (body.size / PAGE) as u32;
-        let in_place = offset >= body.size
-            && page == tail
-            && !body.size.is_multiple_of(PAGE)
-            && !body.tail_shared
-            && matches!(index.get(page), Mapping::Written(_));
+        let in_place = offset >= body.size && page == tail && last_block(body).is_some();
         if in_place {
             page += 1;
         }
@@ -744,7 +853,10 @@ impl<M: Media> Fs<M> {
                 unreachable!("plan looked");
             };
             let n = (PAGE - at % PAGE).min(end - at);
-            sink.store_lent(&self.core, block_addr(block).add(at % PAGE), lent.part(0, n as usize))?;
+            let media = block_addr(block).add(at % PAGE);
+            // Behind a gap it is another line.
+            let last = LastLine::of(body).filter(|_| offset == body.size);
+            sink.append(&self.core, media, lent.part(0, n as usize), last)?;
             at += n;
         }
         let from = if in_place { offset } else { offset - offset % PAGE };
@@ -798,7 +910,11 @@ impl<M: Media> Fs<M> {
         }
         block[from..to].copy_from_slice(bytes);
         let kept = to.max(live);
-        sink.store(&self.core, media, &block[..kept])?;
+        let whole = whole_lines(&self.core, media, kept);
+        if whole > 0 {
+            sink.store(&self.core, media, &block[..whole])?;
+        }
+        sink.store_tail(&self.core, media.add(whole as u64), &block[whole..kept])?;
         Ok(page + kept as u64)
     }
 }
@@ -839,6 +955,16 @@ pub(super) fn set_gid_that_falls(cred: &Cred, body: &Body) -> u32 {
         body.mode & libc::S_ISGID
     } else {
         0
+    }
+}
+
+/// The last block of a file that has room behind the end of file, if that may be stored to.
+#[inline]
+fn last_block(body: &Body) -> Option<Block> {
+    let in_block = !body.size.is_multiple_of(PAGE) && !body.tail_shared;
+    match body.file().filter(|_| in_block)?.get((body.size / PAGE) as u32) {
+        Mapping::Written(block) => Some(block),
+        _ => None,
     }
 }
 

@@ -43,7 +43,7 @@ impl<M: Media> Files<M> {
     pub fn begin_read(&self, fd: Fd, dst: LentRoom) -> ReadStep<usize> {
         let file = self.file(fd)?;
         file.check_read()?;
-        let mut offset = file.offset.lock();
+        let mut offset = file.offset.write();
         let step = self.fs.begin_read(&file.node, *offset, dst)?;
         if let Step::Done(n) | Step::UnderWay(n, _) = &step {
             *offset += *n as u64;
@@ -80,7 +80,7 @@ impl<M: Media> Files<M> {
     pub fn begin_write(&self, fd: Fd, src: Lent) -> WriteStep<Written> {
         let file = self.file(fd)?;
         file.check_write()?;
-        let mut offset = file.offset.lock();
+        let mut offset = file.offset.write();
         let step = self.write_file(&file, *offset, src)?;
         if let Step::Done(written) | Step::UnderWay(written, _) = &step {
             *offset = written.end;
@@ -154,7 +154,7 @@ impl<M: Media> Files<M> {
     /// directory's offset is a cookie that readdir reported.
     pub fn lseek(&self, fd: Fd, offset: i64, whence: i32) -> Result<u64> {
         let file = self.open_file(fd)?;
-        let mut position = file.offset.lock();
+        let mut position = file.offset.write();
         let is_dir = file.node.kind() == Kind::Directory;
         let start = match whence {
             SEEK_SET => 0,

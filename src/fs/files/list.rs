@@ -25,7 +25,7 @@ impl<M: Media> Files<M> {
     pub fn readdir(&self, fd: Fd, each: &mut dyn FnMut(&DirEntry) -> bool) -> Result<()> {
         let file = self.open_file(fd)?;
         file.check_directory()?;
-        let mut offset = file.offset.lock();
+        let mut offset = file.offset.write();
         let start = *offset;
         self.fs.readdir(file.node.ino(), start, &mut |entry| {
             let more = each(entry);
@@ -61,7 +61,7 @@ impl<M: Media> Files<M> {
     pub fn telldir(&self, fd: Fd) -> Result<u64> {
         let file = self.open_file(fd)?;
         file.check_directory()?;
-        let offset = *file.offset.lock();
+        let offset = *file.offset.read();
         Ok(offset)
     }
 
@@ -69,7 +69,7 @@ impl<M: Media> Files<M> {
     pub fn seekdir(&self, fd: Fd, cookie: u64) -> Result<()> {
         let file = self.open_file(fd)?;
         file.check_directory()?;
-        *file.offset.lock() = cookie;
+        *file.offset.write() = cookie;
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::fs::{Attr, Kind, Node};
 use crate::limits::SYMLINK_DEPTH_MAX;
 use crate::media::Media;
-use crate::sync::primitive::Mutex;
+use crate::sync::Lock;
 use libc::{
     O_ACCMODE, O_CLOEXEC, O_CREAT, O_DIRECTORY, O_EXCL, O_NOFOLLOW, O_PATH, O_RDONLY, O_TMPFILE, O_TRUNC,
     S_IFREG,
@@ -39,7 +39,7 @@ impl<M: Media> Files<M> {
             O_CREAT => self.open_or_create(at, path, flags, mode)?,
             _ => return Err(einval()),
         };
-        let file = File { node, flags: AtomicI32::new(flags), offset: Mutex::new(0) };
+        let file = File { node, flags: AtomicI32::new(flags), offset: Lock::new(0) };
         Ok(slot.fill(Arc::new(file)) as Fd)
     }
 
