@@ -458,6 +458,12 @@ fn a_uthread_that_waits_for_a_copy_lets_others_run() {
 
 /// Polls until it is ready, and sleeps in between until it is woken; how often it was not.
 fn block_on<F: Future>(future: F) -> (F::Output, usize) {
+    let pending = AtomicUsize::new(0);
+    (block_on_and_tell(future, &pending), pending.load(Ordering::SeqCst))
+}
+
+/// The same; others see how often it was not.
+fn block_on_and_tell<F: Future>(future: F, pending: &AtomicUsize) -> F::Output {
     struct Unparks(std::thread::Thread);
 
     impl Wake for Unparks {
@@ -467,13 +473,15 @@ fn block_on<F: Future>(future: F) -> (F::Output, usize) {
     }
 
     let waker = Waker::from(Arc::new(Unparks(std::thread::current())));
-    let (mut future, mut context, mut pending) = (pin!(future), Context::from_waker(&waker), 0);
+    let (mut future, mut context) = (pin!(future), Context::from_waker(&waker));
     loop {
         match future.as_mut().poll(&mut context) {
-            Poll::Ready(value) => return (value, pending),
-            Poll::Pending => std::thread::park(),
+            Poll::Ready(value) => return value,
+            Poll::Pending => {
+                pending.fetch_add(1, Ordering::SeqCst);
+                std::thread::park();
+            }
         }
-        pending += 1;
     }
 }
 
@@ -483,16 +491,19 @@ fn futures_of_files_are_woken_when_their_copies_have_ended() {
         let options = PoolOptions { assume: Some(domain), ..PoolOptions::default() };
         let (files, key) = files_on(Pool::memfd(POOL_BYTES, &options).unwrap(), None);
         let fd = create(&files, "file", &[1; 64 * KIB]);
+        let pending = AtomicUsize::new(0);
         std::thread::scope(|scope| {
-            let (files, key) = (&files, &key);
+            let (files, key, pending) = (&files, &key, &pending);
             let reads = scope.spawn(move || {
-                let ((bytes, read), pending) = block_on(files.pread_async(fd, vec![0; 40 * KIB].into(), 0));
-                assert!(pending > 0, "it did not wait for its copy");
+                let read = files.pread_async(fd, vec![0; 40 * KIB].into(), 0);
+                let (bytes, read) = block_on_and_tell(read, pending);
                 assert!(read.unwrap() == 40 * KIB && bytes.iter().all(|b| *b == 1));
             });
-            while key.begun() < 1 {
+            // It waits for its copy.
+            while pending.load(Ordering::SeqCst) == 0 {
                 std::thread::yield_now();
             }
+            assert!(key.begun() == 1);
             if domain == Domain::Memory {
                 // A write, a read that it is in the way of, and a sync.
                 let ticket = files.submit_pwrite(fd, vec![2; 16 * KIB].into(), 48 * KIB as i64).unwrap();
