@@ -170,7 +170,14 @@ impl<'a> Guest<'a> {
     fn prepare_to_move(&mut self) -> Result<()> {
         let on = |name: &str| json!({ "capability": name, "state": true });
         let capabilities = json!({ "capabilities": [on("x-ignore-shared"), on("events")] });
-        self.qmp()?.run("migrate-set-capabilities", capabilities).map(drop)
+        let qmp = self.qmp()?;
+        qmp.run("migrate-set-capabilities", capabilities)?;
+        // QEMU 8.2 and later have a mode for who comes back on the same host: what forbids only to leave it hinders nobody.
+        let parameters = qmp.run("query-migrate-parameters", json!({}))?;
+        if parameters["mode"].is_string() {
+            qmp.run("migrate-set-parameters", json!({ "mode": "cpr-reboot" }))?;
+        }
+        Ok(())
     }
 
     fn wait_moved(&mut self) -> Result<()> {
