@@ -92,12 +92,16 @@ impl OpenRegion {
         const SITE: &str = "media::region::open";
         // Judged before it is opened, because opening a fifo or a tape has effects.
         let before = rustix::fs::stat(path).map_err(|e| cannot("open", SITE, path, e))?;
-        kind_of(&before, path)?;
-        let file = match read_only {
-            true => rustix::fs::open(path, OFlags::RDONLY | OPEN_FLAGS, Mode::empty()),
-            false => open_writable(path),
+        let file = match kind_of(&before, path)? {
+            _ if read_only => rustix::fs::open(path, OFlags::RDONLY | OPEN_FLAGS, Mode::empty()),
+            RegionKind::BlockDevice => open_device_alone(path),
+            _ => open_writable(path),
         };
-        Self::from_file(file.map_err(|e| cannot("open", SITE, path, e))?, path, read_only)
+        let file = file.map_err(|e| match e {
+            Errno::BUSY => cannot("open", SITE, path, e).context("it is mounted, or somebody has it alone"),
+            _ => cannot("open", SITE, path, e),
+        });
+        Self::from_file(file?, path, read_only)
     }
 
     /// Creates a file; EEXIST where there is one.
@@ -407,6 +411,19 @@ const OPEN_FLAGS: OFlags = OFlags::CLOEXEC.union(OFlags::NOCTTY).union(OFlags::N
 
 fn open_writable(path: &Path) -> rustix::io::Result<OwnedFd> {
     rustix::fs::open(path, OFlags::RDWR | OPEN_FLAGS, Mode::empty())
+}
+
+/// A block device that is mounted, or part of a volume, is refused, and stays ours while it is open: who uses it so asks
+/// for no lock. A child that another thread forked has it too until it executes something, and is waited for.
+fn open_device_alone(path: &Path) -> rustix::io::Result<OwnedFd> {
+    let begun = Instant::now();
+    loop {
+        let file = rustix::fs::open(path, OFlags::RDWR | OFlags::EXCL | OPEN_FLAGS, Mode::empty());
+        if !matches!(file, Err(Errno::BUSY)) || begun.elapsed() >= READERS_WAIT_MAX {
+            return file;
+        }
+        std::thread::sleep(READERS_PAUSE);
+    }
 }
 
 /// A failed system call on a region, as people see it.
