@@ -94,8 +94,8 @@ const SURVIVORS: &[(&str, &str)] = &[
 ];
 
 /// A word that two lanes set, one of which then rests while the other goes round; one that is stored in place behind a
-/// commit that set it.
-const TWO_LANES: &str = "heap
+/// commit that set it; one of an object whose space another one gets.
+const CHOSEN: &str = "heap
 mark a
 mark a
 abandon 24
@@ -107,6 +107,10 @@ many b 3 24
 
 mark a
 overwrite a
+
+mark a
+pop a
+push a 300
 ";
 
 /// Whether a site is one of these.
@@ -129,7 +133,7 @@ fn noticed(domain: Domain, survivors: &[(&str, &str)]) {
         Place { domain, image: Image::Reused, alternates: false },
     ];
     let single = workload::count(1);
-    let chosen = workload::parse(TWO_LANES).unwrap();
+    let chosen = workload::parse(CHOSEN).unwrap();
     let count = single + chosen.len() as u64 + 6;
     let of = move |n| match n {
         n if n < single => (workload::sequence(1, n), false),
