@@ -433,8 +433,8 @@ fn one_copy_of_header_and_state_may_be_bad_media() {
     let states = Heap::open(with(&[4096..8192, LAST + 2048..BYTES])).unwrap_err();
     assert_eq!((headers.errno(), states.errno()), (libc::EUCLEAN, libc::EUCLEAN));
     // Of rings there is one: nobody knows which commits were there.
-    let ring = format::LANES_AT as usize;
-    assert_eq!(Heap::open(with(&[ring..ring + 64])).unwrap_err().errno(), libc::EIO);
+    let ring = format::LANES_AT as usize..format::LANES_AT as usize + 64;
+    assert_eq!(Heap::open(with(std::slice::from_ref(&ring))).unwrap_err().errno(), libc::EIO);
 }
 
 #[test]

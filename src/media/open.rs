@@ -411,7 +411,7 @@ fn new_uuid() -> Result<[u8; 16]> {
 }
 
 /// What creation did to the host's files, undone when dropped.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct Undo {
     remove: Vec<PathBuf>,
     cut_back: Vec<(PathBuf, u64)>,

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use super::domain::{self, Domain};
 use super::mapping::{self, HUGE_PAGE_BYTES, Mapping, Sharing};
+use super::open::Undo;
 use crate::error::{Error, Result};
 
 /// What a region is made of.
@@ -63,6 +64,8 @@ impl FileIdentity {
 #[derive(Debug)]
 pub(super) struct OpenRegion {
     pub path: PathBuf,
+    /// Before the lock, so that it is done while nobody else has the file.
+    undo: Undo,
     file: Locked,
     stat: Stat,
     kind: RegionKind,
@@ -82,6 +85,7 @@ pub(super) struct Region {
     /// What the kernel says makes stores durable.
     pub detected: Domain,
     pub map: Mapping,
+    undo: Undo,
     file: Locked,
     stat: Stat,
 }
@@ -146,7 +150,13 @@ impl OpenRegion {
         };
         let is_dax = kind == RegionKind::File && mapping::is_dax(file.as_fd());
         let kind = if is_dax { RegionKind::DaxFile } else { kind };
-        Ok(OpenRegion { path, file, stat, kind, bytes, align, read_only })
+        Ok(OpenRegion { path, undo: Undo::default(), file, stat, kind, bytes, align, read_only })
+    }
+
+    /// From now on what is done to the file is undone with this, until it is [kept](Region::keep): one that was `made` is
+    /// removed, one that was there is cut back.
+    pub fn undo_unless_kept(&mut self, made: bool) {
+        self.undo = Undo::of(self, made);
     }
 
     /// Equal for two names of one file or device.
@@ -226,8 +236,8 @@ impl OpenRegion {
             self.prefault(&map)?;
         }
         let detected = self.detect();
-        let OpenRegion { path, file, stat, kind, .. } = self;
-        Ok(Region { path, kind, bytes, detected, map, file, stat })
+        let OpenRegion { path, undo, file, stat, kind, .. } = self;
+        Ok(Region { path, kind, bytes, detected, map, undo, file, stat })
     }
 
     fn prefault(&self, map: &Mapping) -> Result<()> {
@@ -360,6 +370,11 @@ impl OpenRegion {
 }
 
 impl Region {
+    /// What was done to the file is right.
+    pub fn keep(&mut self) {
+        std::mem::take(&mut self.undo).forget();
+    }
+
     /// Makes stores durable where the page cache stands between.
     pub fn sync(&self) -> std::io::Result<()> {
         Ok(rustix::fs::fdatasync(&self.file)?)

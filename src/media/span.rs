@@ -12,7 +12,7 @@ use rustix::mm::{MsyncFlags, msync};
 use super::copy::{Copier, Isa, ReadTable, Routines};
 use super::fault::{self, Registration};
 use super::mapping::node_of;
-use super::open::{Undo, begins_pool, choose_domain, read_beginning};
+use super::open::{begins_pool, choose_domain, read_beginning};
 use super::region::{OpenRegion, Region};
 use super::{Addr, Dirty, Domain, Durable, Fault, Flushed, Media, RegionKind};
 use crate::error::{Error, Result};
@@ -54,7 +54,7 @@ pub struct Span {
 
 /// What keeps the addresses valid and their faults caught.
 enum Held {
-    Region(Region),
+    Region(Box<Region>),
     /// Of a caller, who keeps it mapped. Its pages, for the kernel wants whole ones.
     Range {
         start: usize,
@@ -86,26 +86,28 @@ impl Span {
         options: &SpanOptions,
         places: impl FnOnce(Result<Vec<u8>>) -> Result<Vec<u64>>,
     ) -> Result<Span> {
-        Span::fill_at(path, options, places, |_| Ok(()))
+        let mut span = Span::make_at(path, options, places)?;
+        span.keep();
+        Ok(span)
     }
 
-    /// As [`open_at`](Span::open_at), and `fill` stores what makes it what it is to be. Where it fails, what
-    /// this call did to the host is undone before anybody else can have the file: one that it made is removed, one that
-    /// it made longer is cut back.
-    pub fn fill_at(
+    /// As [`open_at`](Span::open_at), for who makes something there: until it is [kept](Span::keep), what this did to the
+    /// host is undone when the span is dropped, before anybody else can have the file: one that it made is removed, one
+    /// that it made longer is cut back.
+    pub fn make_at(
         path: &Path,
         options: &SpanOptions,
         places: impl FnOnce(Result<Vec<u8>>) -> Result<Vec<u64>>,
-        fill: impl FnOnce(&Span) -> Result<()>,
     ) -> Result<Span> {
-        let made = options.size.filter(|_| !options.read_only).map(|_| OpenRegion::create(path));
-        let (mut region, made) = match made {
+        let size = options.size.filter(|_| !options.read_only);
+        let (mut region, made) = match size.map(|_| OpenRegion::create(path)) {
             Some(Ok(region)) => (region, true),
             Some(Err(e)) if e.errno() != libc::EEXIST => return Err(e),
             _ => (OpenRegion::open(path, options.read_only)?, false),
         };
-        // Behind the region: undone before its lock ends.
-        let undo = Undo::of(&region, made);
+        if size.is_some() {
+            region.undo_unless_kept(made);
+        }
         let seen = read_beginning(&region);
         let judges = !made && !options.read_only && !options.force;
         if judges && seen.as_ref().is_ok_and(|begin| begins_pool(begin)) {
@@ -116,16 +118,17 @@ impl Span {
             return Err(Error::message(libc::EEXIST, OPEN, message));
         }
         let places = places(seen)?;
-        if let Some(size) = options.size.filter(|_| !options.read_only) {
+        if let Some(size) = size {
             region.reserve(size)?;
         }
-        let span = Span::of_region(region, options, &places)?;
-        if let Err(e) = fill(&span) {
-            drop(undo);
-            return Err(e);
+        Span::of_region(region, options, &places)
+    }
+
+    /// What [`make_at`](Span::make_at) made stays.
+    pub fn keep(&mut self) {
+        if let Held::Region(region) = &mut self.held {
+            region.keep();
         }
-        undo.forget();
-        Ok(span)
     }
 
     /// Anonymous memory of so many bytes; pages are taken at first use.
@@ -155,7 +158,7 @@ impl Span {
             copier: Copier::new(routines, domain, ReadTable::default()),
             domain,
             read_only: options.read_only,
-            held: Held::Region(region),
+            held: Held::Region(Box::new(region)),
         })
     }
 

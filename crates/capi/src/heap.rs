@@ -132,8 +132,8 @@ fn settings(opts: &str) -> Result<(CreateOptions, bool)> {
 }
 
 /// Makes a persistent heap in a file (which is made with size= where there is none), a file on a DAX mount, a block
-/// device or a device-dax node, and opens it. Returns NULL on failure, and then leaves no file that it made, unless the heap
-/// is whole and only cannot be opened (EIO); a file that was there is as long as before.
+/// device or a device-dax node, and opens it. Returns NULL on failure, and then leaves no file that it made; one
+/// that was there is as long as before.
 ///
 /// opts: NULL, or a comma-separated list of
 ///   size=BYTES              the size of the file
@@ -214,7 +214,8 @@ pub unsafe extern "C" fn lode_heap_give_back(heap: *mut lode_heap, object: *mut 
 }
 
 /// All count changes, or none, in every kind of crash. Commits of several threads must not set the same 8 bytes at the
-/// same time; nor may one set 8 bytes of an object that another one frees, or lead a root to it. After an error other than EIO nothing has changed, and what was reserved is still reserved.
+/// same time; nor may one set 8 bytes of an object that another one frees, or lead a root to it. After an error other
+/// than EIO nothing has changed, and what was reserved is still reserved.
 ///
 /// Errors: EBUSY (an object is in two commits), EEXIST (the root has another type), EINVAL (not reserved, not in use,
 /// not in an object, no such change), EIO (it may have happened; the heap refuses changes until it is opened again),

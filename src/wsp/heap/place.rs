@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::format::{BLOCK, CHUNK, Header, header};
-use super::recover::{FormatOptions, lay_out, refuse_block};
+use super::recover::{FormatOptions, refuse_block};
 use super::{Heap, Shape};
 use crate::error::{Error, Result};
 use crate::media::{Addr, Domain, Media, Span, SpanOptions};
@@ -79,21 +79,21 @@ impl Heap<Span> {
             true => Ok(places),
             false => refuse_block(&begin?).map(|()| places).map_err(named),
         };
-        let made = Span::fill_at(path, &span, judge, |span| {
-            let base = match options.place {
-                Place::Anywhere => 0,
-                _ => span.mapped(Addr(0), 1).map_or(0, |at| at.addr() as u64),
-            };
-            let format = FormatOptions {
-                label: options.label.clone(),
-                base,
-                shape: options.shape,
-                force: options.force,
-                identity: None,
-            };
-            lay_out(span, &format).map_err(named)
-        });
-        Heap::open(made?).map_err(named)
+        let span = Span::make_at(path, &span, judge)?;
+        let base = match options.place {
+            Place::Anywhere => 0,
+            _ => span.mapped(Addr(0), 1).map_or(0, |at| at.addr() as u64),
+        };
+        let format = FormatOptions {
+            label: options.label.clone(),
+            base,
+            shape: options.shape,
+            force: options.force,
+            identity: None,
+        };
+        let mut heap = Heap::format(span, &format).map_err(named)?;
+        heap.media.keep();
+        Ok(heap)
     }
 
     /// Opens the heap in a file or device: see [`Heap::open`] for what is refused; EBUSY where another process has it.

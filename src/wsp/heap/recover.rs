@@ -87,7 +87,35 @@ impl<M: Media> Heap<M> {
     /// Makes an empty heap of all of the media, and opens it. EEXIST where something is (in the first block, or of a heap
     /// at the end) and `force` is not set.
     pub fn format(media: M, options: &FormatOptions) -> Result<Heap<M>> {
-        lay_out(&media, options)?;
+        let bytes = media.len() / BLOCK * BLOCK;
+        let shape = options.shape.unwrap_or_else(|| usual_shape(bytes));
+        let header = Header {
+            version: VERSION,
+            uuid: identity(options, 0)?,
+            key: identity(options, 1)?,
+            bytes,
+            base: options.base,
+            created: if options.identity.is_some() { 0 } else { now() },
+            shape,
+            label: options.label.clone(),
+        };
+        let layout = checked_layout(&header)?;
+        if !options.force {
+            refuse_to_replace(&media)?;
+        }
+        let durable = |flushed: Flushed| {
+            media.fence(flushed);
+            media.sync().map_err(|e| Error::message(libc::EIO, FORMAT, format!("cannot sync the heap: {e}")))
+        };
+        // What was there ends before anything of it changes.
+        let none = [0; header::BYTES];
+        let ended = media.copy_nt(Addr(0), &none)?.and(media.copy_nt(layout.headers()[1], &none)?);
+        durable(ended)?;
+        let stored = write_empty(&media, &header, &layout)?;
+        durable(stored)?;
+        let [first, second] = layout.headers();
+        let encoded = header.encode();
+        durable(media.copy_nt(first, &encoded)?.and(media.copy_nt(second, &encoded)?))?;
         Heap::open(media)
     }
 
@@ -177,14 +205,9 @@ impl<M: Media> Heap<M> {
                     Err(_) => self.opened.header_mended = false,
                 }
             }
-            tracing::warn!(
-                "a copy of the heap's header was damaged; the other was used{}",
-                if self.opened.header_mended {
-                    " and written back"
-                } else {
-                    ": its media is bad, copy the heap"
-                }
-            );
+            let how =
+                if self.opened.header_mended { "is written back" } else { "stays so: its media is bad" };
+            tracing::warn!("a copy of the heap's header was damaged and {how}; the other one is used");
         }
         if let Some(flushed) = flushed {
             self.make_durable(flushed)?;
@@ -220,39 +243,6 @@ fn info(header: &Header, state: &State) -> Info {
 
 // ---------------------------------------------------------------------------------------------------
 // Making one
-
-/// Stores an empty heap, durably.
-pub(super) fn lay_out<M: Media>(media: &M, options: &FormatOptions) -> Result<()> {
-    let bytes = media.len() / BLOCK * BLOCK;
-    let shape = options.shape.unwrap_or_else(|| usual_shape(bytes));
-    let header = Header {
-        version: VERSION,
-        uuid: identity(options, 0)?,
-        key: identity(options, 1)?,
-        bytes,
-        base: options.base,
-        created: if options.identity.is_some() { 0 } else { now() },
-        shape,
-        label: options.label.clone(),
-    };
-    let layout = checked_layout(&header)?;
-    if !options.force {
-        refuse_to_replace(media)?;
-    }
-    let durable = |flushed: Flushed| {
-        media.fence(flushed);
-        media.sync().map_err(|e| Error::message(libc::EIO, FORMAT, format!("cannot sync the heap: {e}")))
-    };
-    // What was there ends before anything of it changes.
-    let none = [0; header::BYTES];
-    let ended = media.copy_nt(Addr(0), &none)?.and(media.copy_nt(layout.headers()[1], &none)?);
-    durable(ended)?;
-    let stored = write_empty(media, &header, &layout)?;
-    durable(stored)?;
-    let [first, second] = layout.headers();
-    let encoded = header.encode();
-    durable(media.copy_nt(first, &encoded)?.and(media.copy_nt(second, &encoded)?))
-}
 
 fn checked_layout(header: &Header) -> Result<Layout> {
     let most = header::LABEL_BYTES - 1;
