@@ -373,7 +373,7 @@ fn heap_blocks() -> Vec<String> {
                 ("lines", record::CHECK * 8 + 4, 2),
                 ("number, less the number that was settled when it was written", record::CHECK * 8 + 6, 2),
                 ("number", record::NUMBER * 8, 8),
-                ("entries begin", record::WORDS * 8, 0),
+                ("entries", record::WORDS * 8, 0),
             ],
             64,
         ),
