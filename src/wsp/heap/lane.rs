@@ -255,9 +255,41 @@ fn sync_failed(e: &std::io::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::Barrier;
+    use std::sync::atomic::Ordering::Acquire;
+
     use super::Group;
     use crate::media::Domain;
     use crate::sim::media::SimMedia;
+    use crate::wsp::heap::{Change, FormatOptions, Heap, Shape};
+
+    /// Who settles looks once it had every lane.
+    #[test]
+    fn a_panic_is_known_before_its_lane_is_free() {
+        let shape = Some(Shape { lanes: 1, ring_lines: 8, roots: 1 });
+        let options = FormatOptions { shape, identity: Some(1), ..FormatOptions::default() };
+        for _ in 0..50 {
+            let heap = Heap::format(SimMedia::new(vec![0; 256 << 10], Domain::Memory), &options).unwrap();
+            let at = heap.reserve_offset(16).unwrap();
+            let has_lane = std::sync::Arc::new(Barrier::new(2));
+            let waits = has_lane.clone();
+            heap.media().record(Some(Box::new(move |_| {
+                waits.wait();
+                panic!("in the middle of a commit");
+            })));
+            std::thread::scope(|s| {
+                s.spawn(|| {
+                    has_lane.wait();
+                    let lane = std::iter::repeat_with(|| heap.lanes[0].try_lock()).find_map(|lane| lane);
+                    assert!(heap.failed.load(Acquire), "others take its record for applied");
+                    drop(lane);
+                });
+                let publish = [Change::Publish { at, stored: 0 }];
+                catch_unwind(AssertUnwindSafe(|| heap.commit(&publish))).unwrap_err();
+            });
+        }
+    }
 
     /// The second one would succeed, without what the first one should have made durable.
     #[test]
