@@ -7,8 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use lodestone::media::{Addr, Domain, Media, Span, SpanOptions};
 use lodestone::sim::media::{Keep, Rng, SimMedia};
+use lodestone::sim::mutation::Mutation;
+use lodestone::wsp::heap::format::{self, CHUNK, Layout};
 use lodestone::wsp::heap::{
-    Change, CreateOptions, FormatOptions, Heap, Offset, OpenOptions, Place, Ptr, Shape,
+    Change, CreateOptions, FormatOptions, Heap, Offset, OpenOptions, Place, Ptr, Shape, prefer,
 };
 use proptest::prelude::*;
 
@@ -160,6 +162,59 @@ fn nothing_is_made_over_something_else() {
     assert!(!none.exists());
 }
 
+/// What is not the call's own stays as it is: neither made longer nor removed.
+#[test]
+fn a_heap_that_cannot_be_made_leaves_what_was_there() {
+    let folder = Folder::new();
+    // As ext4 begins: a boot block that nobody uses, and the superblock behind it.
+    let mut ext4 = vec![0; 1 << 20];
+    ext4[1024 + 56..1024 + 58].copy_from_slice(&[0x53, 0xef]);
+    let other = folder.file("other");
+    std::fs::write(&other, &ext4).unwrap();
+    let e = Heap::create(&other, &small()).unwrap_err();
+    assert!(e.errno() == libc::EEXIST && e.to_string().contains("other data"), "{e}");
+    assert!(std::fs::read(&other).unwrap() == ext4, "it was changed");
+    let options = FormatOptions::default();
+    let e = Heap::format(SimMedia::new(ext4, Domain::Memory), &options).unwrap_err();
+    assert_eq!(e.errno(), libc::EEXIST, "{e}");
+    // One that is blank is made longer, and cut back.
+    let blank = folder.file("blank");
+    std::fs::write(&blank, vec![0; 1 << 20]).unwrap();
+    let long = CreateOptions { label: "x".repeat(64), ..small() };
+    assert_eq!(Heap::create(&blank, &long).unwrap_err().errno(), libc::EINVAL);
+    assert_eq!(std::fs::metadata(&blank).unwrap().len(), 1 << 20);
+    let (link, nowhere) = (folder.file("link"), folder.file("nowhere"));
+    std::os::unix::fs::symlink(&nowhere, &link).unwrap();
+    assert_eq!(Heap::create(&link, &small()).unwrap_err().errno(), libc::ENOENT);
+    assert!(link.is_symlink() && !nowhere.exists());
+}
+
+#[test]
+fn of_several_who_make_a_heap_one_does_and_keeps_it() {
+    const ROUNDS: usize = 40;
+    let folder = Folder::new();
+    for round in 0..ROUNDS {
+        let path = folder.file(&format!("heap {round}"));
+        let options = CreateOptions { size: Some(512 << 10), ..small() };
+        let begin = std::sync::Barrier::new(3);
+        let made: Vec<_> = std::thread::scope(|s| {
+            let make = || {
+                begin.wait();
+                Heap::create(&path, &options)
+            };
+            let threads: Vec<_> = (0..3).map(|_| s.spawn(make)).collect();
+            threads.into_iter().map(|t| t.join().unwrap()).collect()
+        });
+        let (kept, refused): (Vec<_>, Vec<_>) = made.into_iter().partition(Result::is_ok);
+        assert_eq!(kept.len(), 1, "{refused:?}");
+        for e in refused.into_iter().map(Result::unwrap_err) {
+            assert!([libc::EBUSY, libc::EEXIST].contains(&e.errno()), "{e}");
+        }
+        kept.into_iter().for_each(|heap| drop(heap.unwrap().close().unwrap()));
+        Heap::open_path(&path, &OpenOptions::default()).unwrap();
+    }
+}
+
 #[test]
 fn a_heap_with_a_place_keeps_its_addresses_or_says_who_is_there() {
     let folder = Folder::new();
@@ -227,6 +282,8 @@ fn a_commit_that_is_refused_changes_nothing() {
         (&[publish, Change::Set { at: at.add(32), value: 1 }], libc::EINVAL),
         (&[Change::Free(at), Change::Set { at, value: 1 }], libc::EINVAL),
         (&[Change::Set { at: Offset(u64::MAX - 7), value: 1 }], libc::EINVAL),
+        (&[publish, Change::Set { at: Offset(u64::MAX - 7), value: 1 }], libc::EINVAL),
+        (&[publish, Change::Set { at: reserved.add(64), value: 1 }], libc::EINVAL),
         (&[publish, root(Some(reserved.add(16)))], libc::EINVAL),
         (&[Change::Free(at), root(Some(at))], libc::EINVAL),
         (&[publish, Change::Root { name: b"root", type_number: 8, to: None }], libc::EEXIST),
@@ -250,6 +307,42 @@ fn a_commit_that_is_refused_changes_nothing() {
     assert_eq!(heap.roots().len(), 2);
     heap.commit(&many[..62]).unwrap();
     assert!(heap.check().unwrap().is_clean());
+}
+
+#[test]
+fn a_root_changes_its_type_in_one_commit() {
+    let heap = sim(1 << 20, Domain::Memory);
+    let (a, b) = (put(&heap, "a", 1), put(&heap, "b", 2));
+    for number in 100..106 {
+        let mut t = heap.transaction();
+        t.remove_root(b"a");
+        t.set_root(b"a", number, Some(a));
+        t.commit().unwrap();
+        assert_eq!(heap.root(b"a", number).unwrap(), Some(a));
+        assert_eq!((heap.root(b"b", TYPE).unwrap(), heap.roots().len()), (Some(b), 2));
+        assert!(heap.check().unwrap().is_clean());
+    }
+    let left = Heap::open(heap.media().crash_point().media(Keep::Nothing)).unwrap();
+    assert_eq!(left.roots(), heap.roots());
+}
+
+/// A commit of thousands of objects and words is as any other.
+#[test]
+fn a_commit_may_be_as_large_as_there_is_room() {
+    const OBJECTS: u64 = 5000;
+    let heap = sim(4 << 20, Domain::Memory);
+    let objects: Vec<Offset> = (0..OBJECTS).map(|_| heap.reserve_offset(32).unwrap()).collect();
+    let publish = objects.iter().rev().map(|&at| Change::Publish { at, stored: 0 });
+    let words = objects.iter().enumerate().map(|(n, &at)| Change::Set { at: at.add(24), value: n as u64 });
+    let beyond = Change::Set { at: objects.iter().max().unwrap().add(32), value: 0 };
+    let changes: Vec<Change<'_>> = words.chain(publish).chain([beyond]).collect();
+    assert_eq!(heap.commit(&changes).unwrap_err().errno(), libc::EINVAL);
+    heap.commit(&changes[..changes.len() - 1]).unwrap();
+    let left = Heap::open(heap.media().crash_point().media(Keep::Nothing)).unwrap();
+    assert_eq!(left.usage().objects, OBJECTS);
+    for (n, &at) in objects.iter().enumerate() {
+        assert_eq!(left.word(at.add(24)).unwrap(), n as u64);
+    }
 }
 
 #[test]
@@ -277,6 +370,9 @@ fn what_nothing_leads_to_is_found_and_so_are_links_to_nothing() {
     assert!(report.lost.is_empty() && report.findings[0].contains("nothing is live"), "{report:?}");
     heap.commit(&[Change::Free(a)]).unwrap();
     assert!(heap.check().unwrap().findings[0].contains("root `a`"));
+    assert_eq!(heap.root(b"a", TYPE).unwrap_err().errno(), libc::EUCLEAN);
+    // Somebody else has the space, and has not published it.
+    while heap.reserve_offset(32).unwrap() != a {}
     assert_eq!(heap.root(b"a", TYPE).unwrap_err().errno(), libc::EUCLEAN);
 }
 
@@ -311,9 +407,111 @@ fn bad_media_is_an_error_of_the_call() {
         libc::EIO,
         "nobody knows what is there"
     );
-    let image = SimMedia::new(heap.media().image(), Domain::Memory);
-    image.poison(4096..4160);
-    assert_eq!(Heap::open(image).unwrap_err().errno(), libc::EIO);
+}
+
+/// Of header and state there are two copies: one that cannot be read is as good as a damaged one.
+#[test]
+fn one_copy_of_header_and_state_may_be_bad_media() {
+    const BYTES: usize = 1 << 20;
+    const LAST: usize = BYTES - 4096;
+    let heap = sim(BYTES, Domain::Memory);
+    let at = put(&heap, "root", 1);
+    let image = heap.media().image();
+    let with = |bad: &[std::ops::Range<usize>]| {
+        let media = SimMedia::new(image.clone(), Domain::Memory);
+        bad.iter().for_each(|bad| media.poison(bad.clone()));
+        media
+    };
+    for bad in [0..4096, 4096..8192, LAST..BYTES, LAST..LAST + 2048, LAST + 2048..BYTES] {
+        let heap = Heap::open(with(std::slice::from_ref(&bad))).unwrap_or_else(|e| panic!("{bad:?}: {e}"));
+        assert!(!heap.opened().header_mended, "bad media cannot be mended");
+        assert_eq!(heap.root(b"root", TYPE).unwrap(), Some(at));
+        put(&heap, "other", 2);
+        heap.close().unwrap();
+    }
+    let headers = Heap::open(with(&[0..4096, LAST..LAST + 2048])).unwrap_err();
+    let states = Heap::open(with(&[4096..8192, LAST + 2048..BYTES])).unwrap_err();
+    assert_eq!((headers.errno(), states.errno()), (libc::EUCLEAN, libc::EUCLEAN));
+    // Of rings there is one: nobody knows which commits were there.
+    let ring = format::LANES_AT as usize..format::LANES_AT as usize + 64;
+    assert_eq!(Heap::open(with(std::slice::from_ref(&ring))).unwrap_err().errno(), libc::EIO);
+}
+
+#[test]
+fn a_chunk_with_a_bad_descriptor_is_left_out() {
+    const BYTES: usize = 1 << 20;
+    let layout = Layout::new(BYTES as u64, SHAPE).unwrap();
+    let heap = sim(BYTES, Domain::Memory);
+    // Opening reads only the first line of a free chunk's descriptor.
+    let bad = |chunk: u32| layout.word(chunk, 8).0 as usize..layout.word(chunk, 48).0 as usize;
+    [0, 2].into_iter().for_each(|chunk| heap.media().poison(bad(chunk)));
+    let mut taken = Vec::new();
+    while let Ok(at) = heap.reserve_offset(16384) {
+        assert!(![Some(0), Some(2)].contains(&layout.chunk_of(at.0)), "{at:?} is in a bad chunk");
+        taken.push(at);
+    }
+    assert_eq!(taken.len() as u64, (layout.chunks - 2) * CHUNK / 16384);
+    taken.into_iter().for_each(|at| heap.give_back(at).unwrap());
+    assert_eq!(heap.reserve_offset(heap.usage().capacity).unwrap_err().errno(), libc::ENOSPC);
+    let report = heap.check().unwrap();
+    assert!(report.is_clean(), "{:?}", report.findings);
+}
+
+/// Free objects of a run that another thread takes from are free.
+#[test]
+fn one_thread_may_have_what_others_left() {
+    let heap = sim(1 << 20, Domain::Memory);
+    let mut taken: Vec<Offset> = Vec::new();
+    for thread in [1, 2, 0] {
+        prefer(Some(thread));
+        taken.push(heap.reserve_offset(8192).unwrap());
+    }
+    while let Ok(at) = heap.reserve_offset(8192) {
+        taken.push(at);
+    }
+    prefer(None);
+    assert_eq!(taken.len() as u64, heap.usage().capacity / 8192, "there was room");
+    taken.sort_unstable();
+    taken.dedup();
+    assert_eq!(taken.len() as u64, heap.usage().capacity / 8192, "two have the same bytes");
+}
+
+/// Both copies of the newest state line are lost: records say, too, what was settled before them, so that an old one
+/// whose lane rested does not undo what is newer.
+#[test]
+fn a_lost_state_line_brings_no_old_record_back() {
+    const BYTES: usize = 1 << 20;
+    const LINES: u64 = 8;
+    let shape = Shape { lanes: 2, ring_lines: LINES as u16, roots: 4 };
+    let options = FormatOptions { shape: Some(shape), identity: Some(3), ..FormatOptions::default() };
+    let heap = Heap::format(SimMedia::new(vec![0; BYTES], Domain::Memory), &options).unwrap();
+    let at = put(&heap, "root", 0);
+    let heap = Heap::open(heap.close().unwrap()).unwrap();
+    let set = |lane: usize, at: Offset, value: u64| {
+        prefer(Some(lane));
+        heap.commit(&[Change::Set { at, value }]).unwrap();
+        prefer(None);
+    };
+    set(0, at, 1);
+    set(1, at, 2);
+    // Once round, so that the line of the newer record is used again.
+    (1..=LINES).for_each(|n| set(1, at.add(8), n));
+    let lost = |mutation: Option<Mutation>| {
+        let mut image = heap.media().crash_point().image(Keep::Everything);
+        let serial = |at: usize| {
+            u64::from_le_bytes(image[at + format::state::SERIAL..][..8].try_into().expect("eight bytes"))
+        };
+        let newest = if serial(4096) > serial(4096 + 64) { 0 } else { 64 };
+        for block in [4096, BYTES - 4096 + 2048] {
+            image[block + newest] ^= 1;
+        }
+        let media = SimMedia::new(image, Domain::Memory);
+        media.mutate(mutation.map(std::sync::Arc::new));
+        Heap::open(media).unwrap().word(at).unwrap()
+    };
+    assert_eq!(lost(None), 2);
+    let without = Mutation::without_named("a record says what was settled before it".to_owned());
+    assert_eq!(lost(Some(without)), 1, "this shows nothing");
 }
 
 /// Each thread has its own list, all share the space; what one has nobody else gets.
@@ -366,6 +564,78 @@ fn threads_share_a_heap() {
     assert!(report.is_clean(), "{:?}", report.findings);
 }
 
+/// No commit names a root, so that nothing but the lanes keeps them apart: some replace an object that a word leads to,
+/// one stores in place, one commits more than a record holds.
+#[test]
+fn threads_change_words_side_by_side() {
+    const ROUNDS: u64 = 1500;
+    const WORDS: u64 = 64;
+    let folder = Folder::new();
+    let path = folder.file("heap");
+    let open = OpenOptions { assume: Some(Domain::Memory), prefault: false };
+    let heap = Heap::create(&path, &CreateOptions { open, ..small() }).unwrap();
+    let cells: [Offset; 4] = std::array::from_fn(|n| {
+        let mut t = heap.transaction();
+        let mut cell = heap.reserve(WORDS * 8).unwrap();
+        cell.zero().unwrap();
+        let cell = t.publish(cell);
+        let mut object = heap.reserve(32).unwrap();
+        object.zero().unwrap();
+        t.link(cell, object);
+        t.set_root(format!("{n}").as_bytes(), TYPE, Some(cell));
+        t.commit().unwrap();
+        cell
+    });
+    let word = |at: Offset, n: u64| at.add(n * 8);
+    let replace = |cell: Offset| {
+        for round in 1..=ROUNDS {
+            let old = heap.linked(heap.word(cell).unwrap()).unwrap();
+            assert_eq!(heap.word(old).unwrap(), round - 1, "somebody else has the object");
+            let mut object = heap.reserve(32).unwrap();
+            object.put(&[round; 4]).unwrap();
+            let mut t = heap.transaction();
+            t.link(cell, object);
+            t.set(word(cell, 1), round);
+            t.free(old);
+            t.commit().unwrap();
+        }
+    };
+    let store = |cell: Offset| {
+        for round in 1..=ROUNDS {
+            heap.commit(&[Change::Set { at: word(cell, 1), value: round - 1 }]).unwrap();
+            heap.overwrite(word(cell, 1), &round.to_le_bytes()).unwrap();
+        }
+    };
+    let set_all = |cell: Offset| {
+        for round in 1..=ROUNDS {
+            let all = (1..WORDS).map(|n| Change::Set { at: word(cell, n), value: round });
+            heap.commit(&all.collect::<Vec<_>>()).unwrap();
+        }
+    };
+    std::thread::scope(|s| {
+        let (replace, store, set_all) = (&replace, &store, &set_all);
+        s.spawn(move || replace(cells[0]));
+        s.spawn(move || replace(cells[1]));
+        s.spawn(move || store(cells[2]));
+        s.spawn(move || set_all(cells[3]));
+    });
+    let judge = |heap: &Heap<Span>| {
+        assert_eq!(heap.usage().objects, 8, "an object is lost");
+        for n in 0..4 {
+            let cell = heap.root(format!("{n}").as_bytes(), TYPE).unwrap().unwrap();
+            assert_eq!(heap.word(word(cell, 1)).unwrap(), ROUNDS, "{n}");
+            assert_eq!(heap.word(word(cell, WORDS - 1)).unwrap(), if n == 3 { ROUNDS } else { 0 });
+            let object = heap.linked(heap.word(cell).unwrap()).unwrap();
+            assert_eq!(heap.word(object).unwrap(), if n < 2 { ROUNDS } else { 0 }, "{n}");
+        }
+        let report = heap.check().unwrap();
+        assert!(report.is_clean(), "{:?}", report.findings);
+    };
+    judge(&heap);
+    drop(heap);
+    judge(&Heap::open_path(&path, &OpenOptions::default()).unwrap());
+}
+
 // ---------------------------------------------------------------------------------------------------
 // A model
 
@@ -376,6 +646,8 @@ enum Step {
     /// Two at once; the second's first word points to the first.
     Pair(u8, u32),
     Set(u8, u64),
+    /// The root is removed and made again, in one commit.
+    Renew(u8),
     Remove(u8),
     /// Reserved and given back.
     Abandon(u32),
@@ -392,6 +664,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => (0u8..12, bytes.clone()).prop_map(|(r, b)| Step::Pair(r, b)),
         4 => (0u8..12, any::<u64>()).prop_map(|(r, v)| Step::Set(r, v)),
         3 => (0u8..12).prop_map(Step::Remove),
+        2 => (0u8..12).prop_map(Step::Renew),
         1 => bytes.clone().prop_map(Step::Abandon),
         1 => bytes.prop_map(Step::Keep),
         1 => Just(Step::Close),
@@ -487,6 +760,14 @@ fn take(heap: &Heap<SimMedia>, model: &mut Model, step: &Step) -> lodestone::Res
             t.set(at.add(8), value);
             t.commit()?;
             held.content[8..16].copy_from_slice(&value.to_le_bytes());
+        }
+        Step::Renew(root) => {
+            if let Some(held) = model.get(&root) {
+                let (at, _) = objects_of(heap, root, held);
+                t.remove_root(&name(root));
+                t.set_root(&name(root), TYPE, Some(at));
+                t.commit()?;
+            }
         }
         Step::Remove(root) => {
             if model.contains_key(&root) {

@@ -252,10 +252,10 @@ fn add_region(
     Ok(region)
 }
 
-/// Whether a file or device begins as a pool does, whole or damaged.
-pub(super) fn holds_pool(region: &OpenRegion) -> Result<bool> {
-    let block0 = Label::decode(&read_block0(region)?);
-    Ok(matches!(block0, Block0::Label(_) | Block0::Newer(_) | Block0::Damaged(_)))
+/// Whether a file or device that begins so holds a pool, whole or damaged.
+pub(super) fn begins_pool(beginning: &[u8]) -> bool {
+    let block0 = Label::decode(beginning[..LABEL_BYTES].try_into().expect("as long as a label"));
+    matches!(block0, Block0::Label(_) | Block0::Newer(_) | Block0::Damaged(_))
 }
 
 /// Refuses to make a pool of what holds something.
@@ -286,18 +286,33 @@ fn too_short(region: &OpenRegion) -> Error {
 /// Block 0 of a region, before the region is mapped for use; zeros where the file is shorter.
 pub(super) fn read_block0(region: &OpenRegion) -> Result<[u8; LABEL_BYTES]> {
     let mut block = [0; LABEL_BYTES];
-    let have = region.bytes.min(BLOCK) as usize;
+    read_first(region, &mut block)?;
+    Ok(block)
+}
+
+/// What says what a file or device holds: block 0, and of a device so many bytes that file systems and volume managers
+/// which leave its first blocks alone have begun; zeros where there is less.
+pub(super) fn read_beginning(region: &OpenRegion) -> Result<Vec<u8>> {
+    const DEVICE_BYTES: usize = 128 << 10;
+    let is_device = matches!(region.kind(), RegionKind::BlockDevice | RegionKind::DeviceDax);
+    let mut beginning = vec![0; if is_device { DEVICE_BYTES } else { LABEL_BYTES }];
+    read_first(region, &mut beginning)?;
+    Ok(beginning)
+}
+
+fn read_first(region: &OpenRegion, to: &mut [u8]) -> Result<()> {
+    let have = region.bytes.min(to.len() as u64) as usize;
     if have == 0 {
-        return Ok(block);
+        return Ok(());
     }
     let copier = Copier::new(Routines::default_choice(), Domain::Volatile, ReadTable::default());
-    let map = region.map_prefix(BLOCK)?;
-    // SAFETY: the mapping covers block 0, of which the file has `have` bytes.
-    unsafe { copier.read(&mut block[..have], map.base()) }.map_err(|_| {
-        let message = format!("block 0 of {} cannot be read: the media is bad there", region.path.display());
+    let map = region.map_prefix(to.len() as u64)?;
+    // SAFETY: the mapping covers as many bytes as `to`, of which the file has `have`.
+    unsafe { copier.read(&mut to[..have], map.base()) }.map_err(|_| {
+        let path = region.path.display();
+        let message = format!("the first {have} bytes of {path} cannot be read: the media is bad there");
         Error::message(libc::EIO, OPEN, message)
-    })?;
-    Ok(block)
+    })
 }
 
 /// The label of a region that must have one.
@@ -396,14 +411,27 @@ fn new_uuid() -> Result<[u8; 16]> {
 }
 
 /// What creation did to the host's files, undone when dropped.
-#[derive(Default)]
-struct Undo {
+#[derive(Debug, Default)]
+pub(super) struct Undo {
     remove: Vec<PathBuf>,
     cut_back: Vec<(PathBuf, u64)>,
 }
 
 impl Undo {
-    fn forget(mut self) {
+    /// Of one that was `made`, or is as long as it was.
+    pub fn of(region: &OpenRegion, made: bool) -> Undo {
+        let mut undo = Undo::default();
+        match region.kind() {
+            _ if made => undo.remove.push(region.path.clone()),
+            RegionKind::File | RegionKind::DaxFile => {
+                undo.cut_back.push((region.path.clone(), region.bytes));
+            }
+            _ => {}
+        }
+        undo
+    }
+
+    pub fn forget(mut self) {
         self.remove.clear();
         self.cut_back.clear();
     }

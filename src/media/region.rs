@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use super::domain::{self, Domain};
 use super::mapping::{self, HUGE_PAGE_BYTES, Mapping, Sharing};
+use super::open::Undo;
 use crate::error::{Error, Result};
 
 /// What a region is made of.
@@ -63,6 +64,8 @@ impl FileIdentity {
 #[derive(Debug)]
 pub(super) struct OpenRegion {
     pub path: PathBuf,
+    /// Before the lock, so that it is done while nobody else has the file.
+    undo: Undo,
     file: Locked,
     stat: Stat,
     kind: RegionKind,
@@ -82,6 +85,7 @@ pub(super) struct Region {
     /// What the kernel says makes stores durable.
     pub detected: Domain,
     pub map: Mapping,
+    undo: Undo,
     file: Locked,
     stat: Stat,
 }
@@ -92,12 +96,16 @@ impl OpenRegion {
         const SITE: &str = "media::region::open";
         // Judged before it is opened, because opening a fifo or a tape has effects.
         let before = rustix::fs::stat(path).map_err(|e| cannot("open", SITE, path, e))?;
-        kind_of(&before, path)?;
-        let file = match read_only {
-            true => rustix::fs::open(path, OFlags::RDONLY | OPEN_FLAGS, Mode::empty()),
-            false => open_writable(path),
+        let file = match kind_of(&before, path)? {
+            _ if read_only => rustix::fs::open(path, OFlags::RDONLY | OPEN_FLAGS, Mode::empty()),
+            RegionKind::BlockDevice => open_device_alone(path),
+            _ => open_writable(path),
         };
-        Self::from_file(file.map_err(|e| cannot("open", SITE, path, e))?, path, read_only)
+        let file = file.map_err(|e| match e {
+            Errno::BUSY => cannot("open", SITE, path, e).context("it is mounted, or somebody has it alone"),
+            _ => cannot("open", SITE, path, e),
+        });
+        Self::from_file(file?, path, read_only)
     }
 
     /// Creates a file; EEXIST where there is one.
@@ -142,7 +150,13 @@ impl OpenRegion {
         };
         let is_dax = kind == RegionKind::File && mapping::is_dax(file.as_fd());
         let kind = if is_dax { RegionKind::DaxFile } else { kind };
-        Ok(OpenRegion { path, file, stat, kind, bytes, align, read_only })
+        Ok(OpenRegion { path, undo: Undo::default(), file, stat, kind, bytes, align, read_only })
+    }
+
+    /// From now on what is done to the file is undone with this, until it is [kept](Region::keep): one that was `made` is
+    /// removed, one that was there is cut back.
+    pub fn undo_unless_kept(&mut self, made: bool) {
+        self.undo = Undo::of(self, made);
     }
 
     /// Equal for two names of one file or device.
@@ -222,8 +236,8 @@ impl OpenRegion {
             self.prefault(&map)?;
         }
         let detected = self.detect();
-        let OpenRegion { path, file, stat, kind, .. } = self;
-        Ok(Region { path, kind, bytes, detected, map, file, stat })
+        let OpenRegion { path, undo, file, stat, kind, .. } = self;
+        Ok(Region { path, kind, bytes, detected, map, undo, file, stat })
     }
 
     fn prefault(&self, map: &Mapping) -> Result<()> {
@@ -356,6 +370,11 @@ impl OpenRegion {
 }
 
 impl Region {
+    /// What was done to the file is right.
+    pub fn keep(&mut self) {
+        std::mem::take(&mut self.undo).forget();
+    }
+
     /// Makes stores durable where the page cache stands between.
     pub fn sync(&self) -> std::io::Result<()> {
         Ok(rustix::fs::fdatasync(&self.file)?)
@@ -407,6 +426,19 @@ const OPEN_FLAGS: OFlags = OFlags::CLOEXEC.union(OFlags::NOCTTY).union(OFlags::N
 
 fn open_writable(path: &Path) -> rustix::io::Result<OwnedFd> {
     rustix::fs::open(path, OFlags::RDWR | OPEN_FLAGS, Mode::empty())
+}
+
+/// A block device that is mounted, or part of a volume, is refused, and stays ours while it is open: who uses it so asks
+/// for no lock. A child that another thread forked has it too until it executes something, and is waited for.
+fn open_device_alone(path: &Path) -> rustix::io::Result<OwnedFd> {
+    let begun = Instant::now();
+    loop {
+        let file = rustix::fs::open(path, OFlags::RDWR | OFlags::EXCL | OPEN_FLAGS, Mode::empty());
+        if !matches!(file, Err(Errno::BUSY)) || begun.elapsed() >= READERS_WAIT_MAX {
+            return file;
+        }
+        std::thread::sleep(READERS_PAUSE);
+    }
 }
 
 /// A failed system call on a region, as people see it.

@@ -12,7 +12,7 @@ use rustix::mm::{MsyncFlags, msync};
 use super::copy::{Copier, Isa, ReadTable, Routines};
 use super::fault::{self, Registration};
 use super::mapping::node_of;
-use super::open::{choose_domain, holds_pool, read_block0};
+use super::open::{begins_pool, choose_domain, read_beginning};
 use super::region::{OpenRegion, Region};
 use super::{Addr, Dirty, Domain, Durable, Fault, Flushed, Media, RegionKind};
 use crate::error::{Error, Result};
@@ -54,7 +54,7 @@ pub struct Span {
 
 /// What keeps the addresses valid and their faults caught.
 enum Held {
-    Region(Region),
+    Region(Box<Region>),
     /// Of a caller, who keeps it mapped. Its pages, for the kernel wants whole ones.
     Range {
         start: usize,
@@ -75,57 +75,71 @@ impl Span {
     ///
     /// EBUSY where another process or span has it, EEXIST where it holds a pool, and whatever the host answers.
     pub fn open(path: &Path, options: &SpanOptions) -> Result<Span> {
-        Span::open_at(path, options, |_| Ok(Vec::new()))
+        Span::open_at(path, options, |begin| begin.map(|_| Vec::new()))
     }
 
     /// As [`open`](Span::open), mapped at the first of the addresses that `places` answers where nothing is mapped;
-    /// anywhere where it answers none. It sees the first 4 KiB, zeros where the file has less. EADDRINUSE where all
-    /// are taken.
+    /// anywhere where it answers none. It sees the file before anything of it changes: the first 4 KiB, of a device
+    /// 128 KiB, zeros where there is less; or why they cannot be read. EADDRINUSE where all are taken.
     pub fn open_at(
         path: &Path,
         options: &SpanOptions,
-        places: impl FnOnce(&[u8]) -> Result<Vec<u64>>,
+        places: impl FnOnce(Result<Vec<u8>>) -> Result<Vec<u64>>,
     ) -> Result<Span> {
-        let mut made = false;
-        let opened = match options.size {
-            Some(_) if !options.read_only => {
-                OpenRegion::create(path).inspect(|_| made = true).or_else(|e| match e {
-                    e if e.errno() == libc::EEXIST => OpenRegion::open(path, false),
-                    e => Err(e),
-                })
-            }
-            _ => OpenRegion::open(path, options.read_only),
+        let mut span = Span::make_at(path, options, places)?;
+        span.keep();
+        Ok(span)
+    }
+
+    /// As [`open_at`](Span::open_at), for who makes something there: until it is [kept](Span::keep), what this did to the
+    /// host is undone when the span is dropped, before anybody else can have the file: one that it made is removed, one
+    /// that it made longer is cut back.
+    pub fn make_at(
+        path: &Path,
+        options: &SpanOptions,
+        places: impl FnOnce(Result<Vec<u8>>) -> Result<Vec<u64>>,
+    ) -> Result<Span> {
+        let size = options.size.filter(|_| !options.read_only);
+        let (mut region, made) = match size.map(|_| OpenRegion::create(path)) {
+            Some(Ok(region)) => (region, true),
+            Some(Err(e)) if e.errno() != libc::EEXIST => return Err(e),
+            _ => (OpenRegion::open(path, options.read_only)?, false),
         };
-        let span = opened.and_then(|region| {
-            let places = places(&read_block0(&region)?)?;
-            Span::of_region(region, made, options, &places)
-        });
-        if made && span.is_err() {
-            // Best effort: the error that led here is what the user needs to see.
-            let _ = std::fs::remove_file(path);
+        if size.is_some() {
+            region.undo_unless_kept(made);
         }
-        span
+        let seen = read_beginning(&region);
+        let judges = !made && !options.read_only && !options.force;
+        if judges && seen.as_ref().is_ok_and(|begin| begins_pool(begin)) {
+            let message = format!(
+                "{} holds a pool: use another file, open it read-only, or force it to destroy the pool",
+                region.path.display()
+            );
+            return Err(Error::message(libc::EEXIST, OPEN, message));
+        }
+        let places = places(seen)?;
+        if let Some(size) = size {
+            region.reserve(size)?;
+        }
+        Span::of_region(region, options, &places)
+    }
+
+    /// What [`make_at`](Span::make_at) made stays.
+    pub fn keep(&mut self) {
+        if let Held::Region(region) = &mut self.held {
+            region.keep();
+        }
     }
 
     /// Anonymous memory of so many bytes; pages are taken at first use.
     pub fn memfd(bytes: u64, options: &SpanOptions) -> Result<Span> {
-        Span::of_region(OpenRegion::memfd(bytes)?, true, &SpanOptions { size: None, ..*options }, &[])
+        let options = SpanOptions { size: None, ..*options };
+        Span::of_region(OpenRegion::memfd(bytes)?, &options, &[])
     }
 
-    fn of_region(mut region: OpenRegion, made: bool, options: &SpanOptions, places: &[u64]) -> Result<Span> {
-        let path = region.path.clone();
-        if !made && !options.read_only && !options.force && holds_pool(&region)? {
-            let message = format!(
-                "{} holds a pool: use another file, open it read-only, or force it to destroy the pool",
-                path.display()
-            );
-            return Err(Error::message(libc::EEXIST, OPEN, message));
-        }
-        if let Some(size) = options.size.filter(|_| !options.read_only) {
-            region.reserve(size)?;
-        }
+    fn of_region(region: OpenRegion, options: &SpanOptions, places: &[u64]) -> Result<Span> {
         if region.bytes == 0 {
-            let message = format!("{} is empty: give a size", path.display());
+            let message = format!("{} is empty: give a size", region.path.display());
             return Err(Error::message(libc::EINVAL, OPEN, message));
         }
         let bytes = region.bytes;
@@ -135,7 +149,7 @@ impl Span {
         };
         let (isa, routines) = Routines::choose(None)?;
         let domain = choose_domain(std::slice::from_ref(&region), options.assume, isa)?;
-        if made || options.size.is_some() {
+        if options.size.is_some() {
             region.settle()?;
         }
         Ok(Span {
@@ -144,7 +158,7 @@ impl Span {
             copier: Copier::new(routines, domain, ReadTable::default()),
             domain,
             read_only: options.read_only,
-            held: Held::Region(region),
+            held: Held::Region(Box::new(region)),
         })
     }
 

@@ -199,6 +199,10 @@ struct Memory {
     engine: Option<Device>,
     poison: Vec<Range<usize>>,
     syncs_fail: bool,
+    /// The next sync fails, and no other.
+    sync_fails: bool,
+    /// Stores up to this one should have been made durable by that one: their pages are taken for clean.
+    forgotten: u64,
 }
 
 /// Called before each fence and each sync with the state of the media: where a crash is worth looking at.
@@ -536,6 +540,8 @@ impl SimMedia {
             engine: None,
             poison: Vec::new(),
             syncs_fail: false,
+            sync_fails: false,
+            forgotten: 0,
         };
         SimMedia { memory: Mutex::new(memory), len, domain }
     }
@@ -553,6 +559,12 @@ impl SimMedia {
     /// Whether syncs fail from now on. What they should have made durable stays in doubt.
     pub fn fail_syncs(&self, fail: bool) {
         self.memory.lock().syncs_fail = fail;
+    }
+
+    /// The next sync fails, and those behind it succeed without what it should have made durable: that stays in doubt
+    /// until its page is stored to again, as with Linux, which says so once and takes the pages for clean.
+    pub fn fail_sync_once(&self) {
+        self.memory.lock().sync_fails = true;
     }
 
     /// One bit of a byte goes wrong, durably.
@@ -805,11 +817,24 @@ impl Media for SimMedia {
             if memory.syncs_fail {
                 return Err(std::io::Error::from_raw_os_error(libc::EIO));
             }
+            if std::mem::take(&mut memory.sync_fails) {
+                memory.forgotten = memory.stores;
+                return Err(std::io::Error::from_raw_os_error(libc::EIO));
+            }
             if memory.leaves_out(Step::Sync) {
                 return Ok(());
             }
-            memory.durable = None;
-            memory.pending.clear();
+            if memory.forgotten == 0 {
+                memory.durable = None;
+                memory.pending.clear();
+                return Ok(());
+            }
+            for (page, atoms) in std::mem::take(&mut memory.pending) {
+                match atoms.iter().any(|a| a.seq > memory.forgotten) {
+                    true => atoms.iter().for_each(|a| memory.settle(a)),
+                    false => drop(memory.pending.insert(page, atoms)),
+                }
+            }
         }
         Ok(())
     }

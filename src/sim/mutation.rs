@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use parking_lot::Mutex;
 
 use super::explore::Bounds;
-use super::run::{self, Broken, Effort, Plan, Start};
+use super::run::{self, Broken, Effort, Plan, Start, on_threads};
 
 /// Bits that go wrong after a sequence, where a checksum is not looked at.
 const FLIPS: u32 = 200;
@@ -100,12 +100,12 @@ impl Mutation {
 
 /// What became of a mutation.
 #[derive(Clone, Debug)]
-pub struct Mutant {
+pub struct Mutant<B = Broken> {
     pub site: Site,
     /// Sequences that ran until it was killed; all of them where it survived.
     pub sequences: u64,
     /// What noticed it.
-    pub killed: Option<Broken>,
+    pub killed: Option<B>,
 }
 
 /// Leaves out each site that the plan's sequences meet, one at a time. `progress` is called after each with how
@@ -115,80 +115,97 @@ pub fn run(
     progress: &(dyn Fn(usize, usize, &Mutant) -> bool + Sync),
 ) -> Result<Vec<Mutant>, String> {
     let starts: Vec<Start> = plan.places.iter().map(|p| Start::new(*p)).collect::<Result<_, _>>()?;
-    let met = meet(plan, &starts)?;
-    let sites: Vec<(&Site, &Vec<Job>)> = met.iter().collect();
-    let mutants = Mutex::new(BTreeMap::new());
-    let next = AtomicUsize::new(0);
-    let work = || {
-        while let Some((site, jobs)) = sites.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let mutant = try_out(plan, &starts, jobs, **site);
-            let mut mutants = mutants.lock();
-            if !progress(mutants.len() + 1, sites.len(), &mutant) {
-                next.store(sites.len(), Ordering::Relaxed);
-            }
-            mutants.insert(**site, mutant);
-        }
-    };
-    std::thread::scope(|s| {
-        (1..plan.threads.max(1)).for_each(|_| drop(s.spawn(work)));
-        work();
-    });
-    Ok(mutants.into_inner().into_values().collect())
+    let run =
+        |start: usize, n: u64, effort: &Effort| run::sequence(&starts[start], &(plan.sequence)(n), effort).1;
+    let trial =
+        Trial { starts: starts.len(), count: plan.count, effort: &plan.effort, flips: FLIPS, run: &run };
+    trial.run(plan.threads, progress)
 }
 
-/// A sequence on a pool: their numbers, the pool's first.
+/// Sequences by number, to be run without a step.
+pub(super) struct Trial<'a, B> {
+    /// How many things sequences begin on, and how many sequences there are.
+    pub starts: usize,
+    pub count: u64,
+    pub effort: &'a Effort,
+    /// Bits that go wrong while sites are noted.
+    pub flips: u32,
+    /// Runs a sequence on one of the starts, and says what was noticed.
+    pub run: &'a (dyn Fn(usize, u64, &Effort) -> Option<B> + Sync),
+}
+
+/// A sequence on a start: their numbers, the start's first.
 type Job = (usize, u64);
 
-/// Sites, and which sequences meet them where.
-fn meet(plan: &Plan, starts: &[Start]) -> Result<BTreeMap<Site, Vec<Job>>, String> {
-    let met: Mutex<BTreeMap<Site, Vec<Job>>> = Mutex::default();
-    let failed: Mutex<Option<String>> = Mutex::default();
-    let next = AtomicU64::new(0);
-    // A few states of each crash point: most recoveries of one take the same steps.
-    let bounds = Bounds { leaves_max: 32, lane_states: 1, ..plan.effort.bounds.clone() };
-    let work = || {
-        loop {
-            let n = next.fetch_add(1, Ordering::Relaxed);
-            let (start, sequence) = ((n / plan.count) as usize, n % plan.count);
-            if start >= starts.len() {
-                return;
+impl<B: Send + fmt::Display> Trial<'_, B> {
+    pub fn run(
+        &self,
+        threads: usize,
+        progress: &(dyn Fn(usize, usize, &Mutant<B>) -> bool + Sync),
+    ) -> Result<Vec<Mutant<B>>, String> {
+        let met = self.meet(threads)?;
+        let sites: Vec<(&Site, &Vec<Job>)> = met.iter().collect();
+        let mutants = Mutex::new(BTreeMap::new());
+        let next = AtomicUsize::new(0);
+        on_threads(threads, || {
+            while let Some((site, jobs)) = sites.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let mutant = self.try_out(jobs, **site);
+                let mut mutants = mutants.lock();
+                if !progress(mutants.len() + 1, sites.len(), &mutant) {
+                    next.store(sites.len(), Ordering::Relaxed);
+                }
+                mutants.insert(**site, mutant);
             }
-            let noted = Arc::new(Mutation::default());
-            let mutation = Some(noted.clone());
-            let effort = Effort { bounds: bounds.clone(), twice: false, flips: FLIPS, mutation };
-            let broken = run::sequence(&starts[start], &(plan.sequence)(sequence), &effort).1;
-            if let Some(broken) = broken {
-                failed.lock().get_or_insert(format!("with nothing left out: {broken}"));
-                return;
-            }
-            let mut met = met.lock();
-            noted.sites().into_iter().for_each(|site| met.entry(site).or_default().push((start, sequence)));
-        }
-    };
-    std::thread::scope(|s| {
-        (1..plan.threads.max(1)).for_each(|_| drop(s.spawn(work)));
-        work();
-    });
-    let mut met = met.into_inner();
-    met.values_mut().for_each(|jobs| jobs.sort_unstable());
-    failed.into_inner().map_or(Ok(met), Err)
-}
-
-/// Runs the sequences that meet the site without it until one shows it: with one failure, and then with another
-/// one in the recovery.
-fn try_out(plan: &Plan, starts: &[Start], jobs: &[Job], site: Site) -> Mutant {
-    let mut mutant = Mutant { site, sequences: 0, killed: None };
-    for twice in [false, true] {
-        for &(start, n) in jobs {
-            let mutation = Some(Arc::new(Mutation::without(site)));
-            let flips = if site.step == Step::Check { FLIPS } else { 0 };
-            let effort = Effort { mutation, twice, flips, ..plan.effort.clone() };
-            mutant.sequences += 1;
-            mutant.killed = run::sequence(&starts[start], &(plan.sequence)(n), &effort).1;
-            if mutant.killed.is_some() {
-                return mutant;
-            }
-        }
+        });
+        Ok(mutants.into_inner().into_values().collect())
     }
-    mutant
+
+    /// Sites, and which sequences meet them where.
+    fn meet(&self, threads: usize) -> Result<BTreeMap<Site, Vec<Job>>, String> {
+        let met: Mutex<BTreeMap<Site, Vec<Job>>> = Mutex::default();
+        let failed: Mutex<Option<String>> = Mutex::default();
+        let next = AtomicU64::new(0);
+        // A few states of each crash point: most recoveries of one take the same steps.
+        let bounds = Bounds { leaves_max: 32, lane_states: 1, ..self.effort.bounds.clone() };
+        on_threads(threads, || {
+            loop {
+                let n = next.fetch_add(1, Ordering::Relaxed);
+                let job = ((n / self.count) as usize, n % self.count);
+                if job.0 >= self.starts {
+                    return;
+                }
+                let noted = Arc::new(Mutation::default());
+                let mutation = Some(noted.clone());
+                let effort = Effort { bounds: bounds.clone(), twice: false, flips: self.flips, mutation };
+                if let Some(broken) = (self.run)(job.0, job.1, &effort) {
+                    failed.lock().get_or_insert(format!("with nothing left out: {broken}"));
+                    return;
+                }
+                let mut met = met.lock();
+                noted.sites().into_iter().for_each(|site| met.entry(site).or_default().push(job));
+            }
+        });
+        let mut met = met.into_inner();
+        met.values_mut().for_each(|jobs| jobs.sort_unstable());
+        failed.into_inner().map_or(Ok(met), Err)
+    }
+
+    /// Runs the sequences that meet the site without it until one shows it: with one failure, and then with another
+    /// one in the recovery.
+    fn try_out(&self, jobs: &[Job], site: Site) -> Mutant<B> {
+        let mut tried = BTreeSet::new();
+        for twice in [false, true] {
+            for &(start, n) in jobs {
+                let mutation = Some(Arc::new(Mutation::without(site)));
+                let flips = if site.step == Step::Check { FLIPS } else { 0 };
+                let effort = Effort { mutation, twice, flips, ..self.effort.clone() };
+                tried.insert((start, n));
+                let killed = (self.run)(start, n, &effort);
+                if killed.is_some() {
+                    return Mutant { site, sequences: tried.len() as u64, killed };
+                }
+            }
+        }
+        Mutant { site, sequences: tried.len() as u64, killed: None }
+    }
 }

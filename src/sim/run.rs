@@ -183,10 +183,24 @@ impl std::ops::AddAssign for Tally {
 }
 
 impl Tally {
-    fn cover(&mut self, coverage: &Coverage) {
+    /// Visits what failures leave; a visit counts states that are new to it, and those of recoveries that it cut short.
+    pub(super) fn explore(
+        &mut self,
+        point: &CrashPoint,
+        bounds: &Bounds,
+        visit: &mut dyn FnMut(SimMedia, &mut u64, &mut Coverage) -> Result<u64, String>,
+    ) -> Result<(), Violation> {
+        let mut twice = Coverage::default();
+        let (coverage, violation) = explore(point, bounds, &mut |media| {
+            let caught = catch_unwind(AssertUnwindSafe(|| visit(media, &mut self.distinct, &mut twice)));
+            caught.unwrap_or_else(|panic| Err(format!("panic: {}", panic_text(&*panic))))
+        });
         self.crash_points += coverage.points;
         self.covered_points += coverage.exhausted;
         self.states += coverage.states;
+        self.recovery_points += twice.points;
+        self.recovery_states += twice.states;
+        violation.map_or(Ok(()), Err)
     }
 }
 
@@ -337,7 +351,7 @@ fn grow_logs(machine: &mut Machine) -> Result<(), String> {
                 machine.model.clone(),
                 machine.step(),
             )?;
-            let points = record(&copy);
+            let points = record(copy.fs().media());
             let op = Op::Chmod(path(name), 0o700 | (n as u32 % 64));
             must(&mut copy, op.clone())?;
             copy.fs().media().record(None);
@@ -380,10 +394,10 @@ fn reuse(machine: &mut Machine) -> Result<(), String> {
 }
 
 /// From now on crash points are kept.
-fn record(machine: &Machine) -> Arc<Mutex<Vec<CrashPoint>>> {
+pub(super) fn record(media: &SimMedia) -> Arc<Mutex<Vec<CrashPoint>>> {
     let points: Arc<Mutex<Vec<CrashPoint>>> = Arc::default();
     let kept = points.clone();
-    machine.fs().media().record(Some(Box::new(move |point| kept.lock().push(point.clone()))));
+    media.record(Some(Box::new(move |point| kept.lock().push(point.clone()))));
     points
 }
 
@@ -394,21 +408,24 @@ fn record(machine: &Machine) -> Arc<Mutex<Vec<CrashPoint>>> {
 pub fn sequence(start: &Start, sequence: &Sequence, effort: &Effort) -> (Tally, Option<Broken>) {
     let mut run =
         Run { start, effort, tally: Tally { sequences: 1, ..Tally::default() }, seen: HashSet::new() };
-    let at = Mutex::new(String::from("the start"));
-    let done = catch_unwind(AssertUnwindSafe(|| run.sequence(sequence, &at)));
-    let broken = match done {
-        Ok(Ok(())) => None,
-        Ok(Err(violation)) => Some(violation),
-        Err(panic) => {
-            Some(Violation { what: format!("panic: {}", panic_text(&*panic)), lost: String::new() })
-        }
-    };
-    let broken = broken.map(|v| {
+    let broken = guarded(|at| run.sequence(sequence, at)).map(|(v, at)| {
         run.tally.violations = 1;
-        let (at, sequence) = (at.lock().clone(), sequence.clone());
-        Broken { what: v.what, lost: v.lost, at, sequence, place: start.place }
+        Broken { what: v.what, lost: v.lost, at, sequence: sequence.clone(), place: start.place }
     });
     (run.tally, broken)
+}
+
+/// What a run broke, and where it was; a panic breaks something, too.
+pub(super) fn guarded(
+    run: impl FnOnce(&Mutex<String>) -> Result<(), Violation>,
+) -> Option<(Violation, String)> {
+    let at = Mutex::new(String::from("the start"));
+    let done = catch_unwind(AssertUnwindSafe(|| run(&at)));
+    let broken = match done {
+        Ok(done) => done.err(),
+        Err(panic) => Some(plain(format!("panic: {}", panic_text(&*panic)))),
+    };
+    broken.map(|violation| (violation, at.into_inner()))
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
@@ -425,7 +442,7 @@ struct Run<'a> {
 }
 
 /// Without a failure.
-fn plain(what: String) -> Violation {
+pub(super) fn plain(what: String) -> Violation {
     Violation { what, lost: String::new() }
 }
 
@@ -527,7 +544,7 @@ impl Run<'_> {
         *at.lock() = op.to_string();
         let before = history.trees.last().cloned().expect("what the first line needs was synced");
         let target = overwritten(machine, op);
-        let points = record(machine);
+        let points = record(machine.fs().media());
         let done = machine.apply(op).map_err(plain);
         let last = machine.fs().media().crash_point();
         machine.fs().media().record(None);
@@ -566,18 +583,9 @@ impl Run<'_> {
 
     fn explore(&mut self, point: &CrashPoint, allowed: &Allowed) -> Result<(), Violation> {
         let Run { start, effort, tally, seen } = self;
-        let (mut distinct, mut twice) = (0, Coverage::default());
-        let (coverage, violation) = explore(point, &effort.bounds, &mut |media| {
-            let caught = catch_unwind(AssertUnwindSafe(|| {
-                visit(media, allowed, start, effort, seen, &mut distinct, &mut twice)
-            }));
-            caught.unwrap_or_else(|panic| Err(format!("panic: {}", panic_text(&*panic))))
-        });
-        tally.cover(&coverage);
-        tally.distinct += distinct;
-        tally.recovery_points += twice.points;
-        tally.recovery_states += twice.states;
-        violation.map_or(Ok(()), Err)
+        tally.explore(point, &effort.bounds, &mut |media, distinct, twice| {
+            visit(media, allowed, start, effort, seen, distinct, twice)
+        })
     }
 }
 
@@ -608,31 +616,38 @@ fn visit(
     let left = effort.twice.then(|| fs.media().as_found());
     judge::use_up(&judge::settled(fs), &found, start.free_when_empty)?;
     let Some(left) = left else { return Ok(hash) };
-    let points: Arc<Mutex<Vec<CrashPoint>>> = Arc::default();
-    let kept = points.clone();
-    left.record(Some(Box::new(move |point| kept.lock().push(point.clone()))));
+    let points = record(&left);
     machine::open(left)?.media().record(None);
-    for (n, point) in points.lock().iter().enumerate() {
-        let bounds = Bounds { leaves_max: 8, lane_states: 1, ..effort.bounds.clone() };
-        let (coverage, violation) = explore(point, &bounds, &mut |media| {
-            let again = Tree::read(&*machine::open(media)?, [])?;
-            match again.named == found.named {
-                true => Ok(0),
-                false => Err(again.differs(&found)),
-            }
-        });
+    let bounds = Bounds { leaves_max: 8, lane_states: 1, ..effort.bounds.clone() };
+    let points = std::mem::take(&mut *points.lock());
+    again(&points, &bounds, twice, |media| {
+        let again = Tree::read(&*machine::open(media)?, [])?;
+        if again.named == found.named { Ok(()) } else { Err(again.differs(&found)) }
+    })?;
+    Ok(hash)
+}
+
+/// Power failed again, at these fences of a recovery: the next one finds the same.
+pub(super) fn again(
+    points: &[CrashPoint],
+    bounds: &Bounds,
+    twice: &mut Coverage,
+    same: impl Fn(SimMedia) -> Result<(), String>,
+) -> Result<(), String> {
+    for (n, point) in points.iter().enumerate() {
+        let (coverage, violation) = explore(point, bounds, &mut |media| same(media).map(|()| 0));
         twice.points += coverage.points;
         twice.states += coverage.states;
         if let Some(v) = violation {
             return Err(format!(
-                "recovery was cut short at its fence {} ({}), and the next one changes the tree: {}",
+                "recovery was cut short at its fence {} ({}), and the next one finds something else: {}",
                 n + 1,
                 v.lost,
                 v.what
             ));
         }
     }
-    Ok(hash)
+    Ok(())
 }
 
 /// Trees since the last sync; on persistent memory the last of them.
@@ -684,10 +699,10 @@ pub struct Plan {
 
 /// What came of it.
 #[derive(Clone, Debug, Default)]
-pub struct Report {
+pub struct Report<B = Broken> {
     pub tally: Tally,
     /// The first ones, each with as few lines as show it.
-    pub broken: Vec<Broken>,
+    pub broken: Vec<B>,
     /// It was told to stop.
     pub stopped: bool,
 }
@@ -696,18 +711,41 @@ pub struct Report {
 /// whether to go on.
 pub fn run(plan: &Plan, progress: &(dyn Fn(u64, u64, &Tally) -> bool + Sync)) -> Result<Report, String> {
     let starts: Vec<Start> = plan.places.iter().map(|p| Start::new(*p)).collect::<Result<_, _>>()?;
-    let total = plan.count as usize * starts.len();
-    let next = AtomicUsize::new(0);
-    let stopped = AtomicBool::new(false);
-    let result = Mutex::new((Tally::default(), BTreeMap::<usize, Broken>::new()));
-    let work = || {
+    let one = |n: u64, start: usize| sequence(&starts[start], &(plan.sequence)(n), &plan.effort);
+    let mut report = on_all(plan.count, starts.len(), plan.threads, &one, progress);
+    for broken in &mut report.broken {
+        let start = starts.iter().find(|s| s.place == broken.place).expect("it ran on one of them");
+        shorten(broken, |b| fewer(&b.sequence).into_iter().find_map(|s| sequence(start, &s, &plan.effort).1));
+    }
+    Ok(report)
+}
+
+/// The same work on so many threads, of which the caller's is one.
+pub(super) fn on_threads(threads: usize, work: impl Fn() + Sync) {
+    std::thread::scope(|s| {
+        (1..threads.max(1)).for_each(|_| drop(s.spawn(&work)));
+        work();
+    });
+}
+
+/// Runs so many sequences on so many starts, each by `one`.
+pub(super) fn on_all<B: Send>(
+    count: u64,
+    starts: usize,
+    threads: usize,
+    one: &(dyn Fn(u64, usize) -> (Tally, Option<B>) + Sync),
+    progress: &(dyn Fn(u64, u64, &Tally) -> bool + Sync),
+) -> Report<B> {
+    let total = count as usize * starts;
+    let (next, stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let result = Mutex::new((Tally::default(), BTreeMap::<usize, B>::new()));
+    on_threads(threads, || {
         loop {
             let job = next.fetch_add(1, Ordering::Relaxed);
             if job >= total || stopped.load(Ordering::Relaxed) {
                 return;
             }
-            let (n, start) = ((job / starts.len()) as u64, &starts[job % starts.len()]);
-            let (tally, broken) = sequence(start, &(plan.sequence)(n), &plan.effort);
+            let (tally, broken) = one((job / starts) as u64, job % starts);
             let mut result = result.lock();
             result.0 += tally;
             result.1.extend(broken.map(|b| (job, b)));
@@ -718,31 +756,15 @@ pub fn run(plan: &Plan, progress: &(dyn Fn(u64, u64, &Tally) -> bool + Sync)) ->
                 stopped.store(true, Ordering::Relaxed);
             }
         }
-    };
-    std::thread::scope(|s| {
-        for _ in 1..plan.threads.max(1) {
-            s.spawn(work);
-        }
-        work();
     });
     let (tally, broken) = result.into_inner();
-    let shorter = |b: Broken| {
-        let start = starts.iter().find(|s| s.place == b.place).expect("it ran on one of them");
-        shorten(start, b, &plan.effort)
-    };
-    let broken = broken.into_values().map(shorter).collect();
-    Ok(Report { tally, broken, stopped: stopped.into_inner() })
+    Report { tally, broken: broken.into_values().collect(), stopped: stopped.into_inner() }
 }
 
-/// Takes lines and operations away as long as a promise is still broken.
-fn shorten(start: &Start, mut broken: Broken, effort: &Effort) -> Broken {
-    loop {
-        let shorter = fewer(&broken.sequence);
-        let found = shorter.into_iter().find_map(|s| sequence(start, &s, effort).1);
-        match found {
-            Some(b) => broken = b,
-            None => return broken,
-        }
+/// Replaced by one with less as long as there is one.
+pub(super) fn shorten<B>(broken: &mut B, less: impl Fn(&B) -> Option<B>) {
+    while let Some(shorter) = less(broken) {
+        *broken = shorter;
     }
 }
 

@@ -878,7 +878,8 @@ int lode_media_drain(lode_media *media);
 
 /**
  * Makes a persistent heap in a file (which is made with size= where there is none), a file on a DAX mount, a block
- * device or a device-dax node, and opens it. Returns NULL on failure, and then leaves no file that it made.
+ * device or a device-dax node, and opens it. Returns NULL on failure, and then leaves no file that it made; one
+ * that was there is as long as before.
  *
  * opts: NULL, or a comma-separated list of
  *   size=BYTES              the size of the file
@@ -897,8 +898,8 @@ lode_heap *lode_heap_create(const char *path,
 
 /**
  * Opens a heap. What a crash interrupted is finished or gone; objects that no commit published are free again.
- * Returns NULL on failure, and then has changed nothing. opts: NULL, or prefault, assume=DOMAIN as above. One process
- * at a time has a heap open.
+ * Returns NULL on failure, and then has changed nothing, but for EIO: then perhaps some of what was interrupted is
+ * finished. opts: NULL, or prefault, assume=DOMAIN as above. One process at a time has a heap open.
  *
  * Errors: EACCES, EADDRINUSE (it has its place, and something else is mapped there), EBUSY (in use), EINVAL (no heap;
  * the file was cut), EIO, EMFILE, ENOENT, ENOMEM, EOPNOTSUPP (of a later version), EUCLEAN (damaged).
@@ -927,7 +928,8 @@ int lode_heap_give_back(lode_heap *heap, void *object);
 
 /**
  * All count changes, or none, in every kind of crash. Commits of several threads must not set the same 8 bytes at the
- * same time. After an error other than EIO nothing has changed, and what was reserved is still reserved.
+ * same time; nor may one set 8 bytes of an object that another one frees, or lead a root to it. After an error other
+ * than EIO nothing has changed, and what was reserved is still reserved.
  *
  * Errors: EBUSY (an object is in two commits), EEXIST (the root has another type), EINVAL (not reserved, not in use,
  * not in an object, no such change), EIO (it may have happened; the heap refuses changes until it is opened again),

@@ -229,6 +229,11 @@ fn attempt<M: Media>(heap: &Heap<M>, op: Op, step: u32) -> crate::Result<()> {
             let word = marked(Node::of(heap.word(at.add(8))?)).word();
             return heap.overwrite(at.add(8), &word.to_le_bytes());
         }
+        Op::Renew(list) => {
+            let Ok(to) = heap.root(list.name().as_bytes(), TYPE) else { return Ok(()) };
+            t.remove_root(list.name().as_bytes());
+            set_root(&mut t, list, to);
+        }
         Op::Drop(list) => {
             if heap.root(list.name().as_bytes(), TYPE).is_err() {
                 return Ok(());
@@ -299,7 +304,7 @@ fn on_model(lists: &mut Lists, op: Op, step: u32) {
             lists.insert(List::A, b.unwrap_or_default());
             lists.insert(List::B, a.unwrap_or_default());
         }
-        Op::Abandon(_) | Op::Keep(_) | Op::Reopen | Op::Crash => {}
+        Op::Renew(_) | Op::Abandon(_) | Op::Keep(_) | Op::Reopen | Op::Crash => {}
     }
 }
 

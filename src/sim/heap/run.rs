@@ -3,21 +3,18 @@
 //! Earlier operations need no failures of their own: they are the last one of a shorter sequence. Of long sequences
 //! made by chance every operation is cut short (`every`).
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::fmt;
 use std::hash::{Hash, Hasher};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
 use super::machine::{self, Lists, Machine, differs, lists};
 use super::workload::{List, Op, Sequence};
 use crate::media::{Domain, Media};
-use crate::sim::explore::{Bounds, Coverage, Violation, explore};
+use crate::sim::explore::{Bounds, Coverage, Violation};
 use crate::sim::media::{CrashPoint, Keep, Rng, SimMedia};
-use crate::sim::run::{Effort, Tally};
+use crate::sim::run::{self, Effort, Tally, again, guarded, plain, record, shorten};
 use crate::wsp::heap::format::{self, CHUNK, CLASSES, Layout};
 use crate::wsp::heap::{FormatOptions, Heap, Info, Offset, Shape, prefer};
 
@@ -25,8 +22,6 @@ use crate::wsp::heap::{FormatOptions, Heap, Info, Offset, Shape, prefer};
 const SHAPE: Shape = Shape { lanes: 2, ring_lines: 8, roots: 4 };
 const CHUNKS: u64 = 12;
 const HEAP_BYTES: u64 = CHUNK + CHUNKS * CHUNK + 4096;
-/// Sequences that failed and are made shorter and told of.
-const TOLD_MAX: usize = 20;
 
 /// What a heap went through before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -191,28 +186,11 @@ fn empty(machine: &mut Machine, list: List) -> Result<(), String> {
 /// Runs a sequence and explores the failures of its last operation, or of every one.
 pub fn sequence(start: &Start, sequence: &Sequence, every: bool, effort: &Effort) -> (Tally, Option<Broken>) {
     let mut run = Run { effort, tally: Tally { sequences: 1, ..Tally::default() }, seen: HashSet::new() };
-    let at = Mutex::new(String::from("the start"));
-    let done = catch_unwind(AssertUnwindSafe(|| run.sequence(start, sequence, every, &at)));
-    let broken = match done {
-        Ok(done) => done.err(),
-        Err(panic) => Some(plain(format!("panic: {}", panic_text(&*panic)))),
-    };
-    let broken = broken.map(|v| {
+    let broken = guarded(|at| run.sequence(start, sequence, every, at)).map(|(v, at)| {
         run.tally.violations = 1;
-        let (at, sequence) = (at.lock().clone(), sequence.clone());
-        Broken { what: v.what, lost: v.lost, at, sequence, place: start.place }
+        Broken { what: v.what, lost: v.lost, at, sequence: sequence.clone(), place: start.place }
     });
     (run.tally, broken)
-}
-
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().cloned();
-    text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string())).unwrap_or_default()
-}
-
-/// Without a failure.
-fn plain(what: String) -> Violation {
-    Violation { what, lost: String::new() }
 }
 
 struct Run<'a> {
@@ -220,16 +198,6 @@ struct Run<'a> {
     tally: Tally,
     /// States that were used up.
     seen: HashSet<u64>,
-}
-
-type Points = Arc<Mutex<Vec<CrashPoint>>>;
-
-/// From now on crash points are kept.
-fn record(media: &SimMedia) -> Points {
-    let points: Points = Arc::default();
-    let kept = points.clone();
-    media.record(Some(Box::new(move |point| kept.lock().push(point.clone()))));
-    points
 }
 
 impl Run<'_> {
@@ -275,20 +243,9 @@ impl Run<'_> {
 
     fn explore(&mut self, point: &CrashPoint, allowed: &[&Lists]) -> Result<(), Violation> {
         let Run { effort, tally, seen } = self;
-        let (mut distinct, mut twice) = (0, Coverage::default());
-        let (coverage, violation) = explore(point, &effort.bounds, &mut |media| {
-            let caught = catch_unwind(AssertUnwindSafe(|| {
-                visit(media, allowed, effort, seen, &mut distinct, &mut twice)
-            }));
-            caught.unwrap_or_else(|panic| Err(format!("panic: {}", panic_text(&*panic))))
-        });
-        tally.crash_points += coverage.points;
-        tally.covered_points += coverage.exhausted;
-        tally.states += coverage.states;
-        tally.distinct += distinct;
-        tally.recovery_points += twice.points;
-        tally.recovery_states += twice.states;
-        violation.map_or(Ok(()), Err)
+        tally.explore(point, &effort.bounds, &mut |media, distinct, twice| {
+            visit(media, allowed, effort, seen, distinct, twice)
+        })
     }
 }
 
@@ -339,24 +296,12 @@ fn clean<M: Media>(heap: &Heap<M>) -> Result<(), String> {
 fn cut_short(left: SimMedia, found: &Lists, effort: &Effort, twice: &mut Coverage) -> Result<(), String> {
     let points = record(&left);
     machine::open(left)?.media().record(None);
-    for (n, point) in points.lock().iter().enumerate() {
-        let bounds = Bounds { leaves_max: 32, lane_states: 1, ..effort.bounds.clone() };
-        let (coverage, violation) = explore(point, &bounds, &mut |media| {
-            let again = lists(&machine::open(media)?)?;
-            if again == *found { Ok(0) } else { Err(differs(&again, found)) }
-        });
-        twice.points += coverage.points;
-        twice.states += coverage.states;
-        if let Some(v) = violation {
-            return Err(format!(
-                "recovery was cut short at its fence {} ({}), and the next one gives other lists: {}",
-                n + 1,
-                v.lost,
-                v.what
-            ));
-        }
-    }
-    Ok(())
+    let bounds = Bounds { leaves_max: 32, lane_states: 1, ..effort.bounds.clone() };
+    let points = std::mem::take(&mut *points.lock());
+    again(&points, &bounds, twice, |media| {
+        let again = lists(&machine::open(media)?)?;
+        if again == *found { Ok(()) } else { Err(differs(&again, found)) }
+    })
 }
 
 /// What is reserved now is nobody else's; and when all is freed, all space is one piece.
@@ -459,68 +404,30 @@ pub struct Plan {
 }
 
 /// What came of it.
-#[derive(Clone, Debug, Default)]
-pub struct Report {
-    pub tally: Tally,
-    /// The first ones, each with as few operations as show it.
-    pub broken: Vec<Broken>,
-    /// It was told to stop.
-    pub stopped: bool,
-}
+pub type Report = run::Report<Broken>;
 
 /// Runs all of it. `progress` is called now and then with how many sequences are done, of how many, and answers
 /// whether to go on.
 pub fn run(plan: &Plan, progress: &(dyn Fn(u64, u64, &Tally) -> bool + Sync)) -> Result<Report, String> {
     let starts: Vec<Start> = plan.places.iter().map(|p| Start::new(*p)).collect::<Result<_, _>>()?;
-    let total = plan.count as usize * starts.len();
-    let (next, stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let result = Mutex::new((Tally::default(), BTreeMap::<usize, Broken>::new()));
-    let work = || {
-        loop {
-            let job = next.fetch_add(1, Ordering::Relaxed);
-            if job >= total || stopped.load(Ordering::Relaxed) {
-                return;
-            }
-            let (n, start) = ((job / starts.len()) as u64, &starts[job % starts.len()]);
-            let (ops, every) = (plan.sequence)(n);
-            let (tally, broken) = sequence(start, &ops, every, &plan.effort);
-            let mut result = result.lock();
-            result.0 += tally;
-            result.1.extend(broken.map(|b| (job, b)));
-            while result.1.len() > TOLD_MAX {
-                result.1.pop_last();
-            }
-            if !progress(result.0.sequences, total as u64, &result.0) {
-                stopped.store(true, Ordering::Relaxed);
-            }
-        }
+    let one = |n: u64, start: usize| {
+        let (ops, every) = (plan.sequence)(n);
+        sequence(&starts[start], &ops, every, &plan.effort)
     };
-    std::thread::scope(|s| {
-        for _ in 1..plan.threads.max(1) {
-            s.spawn(work);
-        }
-        work();
-    });
-    let (tally, broken) = result.into_inner();
-    let shorter = |b: Broken| {
-        let start = starts.iter().find(|s| s.place == b.place).expect("it ran on one of them");
-        shorten(start, b, &plan.effort)
-    };
-    Ok(Report { tally, broken: broken.into_values().map(shorter).collect(), stopped: stopped.into_inner() })
+    let mut report = run::on_all(plan.count, starts.len(), plan.threads, &one, progress);
+    for broken in &mut report.broken {
+        let start = starts.iter().find(|s| s.place == broken.place).expect("it ran on one of them");
+        shorten(broken, |b| fewer(&b.sequence).find_map(|s| sequence(start, &s, true, &plan.effort).1));
+    }
+    Ok(report)
 }
 
-/// Takes operations away as long as a promise is still broken.
-fn shorten(start: &Start, mut broken: Broken, effort: &Effort) -> Broken {
-    loop {
-        let shorter = (0..broken.sequence.ops.len()).map(|n| {
-            let mut less = broken.sequence.clone();
-            less.ops.remove(n);
-            less
-        });
-        let mut tried = shorter.filter(|s| !s.ops.is_empty());
-        match tried.find_map(|s| sequence(start, &s, true, effort).1) {
-            Some(found) => broken = found,
-            None => return broken,
-        }
-    }
+/// A sequence with one operation less, in every way.
+fn fewer(all: &Sequence) -> impl Iterator<Item = Sequence> {
+    let shorter = (0..all.ops.len()).map(|n| {
+        let mut less = all.clone();
+        less.ops.remove(n);
+        less
+    });
+    shorter.filter(|s| !s.ops.is_empty())
 }

@@ -49,6 +49,8 @@ pub enum Op {
     Mark(List),
     /// The same word is overwritten in place.
     Overwrite(List),
+    /// The root goes and comes again in one commit, as when its type changes.
+    Renew(List),
     /// Root and objects go.
     Drop(List),
     /// The first object changes the list.
@@ -75,6 +77,7 @@ impl fmt::Display for Op {
             Op::Pop(list) => write!(f, "pop {}", list.name()),
             Op::Mark(list) => write!(f, "mark {}", list.name()),
             Op::Overwrite(list) => write!(f, "overwrite {}", list.name()),
+            Op::Renew(list) => write!(f, "renew {}", list.name()),
             Op::Drop(list) => write!(f, "drop {}", list.name()),
             Op::Move(from, to) => write!(f, "move {} {}", from.name(), to.name()),
             Op::Swap => write!(f, "swap"),
@@ -106,6 +109,7 @@ impl Op {
             "pop" => Op::Pop(list(1)?),
             "mark" => Op::Mark(list(1)?),
             "overwrite" => Op::Overwrite(list(1)?),
+            "renew" => Op::Renew(list(1)?),
             "drop" => Op::Drop(list(1)?),
             "move" => Op::Move(list(1)?, list(2)?),
             "swap" => Op::Swap,
@@ -140,6 +144,8 @@ pub const OPS: &[Op] = &[
     Op::Mark(List::A),
     Op::Mark(List::B),
     Op::Overwrite(List::A),
+    Op::Renew(List::A),
+    Op::Renew(List::B),
     Op::Drop(List::A),
     Op::Drop(List::B),
     Op::Move(List::A, List::B),
@@ -188,7 +194,7 @@ pub fn random(seed: u64, length: usize) -> Sequence {
             1 => 16_000 + rng.below(60_000) as u32,
             _ => 16 + rng.below(240) as u32,
         };
-        match rng.below(24) {
+        match rng.below(25) {
             0 => Op::Put(list, bytes),
             1..=5 => Op::Push(list, bytes),
             6..=8 => Op::Append(list, bytes.min(4000)),
@@ -201,6 +207,7 @@ pub fn random(seed: u64, length: usize) -> Sequence {
             20 => Op::Abandon(bytes),
             21 => Op::Keep(bytes.min(1000)),
             22 if rng.below(4) == 0 => Op::Drop(list),
+            24 => Op::Renew(list),
             23 if rng.below(3) == 0 => [Op::Reopen, Op::Crash][rng.below(2) as usize],
             _ => Op::Push(list, 24),
         }

@@ -9,7 +9,7 @@
 //! until something of it is given back, and then waits in the list of its class. Runs without objects are found when
 //! chunks are wanted and there are none.
 //!
-//! Order of locks: shard, list of a class, run, large objects, free chunks.
+//! Order of locks: shard, list of a class, run, large objects, free chunks. Nobody has two shards.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
@@ -110,6 +110,8 @@ pub(super) struct Allocator {
     groups: Box<[OnceLock<Box<[Slot; GROUP]>>]>,
     larges: Mutex<BTreeMap<u32, Large>>,
     extents: Mutex<Extents>,
+    /// Free chunks with bad descriptors: nobody gets them until the heap is opened again.
+    bad: Mutex<Vec<u32>>,
     lists: [Mutex<Vec<u32>>; CLASSES.len()],
     shards: Box<[CachePadded<Shard>]>,
     live_objects: AtomicU64,
@@ -133,6 +135,7 @@ impl Allocator {
             groups: (0..groups).map(|_| OnceLock::new()).collect(),
             larges: Mutex::new(BTreeMap::new()),
             extents: Mutex::new(Extents::default()),
+            bad: Mutex::new(Vec::new()),
             lists: std::array::from_fn(|_| Mutex::new(Vec::new())),
             shards: shards.collect(),
             live_objects: AtomicU64::new(0),
@@ -218,10 +221,13 @@ impl Allocator {
             if let Some(at) = self.take_from(&mut shard, class) {
                 return Ok(at);
             }
-            if let Some(chunk) = self.extents.lock().take(1) {
-                if let Err(fault) = self.wipe(media, chunk) {
-                    self.extents.lock().give(chunk, 1);
-                    return Err(fault.into());
+            // Not in the condition, where the lock would be held for all that follows.
+            let taken = self.extents.lock().take(1);
+            if let Some(chunk) = taken {
+                if let Err(Fault { at }) = self.wipe(media, chunk) {
+                    tracing::warn!("a chunk of the heap stays unused: its descriptor is bad at {:#x}", at.0);
+                    self.bad.lock().push(chunk);
+                    continue;
                 }
                 *self.slot(chunk).lock() = Some(Box::new(Run::new(class)));
                 shard[class as usize] = Some(chunk);
@@ -229,7 +235,10 @@ impl Allocator {
             }
             drop(shard);
             if reclaimed || !self.reclaim() {
-                return Err(self.full(CLASSES[class as usize] as u64));
+                // The last free objects may be in runs that others take from.
+                let mut shards = self.shards.iter();
+                let other = shards.find_map(|shard| self.take_from(&mut shard.lock(), class));
+                return other.ok_or_else(|| self.full(CLASSES[class as usize] as u64));
             }
             reclaimed = true;
         }
@@ -285,30 +294,37 @@ impl Allocator {
         let object = self.find(at)?;
         match object {
             Object::Small { class, chunk, index } => {
-                self.on_bit(chunk, index, |word, bit| match word.taken & !word.live & !word.claimed & bit {
-                    0 => Err(not_reserved(at)),
-                    _ => Ok(()),
-                })?;
-                self.give_small(class, chunk, index);
+                let is_reserved = |word: &Word, bit| word.taken & !word.live & !word.claimed & bit != 0;
+                self.give_small(class, chunk, index, is_reserved).ok_or_else(|| not_reserved(at))
             }
-            Object::Large { chunk, chunks } => {
+            Object::Large { chunk, .. } => {
                 let mut larges = self.larges.lock();
-                if larges.get(&chunk).is_none_or(|l| l.live || l.claimed) {
-                    return Err(not_reserved(at));
-                }
+                let found = larges.get(&chunk).filter(|l| !l.live && !l.claimed).map(|l| l.chunks);
+                let chunks = found.ok_or_else(|| not_reserved(at))?;
                 larges.remove(&chunk);
                 drop(larges);
                 self.extents.lock().give(chunk, chunks);
+                Ok(())
             }
         }
-        Ok(())
     }
 
-    fn give_small(&self, class: u8, chunk: u32, index: u32) {
+    /// An object of a run is nobody's, if it is still there and `may` says so of its bits. Asked and done under one lock:
+    /// of several who give back the same object one does.
+    fn give_small(
+        &self,
+        class: u8,
+        chunk: u32,
+        index: u32,
+        may: impl FnOnce(&Word, u64) -> bool,
+    ) -> Option<()> {
         let mut slot = self.slot(chunk).lock();
-        let run = slot.as_mut().expect("it has objects");
+        let run = slot.as_mut().filter(|run| run.class == class)?;
         let (word, bit) = Run::place(index);
         let word = &mut run.words[word];
+        if !may(word, bit) {
+            return None;
+        }
         debug_assert_eq!(word.live & bit, 0);
         word.taken &= !bit;
         word.claimed &= !bit;
@@ -319,6 +335,7 @@ impl Allocator {
             drop(slot);
             self.lists[class as usize].lock().push(chunk);
         }
+        Some(())
     }
 
     /// Makes free chunks of runs without objects. Whether there were any.
@@ -381,23 +398,36 @@ impl Allocator {
         (inside && self.is_live(object)).then_some(Offset(begin))
     }
 
-    pub fn is_live(&self, object: Object) -> bool {
+    /// Whether an object begins here that is live, and that nobody frees.
+    pub fn is_live_at(&self, at: Offset) -> bool {
+        self.find(at).is_ok_and(|object| self.is_live(object))
+    }
+
+    fn is_live(&self, object: Object) -> bool {
         match object {
-            Object::Small { chunk, index, .. } => {
-                let live = |word: &mut Word, bit| Ok(word.live & !word.claimed & bit != 0);
-                self.on_bit(chunk, index, live).unwrap_or(false)
+            Object::Small { class, chunk, index } => {
+                let live = |word: &mut Word, bit| word.live & !word.claimed & bit != 0;
+                self.on_bit(class, chunk, index, live).unwrap_or(false)
             }
-            Object::Large { chunk, .. } => {
-                self.larges.lock().get(&chunk).is_some_and(|l| l.live && !l.claimed)
+            Object::Large { chunk, chunks } => {
+                self.larges.lock().get(&chunk).is_some_and(|l| l.chunks == chunks && l.live && !l.claimed)
             }
         }
     }
 
-    fn on_bit<R>(&self, chunk: u32, index: u32, run: impl FnOnce(&mut Word, u64) -> Result<R>) -> Result<R> {
+    /// What `run` makes of an object's bits, under the lock of its run; none where the object is gone.
+    fn on_bit<R>(
+        &self,
+        class: u8,
+        chunk: u32,
+        index: u32,
+        run: impl FnOnce(&mut Word, u64) -> R,
+    ) -> Option<R> {
         let mut slot = self.slot(chunk).lock();
-        let found = slot.as_mut().ok_or_else(|| invalid("heap::find", "the object is gone".into()))?;
+        let found = slot.as_mut().filter(|run| run.class == class)?;
         let (word, bit) = Run::place(index);
-        run(&mut found.words[word], bit)
+        let word = &mut found.words[word];
+        (word.taken & bit != 0).then(|| run(word, bit))
     }
 
     /// For a commit of the caller: EINVAL where it is not what the claim needs, EBUSY where another commit has it.
@@ -416,14 +446,18 @@ impl Allocator {
             }
         };
         match object {
-            Object::Small { chunk, index, .. } => self.on_bit(chunk, index, |word, bit| {
-                judge(word.live & bit != 0, word.claimed & bit != 0)?;
-                word.claimed |= bit;
-                Ok(())
-            })?,
-            Object::Large { chunk, .. } => {
+            Object::Small { class, chunk, index } => {
+                let claimed = self.on_bit(class, chunk, index, |word, bit| {
+                    judge(word.live & bit != 0, word.claimed & bit != 0)?;
+                    word.claimed |= bit;
+                    Ok(())
+                });
+                claimed.unwrap_or_else(|| Err(not_reserved(at)))?;
+            }
+            Object::Large { chunk, chunks } => {
                 let mut larges = self.larges.lock();
-                let large = larges.get_mut(&chunk).ok_or_else(|| not_reserved(at))?;
+                let large = larges.get_mut(&chunk).filter(|l| l.chunks == chunks);
+                let large = large.ok_or_else(|| not_reserved(at))?;
                 judge(large.live, large.claimed)?;
                 large.claimed = true;
             }
@@ -434,12 +468,9 @@ impl Allocator {
     /// The commit did not come about.
     pub fn unclaim(&self, object: Object) {
         match object {
-            Object::Small { chunk, index, .. } => {
-                let unclaim = |word: &mut Word, bit: u64| {
-                    word.claimed &= !bit;
-                    Ok(())
-                };
-                self.on_bit(chunk, index, unclaim).expect("what is claimed stays");
+            Object::Small { class, chunk, index } => {
+                let unclaim = |word: &mut Word, bit: u64| word.claimed &= !bit;
+                self.on_bit(class, chunk, index, unclaim).expect("what is claimed stays");
             }
             Object::Large { chunk, .. } => {
                 if let Some(large) = self.larges.lock().get_mut(&chunk) {
@@ -463,7 +494,7 @@ impl Allocator {
             Object::Small { class, chunk, index } => {
                 self.store_bit(media, chunk, index, live, stored)?;
                 if !live {
-                    self.give_small(class, chunk, index);
+                    self.give_small(class, chunk, index, |_, _| true).expect("what is claimed stays");
                 }
             }
             Object::Large { chunk, chunks } => {
@@ -616,6 +647,10 @@ impl Allocator {
                 live += 1;
                 bytes += large.chunks as u64 * CHUNK;
             }
+        }
+        for &chunk in self.bad.lock().iter() {
+            note(chunk, 1, "bad", findings);
+            chunks += 1;
         }
         let extents = self.extents.lock();
         for (&chunk, &n) in &extents.by_place {

@@ -41,11 +41,11 @@ impl<M: Media> Heap<M> {
         for chunk in 0..self.layout.chunks as u32 {
             self.check_chunk(chunk, &mut report.findings)?;
         }
+        roots.check(&mut report.findings);
         for (slot, root) in roots.by_slot().iter().enumerate() {
             let Some(root) = root else { continue };
             report.roots += 1;
-            let is_live = |at: Offset| self.alloc.find(at).is_ok_and(|object| self.alloc.is_live(object));
-            if let Some(at) = root.to.filter(|&at| !is_live(at)) {
+            if let Some(at) = root.to.filter(|&at| !self.alloc.is_live_at(at)) {
                 let name = String::from_utf8_lossy(&root.name);
                 let what = format!(
                     "the root `{name}` (slot {slot}) leads to {:#x}, where nothing live begins",

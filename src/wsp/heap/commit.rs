@@ -7,8 +7,6 @@
 //!
 //! A record that is too large for a ring stands in space that is reserved for it, and given back once it is settled.
 
-use std::sync::atomic::Ordering::Release;
-
 use super::alloc::{Claim, Object};
 use super::format::{COUNT_MAX, Entry, encode_root_value, record, record_lines_max, record_words};
 use super::lane::Lane;
@@ -16,7 +14,6 @@ use super::roots::{Roots, Staged};
 use super::{Heap, IN_RECORD, Offset, invalid};
 use crate::error::Result;
 use crate::media::{Addr, Fault, Flushed, LINE, Media, crc32c};
-use crate::sync::primitive::atomic::AtomicBool;
 
 /// Objects up to this size travel in the record that publishes them, in bytes.
 const CARRIED_BYTES_MAX: u64 = 256;
@@ -79,19 +76,22 @@ impl Claimed {
 /// What a commit will do, once it is checked.
 #[derive(Default)]
 struct Plan {
+    /// By address, once all are claimed.
     claimed: Vec<Claimed>,
     words: Vec<(u64, u64)>,
 }
 
 impl Plan {
     fn has(&self, at: Offset, claim: Claim) -> bool {
-        self.claimed.iter().any(|c| c.at == at && c.claim == claim)
+        let found = self.claimed.binary_search_by_key(&at, |c| c.at);
+        found.is_ok_and(|n| self.claimed[n].claim == claim)
     }
 
     /// Whether a word is of an object that it publishes.
     fn publishes_around(&self, at: u64) -> bool {
-        let mut published = self.claimed.iter().filter(|c| c.claim == Claim::Publish);
-        published.any(|c| at >= c.at.0 && at + 8 <= c.at.0 + c.object.bytes())
+        let behind = self.claimed.partition_point(|c| c.at.0 <= at);
+        let Some(c) = self.claimed[..behind].last() else { return false };
+        c.claim == Claim::Publish && at - c.at.0 <= c.object.bytes() - 8
     }
 
     fn entries(&self, roots: &[(u64, u64)]) -> Vec<u64> {
@@ -107,20 +107,9 @@ impl Plan {
     }
 }
 
-/// Panics between a record's number and its last store leave a record that is applied in part: it must not be settled.
-struct Unfinished<'a>(&'a AtomicBool);
-
-impl Drop for Unfinished<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.store(true, Release);
-        }
-    }
-}
-
 impl<M: Media> Heap<M> {
     /// All of it or nothing, in every kind of crash; durable on return. Commits under way at the same time must not
-    /// set the same word.
+    /// set the same word; nor may one set a word of an object that another one frees, or lead a root to it.
     ///
     /// EINVAL for what is not reserved, not live, not in an object, or no name; EBUSY for an object that another
     /// commit is about to publish or free; EEXIST for a root of another type; ENOENT for a root that is not there;
@@ -142,7 +131,6 @@ impl<M: Media> Heap<M> {
             // Nothing of it is on the media that anybody would look at.
             plan.claimed.iter().for_each(|c| self.alloc.unclaim(c.object));
         })?;
-        let _unfinished = Unfinished(&self.failed);
         // Claims stay where it fails: nobody knows whether the record is on the media.
         self.write(&plan, &staged, &entries)?;
         if let Some(roots) = &mut roots {
@@ -174,6 +162,8 @@ impl<M: Media> Heap<M> {
         let words_max = record_words(record_lines_max(self.layout.shape));
         self.carry(plan, words_max, values.len())?;
         self.store_ahead(plan, staged)?;
+        let mut words = plan.words.iter().chain(&values);
+        assert!(words.all(|&(at, _)| self.layout.is_storable(at, 1)), "recovery would refuse the record");
         let mut entries = plan.entries(&values);
         let elsewhere = entries.len() > words_max;
         let space = elsewhere.then(|| self.store_elsewhere(&mut entries)).transpose()?;
@@ -195,6 +185,7 @@ impl<M: Media> Heap<M> {
             let stored = stored.min(object.bytes());
             plan.claimed.push(Claimed { at, object, claim, stored, content: Vec::new() });
         }
+        plan.claimed.sort_unstable_by_key(|c| c.at);
         Ok(())
     }
 
@@ -213,8 +204,7 @@ impl<M: Media> Heap<M> {
 
     /// Whether an object begins here that is live after the commit.
     fn may_lead_to(&self, plan: &Plan, at: Offset) -> Result<()> {
-        let is_live = || self.alloc.find(at).is_ok_and(|object| self.alloc.is_live(object));
-        if plan.has(at, Claim::Publish) || is_live() && !plan.has(at, Claim::Free) {
+        if plan.has(at, Claim::Publish) || self.alloc.is_live_at(at) && !plan.has(at, Claim::Free) {
             return Ok(());
         }
         Err(invalid(
@@ -225,7 +215,7 @@ impl<M: Media> Heap<M> {
 
     fn write(&self, plan: &Plan, staged: &Staged, entries: &[u64]) -> Result<()> {
         let lines = (entries.len() + record::WORDS).div_ceil(LINE / 8);
-        let (mut lane, _durable) = self.append(entries, lines)?;
+        let (mut lane, _durable, _unfinished) = self.append(entries, lines)?;
         let roots = self.root_words(staged);
         self.apply(plan, &roots, &mut lane).map_err(|fault| self.fault(fault))
     }

@@ -534,9 +534,7 @@ impl Entry<'_> {
             if fits && count == 1 { Ok(chunks) } else { Err(Unwritten) }
         };
         let entry = match kind {
-            kind::WORDS => {
-                Entry::Words { at: layout.storable(at, count as u64).ok_or(Unwritten)?, values: args }
-            }
+            kind::WORDS if layout.is_storable(at, count as u64) => Entry::Words { at, values: args },
             kind::ALLOC | kind::FREE => {
                 let size = *CLASSES.get(class as usize).ok_or(Unwritten)? as u64;
                 let chunk = layout.chunk_of(at).ok_or(Unwritten)?;
@@ -567,15 +565,15 @@ impl Entry<'_> {
 }
 
 impl Layout {
-    /// The address, where a record may store so many words: in chunks, or the value of a root.
-    fn storable(&self, at: u64, words: u64) -> Option<u64> {
-        let end = at + words * 8;
+    /// Whether a record may store so many words here: in chunks, or the value of a root.
+    pub fn is_storable(&self, at: u64, words: u64) -> bool {
+        let Some(end) = words.checked_mul(8).and_then(|bytes| at.checked_add(bytes)) else { return false };
         let in_chunks = at >= self.chunks_at && end <= self.chunks_at + self.chunks * CHUNK;
         let slot = at
             .checked_sub(self.roots_at)
             .map(|within| (within / root::BYTES as u64, within % root::BYTES as u64));
         let is_value = slot.is_some_and(|(slot, within)| slot < self.shape.roots as u64 && within == 0);
-        (words > 0 && (in_chunks || is_value && words == 1)).then_some(at)
+        words > 0 && (in_chunks || is_value && words == 1)
     }
 }
 

@@ -17,7 +17,7 @@ use super::Heap;
 use super::format::{RecordHead, State, encode_record};
 use crate::error::{Error, Result};
 use crate::media::{Addr, Domain, Durable, Fault, Flushed, Media};
-use crate::sync::primitive::atomic::{AtomicU64, fence};
+use crate::sync::primitive::atomic::{AtomicBool, AtomicU64, fence};
 use crate::sync::primitive::thread_local;
 use crate::sync::primitive::{Mutex, MutexGuard};
 use crate::sync::thread;
@@ -53,8 +53,17 @@ pub(super) struct Lane {
 pub(super) struct Group {
     /// Syncs begun.
     begun: AtomicU64,
-    /// Syncs ended.
-    done: Mutex<u64>,
+    ended: Mutex<Ended>,
+}
+
+/// What became of the syncs.
+#[derive(Default)]
+struct Ended {
+    /// The last one that went well.
+    last: u64,
+    /// One failed. The kernel says so once and then takes the pages for clean, so that the next sync would succeed
+    /// without them: there is none.
+    failed: bool,
 }
 
 impl Group {
@@ -64,14 +73,30 @@ impl Group {
         // One that begins from now on: what was stored before is seen by whoever counts it later.
         fence(SeqCst);
         let wanted = self.begun.load(Acquire) + 1;
-        let mut done = self.done.lock();
-        if *done >= wanted {
+        let mut ended = self.ended.lock();
+        if ended.failed {
+            return Err(std::io::Error::from_raw_os_error(libc::EIO));
+        }
+        if ended.last >= wanted {
             return Ok(());
         }
         let this = self.begun.fetch_add(1, AcqRel) + 1;
-        media.sync()?;
-        *done = this;
+        // Before the lock is let go: who waits for it stored before the sync that failed.
+        media.sync().inspect_err(|_| ended.failed = true)?;
+        ended.last = this;
         Ok(())
+    }
+}
+
+/// A panic between a record's number and its last store leaves a record that is applied in part: it must not be settled.
+/// Dropped before the lane is let go.
+pub(super) struct Unfinished<'h>(&'h AtomicBool);
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.store(true, Release);
+        }
     }
 }
 
@@ -139,7 +164,11 @@ impl<M: Media> Heap<M> {
             let order = (mine..self.lanes.len()).chain(0..mine);
             let free = order.into_iter().find_map(|n| Some((n, self.lanes[n].try_lock()?)));
             let (number, lane) = free.unwrap_or_else(|| (mine, self.lanes[mine].lock()));
-            if let Some(first) = lane.room(lines, self.settled.load(Acquire)) {
+            let settled = match self.media.omits("a line is used again only once its record is settled") {
+                true => u64::MAX,
+                false => self.settled.load(Acquire),
+            };
+            if let Some(first) = lane.room(lines, settled) {
                 return Ok((number, lane, first));
             }
             drop(lane);
@@ -148,9 +177,14 @@ impl<M: Media> Heap<M> {
     }
 
     /// Writes a record of these entries; when it returns they are durable. They are to be applied before the lane is
-    /// let go.
-    pub(super) fn append(&self, entries: &[u64], lines: usize) -> Result<(MutexGuard<'_, Lane>, Durable)> {
+    /// let go, which the caller does last.
+    pub(super) fn append(
+        &self,
+        entries: &[u64],
+        lines: usize,
+    ) -> Result<(MutexGuard<'_, Lane>, Durable, Unfinished<'_>)> {
         let (number, mut lane, first) = self.lane(lines)?;
+        let unfinished = Unfinished(&self.failed);
         // Only with a lane locked: who settles finds all numbers below applied once it had every lane.
         let record = self.next.fetch_add(1, AcqRel);
         let head = RecordHead { lines, number: record, settled: self.settled.load(Acquire) };
@@ -162,7 +196,7 @@ impl<M: Media> Heap<M> {
         lane.applied.clear();
         lane.numbers[first..first + lines].fill(record);
         lane.next = first + lines;
-        Ok((lane, durable))
+        Ok((lane, durable, unfinished))
     }
 
     /// Settles every record whose commit has ended: what they changed is on the media at its place.
@@ -179,8 +213,10 @@ impl<M: Media> Heap<M> {
             return Ok(());
         }
         let mut written = Flushed::issued();
+        let omits = self.media.omits("who settles waits for every lane");
         for lane in &self.lanes {
-            let mut lane = lane.lock();
+            let held = if omits { lane.try_lock() } else { Some(lane.lock()) };
+            let Some(mut lane) = held else { continue };
             written = written.and(lane.write_back(&self.media));
             lane.applied.clear();
         }
@@ -194,13 +230,14 @@ impl<M: Media> Heap<M> {
         Ok(())
     }
 
-    /// Both copies of a state line, durable on return.
+    /// Both copies of a state line, durable on return; one, where the other is bad media.
     pub(super) fn write_state(&self, state: &State) -> Result<()> {
         let line = state.encode(self.keys);
-        let mut stored = Flushed::issued();
-        for at in self.layout.state(state.serial) {
-            stored = stored.and(self.media.copy_nt(at, &line).map_err(|fault| self.fault(fault))?);
-        }
+        let stored = match self.layout.state(state.serial).map(|at| self.media.copy_nt(at, &line)) {
+            [Ok(first), Ok(second)] => first.and(second),
+            [Ok(one), Err(_)] | [Err(_), Ok(one)] => one,
+            [Err(fault), Err(_)] => return Err(self.fault(fault)),
+        };
         self.make_durable(stored)?;
         Ok(())
     }
@@ -214,4 +251,53 @@ impl<M: Media> Heap<M> {
 fn sync_failed(e: &std::io::Error) -> Error {
     let message = format!("the heap's file cannot be synced: {e}");
     Error::message(e.raw_os_error().unwrap_or(libc::EIO), "heap::sync", message)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::Barrier;
+    use std::sync::atomic::Ordering::Acquire;
+
+    use super::Group;
+    use crate::media::Domain;
+    use crate::sim::media::SimMedia;
+    use crate::wsp::heap::{Change, FormatOptions, Heap, Shape};
+
+    /// Who settles looks once it had every lane.
+    #[test]
+    fn a_panic_is_known_before_its_lane_is_free() {
+        let shape = Some(Shape { lanes: 1, ring_lines: 8, roots: 1 });
+        let options = FormatOptions { shape, identity: Some(1), ..FormatOptions::default() };
+        for _ in 0..50 {
+            let heap = Heap::format(SimMedia::new(vec![0; 256 << 10], Domain::Memory), &options).unwrap();
+            let at = heap.reserve_offset(16).unwrap();
+            let has_lane = std::sync::Arc::new(Barrier::new(2));
+            let waits = has_lane.clone();
+            heap.media().record(Some(Box::new(move |_| {
+                waits.wait();
+                panic!("in the middle of a commit");
+            })));
+            std::thread::scope(|s| {
+                s.spawn(|| {
+                    has_lane.wait();
+                    let lane = std::iter::repeat_with(|| heap.lanes[0].try_lock()).find_map(|lane| lane);
+                    assert!(heap.failed.load(Acquire), "others take its record for applied");
+                    drop(lane);
+                });
+                let publish = [Change::Publish { at, stored: 0 }];
+                catch_unwind(AssertUnwindSafe(|| heap.commit(&publish))).unwrap_err();
+            });
+        }
+    }
+
+    /// The second one would succeed, without what the first one should have made durable.
+    #[test]
+    fn after_a_sync_that_failed_none_succeeds() {
+        let (group, media) = (Group::default(), SimMedia::new(vec![0; 4096], Domain::PageCache));
+        group.sync(&media).unwrap();
+        media.fail_sync_once();
+        assert!(group.sync(&media).is_err());
+        assert!(group.sync(&media).is_err(), "what was lost is acknowledged");
+    }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::format::{BLOCK, CHUNK, Header, header};
-use super::recover::FormatOptions;
+use super::recover::{FormatOptions, refuse_block};
 use super::{Heap, Shape};
 use crate::error::{Error, Result};
 use crate::media::{Addr, Domain, Media, Span, SpanOptions};
@@ -52,9 +52,10 @@ pub struct OpenOptions {
 }
 
 impl Heap<Span> {
-    /// Makes a heap in a file or device, and opens it; durable on return, the file's name too. What it made is removed
-    /// where it fails. EEXIST where something is, EBUSY where somebody uses it, EADDRINUSE where its place is taken,
-    /// EINVAL for a size or a place that cannot be, and whatever the host answers.
+    /// Makes a heap in a file or device, and opens it; durable on return, the file's name too. Where it cannot be made a
+    /// file that was made for it is removed, and one that was there is as long as before. EEXIST where something is
+    /// (something but zeros in the first 4 KiB; of a device, in the first 128 KiB), EBUSY where somebody uses it,
+    /// EADDRINUSE where its place is taken, EINVAL for a size or a place that cannot be, and whatever the host answers.
     pub fn create(path: &Path, options: &CreateOptions) -> Result<Heap<Span>> {
         let named = |e: Error| e.context(path.display());
         let places = match options.place {
@@ -73,26 +74,26 @@ impl Heap<Span> {
             force: options.force,
             ..SpanOptions::default()
         };
-        let existed = path.exists();
-        let made = Span::open_at(path, &span, |_| Ok(places)).and_then(|span| {
-            let base = match options.place {
-                Place::Anywhere => 0,
-                _ => span.mapped(Addr(0), 1).map_or(0, |at| at.addr() as u64),
-            };
-            let format = FormatOptions {
-                label: options.label.clone(),
-                base,
-                shape: options.shape,
-                force: options.force,
-                identity: None,
-            };
-            Heap::format(span, &format).map_err(named)
-        });
-        if made.is_err() && !existed {
-            // Best effort: the error that led here is what the user needs to see.
-            let _ = std::fs::remove_file(path);
-        }
-        made
+        // Before anything of it changes.
+        let judge = |begin: Result<Vec<u8>>| match options.force {
+            true => Ok(places),
+            false => refuse_block(&begin?).map(|()| places).map_err(named),
+        };
+        let span = Span::make_at(path, &span, judge)?;
+        let base = match options.place {
+            Place::Anywhere => 0,
+            _ => span.mapped(Addr(0), 1).map_or(0, |at| at.addr() as u64),
+        };
+        let format = FormatOptions {
+            label: options.label.clone(),
+            base,
+            shape: options.shape,
+            force: options.force,
+            identity: None,
+        };
+        let mut heap = Heap::format(span, &format).map_err(named)?;
+        heap.media.keep();
+        Ok(heap)
     }
 
     /// Opens the heap in a file or device: see [`Heap::open`] for what is refused; EBUSY where another process has it.
@@ -100,9 +101,10 @@ impl Heap<Span> {
         let named = |e: Error| e.context(path.display());
         let span =
             SpanOptions { assume: options.assume, prefault: options.prefault, ..SpanOptions::default() };
-        // A first copy of the header that is damaged says nothing: the second one then does, below.
-        let place_of = |block: &[u8]| {
-            let first: &[u8; header::BYTES] = block[..header::BYTES].try_into().expect("a block is longer");
+        // A first copy of the header that is damaged, or cannot be read, says nothing: the second one then does, below.
+        let place_of = |begin: Result<Vec<u8>>| {
+            let Ok(begin) = begin else { return Ok(Vec::new()) };
+            let first: &[u8; header::BYTES] = begin[..header::BYTES].try_into().expect("a block is longer");
             let base = Header::decode(first, |intact| intact).map_or(0, |header| header.base);
             Ok(if base == 0 { Vec::new() } else { vec![base] })
         };

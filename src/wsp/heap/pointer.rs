@@ -153,7 +153,10 @@ impl<M: Media> Heap<M> {
 
     /// A record that is not settled would be applied again after a crash, over what was stored since.
     fn settle_if_due(&self) -> Result<()> {
-        if self.is_unsettled() { self.settle() } else { Ok(()) }
+        match self.is_unsettled() && !self.media.omits("what is stored in place is settled") {
+            true => self.settle(),
+            false => Ok(()),
+        }
     }
 
     /// Where an object is mapped; none on media that are not mapped.

@@ -84,7 +84,8 @@ fn usual_shape(bytes: u64) -> Shape {
 }
 
 impl<M: Media> Heap<M> {
-    /// Makes an empty heap of all of the media, and opens it. EEXIST where something is and `force` is not set.
+    /// Makes an empty heap of all of the media, and opens it. EEXIST where something is (in the first block, or of a heap
+    /// at the end) and `force` is not set.
     pub fn format(media: M, options: &FormatOptions) -> Result<Heap<M>> {
         let bytes = media.len() / BLOCK * BLOCK;
         let shape = options.shape.unwrap_or_else(|| usual_shape(bytes));
@@ -141,7 +142,8 @@ impl<M: Media> Heap<M> {
 
     /// Opens it; commits that a crash interrupted behind their fence are finished. EINVAL where no heap is or the file
     /// was cut, EOPNOTSUPP for a later format, EUCLEAN for damage, EADDRINUSE where it is not mapped in its place,
-    /// EROFS on media for reading only, EIO for bad media. After an error nothing has changed.
+    /// EROFS on media for reading only: after these nothing has changed. EIO for bad media: that may show when
+    /// interrupted commits are finished, of which some words are stored then; the next opening does all of it again.
     pub fn open(media: M) -> Result<Heap<M>> {
         if media.is_read_only() {
             return Err(Error::message(libc::EROFS, OPEN, "a heap cannot be opened for reading only"));
@@ -164,7 +166,7 @@ impl<M: Media> Heap<M> {
             State { serial: found.serial + 1, generation: found.generation + 1, settled, closed: false };
         let lanes = (0..layout.shape.lanes)
             .map(|_| CachePadded::new(Mutex::new(Lane::new(layout.shape.ring_lines, settled))));
-        let heap = Heap {
+        let mut heap = Heap {
             lanes: lanes.collect(),
             next: CachePadded::new(AtomicU64::new(settled + 1)),
             settled: CachePadded::new(AtomicU64::new(settled)),
@@ -188,7 +190,7 @@ impl<M: Media> Heap<M> {
     }
 
     /// Stores what recovery found out, and then that it did.
-    fn take_over(&self, words: &BTreeMap<u64, u64>, state: &State) -> Result<()> {
+    fn take_over(&mut self, words: &BTreeMap<u64, u64>, state: &State) -> Result<()> {
         let media = &self.media;
         let mut flushed: Option<Flushed> = None;
         let mut add =
@@ -198,9 +200,14 @@ impl<M: Media> Heap<M> {
         }
         if self.opened.header_mended {
             for at in self.layout.headers() {
-                add(media.copy_nt(at, &self.header.encode())?);
+                match media.copy_nt(at, &self.header.encode()) {
+                    Ok(stored) => add(stored),
+                    Err(_) => self.opened.header_mended = false,
+                }
             }
-            tracing::warn!("a copy of the heap's header was damaged; the other was used and written back");
+            let how =
+                if self.opened.header_mended { "is written back" } else { "stays so: its media is bad" };
+            tracing::warn!("a copy of the heap's header was damaged and {how}; the other one is used");
         }
         if let Some(flushed) = flushed {
             self.make_durable(flushed)?;
@@ -261,17 +268,31 @@ fn checked_layout(header: &Header) -> Result<Layout> {
 }
 
 fn refuse_to_replace<M: Media>(media: &M) -> Result<()> {
-    let what = match first_header(media)? {
-        Err(HeaderFault::Blank) => match header_at(media, last_block(media))? {
-            Err(HeaderFault::Blank | HeaderFault::Foreign) => return Ok(()),
-            _ => "a heap, whose beginning is lost",
-        },
-        Err(HeaderFault::Foreign) => "other data already",
+    let mut block = [0; BLOCK as usize];
+    let have = media.len().min(BLOCK) as usize;
+    media.read(Addr(0), &mut block[..have])?;
+    refuse_block(&block)?;
+    match header_at(media, last_block(media))? {
+        Err(HeaderFault::Blank | HeaderFault::Foreign) => Ok(()),
+        _ => Err(holds("a heap, whose beginning is lost")),
+    }
+}
+
+/// EEXIST where a beginning, of a block or more, is anything but zeros. All of it counts: there are file systems and
+/// tables of partitions that leave their first bytes to others.
+pub(super) fn refuse_block(beginning: &[u8]) -> Result<()> {
+    let first = beginning[..header::BYTES].try_into().expect("a block is longer than a header");
+    Err(holds(match Header::decode(first, |intact| intact) {
+        Err(HeaderFault::Blank) if beginning.iter().all(|&b| b == 0) => return Ok(()),
+        Err(HeaderFault::Blank | HeaderFault::Foreign) => "other data already",
         Err(HeaderFault::Damaged) => "a heap already, whose header is damaged",
         Ok(_) | Err(HeaderFault::Newer(_)) => "a heap already",
-    };
+    }))
+}
+
+fn holds(what: &str) -> Error {
     let message = format!("it holds {what}: use another file, or force it to destroy what it holds");
-    Err(Error::message(libc::EEXIST, FORMAT, message))
+    Error::message(libc::EEXIST, FORMAT, message)
 }
 
 /// Everything but the header.
@@ -337,13 +358,10 @@ fn header_at<M: Media>(media: &M, at: Addr) -> Result<Result<Header, HeaderFault
     Ok(Header::decode(&bytes, |intact| media.verified(&parts, intact)))
 }
 
-fn first_header<M: Media>(media: &M) -> Result<Result<Header, HeaderFault>> {
-    header_at(media, Addr(0))
-}
-
-/// The header, and whether one of its copies is damaged.
+/// The header, and whether one of its copies is damaged; one that cannot be read is.
 fn read_header<M: Media>(media: &M) -> Result<(Header, Layout, bool)> {
-    let first = first_header(media)?;
+    let copy = |at| header_at(media, at).unwrap_or(Err(HeaderFault::Damaged));
+    let first = copy(Addr(0));
     let second_at = match &first {
         Ok(header) if header.bytes > media.len() => {
             let message = format!(
@@ -356,7 +374,7 @@ fn read_header<M: Media>(media: &M) -> Result<(Header, Layout, bool)> {
         Ok(header) => Addr(header.bytes - BLOCK),
         Err(_) => last_block(media),
     };
-    let second = header_at(media, second_at)?;
+    let second = copy(second_at);
     let is_damaged = first.is_err() || second != first;
     // A file that grew has its second copy somewhere in the middle: the first one has to be whole there.
     let header = match (first, second) {
@@ -394,12 +412,15 @@ fn check_place<M: Media>(media: &M, header: &Header) -> Result<()> {
     }
 }
 
-/// The state line that counts.
+/// The state line that counts. A copy that cannot be read is as good as a damaged one.
 fn read_state<M: Media>(media: &M, header: &Header, layout: &Layout) -> Result<State> {
     let mut best: Option<State> = None;
     for at in layout.state(0).into_iter().chain(layout.state(1)) {
         let mut line = [0; LINE];
-        media.read(at, &mut line)?;
+        if let Err(fault) = media.read(at, &mut line) {
+            tracing::warn!("a copy of the heap's state is bad media at {:#x}; the other is used", fault.at.0);
+            continue;
+        }
         let state = State::decode(&line, header.keys(), |intact| media.verified(&[(at, LINE)], intact));
         best = [best, state].into_iter().flatten().max_by_key(|state| state.serial);
     }
@@ -434,13 +455,17 @@ fn read_rings<M: Media>(media: &M, layout: &Layout, keys: Keys, settled: u64) ->
                 continue;
             }
             let Some(head) = record_head(&words) else { continue };
-            found.settled = found.settled.max(head.settled);
+            if !media.omits("a record says what was settled before it") {
+                found.settled = found.settled.max(head.settled);
+            }
             found.records.push(Record { number: head.number, entries: words.split_off(record::WORDS) });
         }
     }
     let settled = found.settled;
     found.records.retain(|record| record.number > settled);
-    found.records.sort_by_key(|record| record.number);
+    if !media.omits("records are applied in the order of their numbers") {
+        found.records.sort_by_key(|record| record.number);
+    }
     found.records.dedup_by_key(|record| record.number);
     for record in &mut found.records {
         fetch_elsewhere(media, layout, keys, &mut record.entries)?;

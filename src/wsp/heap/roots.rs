@@ -127,15 +127,33 @@ impl Roots {
         })
     }
 
-    /// The commit is durable.
+    /// The commit is durable. Old names go before new ones come: a name may change its slot.
     pub fn take(&mut self, staged: Staged) {
-        for (slot, root) in staged.slots {
-            if let Some(old) = std::mem::replace(&mut self.slots[slot], root) {
+        for &slot in staged.slots.keys() {
+            if let Some(old) = self.slots[slot].take() {
                 self.by_name.remove(&old.name);
             }
-            if let Some(new) = &self.slots[slot] {
+        }
+        for (slot, root) in staged.slots {
+            if let Some(new) = &root {
                 self.by_name.insert(new.name.clone(), slot);
             }
+            self.slots[slot] = root;
+        }
+    }
+
+    /// That each name leads to its slot, and each slot has a name.
+    pub fn check(&self, findings: &mut Vec<String>) {
+        for (slot, root) in self.slots.iter().enumerate() {
+            let Some(root) = root else { continue };
+            if self.by_name.get(&root.name) != Some(&slot) {
+                let name = String::from_utf8_lossy(&root.name);
+                findings.push(format!("the root `{name}` (slot {slot}) cannot be found by its name"));
+            }
+        }
+        let used = self.slots.iter().flatten().count();
+        if used != self.by_name.len() {
+            findings.push(format!("{used} roots are in slots, and {} names", self.by_name.len()));
         }
     }
 }
@@ -170,13 +188,12 @@ fn no_root(name: &[u8]) -> Error {
 
 impl<M: Media> Heap<M> {
     /// Where a root leads. ENOENT where there is none of that name, EEXIST where it has another type, EUCLEAN where
-    /// it leads to what was freed.
+    /// it leads to what was freed, also if that was reserved again since.
     pub fn root(&self, name: &[u8], type_number: u64) -> Result<Option<Offset>> {
         let roots = self.roots.lock();
         let root = roots.get(name).ok_or_else(|| no_root(name))?;
         check_type(root, type_number)?;
-        let gone = |at: Offset| self.alloc.find(at).is_err();
-        if let Some(at) = root.to.filter(|&at| gone(at)) {
+        if let Some(at) = root.to.filter(|&at| !self.alloc.is_live_at(at)) {
             let message = format!(
                 "the root `{}` leads to {:#x}, which the program freed: set the root, or remove it",
                 String::from_utf8_lossy(name),
