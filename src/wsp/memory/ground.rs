@@ -6,11 +6,14 @@
 //! others off and lets this process take the same lock again by another descriptor. The lock belongs to the open file,
 //! not to a descriptor: what is mapped keeps it, a child that maps it too shares it, and the kernel drops it with
 //! the last of them, however they end. So nothing is written to media, nothing is left behind, and a
-//! program that closes all descriptors that it does not know takes nothing from itself.
+//! program that closes all descriptors that it does not know takes nothing from itself. A child that lives on with
+//! something of its parent's keeps all locks of that open file, those of later claims too: those units are nobody's else
+//! until it has ended.
 //!
 //! **Memory of the host.** A store to a hole in a file that the host cannot fill kills the process. So a unit's
-//! blocks are reserved (`fallocate`) before any of its pages is handed out, and a host without room is a full media. When a
-//! unit is idle its blocks go back, and it reads as zeros: `calloc` need not write them.
+//! blocks are reserved (`fallocate`) before any of its pages is handed out, and a host without room is a full media; not so
+//! one that writes to new places, or reserves nothing. When a unit is idle its blocks go back, and it reads as zeros:
+//! `calloc` need not write them.
 //!
 //! It runs inside of `malloc`: system calls only, no allocation, no message.
 
@@ -797,15 +800,7 @@ mod tests {
             assert_eq!(unsafe { libc::close(number(ground)) }, 0);
         }
         // The next that is opened is the other's, and gets the number of the one.
-        let file = other.open_again().unwrap();
-        if file.as_raw_fd() != was {
-            // SAFETY: as above.
-            assert_eq!(unsafe { libc::dup3(file.as_raw_fd(), was, libc::O_CLOEXEC) }, was);
-        }
-        // SAFETY: made just now.
-        let moved = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(was) };
-        descriptors::opened(&moved);
-        other.file = Descriptor::new(moved, other.identity);
+        assert_eq!(other.file().unwrap().as_raw_fd(), was);
         assert!(one.file().is_some() && number(&one) != number(&other));
         let mut taken = std::collections::HashSet::new();
         while let (Some(a), Some(b)) = (one.alloc(1 << 20, PAGE), other.alloc(1 << 20, PAGE)) {
