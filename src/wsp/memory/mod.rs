@@ -730,6 +730,15 @@ mod tests {
         }
     }
 
+    /// Has threads stop also where the one that waits for them fails.
+    struct Stop<'a>(&'a AtomicBool);
+
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
     #[test]
     fn forks_while_threads_allocate_are_exact() {
         let _alone = alone();
@@ -772,6 +781,7 @@ mod tests {
                     }
                 });
             }
+            let _stops = Stop(&stop);
             for with in 0..30 {
                 fork(
                     || {
@@ -787,7 +797,6 @@ mod tests {
                     || fill(block, 64 * KIB, with),
                 );
             }
-            stop.store(true, Ordering::Relaxed);
         });
         assert!(rounds.load(Ordering::Relaxed) > 0 && holds(block, 64 * KIB, 29));
     }
@@ -904,12 +913,12 @@ mod tests {
                     let _ = prepare_fork();
                 }
             });
+            let _stops = Stop(&stop);
             for _ in 0..200 {
                 let memory = memory(16 * MIB, Full::Fail);
                 let at = memory.alloc(layout(100)).unwrap();
                 assert!(heap::on_media(at.addr().get()));
             }
-            stop.store(true, Ordering::Relaxed);
         });
     }
 
