@@ -51,7 +51,7 @@ pub const MEMORY_BYTES_MIN: usize = 8 << 20;
 pub const MEMORY_BYTES_MAX: usize = 4 << 40;
 /// Arenas of one memory at most; more threads share them.
 pub const MEMORY_ARENAS_MAX: usize = 64;
-/// Memories open in one process at a time (fork must find them without a lock).
+/// Memories open in one process at a time: forks, and who asks where an address lies, find them in tables of that length.
 pub const MEMORIES_MAX: usize = 64;
 /// Units that a process takes of a media beyond what it needs now, at most.
 pub const MEMORY_GROWTH_UNITS_MAX: usize = 32;

@@ -6,9 +6,11 @@ the program's own maps, and in the file. Each test has a media of its own in a f
 """
 
 import argparse
+import errno
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import struct
@@ -231,6 +233,96 @@ for n in range(40):
     assert answer.returncode == 0, answer
 
 
+def fork_without_memory(heap):
+    """Where the kernel maps no private copies fork says so, and nobody loses anything."""
+    answer = heap.run(*python("""
+import os, resource
+big = bytearray(b"x" * (64 << 20))
+def fork():
+    try:
+        child = os.fork()
+    except OSError as e:
+        return e.errno
+    if child == 0:
+        os._exit(0 if big.count(b"x") == 64 << 20 else 1)
+    return os.waitpid(child, 0)[1]
+before = resource.getrlimit(resource.RLIMIT_DATA)
+resource.setrlimit(resource.RLIMIT_DATA, (48 << 20, before[1]))
+first = fork()
+resource.setrlimit(resource.RLIMIT_DATA, before)
+print(first, big.count(b"x") == 64 << 20, fork())
+"""), size="512M")
+    assert answer.stdout == f"{errno.ENOMEM} True 0\n", answer
+
+
+def rights_given_up(heap):
+    """A program that becomes another user, who may not open the media, forks a child that has memory there."""
+    if os.geteuid() != 0:
+        raise Skipped("to become another user takes root")
+    answer = heap.run(*python(WHERE + """
+import os
+os.setgid(65534); os.setuid(65534)
+child = os.fork()
+if child == 0:
+    made, at = buffer(8 << 20)
+    os._exit(0 if where(at)[0] == "rw-s" else 1)
+print(os.waitpid(child, 0)[1])
+"""))
+    assert answer.stdout == "0\n", answer
+
+
+def begin_at_once(heap):
+    """The programs of a pipe make the file together."""
+    for n in range(30):
+        heap.media = heap.path(f"heap{n}")
+        one, other = (" ".join(map(shlex.quote, heap.command(program, size=size)))
+                      for program, size in (("true", "256M"), ("cat", "64M")))
+        answer = plain("sh", "-c", f"{one} | {other} | {one} || exit 9")
+        assert (answer.returncode, answer.stderr) == (0, ""), answer
+        assert os.path.getsize(heap.media) == 256 * MIB
+
+
+def signals_are_left_alone(heap):
+    """What is ignored stays so for the program: no handler of ours was in its place."""
+    code = "import signal; print(signal.getsignal(signal.SIGBUS).name)"
+    command = " ".join(map(shlex.quote, heap.command(*python(code))))
+    answer = plain("sh", "-c", f"trap '' BUS; {command}; {command}")
+    assert answer.stdout == "SIG_IGN\nSIG_IGN\n", answer
+
+
+def devices(heap):
+    """Of a block device only what nobody else has or wrote is taken."""
+    image = heap.path("image")
+    with open(image, "wb") as to:
+        to.truncate(64 * MIB)
+        to.seek(0x10040)
+        to.write(b"_BHRfS_M")
+    made = plain("losetup", "--find", "--show", image) if shutil.which("losetup") and os.geteuid() == 0 else None
+    if made is None or made.returncode:
+        raise Skipped("there are no loop devices")
+    heap.media = made.stdout.strip()
+
+    def refused(word):
+        answer = heap.run("echo", "ran", size=None)
+        assert answer.returncode == 1 and answer.stdout == "" and word in answer.stderr, answer
+
+    try:
+        refused("begins with zeros")
+        with open(heap.media, "r+b") as to:
+            to.seek(0x10000)
+            to.write(bytes(4096))
+        alone = os.open(heap.media, os.O_RDONLY | os.O_EXCL)
+        refused("in use")
+        os.close(alone)
+        answer = heap.run("sh", "-c", "echo a | cat", size=None)
+        assert answer.stdout == "a\n" and answer.stderr == "", answer
+        alone = os.open(heap.media, os.O_RDONLY | os.O_EXCL)
+        refused("in use")
+        os.close(alone)
+    finally:
+        plain("losetup", "--detach", heap.media)
+
+
 def sqlite(heap):
     """A database in memory and in a file, by its library."""
     heap.same(*python("""
@@ -345,6 +437,19 @@ libc.free(at)
     lines = answer.stdout.split("\n")
     assert lines[0] == f"False rw-s {heap.media}", answer
     assert lines[1].split() == ["rw-s", "rw-s", "rw-p", "rw-s", "rw-p"], answer
+    # What an alignment makes larger than it was asked for: of one kind from first to last.
+    answer = heap.run(*python(WHERE + """
+libc = ctypes.CDLL(None)
+libc.malloc.restype = libc.memalign.restype = ctypes.c_void_p
+libc.malloc.argtypes = ctypes.c_size_t,
+libc.memalign.argtypes = ctypes.c_size_t, ctypes.c_size_t
+libc.free.argtypes = ctypes.c_void_p,
+aligned = [libc.memalign(4096, 5000) for _ in range(100)]
+modes = {where(at)[0] for at in aligned}
+for at in aligned: libc.free(at)
+print(*modes, *{where(libc.malloc(8192))[0] for _ in range(200)})
+"""), options=("--heap-min", "8K"))
+    assert answer.stdout == "rw-s rw-s\n", answer
 
 
 def children_have_none(heap):
@@ -402,6 +507,13 @@ int main(void)
     CHECK((p = malloc(nothing)) != NULL); free(p);
     CHECK((p = calloc(nothing, 5)) != NULL); free(p);
     CHECK((p = realloc(NULL, 10)) != NULL); free(p);
+    for (size_t bytes = 1; bytes < 8 << 20; bytes *= 4) CHECK(realloc(malloc(bytes), nothing) == NULL);
+    for (int i = 0; i < 1000; i++) {
+        void *a = memalign(4096, 5000), *b = malloc(8192), *c = memalign(64, 4000);
+        memset(a, 1, malloc_usable_size(a)); memset(b, 2, malloc_usable_size(b)); memset(c, 3, malloc_usable_size(c));
+        CHECK(((char *)a)[4999] == 1 && ((char *)b)[8191] == 2 && ((char *)c)[3999] == 3);
+        free(a); free(b); free(c);
+    }
     free(NULL);
     CHECK(malloc_usable_size(NULL) == 0);
     p = valloc(10); CHECK((uintptr_t)p % 4096 == 0); free(p);
@@ -418,7 +530,7 @@ int main(void)
 }
 """)
     assert plain("cc", "-O0", "-fno-builtin", "-w", source, "-o", program).returncode == 0
-    for options in ((), ("--heap-min", "4K"), ("--heap-min", "1M"), ("--heap-full", "fail")):
+    for options in ((), ("--heap-min", "4K"), ("--heap-min", "8K"), ("--heap-min", "16"), ("--heap-min", "1M"), ("--heap-full", "fail")):
         answer = heap.run(program, options=options)
         assert answer.stdout == "fine\n" and answer.returncode == 0, (options, answer)
     # The library without a media is an allocator like any other.
@@ -516,6 +628,14 @@ def bad_media(heap):
     with open(letter, "wb") as to:
         to.write(b"dear" * (4 * MIB))
     refused("holds other data", letter)
+    image = heap.path("image")
+    with open(image, "wb") as to:
+        to.truncate(32 * MIB)
+        to.seek(0x10040)
+        to.write(b"_BHRfS_M")
+    refused("begins with zeros", image)
+    refused("begins with zeros", image, "64M")
+    assert os.path.getsize(image) == 32 * MIB
     pool = heap.path("pool")
     assert plain(heap.lode, "mkfs", pool, "--size", "64M").returncode == 0
     refused("holds a pool", pool)
@@ -567,7 +687,8 @@ def nothing_is_left(heap):
 
 
 TESTS = [
-    static_storage, library_loaded_later, on_media, threads, fork, fork_with_threads, multiprocessing, daemon, memory_comes_back, sqlite, sort, compiler,
+    static_storage, library_loaded_later, on_media, threads, fork, fork_with_threads, multiprocessing, daemon, memory_comes_back, fork_without_memory,
+    rights_given_up, begin_at_once, signals_are_left_alone, devices, sqlite, sort, compiler,
     pipeline, full_falls_back, full_fails, host_full, least_bytes, children_have_none, names_of_malloc, loaded_later, ends,
     bad_media, unreachable, nothing_is_left,
 ]

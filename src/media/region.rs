@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
+#[cfg(feature = "memory-type")]
+use super::copy::{Copier, ReadTable, Routines};
 use super::domain::{self, Domain};
 use super::mapping::{self, HUGE_PAGE_BYTES, Mapping, Sharing};
 use super::open::Undo;
@@ -339,6 +341,123 @@ impl OpenRegion {
         Self::locked(file, path, false, true)
     }
 
+    /// Makes a file for several who divide it among themselves; EEXIST where there is one.
+    pub fn create_beside(path: &Path) -> Result<OpenRegion> {
+        const SITE: &str = "media::region::create";
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)
+            .map_err(|e| cannot("create", SITE, path, e))?;
+        Self::locked(file, path, false, true)
+    }
+
+    /// Runs `run` while nobody else runs something so with this file or device, and with its size of now. EBUSY where that
+    /// lasts too long, and for a block device that somebody else has to himself: a mounted file system, an array, swap.
+    pub fn by_turns<R>(&mut self, run: impl FnOnce(&mut OpenRegion) -> Result<R>) -> Result<R> {
+        const SITE: &str = "media::region::by_turns";
+        let path = self.path.clone();
+        let busy = |what| Error::message(libc::EBUSY, SITE, format!("{} {what}", path.display()));
+        let begun = Instant::now();
+        loop {
+            match lock_turn(&self.file, libc::F_WRLCK) {
+                Ok(()) => break,
+                Err(Errno::AGAIN | Errno::ACCESS) if begun.elapsed() < TURN_WAIT_MAX => {
+                    std::thread::sleep(READERS_PAUSE)
+                }
+                Err(Errno::AGAIN | Errno::ACCESS) => {
+                    return Err(busy("is just being made by another process: try again"));
+                }
+                Err(e) => return Err(cannot("lock", SITE, &self.path, e)),
+            }
+        }
+        let done = match self.kind {
+            RegionKind::BlockDevice => {
+                // As others hold it who have it to themselves, until this is done.
+                let flags = OFlags::RDONLY | OFlags::EXCL | OPEN_FLAGS;
+                match rustix::fs::open(&path, flags, Mode::empty()) {
+                    Ok(_held) => run(self),
+                    Err(Errno::BUSY) => Err(busy("is in use: it is mounted, or part of another device")),
+                    Err(e) => Err(cannot("open", SITE, &path, e)),
+                }
+            }
+            RegionKind::DeviceDax => run(self),
+            _ => match rustix::fs::fstat(&self.file) {
+                Ok(stat) => {
+                    self.bytes = stat.st_size as u64;
+                    run(self)
+                }
+                Err(e) => Err(cannot("examine", SITE, &path, e)),
+            },
+        };
+        // A child that was forked meanwhile has the file too, so that to close it would not do. It cannot fail.
+        let _ = lock_turn(&self.file, libc::F_UNLCK);
+        done
+    }
+
+    /// Whether nobody has put anything there: a file of holes alone, a device whose begin is zeros, as far as labels of
+    /// file systems, arrays and partitions stand.
+    pub fn is_unused(&self) -> Result<bool> {
+        const SITE: &str = "media::region::is_unused";
+        if matches!(self.kind, RegionKind::DeviceDax | RegionKind::BlockDevice) {
+            let mut head = vec![0; DEVICE_HEAD_BYTES];
+            self.read_head(&mut head)?;
+            return Ok(head.iter().all(|byte| *byte == 0));
+        }
+        match rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(0)) {
+            Err(Errno::NXIO) => Ok(true),
+            Ok(_) | Err(Errno::INVAL) => Ok(self.bytes == 0),
+            Err(e) => Err(cannot("examine", SITE, &self.path, e)),
+        }
+    }
+
+    /// Reads the first bytes; what lies behind the end is as it was. Without a mapping where that can be, so that no handler of
+    /// signals is put in place for it.
+    pub fn read_head(&self, to: &mut [u8]) -> Result<()> {
+        const SITE: &str = "media::region::read_head";
+        if self.kind == RegionKind::DeviceDax {
+            let copier = Copier::new(Routines::default_choice(), Domain::Volatile, ReadTable::default());
+            let map = self.map_prefix(to.len() as u64)?;
+            // SAFETY: the mapping covers so many bytes, which the device has: it is made of huge pages.
+            return unsafe { copier.read(to, map.base()) }.map_err(|_| {
+                let message =
+                    format!("the begin of {} cannot be read: the media is bad there", self.path.display());
+                Error::message(libc::EIO, SITE, message)
+            });
+        }
+        let mut have = 0;
+        while have < to.len() {
+            match rustix::io::pread(&self.file, &mut to[have..], have as u64) {
+                Ok(0) => break,
+                Ok(more) => have += more,
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(cannot("read", SITE, &self.path, e)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the first bytes, without a mapping where that can be.
+    pub fn write_head(&self, from: &[u8]) -> Result<()> {
+        const SITE: &str = "media::region::write_head";
+        if self.kind == RegionKind::DeviceDax || self.is_hugetlbfs() {
+            let copier = Copier::new(Routines::default_choice(), Domain::Volatile, ReadTable::default());
+            let map = self.map_prefix(self.align as u64)?;
+            // SAFETY: the mapping covers a page of the device, which is longer than what is written.
+            return unsafe { copier.copy_cached(map.base(), from) }.map(drop).map_err(|_| {
+                let message = format!("{} has no room for its label, or is bad there", self.path.display());
+                Error::message(libc::EIO, SITE, message)
+            });
+        }
+        let mut done = 0;
+        while done < from.len() {
+            match rustix::io::pwrite(&self.file, &from[done..], done as u64) {
+                Ok(more) => done += more,
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(cannot("write the label of", SITE, &self.path, e)),
+            }
+        }
+        Ok(())
+    }
+
     /// The open file, which keeps its lock until it and all that is mapped of it are gone.
     pub fn into_file(self) -> OwnedFd {
         self.file.into_file()
@@ -357,15 +476,45 @@ impl OpenRegion {
         rustix::fs::fstatfs(&self.file).is_ok_and(|s| s.f_type as u32 == HUGETLBFS_MAGIC)
     }
 
-    /// Makes a regular file `bytes` long and takes nothing from the host; of anything else only says that it is too short.
+    /// Makes a regular file `bytes` long at least and takes nothing from the host; of anything else only says that it is too
+    /// short. By turns: two who do so at once would shorten it.
     pub fn extend(&mut self, bytes: u64) -> Result<()> {
         const SITE: &str = "media::region::extend";
+        if self.bytes >= bytes {
+            return Ok(());
+        }
         if matches!(self.kind, RegionKind::DeviceDax | RegionKind::BlockDevice) {
             return self.reserve(bytes);
         }
         rustix::fs::ftruncate(&self.file, bytes).map_err(|e| cannot("extend", SITE, &self.path, e))?;
         self.bytes = bytes;
         Ok(())
+    }
+}
+
+/// Behind all data, and before what `wsp::memory` locks there: whoever has it makes something of the file.
+#[cfg(feature = "memory-type")]
+const TURN_OFFSET: i64 = (1 << 62) - 1;
+#[cfg(feature = "memory-type")]
+const TURN_WAIT_MAX: Duration = Duration::from_secs(10);
+/// How far from its begin a device says what it is of: file systems do so within 68 KiB, arrays within 8, partitions within 34.
+#[cfg(feature = "memory-type")]
+const DEVICE_HEAD_BYTES: usize = 128 << 10;
+
+/// A lock of the open file, which ends with it where whoever has it is killed.
+#[cfg(feature = "memory-type")]
+fn lock_turn(file: &Locked, kind: i32) -> rustix::io::Result<()> {
+    use std::os::fd::AsRawFd;
+    // SAFETY: plain data, for which zeros are valid; the process number has to be 0.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as i16;
+    lock.l_whence = libc::SEEK_SET as i16;
+    lock.l_start = TURN_OFFSET;
+    lock.l_len = 1;
+    // SAFETY: the kernel reads one lock.
+    match unsafe { libc::fcntl(file.file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } {
+        0 => Ok(()),
+        _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
     }
 }
 

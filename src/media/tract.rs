@@ -9,11 +9,8 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use super::RegionKind;
-use super::copy::{Copier, ReadTable, Routines};
-use super::domain::Domain;
 use super::label::{Block0, LABEL_BYTES, Label};
 use super::mapping::HUGE_PAGE_BYTES;
-use super::open::read_block0;
 use super::region::OpenRegion;
 use crate::error::{Error, Result};
 use crate::limits::MEMORY_BYTES_MIN;
@@ -45,24 +42,23 @@ pub const TRACT_LABEL_BYTES: usize = LABEL_BYTES;
 
 impl Tract {
     /// Opens the file or device at `path`. With a `size` a file is made where there is none, and is so long at least; a
-    /// device has to be, and of either no more is used. Without, what is there is used as long as it is.
+    /// device has to be, and of either no more is used. Without, what is there is used as long as it is. Any number of
+    /// processes may do so at once.
     ///
     /// EEXIST where it holds a pool or anything else, EBUSY where somebody has it alone, EINVAL where it is too small, and
     /// whatever the host answers. Nothing is left behind on failure.
     pub fn open(path: &Path, size: Option<u64>) -> Result<Tract> {
-        let mut made = false;
-        let opened = match OpenRegion::open_beside(path) {
-            Err(e) if e.errno() == libc::ENOENT && size.is_some() => {
-                OpenRegion::create(path).inspect(|_| made = true).and_then(|alone| {
-                    // Its lock is for one; everything else is as with a file that was there.
-                    drop(alone);
-                    OpenRegion::open_beside(path)
-                })
-            }
-            Err(e) if e.errno() == libc::ENOENT => Err(e.context("give a size to make a file")),
-            opened => opened,
+        if let Some(size) = size.filter(|size| *size < MEMORY_BYTES_MIN as u64) {
+            return Err(too_small(path, size, MEMORY_BYTES_MIN));
+        }
+        let (region, made) = match size {
+            Some(_) => open_or_make(path)?,
+            None => match OpenRegion::open_beside(path) {
+                Err(e) if e.errno() == libc::ENOENT => return Err(e.context("give a size to make a file")),
+                opened => (opened?, false),
+            },
         };
-        let tract = opened.and_then(|region| Tract::of_region(region, size));
+        let tract = Tract::of_region(region, size);
         if made && tract.is_err() {
             // Best effort: the error that led here is what the user needs to see.
             let _ = std::fs::remove_file(path);
@@ -77,26 +73,26 @@ impl Tract {
 
     fn of_region(mut region: OpenRegion, size: Option<u64>) -> Result<Tract> {
         let path = region.path.clone();
-        let invalid = |what: String| Err(Error::message(libc::EINVAL, SITE, what));
-        if let Some(size) = size
-            && region.bytes < size
-        {
-            region.extend(size)?;
-        }
         let unit_bytes = region.unit_bytes();
-        let bytes = size.unwrap_or(u64::MAX).min(region.bytes) as usize & !(unit_bytes - 1);
-        let least = MEMORY_BYTES_MIN.max(2 * unit_bytes);
-        if region.bytes == 0 {
-            return invalid(format!("{} is empty: give a size", path.display()));
-        }
-        if bytes < least {
-            let message = format!(
-                "{} has room for {bytes} bytes of memory, {least} are the least: give a larger size",
-                path.display()
-            );
-            return invalid(message);
-        }
-        label(&region)?;
+        let bytes = region.by_turns(|region| {
+            // Before anything is changed: what is somebody else's stays as it is.
+            let has_label = has_label(region)?;
+            if region.bytes.max(size.unwrap_or(0)) == 0 {
+                let message = format!("{} is empty: give a size", path.display());
+                return Err(Error::message(libc::EINVAL, SITE, message));
+            }
+            let whole = |bytes: u64| bytes as usize & !(unit_bytes - 1);
+            let wanted = size.unwrap_or(region.bytes);
+            let least = MEMORY_BYTES_MIN.max(2 * unit_bytes);
+            if whole(wanted) < least {
+                return Err(too_small(&path, wanted, least));
+            }
+            region.extend(wanted)?;
+            if !has_label {
+                region.write_head(LABEL)?;
+            }
+            Ok(whole(wanted))
+        })?;
         let kind = region.kind();
         let huge_pages = unit_bytes != HUGE_PAGE_BYTES || region.is_hugetlbfs();
         Ok(Tract {
@@ -110,14 +106,34 @@ impl Tract {
     }
 }
 
-/// Makes sure of the label, and refuses what is no tract and not blank.
-fn label(region: &OpenRegion) -> Result<()> {
-    let block = read_block0(region)?;
+/// What is there, or a file that is made, and whether it was. Others may be about the same: a pipe's programs begin at
+/// once.
+fn open_or_make(path: &Path) -> Result<(OpenRegion, bool)> {
+    // A link to nothing is never there and cannot be made.
+    const TRIES_MAX: usize = 8;
+    let mut tries = 0;
+    loop {
+        match OpenRegion::open_beside(path) {
+            Err(e) if e.errno() == libc::ENOENT => {}
+            opened => return opened.map(|region| (region, false)),
+        }
+        match OpenRegion::create_beside(path) {
+            Err(e) if e.errno() == libc::EEXIST && tries < TRIES_MAX => tries += 1,
+            made => return made.map(|region| (region, true)),
+        }
+    }
+}
+
+/// Whether it is a tract already; what is neither that nor unused is refused.
+fn has_label(region: &OpenRegion) -> Result<bool> {
+    let mut block = [0; LABEL_BYTES];
+    region.read_head(&mut block)?;
     if block.starts_with(LABEL) {
-        return Ok(());
+        return Ok(true);
     }
     let what = match Label::decode(&block) {
-        Block0::Blank => return write_label(region),
+        Block0::Blank if region.is_unused()? => return Ok(false),
+        Block0::Blank => "begins with zeros and holds other data, or zeros that somebody wrote",
         Block0::Label(_) | Block0::Newer(_) | Block0::Damaged(_) => "holds a pool",
         Block0::Foreign => "holds other data",
     };
@@ -128,13 +144,93 @@ fn label(region: &OpenRegion) -> Result<()> {
     Err(Error::message(libc::EEXIST, SITE, message))
 }
 
-fn write_label(region: &OpenRegion) -> Result<()> {
-    let copier = Copier::new(Routines::default_choice(), Domain::Volatile, ReadTable::default());
-    let map = region.map_prefix(LABEL_BYTES as u64)?;
-    // SAFETY: the mapping covers block 0, which the file has, and the label is ours. Who does so at the same time stores
-    // the same bytes.
-    unsafe { copier.copy_cached(map.base(), LABEL) }.map_err(|_| {
-        let message = format!("{} has no room for its label, or is bad there", region.path.display());
-        Error::message(libc::EIO, SITE, message)
-    })
+fn too_small(path: &Path, bytes: u64, least: usize) -> Error {
+    let message = format!(
+        "{} has room for {bytes} bytes of memory, {least} are the least: give a larger size",
+        path.display()
+    );
+    Error::message(libc::EINVAL, SITE, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+    use std::sync::Barrier;
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Folder {
+            let folder = std::env::temp_dir().join(format!("lode-tract-{name}-{}", std::process::id()));
+            std::fs::create_dir_all(&folder).unwrap();
+            Folder(folder)
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.0.join(name)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn what_begins_with_zeros_is_not_taken_for_free() {
+        let folder = Folder::new("zeros");
+        let path = folder.path("image");
+        // Where btrfs, and an array's label of version 1.2, say what they are.
+        for (at, bytes) in
+            [(0x1_0040, 32 << 20), (0x1000, 32 << 20), (20 << 20, 32 << 20), (0x1_0040, 1 << 20)]
+        {
+            let file = std::fs::File::create(&path).unwrap();
+            file.set_len(bytes).unwrap();
+            file.write_all_at(b"_BHRfS_M", at).unwrap();
+            let before = std::fs::read(&path).unwrap();
+            for size in [None, Some(64 << 20)] {
+                let refused = Tract::open(&path, size).unwrap_err();
+                assert_eq!(refused.errno(), libc::EEXIST, "{refused}");
+            }
+            assert!(std::fs::read(&path).unwrap() == before, "what is refused stays as it is, and as long");
+        }
+    }
+
+    #[test]
+    fn a_file_of_holes_is_free() {
+        let folder = Folder::new("holes");
+        let path = folder.path("file");
+        std::fs::File::create(&path).unwrap().set_len(16 << 20).unwrap();
+        assert_eq!(Tract::open(&path, None).unwrap().bytes, 16 << 20);
+        // Now by its label, whatever else is there.
+        let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        file.write_all_at(&[1; 4096], 1 << 20).unwrap();
+        assert_eq!(Tract::open(&path, Some(32 << 20)).unwrap().bytes, 32 << 20);
+        assert_eq!(Tract::open(&path, Some(8 << 20)).unwrap().bytes, 8 << 20);
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 32 << 20, "nobody makes it shorter");
+    }
+
+    #[test]
+    fn who_first_opens_a_file_at_once_gets_it_and_none_shortens_it() {
+        let folder = Folder::new("once");
+        for round in 0..50 {
+            let path = folder.path(&round.to_string());
+            let begin = Barrier::new(6);
+            std::thread::scope(|scope| {
+                for n in 0..6u64 {
+                    let (path, begin) = (&path, &begin);
+                    scope.spawn(move || {
+                        begin.wait();
+                        let size = (8 + 2 * n) << 20;
+                        let tract = Tract::open(path, Some(size)).unwrap();
+                        assert_eq!(tract.bytes as u64, size);
+                        assert!(rustix::fs::fstat(&tract.file).unwrap().st_size as u64 >= size);
+                    });
+                }
+            });
+            assert_eq!(std::fs::metadata(&path).unwrap().len(), 18 << 20);
+        }
+    }
 }

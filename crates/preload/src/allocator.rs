@@ -4,18 +4,14 @@ use std::ffi::{c_char, c_int, c_void};
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
 
-use lodestone::limits::MEMORY_ARENAS_MAX;
-use lodestone::wsp::memory::Memory;
+use lodestone::wsp::memory::{Memory, options_text};
 use std::alloc::Layout;
 use tikv_jemalloc_sys as jemalloc;
 
-/// jemalloc reads this when it is first called: the text of its options, which `prepare` writes. Extents go back to where
-/// they came from (`retain`), large ones are of the same arenas as others (`oversize_threshold`), and there is one arena for
-/// each CPU.
+/// jemalloc reads this when it is first called: the text of its options, which `prepare` writes. There is one arena for each CPU.
 #[unsafe(export_name = "_rjem_malloc_conf")]
 static OPTIONS: AtomicPtr<c_char> = AtomicPtr::new(null_mut());
 
-const OPTIONS_HEAD: &[u8] = b"retain:false,oversize_threshold:0,narenas:";
 static OPTIONS_TEXT: [AtomicU8; 64] = [const { AtomicU8::new(0) }; 64];
 
 /// jemalloc was not called yet.
@@ -42,55 +38,47 @@ fn prepare() {
             _ => 1,
         }
     };
-    let arenas = cpus.clamp(1, MEMORY_ARENAS_MAX);
-    let digits = [b'0' + (arenas / 10) as u8, b'0' + (arenas % 10) as u8];
-    for (place, byte) in OPTIONS_TEXT.iter().zip(OPTIONS_HEAD.iter().chain(&digits)) {
-        place.store(*byte, Ordering::Relaxed);
+    for (place, byte) in OPTIONS_TEXT.iter().zip(options_text(cpus)) {
+        place.store(byte, Ordering::Relaxed);
     }
     OPTIONS.store(OPTIONS_TEXT.as_ptr().cast_mut().cast(), Ordering::Relaxed);
     LEAST_BYTES.store(0, Ordering::Release);
 }
 
-const _: () = assert!(MEMORY_ARENAS_MAX < 100 && OPTIONS_HEAD.len() + 2 < OPTIONS_TEXT.len());
-
 /// The memory for an allocation, where it is not jemalloc's default.
 #[inline(always)]
-fn large(bytes: usize) -> Option<&'static Memory> {
+fn large(bytes: usize, align: usize) -> Option<&'static Memory> {
     match LEAST_BYTES.load(Ordering::Relaxed) {
         0 => None,
         UNPREPARED => {
             prepare();
             None
         }
-        least_bytes => by_size(bytes, least_bytes),
+        least_bytes => by_size(bytes, align, least_bytes),
     }
 }
 
-/// By the size that jemalloc makes of it, so that whoever frees a block can tell.
+/// By the size that jemalloc makes of it.
 #[cold]
-fn by_size(bytes: usize, least_bytes: usize) -> Option<&'static Memory> {
-    // SAFETY: the size is not 0.
-    let rounded = unsafe { jemalloc::nallocx(bytes.max(1), 0) };
+fn by_size(bytes: usize, align: usize, least_bytes: usize) -> Option<&'static Memory> {
+    let flags = if align > ALIGNED_ANYWAY { jemalloc::MALLOCX_ALIGN(align) } else { 0 };
+    // SAFETY: the size is not 0, the alignment a power of two.
+    let rounded = unsafe { jemalloc::nallocx(bytes.max(1), flags) };
     // SAFETY: null, or a memory that lasts as long as the process.
     let memory = unsafe { LARGE.load(Ordering::Acquire).as_ref() };
     memory.filter(|_| rounded >= least_bytes)
 }
 
-/// The memory that a block came from, where it is not jemalloc's default.
-///
-/// # Safety
-///
-/// The block is jemalloc's and in use.
+/// The memory on whose media a block lies, where that is not jemalloc's default. By its address: a block of any size may be
+/// DRAM's, because it was there before the media was, or because that is full, and must not get among those of the media.
 #[inline(always)]
-unsafe fn owner(at: *mut c_void) -> Option<&'static Memory> {
+fn owner(at: *mut c_void) -> Option<&'static Memory> {
     match LEAST_BYTES.load(Ordering::Relaxed) {
         0 | UNPREPARED => None,
-        least_bytes => {
-            // SAFETY: by contract.
-            let bytes = unsafe { jemalloc::sallocx(at, 0) };
+        _ => {
             // SAFETY: null, or a memory that lasts as long as the process.
             let memory = unsafe { LARGE.load(Ordering::Acquire).as_ref() };
-            memory.filter(|_| bytes >= least_bytes)
+            memory.filter(|memory| memory.contains(at.cast()))
         }
     }
 }
@@ -102,7 +90,7 @@ fn no_memory() -> *mut c_void {
 }
 
 fn aligned(align: usize, bytes: usize) -> *mut c_void {
-    let got = match large(bytes.max(align)) {
+    let got = match large(bytes, align) {
         Some(memory) => {
             let layout = Layout::from_size_align(bytes, align).ok();
             layout.and_then(|layout| memory.alloc(layout)).map_or(null_mut(), |at| at.as_ptr().cast())
@@ -121,7 +109,7 @@ fn page_bytes() -> usize {
 /// As malloc(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc(bytes: usize) -> *mut c_void {
-    match large(bytes) {
+    match large(bytes, ALIGNED_ANYWAY) {
         // SAFETY: any size will do.
         None => unsafe { jemalloc::malloc(bytes) },
         Some(_) => aligned(ALIGNED_ANYWAY, bytes),
@@ -134,7 +122,7 @@ const ALIGNED_ANYWAY: usize = 16;
 /// As calloc(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
-    let Some(memory) = large(count.saturating_mul(bytes)) else {
+    let Some(memory) = large(count.saturating_mul(bytes), ALIGNED_ANYWAY) else {
         // SAFETY: any numbers will do.
         return unsafe { jemalloc::calloc(count, bytes) };
     };
@@ -161,7 +149,7 @@ pub unsafe extern "C" fn free(at: *mut c_void) {
     }
 }
 
-/// As realloc(3).
+/// As realloc(3); to a size of 0 frees, and gives NULL.
 ///
 /// # Safety
 ///
@@ -171,18 +159,18 @@ pub unsafe extern "C" fn realloc(at: *mut c_void, bytes: usize) -> *mut c_void {
     let Some(block) = NonNull::new(at) else { return malloc(bytes) };
     // SAFETY: the caller's: a block of ours.
     unsafe {
-        match (owner(at), large(bytes)) {
+        if bytes == 0 {
+            free(at);
+            return null_mut();
+        }
+        match (owner(at), large(bytes, ALIGNED_ANYWAY)) {
             (None, None) => {
                 let got = jemalloc::realloc(at, bytes);
-                if got.is_null() && bytes > 0 { no_memory() } else { got }
+                if got.is_null() { no_memory() } else { got }
             }
             (Some(memory), Some(_)) => {
                 let got = memory.realloc(block.cast(), ALIGNED_ANYWAY, bytes);
                 got.map_or_else(no_memory, |at| at.as_ptr().cast())
-            }
-            (Some(_), None) if bytes == 0 => {
-                free(at);
-                null_mut()
             }
             // From one kind of memory to the other.
             _ => {

@@ -30,7 +30,7 @@ const LENGTH: u32 = FIRST - 1;
 const NONE: u32 = u32::MAX;
 
 /// What is noted at a page.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct Mark {
     /// At the first and the last page of a free run: its length, and at the first [`FIRST`]. Else 0.
     run: u32,
@@ -49,9 +49,19 @@ pub(super) struct Extents {
 }
 
 /// Zeros that take no memory before they are written.
-fn zeroed<T: Copy + Default>(len: usize) -> Box<[T]> {
-    vec![T::default(); len].into_boxed_slice()
+fn zeroed<T: Plain>(len: usize) -> Box<[T]> {
+    // SAFETY: zeros are a value of it, as whoever implements the trait says.
+    unsafe { Box::new_zeroed_slice(len).assume_init() }
 }
+
+/// # Safety
+///
+/// Zeros are a value of the type.
+unsafe trait Plain: Copy {}
+// SAFETY: integers.
+unsafe impl Plain for Mark {}
+// SAFETY: an integer.
+unsafe impl Plain for u64 {}
 
 /// The list of runs of so many pages.
 fn list_of(pages: usize) -> usize {
@@ -95,6 +105,9 @@ impl Extents {
     /// Hands out `pages` whose first page is a multiple of `align`, a power of two, counted from `origin` pages before the
     /// begin. None where no run fits.
     pub fn alloc(&mut self, pages: usize, align: usize, origin: usize) -> Option<usize> {
+        if pages > self.marks.len() {
+            return None;
+        }
         let mut list = self.list_from(list_of(pages))?;
         loop {
             let mut run = self.heads[list];
@@ -341,6 +354,32 @@ mod tests {
         }
         extents.check_state();
         assert_eq!(extents.alloc(999, 1, 0), Some(1), "one run again");
+    }
+
+    #[test]
+    fn more_than_any_media_has_is_not_to_be_had() {
+        let mut extents = Extents::new(100);
+        extents.add(0, 100);
+        for pages in [101, PAGES_MAX, PAGES_MAX + 1, 1 << 31, 1 << 40, usize::MAX / 4096] {
+            assert_eq!(extents.alloc(pages, 1, 0), None, "{pages} pages");
+        }
+        assert_eq!(extents.alloc(100, 1, 0), Some(0));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it asks the kernel")]
+    fn tables_take_no_memory_before_they_are_written() {
+        // Of 16 GiB: 48 MiB.
+        let extents = Extents::new(4 << 20);
+        let page = rustix::param::page_size();
+        let begin = (extents.marks.as_ptr().expose_provenance()).next_multiple_of(page);
+        let end = extents.marks.as_ptr_range().end.addr() & !(page - 1);
+        let mut present = vec![0u8; (end - begin) / page];
+        let at = std::ptr::with_exposed_provenance_mut(begin);
+        // SAFETY: whole pages of the table, and a byte for each.
+        assert_eq!(unsafe { libc::mincore(at, end - begin, present.as_mut_ptr()) }, 0);
+        let taken = present.iter().filter(|byte| **byte & 1 == 1).count();
+        assert!(taken < present.len() / 8, "{taken} of {} pages", present.len());
     }
 
     #[test]

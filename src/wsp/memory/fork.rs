@@ -11,33 +11,38 @@
 //! 2. The fork is then an ordinary one, and exact: the kernel copies on write, in both.
 //! 3. The parent's next allocations get units that it claims anew, shared again; the child's get its own claims, at other
 //!    addresses. The lock on frozen units lasts as long as anybody maps them (`ground`).
-//! 4. When all children have ended or executed something, the parent's frozen units *thaw*: one of which nothing is in use
-//!    is as good as new; the others get their copies back from DRAM if the process has one thread, which nobody
-//!    can overtake then. In a process of several threads what was stored after a fork into what was there before it stays
-//!    in DRAM until it is freed.
+//! 4. When all children have ended or executed something, the parent's frozen units *thaw* as it needs more: those of which
+//!    nothing is in use, which are as good as new. What was stored after a fork into what was there before it stays in DRAM
+//!    until it is freed. Who says that nothing is under way there (`Memory::trim`) gets the others back too, in a process
+//!    of one thread: their copies are taken to the media, and nobody overtakes that. It is not done unasked, because the
+//!    kernel itself may be storing there, into pages that it keeps hold of whatever is mapped (direct I/O under way).
 //!
 //! How does a parent know that its children are gone? Before a fork it opens the media once more, locks a byte behind
-//! all data with that, and maps a page of it; after the fork it lets go of both. The lock is then the child's, who does
-//! not know of it, and the kernel's to drop.
+//! all data with that, and maps a page of it; after the fork it lets go of both. The lock is then the child's, and the kernel's
+//! to drop. The open file serves the child as its own where it has no rights to open one. Units that are frozen at a fork for
+//! which the media could not be opened stay so.
+//!
+//! Handlers cannot refuse a fork. Who can, asks [`prepare_fork`] first: it freezes what there is, and says whether that went.
 //!
 //! Device-dax and hugetlbfs have no private mappings (or none that are sure of their pages). There a process of one thread
 //! stands its pages aside in DRAM, forks, and takes them back: a copy for each fork. One of several threads cannot do
 //! so, since others would go on writing: its child has no such memory at all (`MADV_DONTFORK`), and faults where it
-//! touches it, rather than write its parent's. [`permitted`] says so beforehand.
+//! touches it, rather than write its parent's.
 
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::ptr::{null_mut, with_exposed_provenance_mut};
 use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap, mmap_anonymous, mremap_fixed, munmap};
 
+use super::descriptors::{self, Descriptor};
 use super::gate::Gate;
-use super::ground::{Ground, lock, witness_offset};
-use super::heap::{Heap, Place};
+use super::ground::{Ground, lock, process, witness_offset};
+use super::heap::Heap;
 use crate::limits::MEMORIES_MAX;
 
-/// Every heap of this process: found without a lock by who asks whether a fork is possible.
+/// Every heap of this process. Only who is inside of [`REGISTRY`] may look at one: outside it may just end.
 static HEAPS: [AtomicPtr<Heap>; MEMORIES_MAX] = [const { AtomicPtr::new(null_mut()) }; MEMORIES_MAX];
 /// Held from before a fork to after it, so that no heap comes or goes, and one thread forks at a time. It is never asked for in
 /// an allocation, and so never by who holds a lock of jemalloc's that a fork waits for: where jemalloc's handler runs
@@ -69,22 +74,39 @@ pub(super) fn unregister(heap: &Heap) {
     }
 }
 
+/// For who is inside of [`REGISTRY`], or holds it.
 fn heaps() -> impl Iterator<Item = &'static Heap> {
-    // SAFETY: a heap unregisters before it ends, which waits for a fork that is under way.
+    // SAFETY: a heap unregisters before it ends, which waits for who is inside.
     HEAPS.iter().filter_map(|slot| unsafe { slot.load(Ordering::Acquire).as_ref() })
 }
 
-/// Whether a fork now would leave the child all memory: false in a process of several threads, with memory on media of
-/// which the kernel maps no private copies.
-pub fn permitted() -> bool {
-    let exact =
-        |heap: &Heap| heap.ground.enter().is_none_or(|ground| ground.copies_on_write || ground.owned == 0);
-    heaps().all(exact) || is_single_thread()
+/// Why a fork would not leave the child all memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ForkRefused {
+    /// The process has several threads, and memory on media of which the kernel maps no private copies: ENOSYS.
+    Threads,
+    /// The kernel maps no more private memory, or no more mappings (RLIMIT_DATA, vm.overcommit_memory,
+    /// vm.max_map_count): ENOMEM.
+    Memory,
 }
 
-/// Whether an address is of some heap's ground.
-pub(super) fn on_media(address: usize) -> bool {
-    heaps().any(|heap| heap.place(address) != Place::Dram)
+/// For who is about to fork, and can do without: does beforehand what handlers do, and says whether the child will have all
+/// memory. What other threads allocate between this and the fork may still be missing there.
+pub fn prepare_fork() -> Result<(), ForkRefused> {
+    let _alone = REGISTRY.enter();
+    for heap in heaps() {
+        let Some(mut ground) = heap.ground.enter() else { continue };
+        if ground.is_foreign() || ground.inherited || ground.owned == 0 {
+            continue;
+        }
+        if !ground.copies_on_write && !is_single_thread() {
+            return Err(ForkRefused::Threads);
+        }
+        if ground.copies_on_write && !ground.freeze() {
+            return Err(ForkRefused::Memory);
+        }
+    }
+    Ok(())
 }
 
 extern "C" fn before() {
@@ -102,6 +124,7 @@ extern "C" fn in_parent() {
 }
 
 extern "C" fn in_child() {
+    descriptors::in_child();
     for heap in heaps() {
         let mut ground = heap.ground.open_in_child();
         ground.become_child();
@@ -112,77 +135,90 @@ extern "C" fn in_child() {
 
 impl Ground {
     fn prepare_fork(&mut self) {
-        if self.inherited || self.owned == 0 {
+        if self.is_foreign() || self.inherited || self.owned == 0 {
             return;
         }
         if self.copies_on_write {
             self.freeze();
+            self.bear_witness();
         } else if is_single_thread() {
             self.stand_aside();
         }
     }
 
-    /// Step 1 of the file's head.
-    fn freeze(&mut self) {
-        let mut from = 0;
+    /// Step 1 of the file's head. False where some units stay shared, because the kernel maps no private copies just now: a
+    /// child would be without them.
+    fn freeze(&mut self) -> bool {
+        let (mut from, mut all) = (0, true);
         let in_use = |unit: &super::ground::Unit| unit.owned && unit.held > 0 && !unit.frozen;
         while let Some((at, count)) = self.runs(in_use, from) {
-            // Where it fails these units stay shared, and the child is without them.
-            if self.map_private(at, count) {
+            let frozen = self.map_private(at, count);
+            if frozen {
                 self.freeze_units(at, count);
             }
+            all &= frozen;
             from = at + count;
         }
-        if self.frozen > 0 && self.witness.is_none() {
-            self.witness = self.bear_witness();
-            self.unwitnessed |= self.witness.is_none();
+        all
+    }
+
+    /// Makes what lasts as long as the child maps a page.
+    fn bear_witness(&mut self) {
+        if self.frozen == 0 || self.witness.is_some() {
+            return;
+        }
+        self.witness = self.open_witness();
+        if self.witness.is_none() {
+            self.units.iter_mut().filter(|unit| unit.frozen).for_each(|unit| unit.unseen = true);
         }
     }
 
-    /// A lock that lasts as long as the child maps a page.
-    fn bear_witness(&self) -> Option<(i32, usize)> {
-        let file = self.open_again()?;
-        if !lock(file.as_raw_fd(), libc::F_RDLCK, witness_offset(), 1) {
-            return None;
-        }
+    fn open_witness(&mut self) -> Option<(Descriptor, usize)> {
+        let file = Descriptor::new(self.open_or_spare()?, self.identity)?;
+        let made = file.get().filter(|file| lock(file.as_raw_fd(), libc::F_RDLCK, witness_offset(), 1));
         // SAFETY: a new mapping that nobody touches.
-        let page = unsafe { mmap(null_mut(), 1, ProtFlags::empty(), MapFlags::PRIVATE, &file, 0) }.ok()?;
-        Some((file.into_raw_fd(), page.expose_provenance()))
+        let map = |file| unsafe { mmap(null_mut(), 1, ProtFlags::empty(), MapFlags::PRIVATE, file, 0) };
+        match made.and_then(|file| map(file).ok()) {
+            Some(page) => Some((file, page.expose_provenance())),
+            None => {
+                drop(file.into_file());
+                None
+            }
+        }
     }
 
     fn after_fork(&mut self) {
         if let Some((file, page)) = self.witness.take() {
-            // SAFETY: both are from `bear_witness`, and the child has them now.
-            unsafe {
-                drop(OwnedFd::from_raw_fd(file));
-                let _ = munmap(with_exposed_provenance_mut(page), 1);
-            }
+            drop(file.into_file());
+            // SAFETY: from `open_witness`, and the child has it now.
+            let _ = unsafe { munmap(with_exposed_provenance_mut(page), 1) };
         }
         self.take_back();
     }
 
     /// In the child all that is the parent's stays as it is, to be read, written and freed; nothing is added to it.
     fn become_child(&mut self) {
-        if let Some((file, _)) = self.witness.take() {
-            // SAFETY: from `bear_witness`. The page stays mapped, and is what keeps the lock.
-            drop(unsafe { OwnedFd::from_raw_fd(file) });
-        }
+        // One open file for both would be one owner of locks.
+        self.drop_spares();
+        // The page stays mapped, and is what keeps the lock.
+        self.handed = self.witness.take().map(|(file, _)| file);
         for unit in &mut self.units {
             unit.aside = false;
         }
+        self.process = process();
         self.inherited = true;
     }
 
-    /// Step 4 of the file's head. True where something was won.
-    pub(super) fn thaw(&mut self) -> bool {
-        if self.has_children() {
+    /// Step 4 of the file's head, with what is in use or without. True where something was won.
+    pub(super) fn thaw(&mut self, in_use: bool) -> bool {
+        if self.frozen == 0 || self.inherited || self.has_children() {
             return false;
         }
-        let alone = is_single_thread();
+        let alone = in_use && is_single_thread();
         let mut won = false;
         for unit in 0..self.units.len() {
             let found = self.units[unit];
-            if !found.frozen || (found.held > 0 && !(alone && self.copy_back(unit))) {
+            if !found.frozen || found.unseen || (found.held > 0 && !(alone && self.copy_back(unit))) {
                 continue;
             }
             if self.map_shared(unit, 1) {
@@ -282,16 +318,23 @@ fn thread_count() -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wsp::memory::tests::{alone, fork};
 
     #[test]
     fn threads_are_counted() {
-        let before = thread_count().unwrap();
-        assert!(before >= 1);
-        std::thread::scope(|scope| {
-            let (stop, stopped) = std::sync::mpsc::channel::<()>();
-            scope.spawn(move || stopped.recv());
-            assert!(thread_count().unwrap() >= 2);
-            drop(stop);
-        });
+        let _alone = alone();
+        // A child has one thread, whatever the tests have.
+        fork(
+            || {
+                let before = thread_count();
+                let (stop, stopped) = std::sync::mpsc::channel::<()>();
+                let second = std::thread::spawn(move || stopped.recv());
+                let during = (thread_count(), is_single_thread());
+                drop(stop);
+                let _ = second.join();
+                (before, during) == (Some(1), (Some(2), false)) && is_single_thread()
+            },
+            || {},
+        );
     }
 }

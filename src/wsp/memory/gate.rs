@@ -143,7 +143,10 @@ mod tests {
                 drop(gate.close());
                 left.load(Ordering::SeqCst)
             });
-            std::thread::yield_now();
+            // It waits, or it is done already, which it must not be.
+            while gate.word.load(Ordering::Relaxed) != WAITED_FOR && !closer.is_finished() {
+                std::thread::yield_now();
+            }
             left.store(1, Ordering::SeqCst);
             drop(inside);
             assert_eq!(closer.join().unwrap(), 1);

@@ -6,23 +6,28 @@
 //! others off and lets this process take the same lock again by another descriptor. The lock belongs to the open file,
 //! not to a descriptor: what is mapped keeps it, a child that maps it too shares it, and the kernel drops it with
 //! the last of them, however they end. So nothing is written to media, nothing is left behind, and a
-//! program that closes all descriptors that it does not know takes nothing from itself.
+//! program that closes all descriptors that it does not know takes nothing from itself. A child that lives on with
+//! something of its parent's keeps all locks of that open file, those of later claims too: those units are nobody's else
+//! until it has ended.
 //!
 //! **Memory of the host.** A store to a hole in a file that the host cannot fill kills the process. So a unit's
-//! blocks are reserved (`fallocate`) before any of its pages is handed out, and a host without room is a full media. When a
-//! unit is idle its blocks go back, and it reads as zeros: `calloc` need not write them.
+//! blocks are reserved (`fallocate`) before any of its pages is handed out, and a host without room is a full media; not so
+//! one that writes to new places, or reserves nothing. When a unit is idle its blocks go back, and it reads as zeros:
+//! `calloc` need not write them.
 //!
 //! It runs inside of `malloc`: system calls only, no allocation, no message.
 
 use std::ffi::{CStr, CString};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::ptr::{null_mut, with_exposed_provenance_mut};
 
-use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, Stat};
+use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
+use rustix::mm::{madvise, mmap, mmap_anonymous, mremap_fixed, munmap};
 
+use super::descriptors::{self, Descriptor, Identity, identity};
 use super::extents::Extents;
 use crate::error::{Error, Result};
 use crate::limits::{MEMORY_BYTES_MAX, MEMORY_GROWTH_UNITS_MAX};
@@ -33,8 +38,6 @@ pub(super) const PAGE: usize = 4096;
 const LABEL_PAGES: usize = TRACT_LABEL_BYTES / PAGE;
 /// Idle units that are kept beside a half of all: to take a unit costs a few system calls.
 const IDLE_UNITS_KEPT: usize = 8;
-/// Our descriptor stands high, where programs do not count.
-const DESCRIPTOR_MIN: u64 = 1000;
 /// Behind all data: locks there say that a child of the process with this number lives.
 const WITNESS_OFFSET: i64 = 1 << 62;
 
@@ -50,6 +53,8 @@ pub(super) struct Unit {
     pub blank: bool,
     /// Mapped copy-on-write, since a fork: what is stored there is DRAM's.
     pub frozen: bool,
+    /// Frozen, and some child that may still read it left no witness: it stays so.
+    pub unseen: bool,
     /// Stood aside in DRAM while a fork is under way.
     pub aside: bool,
 }
@@ -64,15 +69,19 @@ pub(super) struct Ground {
     /// Addresses for all units; 0 in a child that has not begun anew.
     pub base: usize,
     path: CString,
-    identity: (u64, u64, u64),
-    file: Option<RawFd>,
+    pub identity: Identity,
+    file: Option<Descriptor>,
+    /// Opened while it could be, for a program that gives up its rights.
+    spare: Option<Descriptor>,
+    /// In a child: what its parent opened for it, should it be unable to.
+    pub handed: Option<Descriptor>,
+    /// Whose this is: a child that no handler told is another.
+    pub process: u32,
     pub owned: usize,
     idle: usize,
     pub frozen: usize,
-    /// A child that shares frozen units cannot be told from none.
-    pub unwitnessed: bool,
     /// A descriptor and a page mapped of it, while a fork is under way.
-    pub witness: Option<(RawFd, usize)>,
+    pub witness: Option<(Descriptor, usize)>,
     /// In a child: what stands here is the parent's.
     pub inherited: bool,
 }
@@ -84,8 +93,8 @@ pub(super) struct Granted {
     pub zeroed: bool,
 }
 
-fn identity(stat: &Stat) -> (u64, u64, u64) {
-    (stat.st_dev, stat.st_ino, stat.st_rdev)
+pub(super) fn process() -> u32 {
+    rustix::process::getpid().as_raw_nonzero().get().unsigned_abs()
 }
 
 impl Ground {
@@ -99,25 +108,35 @@ impl Ground {
             .map_err(|e| failed(e, "cannot lock"))?;
         let path = CString::new(tract.path.as_os_str().as_bytes())
             .map_err(|_| Error::message(libc::EINVAL, SITE, "a path holds no NUL"))?;
-        let base = reserve(units * tract.unit_bytes, tract.unit_bytes)
-            .map_err(|e| failed(e, "cannot reserve addresses (see ulimit -v) for"))?;
-        Ok(Ground {
+        let identity = identity(&stat);
+        descriptors::opened(&tract.file);
+        let file = Descriptor::new(tract.file, identity).ok_or_else(|| {
+            Error::message(libc::EMFILE, SITE, "too many memories are open in this process")
+        })?;
+        let mut ground = Ground {
             extents: Extents::new(units * (tract.unit_bytes / PAGE)),
             units: vec![Unit::default(); units].into_boxed_slice(),
             unit_bytes: tract.unit_bytes,
             copies_on_write: tract.copies_on_write,
             punches_holes: tract.punches_holes,
-            base,
+            base: 0,
             path,
-            identity: identity(&stat),
-            file: Some(raise(tract.file)),
+            identity,
+            file: Some(file),
+            spare: None,
+            handed: None,
+            process: process(),
             owned: 0,
             idle: 0,
             frozen: 0,
-            unwitnessed: false,
             witness: None,
             inherited: false,
-        })
+        };
+        ground.base = reserve(ground.bytes(), ground.unit_bytes).map_err(|e| {
+            Error::io(e.into(), SITE, "cannot reserve addresses (see ulimit -v) for", &tract.path)
+        })?;
+        ground.spare = ground.open_again().and_then(|file| Descriptor::new(file, identity));
+        Ok(ground)
     }
 
     /// Addresses of all units.
@@ -147,7 +166,7 @@ impl Ground {
     /// Hands out memory on media; sizes and alignments are whole pages. None where it is full.
     pub fn alloc(&mut self, bytes: usize, align: usize) -> Option<Granted> {
         let (pages, align) = (bytes / PAGE, (align / PAGE).max(1));
-        if self.inherited && !self.begin_anew() {
+        if self.is_foreign() || (self.inherited && !self.begin_anew()) {
             return None;
         }
         loop {
@@ -165,7 +184,7 @@ impl Ground {
         let (page, pages) = ((address - self.base) / PAGE, bytes / PAGE);
         let units = self.units_of(page, pages);
         let usable = |unit: &Unit| unit.owned && !unit.frozen;
-        if self.inherited || !self.units.get(units)?.iter().all(usable) {
+        if self.is_foreign() || self.inherited || !self.units.get(units)?.iter().all(usable) {
             return None;
         }
         if !self.extents.alloc_at(page, pages) {
@@ -196,6 +215,7 @@ impl Ground {
     /// Takes back what was handed out, in whatever pieces.
     pub fn free(&mut self, address: usize, bytes: usize) {
         let (page, pages) = ((address - self.base) / PAGE, bytes / PAGE);
+        let is_foreign = self.is_foreign();
         self.extents.release(page, pages);
         for unit in self.units_of(page, pages) {
             let (begin, part) = self.part_in(unit, page, pages);
@@ -210,6 +230,9 @@ impl Ground {
             self.extents.add(begin, part);
             if self.units[unit].held == 0 {
                 self.idle += 1;
+                if is_foreign {
+                    continue;
+                }
                 self.blank(unit);
                 if self.idle > self.owned / 2 + IDLE_UNITS_KEPT {
                     self.disown(unit);
@@ -226,7 +249,7 @@ impl Ground {
         let offset = (unit * self.unit_bytes) as u64;
         let Some(file) = self.file() else { return false };
         match rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, offset, self.unit_bytes as u64) {
-            // An old network file system reserves nothing.
+            // An old network file system reserves nothing: there a full host is a signal.
             Ok(()) | Err(Errno::OPNOTSUPP) => self.units[unit].reserved = true,
             Err(_) => return false,
         }
@@ -249,7 +272,7 @@ impl Ground {
 
     /// Claims more units, or wins some back. False where there are none.
     fn grow(&mut self, pages: usize, align: usize) -> bool {
-        if self.frozen > 0 && self.thaw() {
+        if self.frozen > 0 && self.thaw(false) {
             return true;
         }
         // Units begin at multiples of their size; a larger alignment may need as much again.
@@ -350,6 +373,8 @@ impl Ground {
         self.map(at, count, MapFlags::PRIVATE | MapFlags::NORESERVE)
     }
 
+    /// Where something may be in use already it is mapped elsewhere first and then put in its place, in one step for all
+    /// threads: kernels before 6.12 would else take away what is there before they find that the other cannot be had.
     fn map(&mut self, at: usize, count: usize, flags: MapFlags) -> bool {
         let (start, bytes, offset) =
             (self.unit_address(at), count * self.unit_bytes, (at * self.unit_bytes) as u64);
@@ -358,7 +383,25 @@ impl Ground {
         let start = with_exposed_provenance_mut(start);
         // SAFETY: inside of the addresses that were reserved for this; whoever holds pages there finds the same bytes in the
         // new mapping, which is the caller's to see to.
-        unsafe { mmap(start, bytes, prot, flags | MapFlags::FIXED, file, offset) }.is_ok()
+        let map_there =
+            |flags| unsafe { mmap(start, bytes, prot, flags | MapFlags::FIXED, file, offset) }.is_ok();
+        if !self.copies_on_write {
+            return map_there(flags);
+        }
+        // SAFETY: a new mapping, where the kernel likes.
+        let Ok(new) = (unsafe { mmap(null_mut(), bytes, prot, flags, file, offset) }) else { return false };
+        // SAFETY: a mapping that nobody knows of, to where it may be, as above.
+        if unsafe { mremap_fixed(new, bytes, bytes, MremapFlags::MAYMOVE, start) }.is_ok() {
+            return true;
+        }
+        // SAFETY: nobody knows of it.
+        let _ = unsafe { munmap(new, bytes) };
+        // What was there may be gone already. Its bytes are on the media, unless it is one that is frozen: none of those is
+        // mapped again before its bytes were copied there.
+        let restored = map_there(MapFlags::SHARED);
+        // SAFETY: a mapping of ours; what its pages hold stays.
+        let _ = unsafe { madvise(start, bytes, Advice::LinuxDontFork) };
+        restored && flags.contains(MapFlags::SHARED)
     }
 
     /// A second mapping of units, for copies. Null where there is none.
@@ -371,62 +414,81 @@ impl Ground {
             .map_or(null_mut(), |p| p.cast())
     }
 
+    /// Whether this is a copy in a process that no handler told: a child by `clone` or `_Fork`, which has the parent's open file,
+    /// and with that its locks; or one by `vfork`, which has descriptors of its own. It gets nothing and lets go of
+    /// nothing: either would be the parent's.
+    pub fn is_foreign(&self) -> bool {
+        self.process != process()
+    }
+
     /// Our descriptor; opened again where the program closed it or put something else in its place, with the locks of all
     /// that is ours.
     pub fn file(&mut self) -> Option<BorrowedFd<'static>> {
-        if let Some(file) = self.file {
-            // SAFETY: if it is no longer open, or not ours, that is what the look-up tells.
-            let file = unsafe { BorrowedFd::borrow_raw(file) };
-            if rustix::fs::fstat(file).is_ok_and(|stat| identity(&stat) == self.identity) {
-                return Some(file);
-            }
-            self.file = None;
+        if self.is_foreign() {
+            return None;
         }
-        let file = self.open_again()?;
+        if let Some(file) = self.file.as_ref().and_then(Descriptor::get) {
+            return Some(file);
+        }
+        let file = self.open_or_spare()?;
         for unit in (0..self.units.len()).filter(|unit| !self.inherited && self.units[*unit].owned) {
             // Who has it already gets it: it is ours for reading.
             if !lock(file.as_raw_fd(), libc::F_RDLCK, self.offset(unit), self.offset(1)) {
                 return None;
             }
         }
-        self.file = Some(raise(file));
-        // SAFETY: just opened.
-        self.file.map(|file| unsafe { BorrowedFd::borrow_raw(file) })
+        self.file = Descriptor::new(file, self.identity);
+        self.file.as_ref().and_then(Descriptor::get)
+    }
+
+    /// The same file with locks of its own; what was opened earlier where that cannot be done any more, which there is
+    /// one of.
+    pub fn open_or_spare(&mut self) -> Option<OwnedFd> {
+        self.open_again().or_else(|| self.spare.take().and_then(Descriptor::into_file))
     }
 
     /// The same file with locks of its own.
     pub fn open_again(&self) -> Option<OwnedFd> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
-        let mut named = [0; 32];
         let open = |path: &CStr| {
             let file = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+            descriptors::opened(&file);
             let same = rustix::fs::fstat(&file).is_ok_and(|stat| identity(&stat) == self.identity);
             let free = same && rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared).is_ok();
             free.then_some(file)
         };
         // By descriptor where there is one: memory has no name, and a name may be of another file by now.
-        let by_descriptor = self.file.and_then(|file| open(descriptor_name(file, &mut named)));
+        let ours = [&self.file, &self.spare, &self.handed];
+        let by_descriptor = ours.into_iter().flatten().find_map(|ours| open(ours.name(&mut [0; 32])));
         by_descriptor.or_else(|| open(&self.path))
     }
 
-    /// In a child: closes what it has of its parent's, if that is still what it was.
-    pub fn drop_inherited_file(&mut self) {
-        if let Some(file) = self.file.take() {
-            // SAFETY: only looked at until it is known to be ours.
-            let borrowed = unsafe { BorrowedFd::borrow_raw(file) };
-            if rustix::fs::fstat(borrowed).is_ok_and(|stat| identity(&stat) == self.identity) {
-                // SAFETY: ours, and nobody uses it afterwards.
-                drop(unsafe { OwnedFd::from_raw_fd(file) });
-            }
+    /// In a child: closes what it has of its parent's but for the file, which it may still have to open anew by.
+    pub fn drop_spares(&mut self) {
+        for file in [self.spare.take(), self.handed.take()].into_iter().flatten() {
+            drop(file.into_file());
         }
+    }
+
+    fn drop_file(&mut self) {
+        drop(self.file.take().and_then(Descriptor::into_file));
     }
 
     /// In a child, at its first allocation: other addresses, a file of its own, no units.
     fn begin_anew(&mut self) -> bool {
-        let Some(file) = self.open_again() else { return false };
-        let Ok(base) = reserve(self.bytes(), self.unit_bytes) else { return false };
-        self.drop_inherited_file();
-        self.file = Some(raise(file));
+        // What was handed down comes second: whoever is forked here has a page of it, and with it all of its locks.
+        let opened = self.open_again().and_then(|file| Descriptor::new(file, self.identity));
+        let handed = |ground: &Ground| ground.handed.as_ref().is_some_and(|file| file.get().is_some());
+        if opened.is_none() && !handed(self) {
+            return false;
+        }
+        let Ok(base) = reserve(self.bytes(), self.unit_bytes) else {
+            drop(opened.and_then(Descriptor::into_file));
+            return false;
+        };
+        self.drop_file();
+        self.file = opened.or_else(|| self.handed.take());
+        self.spare = self.open_again().and_then(|file| Descriptor::new(file, self.identity));
         self.base = base;
         for unit in 0..self.units.len() {
             if self.units[unit].owned {
@@ -434,16 +496,16 @@ impl Ground {
                 self.units[unit] = Unit::default();
             }
         }
-        (self.owned, self.idle, self.frozen, self.unwitnessed) = (0, 0, 0, false);
+        (self.owned, self.idle, self.frozen) = (0, 0, 0);
         self.inherited = false;
         true
     }
 
-    /// Whether a child of this process lives that neither ended nor executed another program.
+    /// Whether a child of this process lives that left a witness and neither ended nor executed another program.
     pub fn has_children(&mut self) -> bool {
         let at = witness_offset();
         let Some(file) = self.file() else { return true };
-        self.unwitnessed || conflict(file.as_raw_fd(), at, 1).is_none_or(|found| found.is_some())
+        conflict(file.as_raw_fd(), at, 1).is_none_or(|found| found.is_some())
     }
 
     /// Runs of units that satisfy something, as (first, count).
@@ -519,11 +581,12 @@ impl Ground {
 
 impl Drop for Ground {
     fn drop(&mut self) {
-        if !self.inherited {
+        if !self.inherited && self.base != 0 {
             // SAFETY: whoever drops it vouches that nothing of it is in use.
             let _ = unsafe { munmap(with_exposed_provenance_mut(self.base), self.bytes()) };
         }
-        self.drop_inherited_file();
+        self.drop_spares();
+        self.drop_file();
     }
 }
 
@@ -541,32 +604,6 @@ fn reserve(bytes: usize, align: usize) -> rustix::io::Result<usize> {
         }
     }
     Ok(base)
-}
-
-/// Moves a descriptor up, if that is possible.
-fn raise(file: OwnedFd) -> RawFd {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
-    let least = DESCRIPTOR_MIN.min(limit.saturating_sub(8)) as RawFd;
-    match rustix::io::fcntl_dupfd_cloexec(&file, least) {
-        Ok(high) => high.into_raw_fd(),
-        Err(_) => file.into_raw_fd(),
-    }
-}
-
-/// `/proc/self/fd/N`, without an allocation.
-fn descriptor_name(file: RawFd, buffer: &mut [u8; 32]) -> &CStr {
-    const DIRECTORY: &[u8] = b"/proc/self/fd/";
-    let mut digits = [0; 10];
-    let (mut rest, mut count) = (file.unsigned_abs(), 0);
-    while count == 0 || rest > 0 {
-        digits[count] = b'0' + (rest % 10) as u8;
-        (rest, count) = (rest / 10, count + 1);
-    }
-    buffer[..DIRECTORY.len()].copy_from_slice(DIRECTORY);
-    for (place, digit) in buffer[DIRECTORY.len()..].iter_mut().zip(digits[..count].iter().rev()) {
-        *place = *digit;
-    }
-    CStr::from_bytes_until_nul(buffer).expect("the buffer is longer than any number")
 }
 
 /// Where locks say that a child of this process lives.
@@ -623,20 +660,15 @@ fn conflict(file: RawFd, start: i64, bytes: i64) -> Option<Option<i64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wsp::memory::tests::alone;
 
     fn ground(units: usize) -> Ground {
         Ground::new(Tract::memfd((units << 21) as u64).unwrap()).unwrap()
     }
 
     #[test]
-    fn descriptors_have_names() {
-        for (file, name) in [(0, c"/proc/self/fd/0"), (1017, c"/proc/self/fd/1017")] {
-            assert_eq!(descriptor_name(file, &mut [0; 32]), name);
-        }
-    }
-
-    #[test]
     fn two_share_one_media_and_neither_gets_what_the_other_has() {
+        let _alone = alone();
         let path = std::env::temp_dir().join(format!("lode-ground-{}", std::process::id()));
         let open = || Ground::new(Tract::open(&path, Some(16 << 20)).unwrap()).unwrap();
         let (mut one, mut other) = (open(), open());
@@ -667,6 +699,7 @@ mod tests {
 
     #[test]
     fn what_is_blank_reads_as_zeros_and_what_is_not_says_so() {
+        let _alone = alone();
         let mut ground = ground(4);
         let got = ground.alloc(2 << 20, 2 << 20).unwrap();
         assert!(got.zeroed);
@@ -687,20 +720,111 @@ mod tests {
 
     #[test]
     fn a_descriptor_that_was_closed_is_opened_again_with_its_locks() {
+        let _alone = alone();
         let mut ground = ground(4);
         let held = ground.alloc(PAGE, PAGE).unwrap();
-        let file = ground.file.unwrap();
+        let file = ground.file.as_ref().unwrap().get().unwrap().as_raw_fd();
         let spare = ground.open_again().unwrap();
         // The program closes what it does not know, and opens something of its own there.
         let null = rustix::fs::open(c"/dev/null", OFlags::RDWR, Mode::empty()).unwrap();
         // SAFETY: the number is ours to lose in this test.
         assert_eq!(unsafe { libc::dup2(null.as_raw_fd(), file) }, file);
         assert!(!lock(spare.as_raw_fd(), libc::F_WRLCK, 0, 1 << 21), "what is mapped keeps the lock");
-        // Memory has no name, so that this time there is no way back: full, and nothing else breaks.
+        // Memory has no name, but what was opened to spare leads there.
+        let again = ground.file().unwrap().as_raw_fd();
+        assert!(again != file && !lock(spare.as_raw_fd(), libc::F_WRLCK, 0, 1 << 21));
+        // Without either there is no way back: full, and nothing else breaks.
+        ground.drop_spares();
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::dup2(null.as_raw_fd(), again) }, again);
         assert!(ground.file().is_none());
         assert!(ground.alloc(64 << 20, PAGE).is_none());
         ground.free(held.address, PAGE);
         // SAFETY: opened above.
-        unsafe { libc::close(file) };
+        let _ = unsafe { [libc::close(file), libc::close(again)] };
+    }
+
+    /// Runs `child` in a child that the C library and our handlers know nothing of.
+    fn clone(child: impl FnOnce() -> bool) -> bool {
+        // SAFETY: a fork in all but the handlers; the child makes system calls until it ends.
+        match unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } {
+            -1 => panic!("no clone"),
+            0 => {
+                let fine = child();
+                // SAFETY: ends the child at once.
+                unsafe { libc::_exit(i32::from(!fine)) }
+            }
+            pid => {
+                let mut status = 0;
+                // SAFETY: a child of ours, and a place for its status.
+                assert_eq!(i64::from(unsafe { libc::waitpid(pid as i32, &raw mut status, 0) }), pid);
+                libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+            }
+        }
+    }
+
+    #[test]
+    fn a_child_that_no_handler_told_takes_nothing_and_lets_go_of_nothing() {
+        let _alone = alone();
+        let mut ground = ground(64);
+        let held: Vec<_> = (0..40).map(|_| ground.alloc(2 << 20, 2 << 20).unwrap().address).collect();
+        let owned = |ground: &Ground| -> Vec<bool> {
+            let other = ground.open_again().unwrap();
+            let free =
+                |unit| conflict(other.as_raw_fd(), ground.offset(unit), ground.offset(1)) == Some(None);
+            (0..ground.units.len()).map(|unit| !free(unit)).collect()
+        };
+        let before = owned(&ground);
+        assert!(before.iter().filter(|owned| **owned).count() >= 40);
+        assert!(clone(|| {
+            let nothing = ground.alloc(PAGE, PAGE).is_none() && ground.alloc(60 << 20, PAGE).is_none();
+            let nothing = nothing && ground.alloc_at(held[39] + (2 << 20), PAGE).is_none();
+            held.iter().for_each(|at| ground.free(*at, 2 << 20));
+            nothing && ground.file().is_none() && !ground.thaw(true)
+        }));
+        assert_eq!(owned(&ground), before);
+        assert!(ground.alloc(PAGE, PAGE).is_some());
+    }
+
+    #[test]
+    fn two_memories_whose_descriptors_were_closed_do_not_take_each_others() {
+        let _alone = alone();
+        let path = std::env::temp_dir().join(format!("lode-numbers-{}", std::process::id()));
+        let open = || Ground::new(Tract::open(&path, Some(16 << 20)).unwrap()).unwrap();
+        let (mut one, mut other) = (open(), open());
+        let number = |ground: &Ground| ground.file.as_ref().unwrap().get().unwrap().as_raw_fd();
+        let was = number(&one);
+        assert!(one.alloc(PAGE, PAGE).is_some() && other.alloc(PAGE, PAGE).is_some());
+        for ground in [&one, &other] {
+            // SAFETY: the numbers are ours to lose in this test.
+            assert_eq!(unsafe { libc::close(number(ground)) }, 0);
+        }
+        // The next that is opened is the other's, and gets the number of the one.
+        assert_eq!(other.file().unwrap().as_raw_fd(), was);
+        assert!(one.file().is_some() && number(&one) != number(&other));
+        let mut taken = std::collections::HashSet::new();
+        while let (Some(a), Some(b)) = (one.alloc(1 << 20, PAGE), other.alloc(1 << 20, PAGE)) {
+            assert!(taken.insert(a.address - one.base) && taken.insert(b.address - other.base));
+        }
+        assert!(taken.len() >= 6);
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_mapping_that_cannot_be_had_leaves_what_is_there() {
+        let _alone = alone();
+        let mut ground = ground(4);
+        let got = ground.alloc(2 << 20, 2 << 20).unwrap();
+        let at = got.address as *mut u8;
+        // SAFETY: handed out just now, so long.
+        unsafe { std::ptr::write_bytes(at, 7, 2 << 20) };
+        // A count that no address space has room for, in the place of memory that is not to be had.
+        assert!(!ground.map(
+            (got.address - ground.base) >> 21,
+            1 << 27,
+            MapFlags::PRIVATE | MapFlags::NORESERVE
+        ));
+        // SAFETY: as above.
+        assert!(unsafe { std::slice::from_raw_parts(at, 2 << 20) }.iter().all(|byte| *byte == 7));
     }
 }

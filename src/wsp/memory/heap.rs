@@ -11,6 +11,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use super::gate::Gate;
 use super::ground::{Ground, PAGE};
+use crate::limits::MEMORIES_MAX;
 
 /// What an allocation gets when the media is full.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -26,13 +27,30 @@ pub enum Full {
 pub(super) struct Heap {
     pub ground: Gate<Ground>,
     full: Full,
-    /// Addresses of the ground, as they were last seen under the gate.
-    base: AtomicUsize,
-    bytes: usize,
-    /// Addresses that this process inherited, from its youngest ancestors.
-    inherited: [AtomicUsize; GENERATIONS_MAX],
+    places: &'static Places,
+    /// Forks that made this process.
+    pub generation: AtomicUsize,
     pub counts: Counts,
 }
+
+/// Addresses of one heap. They stand for ever, so that anybody may ask where an address lies while heaps come and go: whoever
+/// asks has it in use, and so its own heap stands; of another one that changes just now it hears something that does no harm.
+struct Places {
+    /// 0: nobody's.
+    bytes: AtomicUsize,
+    /// Of the ground, as it was last seen under the gate.
+    base: AtomicUsize,
+    /// What this process inherited, from its youngest ancestors.
+    inherited: [AtomicUsize; GENERATIONS_MAX],
+}
+
+static PLACES: [Places; MEMORIES_MAX] = [const {
+    Places {
+        bytes: AtomicUsize::new(0),
+        base: AtomicUsize::new(0),
+        inherited: [const { AtomicUsize::new(0) }; GENERATIONS_MAX],
+    }
+}; MEMORIES_MAX];
 
 /// Forks in a row whose addresses are known for what they are; memory of older ones counts as DRAM when it is freed.
 const GENERATIONS_MAX: usize = 16;
@@ -56,37 +74,61 @@ pub(super) enum Place {
     Dram,
 }
 
-impl Heap {
-    pub fn new(ground: Ground, full: Full) -> Heap {
-        let (base, bytes) = (ground.base, ground.bytes());
-        Heap {
-            ground: Gate::new(ground),
-            full,
-            base: AtomicUsize::new(base),
-            bytes,
-            inherited: [const { AtomicUsize::new(0) }; GENERATIONS_MAX],
-            counts: Counts::default(),
-        }
+/// Whether an address is of some heap's ground, or was in an ancestor.
+pub(super) fn on_media(address: usize) -> bool {
+    PLACES.iter().any(|places| places.of(address) != Place::Dram)
+}
+
+impl Places {
+    fn take(bytes: usize) -> Option<&'static Places> {
+        let free = |places: &&Places| {
+            places.bytes.compare_exchange(0, bytes, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        };
+        PLACES.iter().find(free)
     }
 
-    pub fn place(&self, address: usize) -> Place {
-        let within = |base: usize| base != 0 && address.wrapping_sub(base) < self.bytes;
+    fn give_back(&self) {
+        for base in self.inherited.iter().chain([&self.base]) {
+            base.store(0, Ordering::Relaxed);
+        }
+        self.bytes.store(0, Ordering::Release);
+    }
+
+    fn of(&self, address: usize) -> Place {
+        let bytes = self.bytes.load(Ordering::Acquire);
+        let within = |base: usize| base != 0 && address.wrapping_sub(base) < bytes;
         match () {
             () if within(self.base.load(Ordering::Relaxed)) => Place::Media,
             () if self.inherited.iter().any(|base| within(base.load(Ordering::Relaxed))) => Place::Inherited,
             () => Place::Dram,
         }
     }
+}
+
+impl Heap {
+    /// None where too many are open.
+    pub fn new(ground: Ground, full: Full) -> Option<Heap> {
+        let places = Places::take(ground.bytes())?;
+        places.base.store(ground.base, Ordering::Relaxed);
+        let generation = AtomicUsize::new(0);
+        Some(Heap { ground: Gate::new(ground), full, places, generation, counts: Counts::default() })
+    }
+
+    pub fn place(&self, address: usize) -> Place {
+        self.places.of(address)
+    }
 
     /// In a child: what was its parent's ground is its inheritance.
     pub fn inherit(&self, base: usize) {
-        if self.base.swap(0, Ordering::Relaxed) == 0 {
+        if self.places.base.swap(0, Ordering::Relaxed) == 0 {
             return;
         }
+        self.generation.fetch_add(1, Ordering::Relaxed);
+        let inherited = &self.places.inherited;
         for slot in (1..GENERATIONS_MAX).rev() {
-            self.inherited[slot].store(self.inherited[slot - 1].load(Ordering::Relaxed), Ordering::Relaxed);
+            inherited[slot].store(inherited[slot - 1].load(Ordering::Relaxed), Ordering::Relaxed);
         }
-        self.inherited[0].store(base, Ordering::Relaxed);
+        inherited[0].store(base, Ordering::Relaxed);
         let media = self.counts.media_bytes.swap(0, Ordering::Relaxed);
         self.counts.inherited_bytes.fetch_add(media, Ordering::Relaxed);
     }
@@ -100,7 +142,7 @@ impl Heap {
                 _ if self.place(wanted) == Place::Media => ground.alloc_at(wanted, bytes),
                 _ => None,
             };
-            self.base.store(if ground.inherited { 0 } else { ground.base }, Ordering::Relaxed);
+            self.places.base.store(if ground.inherited { 0 } else { ground.base }, Ordering::Relaxed);
             if let Some(granted) = granted {
                 self.counts.media_bytes.fetch_add(bytes, Ordering::Relaxed);
                 return Some((with_exposed_provenance_mut(granted.address), granted.zeroed));
@@ -118,7 +160,7 @@ impl Heap {
         }
         let got = map_dram(bytes, align);
         if !got.is_null() {
-            self.counts.fallen_back.fetch_add(1, Ordering::Relaxed);
+            self.counts.fallen_back.fetch_add(is_full as usize, Ordering::Relaxed);
             self.counts.dram_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
         (!got.is_null()).then_some((got, true))
@@ -151,6 +193,12 @@ impl Heap {
     /// Whether two neighbours may be taken for one: they go back to the same place.
     pub fn may_merge(&self, one: usize, other: usize) -> bool {
         self.place(one) == self.place(other)
+    }
+}
+
+impl Drop for Heap {
+    fn drop(&mut self) {
+        self.places.give_back();
     }
 }
 

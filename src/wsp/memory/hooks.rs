@@ -13,6 +13,7 @@ use tikv_jemalloc_sys::{self as jemalloc, extent_hooks_t};
 use super::ground::PAGE;
 use super::heap::{Heap, Place};
 use crate::error::{Error, Result};
+use crate::limits::MEMORY_ARENAS_MAX;
 
 /// One arena and its extents. Its address is what jemalloc hands to the hooks.
 #[repr(C)]
@@ -21,7 +22,10 @@ pub(super) struct Arena {
     heap: *const Heap,
     extents: AtomicUsize,
     media_bytes: AtomicUsize,
+    inherited_bytes: AtomicUsize,
     dram_bytes: AtomicUsize,
+    /// Of the heap when this was last counted: what was on media before is inherited.
+    generation: AtomicUsize,
 }
 
 // SAFETY: the heap may be used by any thread, and outlives the arenas.
@@ -46,7 +50,15 @@ impl Arena {
             merge: Some(merge),
         };
         let zero = || AtomicUsize::new(0);
-        Arena { hooks, heap, extents: zero(), media_bytes: zero(), dram_bytes: zero() }
+        Arena {
+            hooks,
+            heap,
+            extents: zero(),
+            media_bytes: zero(),
+            inherited_bytes: zero(),
+            dram_bytes: zero(),
+            generation: zero(),
+        }
     }
 
     pub fn extents(&self) -> usize {
@@ -54,6 +66,8 @@ impl Arena {
     }
 
     pub fn media_bytes(&self) -> usize {
+        // SAFETY: it outlives this, as who made this said.
+        self.keep_up(unsafe { &*self.heap });
         self.media_bytes.load(Ordering::Relaxed)
     }
 
@@ -152,6 +166,22 @@ pub(super) fn end_cache(index: usize) -> Result<()> {
     exchange(c"tcache.destroy", None::<&mut u8>, Some(index as c_uint))
 }
 
+/// The options that jemalloc needs where all of a program's memory comes from it, for so many arenas: extents go back to where
+/// they came from (`retain`), and large ones are of the same arenas as others (`oversize_threshold`). Ends with NUL.
+pub fn options_text(arenas: usize) -> [u8; 64] {
+    const HEAD: &[u8] = b"retain:false,oversize_threshold:0,narenas:";
+    let arenas = arenas.clamp(1, MEMORY_ARENAS_MAX);
+    let mut text = [0; 64];
+    text[..HEAD.len()].copy_from_slice(HEAD);
+    // A number that begins with 0 is an octal one there.
+    let digits = [b'0' + (arenas / 10) as u8, b'0' + (arenas % 10) as u8];
+    let digits = &digits[(arenas < 10) as usize..];
+    text[HEAD.len()..][..digits.len()].copy_from_slice(digits);
+    text
+}
+
+const _: () = assert!(MEMORY_ARENAS_MAX < 100);
+
 /// Whether jemalloc puts large allocations into an arena apart, which nobody can hand hooks to beforehand.
 pub(super) fn sets_large_apart() -> Result<bool> {
     let mut from_bytes = 0usize;
@@ -241,9 +271,20 @@ unsafe extern "C" fn alloc(
 
 impl Arena {
     fn counter(&self, heap: &Heap, address: usize) -> &AtomicUsize {
+        self.keep_up(heap);
         match heap.place(address) {
             Place::Media => &self.media_bytes,
-            Place::Inherited | Place::Dram => &self.dram_bytes,
+            Place::Inherited => &self.inherited_bytes,
+            Place::Dram => &self.dram_bytes,
+        }
+    }
+
+    /// In a child, at the first count: arenas are not known to who handles a fork.
+    fn keep_up(&self, heap: &Heap) {
+        let now = heap.generation.load(Ordering::Relaxed);
+        if self.generation.swap(now, Ordering::Relaxed) != now {
+            let before = self.media_bytes.swap(0, Ordering::Relaxed);
+            self.inherited_bytes.fetch_add(before, Ordering::Relaxed);
         }
     }
 }
@@ -319,4 +360,20 @@ unsafe extern "C" fn merge(
     }
     let _ = arena.extents.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| Some(n.saturating_sub(1)));
     false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_name_each_number_of_arenas_as_jemalloc_reads_it() {
+        for arenas in 1..=MEMORY_ARENAS_MAX {
+            let text = options_text(arenas);
+            let text = CStr::from_bytes_until_nul(&text).unwrap();
+            let digits = text.to_str().unwrap().rsplit_once("narenas:").unwrap().1;
+            // With a 0 in front it would be octal, and 08 no number.
+            assert!(!digits.starts_with('0') && digits.parse() == Ok(arenas), "{text:?}");
+        }
+    }
 }

@@ -13,11 +13,13 @@
 //! first called, from the symbol `_rjem_malloc_conf`. It then takes up to a fifth more than it needs for a large
 //! allocation, and keeps the rest for smaller ones of the same arena, DRAM too where the media was full. All of ours say so.
 //!
-//! Files: `extents` which pages are free, `ground` which units of the media are ours, `gate` the lock around them, `heap` media
-//! or DRAM, `fork` what a child sees, `hooks` how jemalloc is told, `statistics` who has what.
+//! Files: `extents` which pages are free, `ground` which units of the media are ours, `descriptors` by which open file,
+//! `gate` the lock around them, `heap` media or DRAM, `fork` what a child sees, `hooks` how jemalloc is told, `statistics`
+//! who has what.
 //!
 //! It relies on `media::tract` for the file itself, and on the kernel's locks on open files and private mappings.
 
+mod descriptors;
 mod extents;
 mod fork;
 mod gate;
@@ -35,8 +37,9 @@ use std::ptr::{NonNull, null_mut};
 use parking_lot::Mutex;
 use tikv_jemalloc_sys as jemalloc;
 
-pub use fork::permitted as fork_permitted;
+pub use fork::{ForkRefused, prepare_fork};
 pub use heap::Full;
+pub use hooks::options_text;
 pub use statistics::{ArenaStatistics, Statistics};
 
 use crate::error::{Error, Result};
@@ -138,11 +141,11 @@ impl Memory {
 
     fn on(tract: Tract, options: &MemoryOptions) -> Result<Memory> {
         let name = tract.path.display().to_string();
-        let heap = Box::new(Heap::new(Ground::new(tract)?, options.full));
-        if !fork::register(&heap) {
+        let heap = Heap::new(Ground::new(tract)?, options.full).map(Box::new);
+        let Some(heap) = heap.filter(|heap| fork::register(heap)) else {
             let message = "too many memories are open in this process: close some";
             return Err(Error::message(libc::EMFILE, "wsp::memory::open", message));
-        }
+        };
         Ok(Memory { lanes: Vec::new(), heap, name, replaced: false })
     }
 
@@ -251,7 +254,11 @@ impl Memory {
         run()
     }
 
-    /// Gives what is kept for later allocations back to the host and to other processes.
+    /// Gives what is kept for later allocations back to the host and to other processes, and takes what forks left in DRAM
+    /// back to the media: that of which nothing is in use, and in a process of one thread all of it.
+    ///
+    /// Not while the kernel stores into blocks of this memory by itself: direct or asynchronous I/O under way, buffers
+    /// registered for it. What it stores then is lost.
     pub fn trim(&self) -> Result<()> {
         // A cache has blocks of any arena of this memory.
         for cache in self.lanes.iter().filter_map(|lane| lane.cache.as_ref()) {
@@ -259,7 +266,11 @@ impl Memory {
                 hooks::flush_cache(*cache)?;
             }
         }
-        self.lanes.iter().try_for_each(|lane| hooks::purge(lane.index))
+        self.lanes.iter().try_for_each(|lane| hooks::purge(lane.index))?;
+        if let Some(mut ground) = self.heap.ground.enter() {
+            ground.thaw(true);
+        }
+        Ok(())
     }
 }
 
@@ -356,29 +367,32 @@ unsafe impl GlobalAlloc for ByScope {
 
     unsafe fn dealloc(&self, at: *mut u8, _layout: Layout) {
         // A cache that gave it to somebody who wants DRAM would undo the choice.
-        let flags = if fork::on_media(at.addr()) { jemalloc::MALLOCX_TCACHE_NONE } else { 0 };
+        let flags = if heap::on_media(at.addr()) { jemalloc::MALLOCX_TCACHE_NONE } else { 0 };
         // SAFETY: the caller's.
         unsafe { jemalloc::dallocx(at.cast(), flags) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        let flags = alignment_flag(layout.align());
-        match SCOPE.get() {
-            // SAFETY: the caller's.
-            Some(memory) => unsafe { GlobalAlloc::realloc(memory, at, layout, bytes) },
-            None if fork::on_media(at.addr()) => {
-                // SAFETY: the caller's: a new place, which is DRAM's, and the old one is given back.
-                unsafe {
-                    let to = jemalloc::mallocx(bytes, flags);
+        let stays = match SCOPE.get() {
+            Some(memory) => memory.contains(at),
+            None => !heap::on_media(at.addr()),
+        };
+        // SAFETY: the caller's; the size is not 0, and the old place is given back where there is a new one.
+        unsafe {
+            match SCOPE.get() {
+                Some(memory) if stays => GlobalAlloc::realloc(memory, at, layout, bytes),
+                None if stays => jemalloc::rallocx(at.cast(), bytes, alignment_flag(layout.align())).cast(),
+                // From one kind of memory to another. jemalloc by itself would put the old block where the new one comes from:
+                // into a cache of the other kind, which gives it to the next who asks.
+                _ => {
+                    let to = self.alloc(Layout::from_size_align_unchecked(bytes, layout.align()));
                     if !to.is_null() {
-                        std::ptr::copy_nonoverlapping(at, to.cast(), layout.size().min(bytes));
+                        std::ptr::copy_nonoverlapping(at, to, layout.size().min(bytes));
                         self.dealloc(at, layout);
                     }
-                    to.cast()
+                    to
                 }
             }
-            // SAFETY: the caller's.
-            None => unsafe { jemalloc::rallocx(at.cast(), bytes, flags).cast() },
         }
     }
 }
@@ -416,7 +430,7 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     /// A fork closes every memory of the process for a moment, and its child holds on to what they have.
-    fn alone() -> parking_lot::MutexGuard<'static, ()> {
+    pub(super) fn alone() -> parking_lot::MutexGuard<'static, ()> {
         static ONE: Mutex<()> = Mutex::new(());
         ONE.lock()
     }
@@ -553,7 +567,7 @@ mod tests {
     }
 
     /// Runs `child` in a child process, which must find everything in order; `parent` runs meanwhile.
-    fn fork(child: impl FnOnce() -> bool, parent: impl FnOnce()) {
+    pub(super) fn fork(child: impl FnOnce() -> bool, parent: impl FnOnce()) {
         // SAFETY: the child makes system calls and uses memory that forks keep whole, until it ends.
         match unsafe { libc::fork() } {
             -1 => panic!("no fork"),
@@ -600,6 +614,9 @@ mod tests {
                 let own = own && small.iter().all(|at| holds(*at, 300, 1));
                 let mine = memory.alloc(layout(4 * MIB)).unwrap();
                 fill(mine, 4 * MIB, 4);
+                let found = memory.statistics();
+                let by_arena = found.arenas.iter().map(|arena| arena.extent_bytes).sum::<usize>();
+                let own = own && by_arena == found.extent_bytes && by_arena >= 4 * MIB;
                 // SAFETY: allocated before the fork, and above.
                 unsafe {
                     memory.dealloc(large);
@@ -660,7 +677,7 @@ mod tests {
                 let at = memory.alloc(layout(5 * MIB)).unwrap();
                 fill(at, 5 * MIB, 1);
                 memory.heap.ground.enter().unwrap().copies_on_write = false;
-                assert!(fork_permitted());
+                assert_eq!(prepare_fork(), Ok(()));
                 fork(
                     || {
                         let seen = holds(at, 5 * MIB, 1);
@@ -692,7 +709,7 @@ mod tests {
         std::thread::scope(|scope| {
             let (stop, stopped) = std::sync::mpsc::channel::<()>();
             scope.spawn(move || stopped.recv());
-            assert!(!fork_permitted(), "with a second thread nobody can");
+            assert_eq!(prepare_fork(), Err(ForkRefused::Threads), "with a second thread nobody can");
             drop(stop);
         });
     }
@@ -713,6 +730,15 @@ mod tests {
         }
     }
 
+    /// Has threads stop also where the one that waits for them fails.
+    struct Stop<'a>(&'a AtomicBool);
+
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
     #[test]
     fn forks_while_threads_allocate_are_exact() {
         let _alone = alone();
@@ -720,7 +746,26 @@ mod tests {
         let (stop, rounds) = (AtomicBool::new(false), AtomicUsize::new(0));
         let block = memory.alloc(layout(64 * KIB)).unwrap();
         fill(block, 64 * KIB, 7);
+        // Numbers in pages and units of their own, which a thread counts up one after the other, whatever is done meanwhile.
+        let counted = memory.alloc_zeroed(layout(12 * MIB)).unwrap();
+        let numbers: Vec<&AtomicUsize> = (0..24)
+            // SAFETY: inside of the block, which lasts as long as the memory; zeros are a number.
+            .map(|n| unsafe { counted.add(n * 500 * KIB).cast::<AtomicUsize>().as_ref() })
+            .collect();
+        let seen = || numbers.iter().map(|number| number.load(Ordering::Relaxed)).collect::<Vec<_>>();
+        let one_moment = |seen: &[usize]| seen.is_sorted_by(|a, b| a >= b) && seen[0] - seen[23] <= 1;
         std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for n in 1.. {
+                    for number in &numbers {
+                        assert_eq!(number.load(Ordering::Relaxed), n - 1, "a store was lost");
+                        number.store(n, Ordering::Relaxed);
+                    }
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
+            });
             for _ in 0..3 {
                 scope.spawn(|| {
                     while !stop.load(Ordering::Relaxed) {
@@ -736,10 +781,14 @@ mod tests {
                     }
                 });
             }
+            let _stops = Stop(&stop);
             for with in 0..30 {
                 fork(
                     || {
-                        let seen = holds(block, 64 * KIB, if with == 0 { 7 } else { with - 1 });
+                        let first = seen();
+                        let seen = holds(block, 64 * KIB, if with == 0 { 7 } else { with - 1 })
+                            && one_moment(&first)
+                            && first == seen();
                         let mine = memory.alloc(layout(200 * KIB)).unwrap();
                         fill(mine, 200 * KIB, 1);
                         fill(block, 64 * KIB, 99);
@@ -748,9 +797,155 @@ mod tests {
                     || fill(block, 64 * KIB, with),
                 );
             }
-            stop.store(true, Ordering::Relaxed);
         });
         assert!(rounds.load(Ordering::Relaxed) > 0 && holds(block, 64 * KIB, 29));
+    }
+
+    #[test]
+    fn what_is_in_use_thaws_when_it_is_asked_for() {
+        let _alone = alone();
+        // A child has one thread, whatever the tests have.
+        fork(
+            || {
+                let memory = memory(64 * MIB, Full::Fail);
+                let at = memory.alloc(layout(5 * MIB)).unwrap();
+                fill(at, 5 * MIB, 1);
+                fork(|| holds(at, 5 * MIB, 1), || {});
+                fill(at, MIB, 2);
+                // More than what is left is not to be had at the price of a move under somebody's input and output.
+                let more: Vec<_> = (0..40).map_while(|_| memory.alloc(layout(MIB))).collect();
+                let stayed = more.len() > 30 && memory.statistics().frozen_bytes >= 5 * MIB;
+                memory.trim().unwrap();
+                let thawed = memory.statistics().frozen_bytes == 0;
+                // SAFETY: inside of the block.
+                let kept = holds(at, MIB, 2) && holds(unsafe { at.add(MIB) }, 4 * MIB, 1);
+                let mut ground = memory.heap.ground.enter().unwrap();
+                let alias = ground.map_alias(0, 32);
+                fill(at, MIB, 9);
+                let offset = at.addr().get() - ground.base;
+                // SAFETY: a mapping of the same bytes.
+                let stored = unsafe { NonNull::new_unchecked(alias.add(offset)) };
+                drop(ground);
+                stayed && thawed && kept && holds(stored, MIB, 9)
+            },
+            || {},
+        );
+    }
+
+    /// Sets a limit of this process, and gives the one before.
+    fn limit(which: u32, to: u64) -> u64 {
+        // SAFETY: plain data, for which zeros are valid; the kernel reads and writes it.
+        unsafe {
+            let mut limit: libc::rlimit = std::mem::zeroed();
+            assert_eq!(libc::getrlimit(which as _, &raw mut limit), 0);
+            let before = std::mem::replace(&mut limit.rlim_cur, to);
+            assert_eq!(libc::setrlimit(which as _, &raw const limit), 0);
+            before
+        }
+    }
+
+    #[test]
+    fn a_fork_that_cannot_be_exact_is_said_beforehand_and_takes_nothing() {
+        let _alone = alone();
+        fork(
+            || {
+                let memory = memory(64 * MIB, Full::Fail);
+                let at = memory.alloc(layout(20 * MIB)).unwrap();
+                fill(at, 20 * MIB, 1);
+                let before = limit(libc::RLIMIT_DATA, 1 << 20);
+                let refused = prepare_fork();
+                limit(libc::RLIMIT_DATA, before);
+                let kept = holds(at, 20 * MIB, 1) && memory.statistics().frozen_bytes == 0;
+                fill(at, 20 * MIB, 2);
+                refused == Err(ForkRefused::Memory)
+                    && kept
+                    && prepare_fork() == Ok(())
+                    && holds(at, 20 * MIB, 2)
+            },
+            || {},
+        );
+    }
+
+    #[test]
+    fn who_can_open_nothing_any_more_forks_once_and_others_thaw() {
+        let _alone = alone();
+        fork(
+            || {
+                let memory = memory(64 * MIB, Full::Fail);
+                let at = memory.alloc(layout(2 * MIB)).unwrap();
+                fill(at, 2 * MIB, 1);
+                let before = limit(libc::RLIMIT_NOFILE, 3);
+                for has_more in [true, false] {
+                    fork(
+                        || {
+                            let more = memory.alloc(layout(MIB));
+                            more.inspect(|at| fill(*at, MIB, 3));
+                            holds(at, 2 * MIB, 1)
+                                && more.is_some_and(|at| memory.contains(at.as_ptr())) == has_more
+                        },
+                        || {},
+                    );
+                }
+                limit(libc::RLIMIT_NOFILE, before);
+                // The second left no witness, which is about what was there then.
+                for _ in 0..10 {
+                    let Some(at) = memory.alloc(layout(22 * MIB)) else { return false };
+                    fork(|| true, || fill(at, MIB, 2));
+                    // SAFETY: allocated above.
+                    unsafe { memory.dealloc(at) };
+                    memory.trim().unwrap();
+                }
+                true
+            },
+            || {},
+        );
+    }
+
+    #[test]
+    fn who_asks_where_an_address_lies_meets_no_memory_that_ended() {
+        let _alone = alone();
+        let stop = AtomicBool::new(false);
+        let own = 7u8;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    assert!(!heap::on_media((&raw const own).addr()));
+                    let _ = prepare_fork();
+                }
+            });
+            let _stops = Stop(&stop);
+            for _ in 0..200 {
+                let memory = memory(16 * MIB, Full::Fail);
+                let at = memory.alloc(layout(100)).unwrap();
+                assert!(heap::on_media(at.addr().get()));
+            }
+        });
+    }
+
+    #[test]
+    fn what_moves_from_dram_into_a_scope_leaves_no_dram_among_the_medias() {
+        let _alone = alone();
+        let options = MemoryOptions { full: Full::Fail, arenas: Some(1), size: None };
+        let memory: &'static Memory = Box::leak(Box::new(Memory::memfd(64 << 20, &options).unwrap()));
+        let of = |bytes| Layout::from_size_align(bytes, 8).unwrap();
+        for bytes in [100, 3000, 20_000, 300_000] {
+            // SAFETY: each block is of this allocator, and as long as said.
+            unsafe {
+                let blocks: Vec<_> = (0..20).map(|_| ByScope.alloc(of(bytes))).collect();
+                for block in &blocks {
+                    block.write_bytes(5, bytes);
+                }
+                let moved: Vec<_> = memory.scope(|| {
+                    blocks.into_iter().map(|block| ByScope.realloc(block, of(bytes), 2 * bytes)).collect()
+                });
+                for block in moved {
+                    assert!(memory.contains(block) && holds(NonNull::new(block).unwrap(), bytes, 5));
+                }
+            }
+            for _ in 0..20 {
+                assert!(memory.contains(memory.alloc(layout(bytes)).unwrap().as_ptr()), "{bytes} bytes");
+            }
+        }
     }
 
     #[test]
