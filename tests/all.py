@@ -288,7 +288,7 @@ SUITES = [
     lint, build, cargo, crash, c_api, fio_engine, install, heap, kills, mount, wsp, guest, fuzz, schedules, races, demo,
 ]
 # The second takes what the first leaves of the cores, and disturbs nobody: they run at once.
-SIDE_BY_SIDE = {mount: wsp, guest: fuzz}
+SIDE_BY_SIDE = {build: lint, mount: wsp, guest: fuzz}
 
 
 def batches(suites):

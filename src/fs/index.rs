@@ -224,7 +224,13 @@ impl PageIndex {
 
     /// What `page` is, and for how many pages, at most `max`, the same goes on: contiguous blocks of one
     /// kind, or a hole.
+    #[inline]
     pub fn run_at(&self, page: u32, max: u32) -> (Mapping, u32) {
+        // The commonest: one page is read.
+        if max == 1 { (self.get(page), 1) } else { self.run_of(page, max) }
+    }
+
+    fn run_of(&self, page: u32, max: u32) -> (Mapping, u32) {
         let max = (max as u64).min(PAGES_MAX - page as u64) as u32;
         let (word, mut count) = self.piece(page, max);
         while count < max {

@@ -246,6 +246,10 @@ pub const LONG: &[&str] = &[
     // What was stored in place, when cleaning takes its redo record away; the same after a recovery stored it again.
     "foo:9000 | write foo 13 7 ; churn foo 290",
     "foo:9000 | write foo 13 7 ; crash ; churn foo 290",
+    // Lines at the end of a file that are stored again as they were remembered.
+    "foo:100 | append foo 70 ; append foo 50 ; write foo 150 60 ; append foo 9 ; append foo 100 ; append foo 3",
+    "foo:100 | append foo 100 ; append foo 100 ; truncate foo 250 ; append foo 30 ; write foo 310 5 ; append foo 70",
+    "foo:4000 | append foo 80 ; append foo 40 ; crash ; append foo 20 ; append foo 60 ; crash ; append foo 7",
     // What only DRAM knows, and goes into logs that grow at a close.
     "foo:9000 | fallocate foo zerokeep 4096 9001 ; reopen",
     "foo A/ A/bar=foo | chmod foo 4755 ; unlink A/bar ; reopen",
