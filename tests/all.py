@@ -17,6 +17,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -284,19 +285,12 @@ def races():
     return step("races", "tests/sanitize.sh", minutes=120)
 
 
-SUITES = [
-    lint, build, cargo, crash, c_api, fio_engine, install, heap, kills, mount, wsp, guest, fuzz, schedules, races, demo,
+# One after the other; of a stage with two lanes the second takes what the first leaves of the cores, and disturbs nobody.
+STAGES = [
+    ([build], [lint]), ([cargo],), ([crash, c_api, fio_engine, install, heap, kills],), ([mount, guest], [wsp, fuzz]),
+    ([schedules, races, demo],),
 ]
-# The second takes what the first leaves of the cores, and disturbs nobody: they run at once.
-SIDE_BY_SIDE = {build: lint, mount: wsp, guest: fuzz}
-
-
-def batches(suites):
-    """The suites in their order, those together that run side by side."""
-    beside = {SIDE_BY_SIDE[suite] for suite in suites if suite in SIDE_BY_SIDE}
-    for suite in suites:
-        if suite not in beside:
-            yield [other for other in (suite, SIDE_BY_SIDE.get(suite)) if other in suites]
+SUITES = [suite for stage in STAGES for lane in stage for suite in lane]
 
 
 def log_of(suite):
@@ -327,16 +321,25 @@ def main():
     total = Result()
     begun = time.monotonic()
     chosen = [suite for suite in SUITES if not OPTIONS.only or suite.__name__ in OPTIONS.only.split(",")]
-    for suites in batches(chosen):
-        with concurrent.futures.ThreadPoolExecutor() as pool:
-            results = list(pool.map(timed, suites))
-        for suite, (result, seconds) in zip(suites, results):
+    told = threading.Lock()
+
+    def run_lane(lane):
+        nonlocal total
+        failed = False
+        for suite in (suite for suite in lane if suite in chosen):
+            result, seconds = timed(suite)
             if result is not None:
-                show(suite, result, seconds)
-                total = together(total, result)
-        if build in suites and results[0][0].failed:
-            print("  nothing more can be tested without a build")
-            break
+                with told:
+                    show(suite, result, seconds)
+                    total = together(total, result)
+                failed |= suite is build and result.failed > 0
+        return failed
+
+    for stage in STAGES:
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            if any(list(pool.map(run_lane, stage))):
+                print("  nothing more can be tested without a build")
+                break
     print(f"all of it took {(time.monotonic() - begun) / 60:.1f} minutes")
     print(f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped")
     return 1 if total.failed or total.passed == 0 else 0
