@@ -437,6 +437,46 @@ fn one_copy_of_header_and_state_may_be_bad_media() {
     assert_eq!(Heap::open(with(std::slice::from_ref(&ring))).unwrap_err().errno(), libc::EIO);
 }
 
+/// Who made something else there left the second copy of the header alone.
+#[test]
+fn what_was_made_over_a_heap_is_not_overwritten() {
+    const BYTES: usize = 1 << 20;
+    let heap = sim(BYTES, Domain::Memory);
+    let at = put(&heap, "root", 1);
+    let image = heap.media().image();
+    let with = |change: &dyn Fn(&mut [u8])| {
+        let mut image = image.clone();
+        change(&mut image);
+        image
+    };
+    let foreign: [&dyn Fn(&mut [u8]); 3] = [
+        &|image| image[..4096].fill(0x5a),
+        // Much of a header is zeros, in whatever else begins there, too.
+        &|image| {
+            image[..4096].fill(0);
+            image[..8].copy_from_slice(b"somebody");
+        },
+        // A file system that leaves the first sectors alone.
+        &|image| {
+            image[..4096].fill(0);
+            image[1080..1082].copy_from_slice(&[0x53, 0xef]);
+        },
+    ];
+    for change in foreign {
+        let image = with(change);
+        let media = SimMedia::new(image.clone(), Domain::Memory);
+        media.record(Some(Box::new(|_| panic!("it stores"))));
+        assert_eq!(Heap::open(media).unwrap_err().errno(), libc::EINVAL);
+    }
+    let damaged: [&dyn Fn(&mut [u8]); 3] =
+        [&|image| image[..4096].fill(0), &|image| image[..64].fill(0x5a), &|image| image[3] ^= 1];
+    for change in damaged {
+        let heap = Heap::open(SimMedia::new(with(change), Domain::Memory)).unwrap();
+        assert!(heap.opened().header_mended);
+        assert_eq!(heap.root(b"root", TYPE).unwrap(), Some(at));
+    }
+}
+
 #[test]
 fn a_chunk_with_a_bad_descriptor_is_left_out() {
     const BYTES: usize = 1 << 20;

@@ -385,7 +385,14 @@ fn read_header<M: Media>(media: &M) -> Result<(Header, Layout, bool)> {
             );
             return Err(Error::message(libc::EOPNOTSUPP, OPEN, message));
         }
-        (Err(_), Ok(header)) if header.bytes == second_at.0 + BLOCK => header,
+        (Err(fault), Ok(header)) if header.bytes == second_at.0 + BLOCK => {
+            if !was_header(media, fault, &header) {
+                let message = "it held a Lodestone heap, whose last block is still there, but begins with something else: \
+                               restore its first block from a copy, or make a heap here by force";
+                return Err(invalid(OPEN, message.into()));
+            }
+            header
+        }
         (Err(HeaderFault::Blank | HeaderFault::Foreign), _) => {
             return Err(invalid(OPEN, "it holds no Lodestone heap: name one, or make one here".into()));
         }
@@ -395,6 +402,25 @@ fn read_header<M: Media>(media: &M) -> Result<(Header, Layout, bool)> {
     };
     let layout = header.layout().ok_or_else(|| damaged(OPEN, "its header says what cannot be".into()))?;
     Ok((header, layout, is_damaged))
+}
+
+/// Whether what stands in the first block may be what is left of this header: who opens the heap would write it there again,
+/// over whatever was made there since.
+fn was_header<M: Media>(media: &M, fault: HeaderFault, header: &Header) -> bool {
+    let mut block = [0; BLOCK as usize];
+    if media.read(Addr(0), &mut block).is_err() {
+        return true;
+    }
+    match fault {
+        HeaderFault::Blank => block.iter().all(|byte| *byte == 0),
+        HeaderFault::Foreign => {
+            let whole = header.encode();
+            // A line of it that says something; zeros stand in whatever else begins there, too.
+            let mut lines = whole.chunks(LINE).zip(block.chunks(LINE));
+            lines.any(|(line, there)| line == there && line.iter().any(|byte| *byte != 0))
+        }
+        HeaderFault::Damaged | HeaderFault::Newer(_) => true,
+    }
 }
 
 /// Raw pointers in it are right only where it is mapped in its place.
