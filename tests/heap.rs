@@ -444,12 +444,13 @@ fn what_was_made_over_a_heap_is_not_overwritten() {
     let heap = sim(BYTES, Domain::Memory);
     let at = put(&heap, "root", 1);
     let image = heap.media().image();
-    let with = |change: &dyn Fn(&mut [u8])| {
+    type Change<'a> = &'a dyn Fn(&mut [u8]);
+    let with = |change: Change| {
         let mut image = image.clone();
         change(&mut image);
         image
     };
-    let foreign: [&dyn Fn(&mut [u8]); 3] = [
+    let foreign: [Change; 3] = [
         &|image| image[..4096].fill(0x5a),
         // Much of a header is zeros, in whatever else begins there, too.
         &|image| {
@@ -468,7 +469,7 @@ fn what_was_made_over_a_heap_is_not_overwritten() {
         media.record(Some(Box::new(|_| panic!("it stores"))));
         assert_eq!(Heap::open(media).unwrap_err().errno(), libc::EINVAL);
     }
-    let damaged: [&dyn Fn(&mut [u8]); 3] =
+    let damaged: [Change; 3] =
         [&|image| image[..4096].fill(0), &|image| image[..64].fill(0x5a), &|image| image[3] ^= 1];
     for change in damaged {
         let heap = Heap::open(SimMedia::new(with(change), Domain::Memory)).unwrap();
