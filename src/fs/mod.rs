@@ -13,7 +13,7 @@
 //! | `alloc`, `index`, `dirindex`, `names`, `table`, `statline` | what is kept in DRAM only |
 //! | `inode` | an inode in DRAM, and its replay from the log |
 //! | `write`, `read`, `space`, `attr`, `xattr`, `acl` | operations on one inode |
-//! | `last_line` | what small appends need not fetch |
+//! | `sink`, `last_line` | where a write's data go; what appends need not fetch |
 //! | `offload` | copies that go on after their operation let go of the inode |
 //! | `namei`, `walk` | operations on names, path walks |
 //! | `clean` | log cleaning |
@@ -53,6 +53,7 @@ mod read;
 mod recover;
 #[cfg(all(test, shuttle))]
 mod schedules;
+mod sink;
 mod space;
 mod statline;
 mod table;

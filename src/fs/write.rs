@@ -32,17 +32,16 @@ use super::inode::{Body, Data, Redone, extent_offset, write_record_bytes};
 use super::last_line::LastLine;
 use super::log::{Batch, block_addr};
 use super::offload::{Commit, Needs, Parts};
+use super::sink::{Sink, whole_lines};
 use super::*;
 use crate::limits::FILE_BYTES_MAX;
-use crate::media::{Addr, Flushed, LINE, Words, crc32c};
+use crate::media::{Addr, Flushed, LINE, Words};
 use crate::sync::primitive::wait;
 
 /// Largest overwrite that commits as a redo record, in bytes.
 pub const REDO_BYTES_MAX: usize = 1024;
 /// Longest redo record that goes to media word by word, in lines.
 const REDO_LINES_MAX: usize = 9;
-/// Largest append that is put together in DRAM, in bytes, with what its first line had before.
-const APPEND_BYTES_MAX: usize = 4 * LINE;
 /// From this size on, data is fenced before its record instead of verified by it, in bytes.
 pub const TWO_FENCE_BYTES: usize = 16 << 10;
 /// One write moves at most this many bytes, as Linux's do.
@@ -88,106 +87,6 @@ type Written = (u64, Option<Arc<WriteUnderWay>>);
 /// Whether who lent them keeps its thread until they are copied.
 fn waits(bytes: Lent) -> bool {
     bytes.waits() && !crate::wait::lets_others_run()
-}
-
-/// The state of a copy to media.
-struct Sink {
-    /// Continued; none where two fences are cheaper.
-    crc: Option<u32>,
-    flushed: Flushed,
-    engine: Via,
-    /// What engines are to copy all at once, if they are.
-    parts: Option<Parts>,
-}
-
-impl Sink {
-    fn new(crc: Option<u32>, engine: Via) -> Sink {
-        Sink { crc, flushed: Flushed::issued(), engine, parts: None }
-    }
-
-    /// Stores what stays where it is until a copy has ended.
-    fn store_lent<M: Media>(&mut self, core: &Core<M>, at: Addr, bytes: Lent) -> Result<()> {
-        match &mut self.parts {
-            Some(parts) if core.mover.takes(self.engine, bytes.bytes().len()) => {
-                parts.push(bytes.to_media(at));
-                Ok(())
-            }
-            _ => self.store(core, at, bytes.bytes()),
-        }
-    }
-
-    /// Stores at the end of a file, in a block that it has, of whose last line `last` is known: whole lines, put together in
-    /// DRAM where they are few.
-    fn append<M: Media>(
-        &mut self,
-        core: &Core<M>,
-        at: Addr,
-        bytes: Lent,
-        last: Option<&Words>,
-    ) -> Result<()> {
-        let (before, src) = ((at.0 % LINE as u64) as usize, bytes.bytes());
-        let end = before + src.len();
-        if core.deferring || end > APPEND_BYTES_MAX || before > 0 && last.is_none() {
-            return self.store_to_end(core, at, bytes);
-        }
-        let mut lines = [0; APPEND_BYTES_MAX];
-        for (byte, word) in lines.as_chunks_mut().0.iter_mut().zip(last.into_iter().flatten()) {
-            *byte = word.to_le_bytes();
-        }
-        lines[before..end].copy_from_slice(src);
-        let from = Addr(at.0 - before as u64);
-        let flushed = core.media.copy_nt(from, &lines[..end.next_multiple_of(LINE)])?;
-        self.crc = self.crc.map(|crc| crc32c(src, crc));
-        self.flushed = std::mem::replace(&mut self.flushed, Flushed::issued()).and(flushed);
-        Ok(())
-    }
-
-    /// Stores what ends with the file, from its last whole lines on by [`store_tail`](Sink::store_tail).
-    fn store_to_end<M: Media>(&mut self, core: &Core<M>, at: Addr, bytes: Lent) -> Result<()> {
-        let whole = whole_lines(core, at, bytes.bytes().len());
-        if whole > 0 {
-            self.store_lent(core, at, bytes.part(0, whole))?;
-        }
-        self.store_tail(core, at.add(whole as u64), &bytes.bytes()[whole..])
-    }
-
-    /// Stores the last bytes of a file, less than a line. Behind them nobody reads: zeros make the line whole.
-    fn store_tail<M: Media>(&mut self, core: &Core<M>, at: Addr, bytes: &[u8]) -> Result<()> {
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        let mut line = Words::default();
-        put_bytes(&mut line, 0, bytes);
-        let flushed = core.media.store_lines(at, &[line])?;
-        self.crc = self.crc.map(|crc| crc32c(bytes, crc));
-        self.flushed = std::mem::replace(&mut self.flushed, Flushed::issued()).and(flushed);
-        Ok(())
-    }
-
-    fn store<M: Media>(&mut self, core: &Core<M>, at: Addr, bytes: &[u8]) -> Result<()> {
-        let flushed = if core.mover.takes(self.engine, bytes.len()) {
-            let store = |media: &M| core.mover.store(media, self.engine, at, bytes, self.crc);
-            let (crc, flushed) = core.media.watch(store)?;
-            self.crc = crc;
-            flushed
-        } else if let Some(crc) = &mut self.crc {
-            let (next, flushed) = core.media.copy_nt_crc(at, bytes, *crc)?;
-            *crc = next;
-            flushed
-        } else {
-            core.media.copy_nt(at, bytes)?
-        };
-        self.flushed = std::mem::replace(&mut self.flushed, Flushed::issued()).and(flushed);
-        Ok(())
-    }
-}
-
-/// How many bytes from `at` to the end of a file are stored as they are: up to the last line boundary, or all, where parts of
-/// lines go through the cache and nobody waits for them.
-#[inline]
-fn whole_lines<M: Media>(core: &Core<M>, at: Addr, len: usize) -> usize {
-    let tail = (at.0 as usize + len) % LINE;
-    if core.deferring || tail > len { len } else { len - tail }
 }
 
 /// Whether somebody else has the file, or had it lately: who copies before having it keeps it for so short a time that

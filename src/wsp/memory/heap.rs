@@ -52,6 +52,9 @@ static PLACES: [Places; MEMORIES_MAX] = [const {
     }
 }; MEMORIES_MAX];
 
+/// How many places were ever taken: behind them nobody looks.
+static PLACES_TAKEN: AtomicUsize = AtomicUsize::new(0);
+
 /// Forks in a row whose addresses are known for what they are; memory of older ones counts as DRAM when it is freed.
 const GENERATIONS_MAX: usize = 16;
 
@@ -76,15 +79,17 @@ pub(super) enum Place {
 
 /// Whether an address is of some heap's ground, or was in an ancestor.
 pub(super) fn on_media(address: usize) -> bool {
-    PLACES.iter().any(|places| places.of(address) != Place::Dram)
+    let taken = &PLACES[..PLACES_TAKEN.load(Ordering::Acquire)];
+    taken.iter().any(|places| places.of(address) != Place::Dram)
 }
 
 impl Places {
     fn take(bytes: usize) -> Option<&'static Places> {
-        let free = |places: &&Places| {
+        let number = PLACES.iter().position(|places| {
             places.bytes.compare_exchange(0, bytes, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-        };
-        PLACES.iter().find(free)
+        })?;
+        PLACES_TAKEN.fetch_max(number + 1, Ordering::Release);
+        Some(&PLACES[number])
     }
 
     fn give_back(&self) {
@@ -94,13 +99,18 @@ impl Places {
         self.bytes.store(0, Ordering::Release);
     }
 
+    /// Asked when anything is freed. Few have inherited anything: the youngest comes first, and behind the last there is none.
+    #[inline]
     fn of(&self, address: usize) -> Place {
         let bytes = self.bytes.load(Ordering::Acquire);
         let within = |base: usize| base != 0 && address.wrapping_sub(base) < bytes;
-        match () {
-            () if within(self.base.load(Ordering::Relaxed)) => Place::Media,
-            () if self.inherited.iter().any(|base| within(base.load(Ordering::Relaxed))) => Place::Inherited,
-            () => Place::Dram,
+        if within(self.base.load(Ordering::Relaxed)) {
+            return Place::Media;
+        }
+        let inherited = self.inherited.iter().map(|base| base.load(Ordering::Relaxed));
+        match inherited.take_while(|base| *base != 0).any(within) {
+            true => Place::Inherited,
+            false => Place::Dram,
         }
     }
 }
