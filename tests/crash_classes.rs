@@ -133,6 +133,18 @@ fn class_10_recovery_can_be_repeated() {
     assert!(tally.recovery_states > tally.distinct, "{tally:?}");
 }
 
+/// Trap: a fixed file, which somebody maps past the file system, is whole and fixed or not at all; and nobody else has its
+/// blocks, whatever fails when.
+#[test]
+fn trap_fixed_files_are_whole_and_keep_their_blocks() {
+    let text = "foo | fix foo 8192\n\n| create foo ; fix foo 12288 ; sync ; create bar ; append bar 9000\n\n\
+                foo | fix foo 4096 ; churn foo 60\n\nfoo | fix foo 8192 ; unfix foo ; unlink foo ; create bar ; append bar 9000\n\n\
+                foo:9000 bar | unlink foo ; fix bar 12288 ; reopen ; write bar 0 64";
+    explore(ALL, Image::Fresh, text);
+    explore(ALL, Image::Reused, text);
+    explored(ALL, DataMode::InPlace, Image::Crashed, true, "foo | fix foo 8192 ; sync ; create bar");
+}
+
 /// Trap: a tombstone is cleaned away before what it cancels, or before a rename that waits for it.
 #[test]
 fn trap_tombstones_outlive_what_they_cancel() {

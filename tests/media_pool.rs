@@ -4,7 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use lodestone::media::{
-    Addr, Domain, Isa, Media, Pool, PoolOptions, RegionKind, Span, SpanOptions, crc32c, crc32c_words,
+    Addr, Domain, Isa, Media, Part, Pool, PoolOptions, RegionKind, Span, SpanOptions, crc32c, crc32c_words,
+    holds_pool,
 };
 
 /// A directory of its own for one test, removed at the end.
@@ -434,4 +435,62 @@ fn what_others_stored_is_written_back() {
         span.persist(&[(Addr(0), 4096), (Addr(20 * MIB), 20 * MIB as usize)]).unwrap();
         assert_eq!(span.crc32c(Addr(0), bytes.len(), 0).unwrap(), crc32c(&bytes, 0), "{assume:?}");
     }
+}
+
+/// As a guest's memory lies in a pool that its server has.
+#[test]
+fn parts_are_used_beside_who_has_the_whole() {
+    use std::os::unix::fs::FileExt;
+
+    let dir = Dir::new("part");
+    let path = dir.path("pool");
+    let pool = Pool::create(std::slice::from_ref(&path), Some(16 * MIB), &options()).unwrap();
+    assert!(holds_pool(&path).unwrap(), "also while it is in use");
+    let part = Part { offset: 4 * MIB, bytes: 2 * MIB };
+    let open =
+        |part, read_only| Span::open_part(&path, part, &SpanOptions { read_only, ..SpanOptions::default() });
+    let span = open(part, false).unwrap();
+    assert_eq!((span.len(), span.domain()), (part.bytes, pool.domain()));
+    let flushed = span.copy_nt(Addr(8), b"stored").unwrap();
+    span.fence(flushed);
+    span.persist(&[(Addr(0), 4096)]).unwrap();
+    let mut seen = [0; 6];
+    pool.read(Addr(part.offset + 8), &mut seen).unwrap();
+    assert_eq!(&seen, b"stored");
+    fs::File::open(&path).unwrap().read_exact_at(&mut seen, part.offset + 8).unwrap();
+    assert_eq!(&seen, b"stored");
+
+    // Nobody else has it, nor a piece of it; others are free.
+    for (other, free) in [
+        (part, false),
+        (Part { offset: 6 * MIB - 4096, bytes: 8192 }, false),
+        (Part { offset: 6 * MIB, bytes: MIB }, true),
+    ] {
+        let opened = open(other, false);
+        assert_eq!(opened.err().map_or(0, |e| e.errno()), if free { 0 } else { libc::EBUSY }, "{other:?}");
+    }
+    drop(span);
+    let readers = [open(part, true).unwrap(), open(part, true).unwrap()];
+    assert_eq!(open(part, false).unwrap_err().errno(), libc::EBUSY);
+    drop(readers);
+    let held = Span::hold_part(&path, part).unwrap();
+    assert_eq!(open(part, false).unwrap_err().errno(), libc::EBUSY);
+    let handed_on = held.try_clone().unwrap();
+    drop(held);
+    assert_eq!(open(part, false).unwrap_err().errno(), libc::EBUSY, "as long as the file is open anywhere");
+    drop(handed_on);
+    open(part, false).unwrap();
+
+    for (offset, bytes) in
+        [(16 * MIB, 4096), (15 * MIB, 2 * MIB), (0, 0), (u64::MAX - 4095, 8192), (100, 4096)]
+    {
+        let errno = open(Part { offset, bytes }, false).unwrap_err().errno();
+        assert_eq!(errno, libc::EINVAL, "{bytes} bytes at {offset}");
+    }
+    drop(pool);
+    let alone = Pool::open(&path, &options());
+    alone.expect("a part that was used leaves no lock");
+    fs::write(dir.path("other"), b"short").unwrap();
+    assert!(!holds_pool(&dir.path("other")).unwrap());
+    assert_eq!(holds_pool(&dir.path("none")).unwrap_err().errno(), libc::ENOENT);
 }

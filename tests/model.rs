@@ -73,6 +73,8 @@ fn operation() -> impl Strategy<Value = Op> {
             .prop_map(|(t, how, at, len)| Op::Fallocate(t, how, at, len as u64)),
         3 => (target(), xattr.clone(), length(), setting).prop_map(|(t, n, len, how)| Op::Setxattr(t, n, len, how)),
         1 => (target(), xattr).prop_map(|(t, n)| Op::Removexattr(t, n)),
+        2 => (target(), select(vec![4096, 12288, 12288, 5000])).prop_map(|(t, bytes)| Op::Fix(t, bytes)),
+        2 => target().prop_map(Op::Unfix),
         1 => (target(), 0..0o10000u32).prop_map(|(t, mode)| Op::Chmod(t, mode)),
         1 => (target(), 0..4u32, 0..4u32).prop_map(|(t, u, g)| Op::Chown(t, u, g)),
         1 => (target(), 0..4_000_000_000i64).prop_map(|(t, at)| Op::Utimens(t, at)),

@@ -609,6 +609,40 @@ impl Allocator {
         Ok(())
     }
 
+    /// One run of `want` blocks, or none where no such run is free. If it has as many as a group it begins with one: it is
+    /// mapped by huge pages. The reserve is left alone.
+    pub fn alloc_whole(&self, want: u32) -> Option<Run> {
+        debug_assert!(want > 0 && self.started.load(Relaxed));
+        self.empty_pockets();
+        let mut first = 0;
+        for group in 0..self.group_count() {
+            let bits = self.bits(group);
+            let (before, free) = ((group - first) * GROUP_BLOCKS, bits.next(0, 0));
+            let found = match want < GROUP_BLOCKS {
+                true => {
+                    bits.best_run(0, want).filter(|run| run.1 == want).map(|run| group * GROUP_BLOCKS + run.0)
+                }
+                false => (before.saturating_add(free) >= want).then_some(first * GROUP_BLOCKS),
+            };
+            if let Some(start) = found {
+                let got = self.claim(start, want);
+                if got == want {
+                    let local = self.local();
+                    local.count(&local.shard.allocated, want);
+                    return Some(Run::new(Block(start), want));
+                }
+                // Somebody was faster.
+                if got > 0 {
+                    self.put_back(Run::new(Block(start), got));
+                }
+                first = group + 1;
+            } else if free < GROUP_BLOCKS {
+                first = group + 1;
+            }
+        }
+        None
+    }
+
     /// Frees blocks that nothing on media or in flight refers to any more. They are free on return.
     #[inline]
     pub fn free(&self, run: Run) {

@@ -14,6 +14,7 @@ use super::acl;
 use super::alloc::{Block, Run};
 use super::clean::Cleaning;
 use super::dirindex::DirIndex;
+use super::fixed::FIXED;
 use super::format::*;
 use super::index::PageIndex;
 use super::last_line::LastLine;
@@ -59,6 +60,8 @@ pub struct Body {
     /// The last block has bytes of a longer file which a power loss may bring back (the truncation is not
     /// synced): nothing is stored in it in place.
     pub tail_shared: bool,
+    /// Its blocks stand still: see `fixed`.
+    pub fixed: bool,
     pub size: u64,
     /// Packed, as all times here.
     pub mtime: u64,
@@ -209,6 +212,7 @@ impl Body {
             writes: Writes::default(),
             dead: false,
             tail_shared: false,
+            fixed: false,
         }
     }
 
@@ -514,6 +518,9 @@ fn apply_xattr<M: Media>(core: &Core<M>, owner: &Owner, body: &mut Body, record:
         body.ctime = get64(b, field::xattr::CTIME);
     }
     let old = body.xattrs.iter().position(|x| *x.name == *name);
+    if name == FIXED {
+        body.fixed = flags & field::xattr::REMOVE == 0;
+    }
     if flags & field::xattr::REMOVE != 0 {
         if let Some(i) = old {
             body.xattrs.swap_remove(i);

@@ -13,6 +13,7 @@
 //! | `alloc`, `index`, `dirindex`, `names`, `table`, `statline` | what is kept in DRAM only |
 //! | `inode` | an inode in DRAM, and its replay from the log |
 //! | `write`, `read`, `space`, `attr`, `xattr`, `acl` | operations on one inode |
+//! | `fixed` | files whose blocks stand still for who maps them |
 //! | `sink`, `last_line` | where a write's data go; what appends need not fetch |
 //! | `offload` | copies that go on after their operation let go of the inode |
 //! | `namei`, `walk` | operations on names, path walks |
@@ -39,6 +40,7 @@ pub mod dirindex;
 pub mod dump;
 mod epoch;
 pub mod files;
+mod fixed;
 pub mod format;
 pub mod index;
 mod inode;
@@ -79,6 +81,7 @@ use crate::sync::PerThread;
 use crate::sync::reclaim::{Pin, pin};
 use alloc::{Allocator, Class, Run};
 pub(crate) use clock::now;
+pub use fixed::{FIXED, FixedPlace};
 use format::{BLOCK, Super, TABLE_BLOCK};
 use inode::{Body, Inode};
 pub use offload::{

@@ -507,7 +507,7 @@ impl<M: Media> Fs<M> {
         let victim = self.inode_pinned(entry.ino, pin)?;
         prefetch(victim);
         let mut child = self.table.change(victim);
-        check_sticky(cred, body, &child)?;
+        check_removable(cred, body, &child)?;
         match (victim.kind == Kind::Directory, want_dir) {
             (true, false) => return Err(Error::new(libc::EISDIR, "namei::remove")),
             (false, true) => return Err(Error::new(libc::ENOTDIR, "namei::remove")),
@@ -737,10 +737,10 @@ impl<M: Media> Fs<M> {
     ) -> Result<()> {
         let is_dir = |body: &Body| matches!(body.data, Data::Dir(_));
         let exchange = flags == RENAME_EXCHANGE;
-        check_sticky(cred, from, moved)?;
+        check_removable(cred, from, moved)?;
         permit(cred, to, W | X)?;
         if let Some(replaced) = replaced {
-            check_sticky(cred, to, replaced)?;
+            check_removable(cred, to, replaced)?;
             match (is_dir(moved), is_dir(replaced)) {
                 (true, false) if !exchange => return Err(Error::new(libc::ENOTDIR, "namei::rename")),
                 (false, true) if !exchange => return Err(Error::new(libc::EISDIR, "namei::rename")),
@@ -1038,14 +1038,18 @@ fn absent(name: &[u8]) -> Error {
     Error::new(if too_long { libc::ENAMETOOLONG } else { libc::ENOENT }, "namei::absent")
 }
 
-/// In a sticky directory only the owner of the entry or of the directory removes it.
-fn check_sticky(cred: &Cred, dir: &Body, child: &Body) -> Result<()> {
+/// In a sticky directory only the owner of the entry or of the directory removes it; what is fixed keeps its names.
+fn check_removable(cred: &Cred, dir: &Body, child: &Body) -> Result<()> {
     let free = dir.mode & libc::S_ISVTX == 0
         || !cred.enforce
         || cred.is_root()
         || cred.uid == child.uid
         || cred.uid == dir.uid;
-    if free { Ok(()) } else { Err(Error::new(libc::EPERM, "namei::check_sticky")) }
+    match free {
+        true if child.fixed => Err(super::fixed::keeps_its_name()),
+        true => Ok(()),
+        false => Err(Error::new(libc::EPERM, "namei::check_removable")),
+    }
 }
 
 /// Mode and access lists of a new inode: from the directory's default list, or through the umask.

@@ -832,6 +832,7 @@ pub(super) fn check_writable(body: &Body) -> Result<()> {
         return Err(Error::new(libc::ESTALE, "write::check_writable"));
     }
     match body.data {
+        Data::File(_) if body.fixed => Err(super::fixed::in_use()),
         Data::File(_) => Ok(()),
         Data::Dir(_) => Err(Error::new(libc::EISDIR, "write::check_writable")),
         _ => Err(Error::new(libc::EINVAL, "write::check_writable")),

@@ -2,6 +2,7 @@
 
 use super::acl::{self, Acl};
 use super::alloc::{Class, Run};
+use super::fixed::{FIXED, permit_fixing};
 use super::format::*;
 use super::inode::{Body, Data, Xattr, value_crc};
 use super::log::{Batch, block_addr};
@@ -17,6 +18,9 @@ impl<M: Media> Fs<M> {
     /// The value. ENODATA where there is none.
     pub fn getxattr(&self, cred: &Cred, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         check_length(name)?;
+        if name == FIXED {
+            return self.fixed_text(ino);
+        }
         let inode = self.inode(ino)?;
         let body = inode.body.read();
         permit_name(cred, &body, name, false)?;
@@ -46,12 +50,13 @@ impl<M: Media> Fs<M> {
         Ok(value)
     }
 
-    /// Names, each closed by a NUL. `trusted.` names show to the superuser alone.
+    /// Names, each closed by a NUL. `trusted.` names show to the superuser alone, [`FIXED`] to nobody.
     pub fn listxattr(&self, cred: &Cred, ino: Ino) -> Result<Vec<u8>> {
         let inode = self.inode(ino)?;
         let body = inode.body.read();
         let mut list = Vec::new();
-        for x in body.xattrs.iter().filter(|x| cred.is_root() || !x.name.starts_with(b"trusted.")) {
+        let shows = |x: &&Xattr| (cred.is_root() || !x.name.starts_with(b"trusted.")) && *x.name != *FIXED;
+        for x in body.xattrs.iter().filter(shows) {
             list.extend_from_slice(&x.name);
             list.push(0);
         }
@@ -61,6 +66,9 @@ impl<M: Media> Fs<M> {
     /// `flags`: 0, XATTR_CREATE or XATTR_REPLACE. Durable and atomic.
     pub fn setxattr(&self, cred: &Cred, ino: Ino, name: &[u8], value: &[u8], flags: i32) -> Result<()> {
         check_setting(name, value, flags)?;
+        if name == FIXED {
+            return self.fix_by_text(cred, ino, value, flags);
+        }
         let inode = self.inode(ino)?;
         let mut room = self.room();
         loop {
@@ -230,12 +238,17 @@ impl<M: Media> Fs<M> {
         let mut body = self.table.change(&inode);
         let guard = self.core.enter()?;
         check_alive(&body)?;
-        permit_name(cred, &body, name, true)?;
-        check_name(&body, name)?;
+        match name == FIXED {
+            true => permit_fixing(cred, &body)?,
+            false => permit_name(cred, &body, name, true).and_then(|()| check_name(&body, name))?,
+        }
         if !body.xattrs.iter().any(|x| *x.name == *name) {
             return Err(Error::new(libc::ENODATA, "xattr::removexattr"));
         }
         let done = self.unset(&inode, &mut body, &guard, name, Batch::new());
+        if name == FIXED && done.is_ok() {
+            body.fixed = false;
+        }
         self.tidy_log(&inode, &mut body, &guard);
         done
     }

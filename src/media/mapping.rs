@@ -87,8 +87,14 @@ impl Mapping {
         Mapping::registered(start, bytes)
     }
 
-    /// Maps the first `bytes` of a file. `align` is a power of two.
-    pub fn new(file: BorrowedFd<'_>, bytes: usize, align: usize, sharing: Sharing) -> Result<Mapping> {
+    /// Maps `bytes` of a file from `offset` on. `align` is a power of two.
+    pub fn new(
+        file: BorrowedFd<'_>,
+        offset: u64,
+        bytes: usize,
+        align: usize,
+        sharing: Sharing,
+    ) -> Result<Mapping> {
         debug_assert!(align.is_power_of_two());
         let flags = sharing.flags();
         let reserved_bytes = bytes.checked_add(align).ok_or(Errno::NOMEM)?;
@@ -101,7 +107,7 @@ impl Mapping {
         let start = reserved.wrapping_byte_add(head);
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: MAP_FIXED replaces only what was reserved above.
-        if let Err(e) = unsafe { mmap(start, bytes, prot, flags | MapFlags::FIXED, file, 0) } {
+        if let Err(e) = unsafe { mmap(start, bytes, prot, flags | MapFlags::FIXED, file, offset) } {
             // SAFETY: nobody uses the reservation.
             let _ = unsafe { munmap(reserved, reserved_bytes) };
             return Err(e);

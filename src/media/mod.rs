@@ -35,10 +35,11 @@ pub(crate) use by_address::ByAddress;
 pub use copy::{Isa, ReadStep, ReadTable, Words, crc32c, crc32c_join, crc32c_words, prefetch};
 pub use describe::{Description, Pages, RegionDescription};
 pub use domain::Domain;
+pub use open::holds_pool;
 pub use overlay::Overlay;
 pub use pool::{Pool, PoolOptions};
 pub use region::RegionKind;
-pub use span::{Span, SpanOptions};
+pub use span::{Part, Span, SpanOptions};
 pub use token::{Dirty, Durable, Flushed};
 #[cfg(feature = "memory-type")]
 pub(crate) use tract::{TRACT_LABEL_BYTES, Tract};
@@ -106,6 +107,11 @@ pub trait Media: Send + Sync + 'static {
 
     /// Where a range of one region is mapped in one piece, for devices that follow addresses; none where it is not.
     fn mapped(&self, _at: Addr, _len: usize) -> Option<*mut u8> {
+        None
+    }
+
+    /// The file or device that has a range in one piece, and where there.
+    fn in_file(&self, _at: Addr, _len: u64) -> Option<(std::path::PathBuf, u64)> {
         None
     }
 

@@ -258,6 +258,16 @@ pub(super) fn begins_pool(beginning: &[u8]) -> bool {
     matches!(block0, Block0::Label(_) | Block0::Newer(_) | Block0::Damaged(_))
 }
 
+/// Whether the file or device at `path` holds a pool, or what is left of one, whoever uses it.
+pub fn holds_pool(path: &Path) -> Result<bool> {
+    let read_only = OpenRegion::kind_of(path)? != RegionKind::DeviceDax;
+    match OpenRegion::open_part(path, 0..LABEL_BYTES as u64, read_only) {
+        Ok(region) => Ok(begins_pool(&read_block0(&region)?)),
+        Err(e) if e.errno() == libc::EINVAL => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
 /// Refuses to make a pool of what holds something.
 fn check_free(region: &OpenRegion) -> Result<()> {
     let what = match Label::decode(&read_block0(region)?) {

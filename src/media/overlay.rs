@@ -139,6 +139,10 @@ impl<M: Media> Media for Arc<M> {
         (**self).len()
     }
 
+    fn in_file(&self, at: Addr, len: u64) -> Option<(std::path::PathBuf, u64)> {
+        (**self).in_file(at, len)
+    }
+
     fn domain(&self) -> Domain {
         (**self).domain()
     }

@@ -14,7 +14,7 @@ use std::ops::Range;
 use super::LINE;
 use super::copy::{Copier, Isa, ReadTable, Routines};
 use super::label::Label;
-use super::region::Region;
+use super::region::{Region, RegionKind};
 use super::{Addr, Dirty, Domain, Durable, Fault, Flushed, Media, Words};
 
 /// What the host gives back at least, in bytes.
@@ -250,6 +250,12 @@ impl Media for Pool {
         self.check(at, len);
         let (pointer, room) = self.locate(at, shift);
         (len <= room).then_some(pointer)
+    }
+
+    fn in_file(&self, at: Addr, len: u64) -> Option<(std::path::PathBuf, u64)> {
+        let (region, offset, room) = self.region_of(at);
+        let region = &self.regions[region];
+        (len <= room && region.kind != RegionKind::Memfd).then(|| (region.path.clone(), offset))
     }
 
     fn mapping(&self, region: usize) -> Option<(*mut u8, usize)> {

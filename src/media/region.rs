@@ -5,6 +5,7 @@
 //! open file, not a mark on media, so that a killed process leaves nothing to clean up.
 
 use std::fs;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -76,6 +77,8 @@ pub(super) struct OpenRegion {
     /// Alignment of address and length that the device asks of a mapping.
     align: usize,
     read_only: bool,
+    /// Where the first byte stands in the file or device.
+    offset: u64,
 }
 
 /// A region in use.
@@ -110,6 +113,12 @@ impl OpenRegion {
         Self::from_file(file?, path, read_only)
     }
 
+    /// What is at `path`; a file on a DAX mount is told from others only where it is open.
+    pub fn kind_of(path: &Path) -> Result<RegionKind> {
+        let stat = rustix::fs::stat(path).map_err(|e| cannot("open", "media::region::open", path, e))?;
+        kind_of(&stat, path)
+    }
+
     /// Creates a file; EEXIST where there is one.
     pub fn create(path: &Path) -> Result<OpenRegion> {
         const SITE: &str = "media::region::create";
@@ -132,15 +141,46 @@ impl OpenRegion {
         Ok(region)
     }
 
-    fn from_file(file: OwnedFd, path: &Path, read_only: bool) -> Result<OpenRegion> {
-        Self::locked(file, path, read_only, read_only)
+    /// Opens a part of what is at `path`, whoever has the whole: the lock is that of the part, shared for `read_only`, else
+    /// exclusive.
+    ///
+    /// EINVAL where it does not end within the file or device.
+    pub fn open_part(path: &Path, part: Range<u64>, read_only: bool) -> Result<OpenRegion> {
+        const SITE: &str = "media::region::open_part";
+        Self::kind_of(path)?;
+        let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
+        let file = rustix::fs::open(path, access | OPEN_FLAGS, Mode::empty())
+            .map_err(|e| cannot("open", SITE, path, e))?;
+        let lock = |file, _: &Stat| Locked::part(file, path, &part, read_only);
+        let mut region = Self::locked(file, path, read_only, lock)?;
+        if part.is_empty() || part.end > region.bytes {
+            let message = format!(
+                "{} has {} bytes, and no part from {} to {}",
+                path.display(),
+                region.bytes,
+                part.start,
+                part.end
+            );
+            return Err(Error::message(libc::EINVAL, SITE, message));
+        }
+        (region.offset, region.bytes) = (part.start, part.end - part.start);
+        Ok(region)
     }
 
-    fn locked(file: OwnedFd, path: &Path, read_only: bool, shared: bool) -> Result<OpenRegion> {
+    fn from_file(file: OwnedFd, path: &Path, read_only: bool) -> Result<OpenRegion> {
+        Self::locked(file, path, read_only, |file, stat| Locked::new(file, stat, path, read_only))
+    }
+
+    fn locked(
+        file: OwnedFd,
+        path: &Path,
+        read_only: bool,
+        lock: impl FnOnce(OwnedFd, &Stat) -> Result<Locked>,
+    ) -> Result<OpenRegion> {
         const SITE: &str = "media::region::open";
         let stat = rustix::fs::fstat(&file).map_err(|e| cannot("examine", SITE, path, e))?;
         let kind = kind_of(&stat, path)?;
-        let file = Locked::new(file, &stat, path, shared)?;
+        let file = lock(file, &stat)?;
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         let (bytes, align) = match kind {
             RegionKind::DeviceDax => device_dax_size(&stat, &path)?,
@@ -152,7 +192,12 @@ impl OpenRegion {
         };
         let is_dax = kind == RegionKind::File && mapping::is_dax(file.as_fd());
         let kind = if is_dax { RegionKind::DaxFile } else { kind };
-        Ok(OpenRegion { path, undo: Undo::default(), file, stat, kind, bytes, align, read_only })
+        Ok(OpenRegion { path, undo: Undo::default(), file, stat, kind, bytes, align, read_only, offset: 0 })
+    }
+
+    /// The open file, which keeps its lock until it and all that is mapped of it are gone.
+    pub fn into_file(self) -> OwnedFd {
+        self.file.into_file()
     }
 
     /// From now on what is done to the file is undone with this, until it is [kept](Region::keep): one that was `made` is
@@ -292,7 +337,7 @@ impl OpenRegion {
             cannot("map", "media::region::map", &self.path, e).context(format!("{bytes} bytes, {remedy}"))
         };
         let length = self.mapped_bytes(bytes).ok_or_else(|| failed(Errno::NOMEM))?;
-        Mapping::new(self.file.as_fd(), length, self.align, self.sharing()?).map_err(failed)
+        Mapping::new(self.file.as_fd(), self.offset, length, self.align, self.sharing()?).map_err(failed)
     }
 
     /// Only devices ask for whole huge pages; a file may end anywhere.
@@ -338,7 +383,7 @@ impl OpenRegion {
         let before = rustix::fs::stat(path).map_err(|e| cannot("open", SITE, path, e))?;
         kind_of(&before, path)?;
         let file = open_writable(path).map_err(|e| cannot("open", SITE, path, e))?;
-        Self::locked(file, path, false, true)
+        Self::locked(file, path, false, |file, stat| Locked::new(file, stat, path, true))
     }
 
     /// Makes a file for several who divide it among themselves; EEXIST where there is one.
@@ -347,7 +392,7 @@ impl OpenRegion {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)
             .map_err(|e| cannot("create", SITE, path, e))?;
-        Self::locked(file, path, false, true)
+        Self::locked(file, path, false, |file, stat| Locked::new(file, stat, path, true))
     }
 
     /// Runs `run` while nobody else runs something so with this file or device, and with its size of now. EBUSY where that
@@ -358,7 +403,7 @@ impl OpenRegion {
         let busy = |what| Error::message(libc::EBUSY, SITE, format!("{} {what}", path.display()));
         let begun = Instant::now();
         loop {
-            match lock_turn(&self.file, libc::F_WRLCK) {
+            match lock_part(&self.file.file, libc::F_WRLCK, &TURN) {
                 Ok(()) => break,
                 Err(Errno::AGAIN | Errno::ACCESS) if begun.elapsed() < TURN_WAIT_MAX => {
                     std::thread::sleep(READERS_PAUSE)
@@ -389,7 +434,7 @@ impl OpenRegion {
             },
         };
         // A child that was forked meanwhile has the file too, so that to close it would not do. It cannot fail.
-        let _ = lock_turn(&self.file, libc::F_UNLCK);
+        let _ = lock_part(&self.file.file, libc::F_UNLCK, &TURN);
         done
     }
 
@@ -458,11 +503,6 @@ impl OpenRegion {
         Ok(())
     }
 
-    /// The open file, which keeps its lock until it and all that is mapped of it are gone.
-    pub fn into_file(self) -> OwnedFd {
-        self.file.into_file()
-    }
-
     /// What of it is mapped at a time, in bytes: a huge page, or what the device or hugetlbfs asks for.
     pub fn unit_bytes(&self) -> usize {
         match self.is_hugetlbfs() {
@@ -494,7 +534,7 @@ impl OpenRegion {
 
 /// Behind all data, and before what `wsp::memory` locks there: whoever has it makes something of the file.
 #[cfg(feature = "memory-type")]
-const TURN_OFFSET: i64 = (1 << 62) - 1;
+const TURN: Range<u64> = (1 << 62) - 1..1 << 62;
 #[cfg(feature = "memory-type")]
 const TURN_WAIT_MAX: Duration = Duration::from_secs(10);
 /// How far from its begin a device says what it is of: file systems do so within 68 KiB, arrays within 8, partitions within 34.
@@ -502,17 +542,16 @@ const TURN_WAIT_MAX: Duration = Duration::from_secs(10);
 const DEVICE_HEAD_BYTES: usize = 128 << 10;
 
 /// A lock of the open file, which ends with it where whoever has it is killed.
-#[cfg(feature = "memory-type")]
-fn lock_turn(file: &Locked, kind: i32) -> rustix::io::Result<()> {
+fn lock_part(file: &OwnedFd, kind: i32, part: &Range<u64>) -> rustix::io::Result<()> {
     use std::os::fd::AsRawFd;
     // SAFETY: plain data, for which zeros are valid; the process number has to be 0.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind as i16;
     lock.l_whence = libc::SEEK_SET as i16;
-    lock.l_start = TURN_OFFSET;
-    lock.l_len = 1;
+    lock.l_start = part.start as i64;
+    lock.l_len = (part.end - part.start) as i64;
     // SAFETY: the kernel reads one lock.
-    match unsafe { libc::fcntl(file.file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } {
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } {
         0 => Ok(()),
         _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
     }
@@ -639,6 +678,8 @@ struct Locked {
     file: OwnedFd,
     /// A child that drops what it inherited does not end its parent's lock.
     process: u32,
+    /// Nothing but this is locked.
+    part: Option<Range<u64>>,
 }
 
 impl Locked {
@@ -648,7 +689,7 @@ impl Locked {
             false => lock_alone(&file),
         };
         match locked {
-            Ok(()) => Ok(Locked { file, process: std::process::id() }),
+            Ok(()) => Ok(Locked { file, process: std::process::id(), part: None }),
             Err(Errno::WOULDBLOCK) => Err(Error::message(
                 libc::EBUSY,
                 "media::region::lock",
@@ -661,14 +702,34 @@ impl Locked {
             Err(e) => Err(cannot("lock", "media::region::lock", path, e)),
         }
     }
+
+    fn part(file: OwnedFd, path: &Path, part: &Range<u64>, shared: bool) -> Result<Locked> {
+        let begun = Instant::now();
+        loop {
+            match lock_part(&file, if shared { libc::F_RDLCK } else { libc::F_WRLCK }, part) {
+                Ok(()) => return Ok(Locked { file, process: std::process::id(), part: Some(part.clone()) }),
+                // Who only reads is gone soon.
+                Err(Errno::AGAIN | Errno::ACCESS) if begun.elapsed() < READERS_WAIT_MAX => {
+                    std::thread::sleep(READERS_PAUSE)
+                }
+                Err(Errno::AGAIN | Errno::ACCESS) => {
+                    let (path, Range { start, end }) = (path.display(), part);
+                    let message = format!(
+                        "{path} is in use from {start} to {end}: end whoever uses it, then try again"
+                    );
+                    return Err(Error::message(libc::EBUSY, "media::region::lock", message));
+                }
+                Err(e) => return Err(cannot("lock", "media::region::lock", path, e)),
+            }
+        }
+    }
 }
 
-#[cfg(feature = "memory-type")]
 impl Locked {
     /// The file without an end of its lock.
     fn into_file(self) -> OwnedFd {
         let this = std::mem::ManuallyDrop::new(self);
-        // SAFETY: `this` is never dropped, so that there is one owner.
+        // SAFETY: `this` is never dropped, so that there is one owner; its other fields own nothing.
         unsafe { std::ptr::read(&raw const this.file) }
     }
 }
@@ -692,7 +753,10 @@ impl Drop for Locked {
     fn drop(&mut self) {
         if self.process == std::process::id() {
             // It cannot fail: the file is open.
-            let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
+            let _ = match &self.part {
+                None => rustix::fs::flock(&self.file, FlockOperation::Unlock),
+                Some(part) => lock_part(&self.file, libc::F_UNLCK, part),
+            };
         }
     }
 }

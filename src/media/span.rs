@@ -4,6 +4,7 @@
 //! A span is one region with everything that a pool's region has: the persistence domain detected, the lock against
 //! other users, faults as errors. It writes nothing of its own, so that its first byte is the user's.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -40,6 +41,13 @@ pub struct SpanOptions {
     pub size: Option<u64>,
     /// Also where a pool is.
     pub force: bool,
+}
+
+/// Where a part of a file or device begins and how long it is, in bytes: whole pages, of device-dax whole pages of the device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Part {
+    pub offset: u64,
+    pub bytes: u64,
 }
 
 /// See the file's head.
@@ -129,6 +137,25 @@ impl Span {
         if let Held::Region(region) = &mut self.held {
             region.keep();
         }
+    }
+
+    /// A part of the file or device at `path`, which is its user's own: whoever has the whole, or other parts, uses the rest
+    /// alone. A pool gives such parts away (`Fs::fix`).
+    ///
+    /// EBUSY where another process or span has that part, EINVAL where it is no part of the file.
+    pub fn open_part(path: &Path, part: Part, options: &SpanOptions) -> Result<Span> {
+        let options = SpanOptions { size: None, ..*options };
+        let end = part.offset.checked_add(part.bytes);
+        let range = part.offset..end.ok_or_else(|| Error::new(libc::EINVAL, OPEN))?;
+        Span::of_region(OpenRegion::open_part(path, range, options.read_only)?, &options, &[])
+    }
+
+    /// Keeps others from opening a part to store to it, as long as the file is open anywhere: in this process, or in one that it
+    /// is handed to. EBUSY where somebody has opened it so.
+    pub fn hold_part(path: &Path, part: Part) -> Result<OwnedFd> {
+        let end = part.offset.checked_add(part.bytes);
+        let range = part.offset..end.ok_or_else(|| Error::new(libc::EINVAL, OPEN))?;
+        OpenRegion::open_part(path, range, true).map(OpenRegion::into_file)
     }
 
     /// Anonymous memory of so many bytes; pages are taken at first use.

@@ -18,7 +18,7 @@ use super::media::{CrashPoint, Keep, Rng, SimMedia};
 use super::mutation::Mutation;
 use super::tree::{Inodes, Seen, Tree};
 use crate::fs::format::SUPER_BYTES;
-use crate::fs::{Cred, Fs, Ino, Kind};
+use crate::fs::{Cred, FIXED, Fs, Ino, Kind};
 
 /// What a failure may leave.
 #[derive(Clone)]
@@ -144,6 +144,7 @@ fn same_log(a: &Seen, b: &Seen) -> bool {
         && a.content == b.content
         && a.data == b.data
         && a.xattrs == b.xattrs
+        && a.fixed == b.fixed
         && a.names == b.names
 }
 
@@ -358,6 +359,14 @@ fn work(fs: &Fs<SimMedia>) -> Result<(), String> {
     }
 }
 
+/// Refused while it is fixed, a file of several names is fixed once.
+fn unfix(fs: &Fs<SimMedia>, ino: Ino) -> Result<(), String> {
+    match fs.removexattr(&Cred::root(), ino, FIXED).map_err(|e| (e.errno(), e)) {
+        Ok(()) | Err((libc::ENODATA, _)) => Ok(()),
+        Err((_, e)) => Err(format!("inode {} stays fixed: {e:?}", ino.0)),
+    }
+}
+
 /// Removes every name.
 pub fn remove_all(fs: &Fs<SimMedia>, tree: &Tree) -> Result<(), String> {
     let mut dirs = vec![(String::from("/"), Ino::ROOT)];
@@ -370,6 +379,9 @@ pub fn remove_all(fs: &Fs<SimMedia>, tree: &Tree) -> Result<(), String> {
             if Kind::from_mode(tree.named[child].mode) == Some(Kind::Directory) {
                 dirs.push((format!("{path}/"), Ino(*child)));
             } else {
+                if tree.named[child].fixed {
+                    unfix(fs, Ino(*child))?;
+                }
                 fs.unlink(&Cred::root(), dir, name)
                     .map_err(|e| format!("{path} cannot be removed: {e:?}"))?;
             }

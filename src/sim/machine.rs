@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::fs::files::{AT_FDCWD, Fd, Files};
 use crate::fs::{
-    Cred, Fs, OpenOptions, RENAME_EXCHANGE, RENAME_NOREPLACE, SetTime, Time, WriteTicket, clock,
+    Cred, FIXED, Fs, OpenOptions, RENAME_EXCHANGE, RENAME_NOREPLACE, SetTime, Time, WriteTicket, clock,
 };
 
 use super::engine::SimEngine;
@@ -239,6 +239,15 @@ impl Machine {
                 f.removexattr(path.as_bytes(), true, name.as_bytes())
             }
             Op::Removexattr(Target::Slot(slot), name) => f.fremovexattr(self.fd(*slot)?, name.as_bytes()),
+            Op::Fix(target, bytes) => {
+                let value = bytes.to_string().into_bytes();
+                match target {
+                    Target::Path(path) => f.setxattr(path.as_bytes(), true, FIXED, &value, 0),
+                    Target::Slot(slot) => f.fsetxattr(self.fd(*slot)?, FIXED, &value, 0),
+                }
+            }
+            Op::Unfix(Target::Path(path)) => f.removexattr(path.as_bytes(), true, FIXED),
+            Op::Unfix(Target::Slot(slot)) => f.fremovexattr(self.fd(*slot)?, FIXED),
             Op::Chmod(Target::Path(path), mode) => f.chmod(path.as_bytes(), *mode),
             Op::Chmod(Target::Slot(slot), mode) => f.fchmod(self.fd(*slot)?, *mode),
             Op::Chown(Target::Path(path), uid, gid) => f.chown(path.as_bytes(), *uid, *gid),

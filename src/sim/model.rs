@@ -41,6 +41,8 @@ pub struct Node {
     pub btime: i64,
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     pub body: Body,
+    /// A file whose blocks stand still: neither its data nor its names change.
+    pub fixed: bool,
     /// Made without a name and never named: may get one.
     linkable: bool,
 }
@@ -331,6 +333,7 @@ impl Model {
             btime: self.now,
             xattrs: BTreeMap::new(),
             body,
+            fixed: false,
             linkable: false,
         };
         self.nodes.insert(self.last, node);
@@ -450,8 +453,12 @@ impl Model {
 
     pub fn unlink(&mut self, path: &str) -> Outcome {
         let (dir, name) = self.place(path)?;
-        if self.node(self.child(dir, &name)?).is_dir() {
+        let node = self.node(self.child(dir, &name)?);
+        if node.is_dir() {
             return Err(libc::EISDIR);
+        }
+        if node.fixed {
+            return Err(libc::EPERM);
         }
         let id = self.leave(dir, &name);
         self.unnamed(id);
@@ -460,7 +467,11 @@ impl Model {
 
     pub fn rmdir(&mut self, path: &str) -> Outcome {
         let (dir, name) = self.place(path)?;
-        if !self.node(self.child(dir, &name)?).names()?.is_empty() {
+        let node = self.node(self.child(dir, &name)?);
+        if node.fixed {
+            return Err(libc::EPERM);
+        }
+        if !node.names()?.is_empty() {
             return Err(libc::ENOTEMPTY);
         }
         let id = self.leave(dir, &name);
@@ -490,6 +501,9 @@ impl Model {
         }
         if target == Some(source) {
             return Ok(());
+        }
+        if self.node(source).fixed || target.is_some_and(|target| self.node(target).fixed) {
+            return Err(libc::EPERM);
         }
         if let Some(target) = target.filter(|_| how != Rename::Exchange) {
             match (self.node(source).is_dir(), &self.node(target).body) {
@@ -530,6 +544,9 @@ impl Model {
 
     pub fn open(&mut self, slot: u8, path: &str, truncates: bool) -> Outcome {
         let id = self.writable(&Target::Path(path.to_owned()))?;
+        if truncates {
+            self.changeable(id)?;
+        }
         self.opens.insert(slot, id);
         if truncates {
             self.file_mut(id).resize(0);
@@ -567,6 +584,7 @@ impl Model {
 
     pub fn write(&mut self, target: &Target, at: u64, src: &[u8]) -> Outcome {
         let id = self.writable(target)?;
+        self.changeable(id)?;
         if !src.is_empty() {
             self.file_mut(id).write(at, src);
             self.modified(id);
@@ -587,6 +605,7 @@ impl Model {
             Body::Directory { .. } => return Err(libc::EISDIR),
             _ => return Err(libc::EINVAL),
         }
+        self.changeable(id)?;
         self.file_mut(id).resize(size);
         self.modified(id);
         Ok(())
@@ -597,6 +616,7 @@ impl Model {
         if len == 0 {
             return Err(libc::EINVAL);
         }
+        self.changeable(id)?;
         let end = at + len;
         let file = self.file_mut(id);
         if matches!(how, Falloc::Punch | Falloc::Zero | Falloc::ZeroKeepSize) {
@@ -630,6 +650,42 @@ impl Model {
         self.node_mut(id).xattrs.remove(name.as_bytes()).ok_or(libc::ENODATA)?;
         self.changed(id);
         Ok(())
+    }
+
+    /// Zeros in an empty file, which from then on stand still.
+    pub fn fix(&mut self, target: &Target, bytes: u64) -> Outcome {
+        let id = self.target(target, true)?;
+        if bytes == 0 || !bytes.is_multiple_of(PAGE) {
+            return Err(libc::EINVAL);
+        }
+        let node = self.node(id);
+        let Body::File(file) = &node.body else { return Err(libc::EINVAL) };
+        match node.fixed {
+            _ if node.links == 0 => return Err(libc::ENOENT),
+            true if file.bytes.len() as u64 == bytes => return Ok(()),
+            true => return Err(libc::EEXIST),
+            false if !file.bytes.is_empty() || !file.pages.is_empty() => return Err(libc::EEXIST),
+            false => {}
+        }
+        self.file_mut(id).write(0, &vec![0; bytes as usize]);
+        self.node_mut(id).fixed = true;
+        self.modified(id);
+        Ok(())
+    }
+
+    pub fn unfix(&mut self, target: &Target) -> Outcome {
+        let id = self.target(target, true)?;
+        let node = self.node_mut(id);
+        if !std::mem::take(&mut node.fixed) {
+            return Err(libc::ENODATA);
+        }
+        self.changed(id);
+        Ok(())
+    }
+
+    /// ETXTBSY of a file whose data stand still.
+    fn changeable(&self, id: Id) -> Outcome {
+        if self.node(id).fixed { Err(libc::ETXTBSY) } else { Ok(()) }
     }
 
     /// What can have attributes of users: neither links nor special files.

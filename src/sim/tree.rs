@@ -33,6 +33,8 @@ pub struct Seen {
     /// Where a file has data: ranges of bytes.
     pub data: Vec<(u64, u64)>,
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// Its blocks stand still, in one piece.
+    pub fixed: bool,
     pub names: BTreeMap<Vec<u8>, u32>,
     /// What ".." leads to.
     pub parent: u32,
@@ -161,6 +163,12 @@ impl Seen {
         for name in fs.listxattr(&root, ino)?.split(|b| *b == 0).filter(|name| !name.is_empty()) {
             seen.xattrs.insert(name.to_vec(), fs.getxattr(&root, ino, name)?);
         }
+        // The simulator's pool is in no file.
+        seen.fixed = match fs.fixed_place(ino).map_err(|e| (e.errno(), e)) {
+            Ok(_) | Err((libc::EOPNOTSUPP, _)) => true,
+            Err((libc::ENODATA, _)) => false,
+            Err((_, e)) => return Err(e),
+        };
         Ok(seen)
     }
 
@@ -180,6 +188,7 @@ impl Seen {
             content: Vec::new(),
             data: Vec::new(),
             xattrs: BTreeMap::new(),
+            fixed: false,
             names: BTreeMap::new(),
             parent: 0,
         }
@@ -205,6 +214,7 @@ impl Seen {
         field("ctime", &self.ctime, &wanted.ctime);
         field("btime", &self.btime, &wanted.btime);
         field("data at", &self.data, &wanted.data);
+        field("fixed", &self.fixed, &wanted.fixed);
         field("parent", &self.parent, &wanted.parent);
         let names = |seen: &Seen| -> Vec<String> {
             seen.names.iter().map(|(n, i)| format!("{}={i}", String::from_utf8_lossy(n))).collect()
@@ -284,6 +294,7 @@ fn compare_node(seen: &Seen, node: &model::Node) -> Result<(), String> {
     same("mtime", seen.mtime.sec as u64, node.mtime as u64)?;
     same("ctime", seen.ctime.sec as u64, node.ctime as u64)?;
     same("btime", seen.btime.sec as u64, node.btime as u64)?;
+    same("fixed", seen.fixed.into(), node.fixed.into())?;
     if seen.xattrs != node.xattrs {
         return Err("extended attributes are not those it should have".to_owned());
     }

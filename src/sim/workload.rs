@@ -40,6 +40,9 @@ pub enum Op {
     Fallocate(Target, Falloc, u64, u64),
     Setxattr(Target, String, usize, Setting),
     Removexattr(Target, String),
+    /// How many bytes.
+    Fix(Target, u64),
+    Unfix(Target),
     Chmod(Target, u32),
     Chown(Target, u32, u32),
     Utimens(Target, i64),
@@ -448,6 +451,8 @@ impl Op {
             Op::Fallocate(target, how, at, len) => m.fallocate(target, *how, *at, *len),
             Op::Setxattr(target, name, len, how) => m.setxattr(target, name, &bytes(tag, 0, *len), *how),
             Op::Removexattr(target, name) => m.removexattr(target, name),
+            Op::Fix(target, bytes) => m.fix(target, *bytes),
+            Op::Unfix(target) => m.unfix(target),
             Op::Chmod(target, mode) => m.chmod(target, *mode),
             Op::Chown(target, uid, gid) => m.chown(target, *uid, *gid),
             Op::Utimens(target, mtime) => m.utimens(target, *mtime),
@@ -470,6 +475,8 @@ impl Op {
             | Op::Fallocate(target, ..)
             | Op::Setxattr(target, ..)
             | Op::Removexattr(target, ..)
+            | Op::Fix(target, _)
+            | Op::Unfix(target)
             | Op::Chmod(target, ..)
             | Op::Chown(target, ..)
             | Op::Utimens(target, ..)
@@ -526,6 +533,8 @@ impl fmt::Display for Op {
                 write!(f, "setxattr {target} {name} {len}{}", suffix(name_of(SETTINGS, how)))
             }
             Op::Removexattr(target, name) => write!(f, "removexattr {target} {name}"),
+            Op::Fix(target, bytes) => write!(f, "fix {target} {bytes}"),
+            Op::Unfix(target) => write!(f, "unfix {target}"),
             Op::Chmod(target, mode) => write!(f, "chmod {target} {mode:o}"),
             Op::Chown(target, uid, gid) => write!(f, "chown {target} {uid} {gid}"),
             Op::Utimens(target, mtime) => write!(f, "utimens {target} {mtime}"),
@@ -627,6 +636,8 @@ impl FromStr for Op {
             "fallocate" => Op::Fallocate(w.target()?, w.one_of(FALLOCS)?, w.number()?, w.number()?),
             "setxattr" => Op::Setxattr(w.target()?, w.text()?, w.number()?, w.one_of(SETTINGS)?),
             "removexattr" => Op::Removexattr(w.target()?, w.text()?),
+            "fix" => Op::Fix(w.target()?, w.number()?),
+            "unfix" => Op::Unfix(w.target()?),
             "chmod" => Op::Chmod(w.target()?, w.octal()?),
             "chown" => Op::Chown(w.target()?, w.number()?, w.number()?),
             "utimens" => Op::Utimens(w.target()?, w.number()?),

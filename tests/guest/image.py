@@ -74,6 +74,68 @@ def fetch_kernel(cache, say):
     return there
 
 
+def emulator_version(qemu):
+    """(10, 0) and the like; (0, 0) where there is none."""
+    found = re.search(r"version (\d+)\.(\d+)", command_output(qemu, "--version")) if shutil.which(qemu) else None
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def fetch_emulator(cache, least, say):
+    """The path of a QEMU of at least this version: the one that is installed, or the backport of this Debian, with the libraries
+    that it takes, downloaded and unpacked under `cache`, never installed."""
+    if emulator_version("qemu-system-x86_64") >= least:
+        return which("qemu-system-x86_64")
+    there = os.path.join(cache, "emulator")
+    wrapper = os.path.join(there, "qemu-system-x86_64")
+    if os.path.exists(wrapper):
+        return wrapper
+    release = dict(re.findall(r'^(\w+)="?([^"\n]*)', read("/etc/os-release").decode(), re.MULTILINE))
+    if release.get("ID") != "debian" or "VERSION_CODENAME" not in release:
+        raise Unavailable(f"QEMU {least[0]}.{least[1]} is not installed, and this is no Debian with backports of it")
+    suite = release["VERSION_CODENAME"] + "-backports"
+    shutil.rmtree(there, ignore_errors=True)
+    sources, lists, root = (os.path.join(there, name) for name in ("sources", "lists", "root"))
+    for directory in (sources, os.path.join(lists, "partial"), root):
+        os.makedirs(directory)
+    for source in glob.glob("/etc/apt/sources.list.d/*.sources") + glob.glob("/etc/apt/sources.list.d/*.list"):
+        shutil.copy(source, sources)
+    key = "/usr/share/keyrings/debian-archive-keyring.gpg"
+    write(os.path.join(sources, "backports.list"), f"deb [signed-by={key}] http://deb.debian.org/debian {suite} main\n".encode())
+    say(f"downloading QEMU from {suite} (unpacked in {root}, not installed)")
+    own = [f"Dir::Etc::SourceParts={sources}", f"Dir::State::Lists={lists}", f"Dir::Cache={there}", "Debug::NoLocking=1", "APT::Sandbox::User=root"]
+    apt = ["apt-get", "-q", *(word for option in own for word in ("-o", option))]
+    command_output(*apt, "update")
+    planned = command_output(*apt, "install", "--print-uris", "-y", "--no-install-recommends", "-t", suite, "qemu-system-x86")
+    packages = [(name, version.replace("%3a", ":")) for name, version in re.findall(r"^'\S+' ([^_\s]+)_([^_\s]+)_\S+\.deb", planned, re.MULTILINE)]
+    if not packages:
+        raise Unavailable(f"apt-get finds no QEMU in {suite}")
+    done = subprocess.run(
+        [*apt, "download", *(f"{name}={version}" for name, version in packages)], cwd=root, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )
+    if done.returncode:
+        last = (done.stdout.strip().splitlines() or ["no reason given"])[-1]
+        raise Unavailable(f"apt-get cannot download QEMU from {suite}: {last}")
+    for deb in glob.glob(os.path.join(root, "*.deb")):
+        subprocess.run(["dpkg-deb", "-x", deb, root], check=True)
+        os.remove(deb)
+    shutil.rmtree(lists)
+    libraries = sorted({os.path.dirname(path) for path in glob.glob(os.path.join(root, "**", "*.so*"), recursive=True)})
+    firmware = [os.path.join(root, "usr", "share", name) for name in ("qemu", "seabios")]
+    write(wrapper, "\n".join([
+        "#!/bin/sh",
+        f"export LD_LIBRARY_PATH='{':'.join(libraries)}'",
+        f"export QEMU_MODULE_DIR='{os.path.join(root, 'usr/lib/x86_64-linux-gnu/qemu')}'",
+        f"exec '{root}/usr/bin/qemu-system-x86_64' " + " ".join(f"-L '{path}'" for path in firmware) + ' "$@"',
+        "",
+    ]).encode())
+    os.chmod(wrapper, 0o755)
+    if emulator_version(wrapper) < least:
+        os.remove(wrapper)
+        raise Unavailable(f"the QEMU in {suite} is older than {least[0]}.{least[1]}, or does not run here")
+    return wrapper
+
+
 def kernel_proper(wrapped):
     """The ELF image inside of a bzImage, or the bzImage where its compression is not known here."""
     for magic, unpack in ((b"\xfd7zXZ\0", lzma.LZMADecompressor), (b"\x5d\0\0", lambda: lzma.LZMADecompressor(lzma.FORMAT_ALONE))):

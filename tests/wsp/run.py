@@ -13,6 +13,8 @@ Times that are shown are of an emulated processor on a machine with other work; 
 """
 
 import argparse
+import copy
+import errno
 import glob
 import os
 import random
@@ -33,11 +35,13 @@ from guest import CHECK, Failed, Host, Unavailable, image, make_disk
 
 TARGET = os.environ.get("CARGO_TARGET_DIR") or os.path.join(guest.ROOT, "target")
 SEAL_BYTES = 16 << 10
+# The first QEMU that maps memory from an offset in its file.
+OFFSETS_SINCE = (8, 1)
 
 
 class Context:
-    def __init__(self, host, options, work):
-        self.host, self.options, self.work = host, options, work
+    def __init__(self, host, options, work, cache):
+        self.host, self.options, self.work, self.cache = host, options, work, cache
         self.random = random.Random(options.seed)
         self.note = ""
         self.disk = os.path.join(work, "disk.img")
@@ -48,12 +52,18 @@ class Context:
             self.fresh()
         return self.host
 
-    def fresh(self, *options, append=""):
+    def cleared(self):
+        """No guest at all, and an empty disk for one."""
         self.host.end_all()
         shutil.rmtree(self.host.guests, ignore_errors=True)
         for left in os.listdir(self.host.media):
-            shutil.rmtree(os.path.join(self.host.media, left), ignore_errors=True)
+            path = os.path.join(self.host.media, left)
+            shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
         make_disk(self.disk)
+        return self.host
+
+    def fresh(self, *options, append=""):
+        self.cleared()
         self.host.start("db", disk=self.disk, options=options, append=append)
         self.host.wait_requests("db", 3)
         return self.host
@@ -490,7 +500,153 @@ def words(context):
     expect("db" in host.run("list") and host.json("status")["guests"][0]["name"] == "db", "list and status")
 
 
-SUITES = [cycles, cold, kills, spoiled, changed, clones, repeated, power, full, words, clock]
+def pooled(context):
+    """Memory that is a file of a pool, whether the pool is mounted or not, and whose server is killed"""
+    qemu = image.fetch_emulator(context.cache, OFFSETS_SINCE, print)
+    host = context.cleared()
+    pool, mount = os.path.join(host.media, "pool"), os.path.join(context.work, "mnt")
+    os.makedirs(mount, exist_ok=True)
+    lode(context, "mkfs", pool, "--size", "1G")
+    old = shutil.which("qemu-system-x86_64")
+    if image.emulator_version(old) < OFFSETS_SINCE:
+        status, _, said = host.status("start", "db", "--ram", "64M", "--media", pool, "--qemu", old)
+        expect(status == 1 and "8.1" in said and old in said and said.count("\n") == 1, said)
+        expect(lode(context, "ls", pool + ":/").strip() == "", "a file is left of a guest that was never started")
+    status, _, said = host.status("start", "db", "--ram", "64M", "--media", pool, "--qemu", qemu, "--", "-device", "virtio-balloon-pci")
+    expect(status == 1 and "balloon" in said, said)
+    status, _, said = host.status("start", "db", "--ram", "2G", "--media", pool, "--qemu", qemu)
+    expect(status == 1 and "larger pool" in said and said.count("\n") == 1, said)
+    host.status("rm", "--force", "db")
+
+    # Nobody has the pool.
+    lode(context, "cp", __file__, pool + ":/before")
+    host.start("db", ram="256M", media=pool, disk=context.disk, options=("--qemu", qemu, "--assume", "memory"))
+    host.wait_requests("db", 3)
+    described = host.described("db")
+    expect(described["ram"] == os.path.realpath(pool) and described["ram_offset"] % (2 << 20) == 0, f"{described}")
+    expect(f"{pool}:/db.ram" in host.run("status", "db"), "status does not say where memory is")
+    host.run("suspend", "db")
+    lode(context, "fsck", pool)
+    goes_on(host)
+
+    # Its server has it, and changes all but the guest.
+    server = Server(context, pool, mount)
+    try:
+        for n in range(40):
+            write(os.path.join(mount, f"file{n}"), bytes([n]) * 3_000_000)
+            if n % 2:
+                os.remove(os.path.join(mount, f"file{n}"))
+        memory = os.path.join(mount, "db.ram")
+        for what, number in ((lambda: os.remove(memory), errno.EPERM), (lambda: os.rename(memory, memory + "2"), errno.EPERM),
+                             (lambda: os.truncate(memory, 0), errno.ETXTBSY), (lambda: write(memory, b"x"), errno.ETXTBSY)):
+            expect(error_of(what) == number, "memory is not left alone")
+        host.run("suspend", "db")
+        goes_on(host)
+        host.wait("db", CHECK)
+        server.kill()
+        host.run("suspend", "db")
+        goes_on(host)
+        server = Server(context, pool, mount)
+        for n in range(0, 40, 2):
+            expect(read(os.path.join(mount, f"file{n}")) == bytes([n]) * 3_000_000, f"file{n} changed")
+
+        # Another guest, through the mount; a third with the name of the first, from another directory of guests.
+        os.mkdir(os.path.join(mount, "guests"))
+        host.start("second", ram="128M", media=os.path.join(mount, "guests"), options=("--qemu", qemu))
+        host.wait_requests("second", 2)
+        elsewhere = copy.copy(host)
+        elsewhere.guests = os.path.join(context.work, "elsewhere")
+        said = elsewhere.refused("start", "db", "--ram", "256M", "--media", mount, "--qemu", qemu)
+        expect("has the memory of a guest" in said, said)
+        host.run("suspend", "second")
+        host.run("resume", "second", "--clone", "copy")
+        host.wait_requests("copy", 3)
+        expect("in use" in host.refused("resume", "second"), "a guest goes on whose copy runs")
+        host.run("stop", "copy")
+        host.run("rm", "copy")
+        host.run("resume", "second")
+        host.wait_requests("second", 3)
+        host.whole("second")
+        host.run("suspend", "db")
+    finally:
+        server.end()
+    lode(context, "fsck", pool)
+    goes_on(host)
+
+    # What was made by the mount goes without it, and the other way round. All of it comes back.
+    host.run("stop", "second")
+    host.run("rm", "second", "--force")
+    expect("guests" in lode(context, "ls", pool + ":/") and lode(context, "ls", pool + ":/guests").strip() == "", "second.ram is still there")
+    image_kept(context, host, pool, qemu)
+    server = Server(context, pool, mount)
+    try:
+        host.run("stop", "db")
+        host.run("rm", "db", "--force")
+        for name in sorted(os.listdir(mount)):
+            expect(not name.endswith(".ram") or name == "db.ram", f"{name} is still there")
+    finally:
+        server.end()
+    lode(context, "fsck", pool)
+
+
+def image_kept(context, host, pool, qemu):
+    """An image that cannot be resumed stays in the pool, and the guest boots beside it."""
+    host.run("suspend", "db")
+    flip(host.slot("db"), SEAL_BYTES + 1000, 1)
+    status, _, said = host.status("resume", "db", "--boot-after", "1")
+    expect(status == 1 and "is kept in" in said, said)
+    host.wait_requests("db", 3)
+    listed = lode(context, "ls", pool + ":/")
+    expect("db.ram" in listed and "db.1.ram" in listed, listed)
+    expect(host.described("db")["pooled"]["path"] == "/db.1.ram", "the guest boots in its old memory")
+    kept = os.path.join(host.described("db")["slots"], "kept.1", "memory")
+    expect(read(kept).decode().strip() == f"{os.path.realpath(pool)}:/db.ram", "nothing says where the image is")
+
+
+class Server:
+    """A mount, and what serves it."""
+
+    def __init__(self, context, pool, mount):
+        self.mount, self.lode, self.log = mount, context.options.lode, context.host.log
+        self.process = subprocess.Popen([self.lode, "mount", "-f", pool, mount], stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
+        give_up = time.monotonic() + 30
+        while not os.path.ismount(mount):
+            if time.monotonic() > give_up or self.process.poll() is not None:
+                raise Failed(f"{pool} is not mounted")
+            time.sleep(0.01)
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        subprocess.run(["umount", "-l", self.mount], check=True)
+
+    def end(self):
+        if self.process.poll() is None:
+            subprocess.run([self.lode, "umount", self.mount], stdout=self.log, stderr=self.log, check=False)
+            try:
+                self.process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise Failed("the server does not end") from None
+
+
+def lode(context, *arguments):
+    """What it prints."""
+    done = subprocess.run([context.options.lode, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    context.host.log.write(f"+ lode {' '.join(arguments)}\n{done.stdout}{done.stderr}".encode())
+    expect(done.returncode == 0, f"lode {' '.join(arguments)}: status {done.returncode}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def error_of(what):
+    try:
+        what()
+    except OSError as failure:
+        return failure.errno
+    return 0
+
+
+SUITES = [cycles, cold, kills, spoiled, changed, clones, repeated, power, full, words, clock, pooled]
 
 
 def main():
@@ -527,16 +683,16 @@ def run_chosen(chosen, cache, work, media, options):
         print(f"SKIP wsp: {missing}")
         print(f"wsp: 0 passed, 0 failed, {len(chosen)} skipped")
         return 1
-    counts = {"PASS": 0, "FAIL": 0}
+    counts = {"PASS": 0, "FAIL": 0, "SKIP": 0}
     with open(os.path.join(options.logs, "lode.log"), "wb") as log:
         host = Host(options.lode, work, media, kernel, initrd, log)
-        context = Context(host, options, work)
+        context = Context(host, options, work, cache)
         try:
             for suite in chosen:
                 counts[run_suite(suite, context, log)] += 1
         finally:
             host.end_all()
-    print(f"wsp: {counts['PASS']} passed, {counts['FAIL']} failed, 0 skipped")
+    print(f"wsp: {counts['PASS']} passed, {counts['FAIL']} failed, {counts['SKIP']} skipped")
     return 1 if counts["FAIL"] else 0
 
 
@@ -547,6 +703,8 @@ def run_suite(suite, context, log):
     try:
         suite(context)
         verdict, reason = "PASS", context.note
+    except Unavailable as missing:
+        verdict, reason = "SKIP", str(missing)
     except (Failed, OSError, ValueError, KeyError, IndexError, subprocess.SubprocessError) as failure:
         verdict, reason = "FAIL", f"{type(failure).__name__}: {failure}\n      log: {log.name}"
         log.write(traceback.format_exc().encode())

@@ -55,7 +55,8 @@ pub struct WspStart {
     /// The guest's memory; K, M, G and T are binary
     #[arg(long, value_name = "SIZE", value_parser = parse_ram)]
     pub ram: Option<u64>,
-    /// Where memory lies: a directory (on a DAX mount, tmpfs, hugetlbfs or any other), a file, or a device-dax node
+    /// Where memory lies: a directory (on a DAX mount, tmpfs, hugetlbfs, a pool's mount or any other), a file, a device-dax
+    /// node, a pool, or a directory in one (POOL:/DIR)
     #[arg(long, value_name = "PATH")]
     pub media: Option<PathBuf>,
     /// A disk of the guest, raw or qcow2; may be given several times

@@ -16,6 +16,8 @@ pub const FILE_SYSTEM_TYPE: &str = "fuse.lode";
 pub struct Entry {
     /// Major and minor of `st_dev`; the minor names the FUSE connection.
     pub device: (u32, u32),
+    /// What of the file system shows at `dir`.
+    pub root: PathBuf,
     pub dir: PathBuf,
     pub read_only: bool,
     pub file_system_type: String,
@@ -35,6 +37,12 @@ pub fn at(dir: &Path) -> io::Result<Option<Entry>> {
     Ok(parse(&table).filter(|e| e.dir == dir).last())
 }
 
+/// Where pools are mounted.
+pub fn pools() -> io::Result<Vec<Entry>> {
+    let table = fs::read("/proc/self/mountinfo")?;
+    Ok(parse(&table).filter(Entry::is_pool).collect())
+}
+
 fn parse(table: &[u8]) -> impl Iterator<Item = Entry> {
     table.split(|b| *b == b'\n').filter_map(entry)
 }
@@ -46,6 +54,7 @@ fn entry(line: &[u8]) -> Option<Entry> {
     let dash = fields.iter().position(|f| *f == b"-")?;
     Some(Entry {
         device: (major.parse().ok()?, minor.parse().ok()?),
+        root: PathBuf::from(plain(fields.get(3)?)),
         dir: PathBuf::from(plain(fields.get(4)?)),
         read_only: fields.get(5)?.split(|b| *b == b',').any(|o| o == b"ro"),
         file_system_type: String::from_utf8_lossy(fields.get(dash + 1)?).into_owned(),
@@ -99,7 +108,7 @@ mod tests {
         let line = b"36 35 0:98 / /mnt/a\\040b rw,noatime shared:1 - fuse.lode /pools/x\\134y rw,user_id=0";
         let e = entry(line).unwrap();
         assert_eq!(e.device, (0, 98));
-        assert_eq!(e.dir, Path::new("/mnt/a b"));
+        assert_eq!((e.root.as_path(), e.dir.as_path()), (Path::new("/"), Path::new("/mnt/a b")));
         assert!(e.is_pool() && !e.read_only);
         assert_eq!(e.source, "/pools/x\\y");
     }

@@ -63,11 +63,16 @@ pub fn command_line(config: &Config) -> Vec<String> {
 fn places(config: &Config, place: &Place, mode: Mode) -> Vec<String> {
     let share = if mode == Mode::Clone { "off" } else { "on" };
     let (ram, dir) = (escape(&config.ram), escape(&place.dir));
+    // Older ones do not know the word.
+    let offset = config.part().map_or(String::new(), |part| format!(",offset={}", part.offset));
     let mut line = vec![
         "-name".into(),
         place.name.clone(),
         "-object".into(),
-        format!("memory-backend-file,id=lode-ram,share={share},mem-path={ram},size={}", config.ram_bytes),
+        format!(
+            "memory-backend-file,id=lode-ram,share={share},mem-path={ram},size={}{offset}",
+            config.ram_bytes
+        ),
         "-chardev".into(),
         "socket,id=lode-qmp,fd=0,server=on,wait=off".into(),
         "-mon".into(),
@@ -210,6 +215,8 @@ mod tests {
             ram: "/m,x/ram".into(),
             ram_bytes: 1 << 29,
             trailer_bytes: 4096,
+            ram_offset: 0,
+            pooled: None,
             slots: "/m".into(),
             assume: None,
             disks: vec![PathBuf::from("/d,1")],
@@ -246,6 +253,17 @@ mod tests {
         let clone = line(Mode::Clone);
         assert!(clone.contains("share=off") && clone.contains("-snapshot") && !clone.contains("share=on"));
         assert!(!line(Mode::Boot).contains("-incoming"));
+    }
+
+    #[test]
+    fn memory_in_a_pool_begins_somewhere_in_it() {
+        let place = Place { name: "g".into(), dir: "/g".into() };
+        let plain = places(&config(&[]), &place, Mode::Boot).join(" ");
+        assert!(!plain.contains("offset"), "older emulators do not know it: {plain}");
+        let file = super::super::pooled::PoolFile { pool: "/m,x/ram".into(), path: "/g.ram".into() };
+        let pooled = Config { ram_offset: 4 << 20, pooled: Some(file), ..config(&[]) };
+        let line = places(&pooled, &place, Mode::Boot).join(" ");
+        assert!(line.contains("mem-path=/m,,x/ram,size=536870912,offset=4194304"), "{line}");
     }
 
     #[test]

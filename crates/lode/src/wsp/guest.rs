@@ -5,7 +5,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Child;
@@ -34,12 +34,19 @@ const END_WAIT_MAX: Duration = Duration::from_secs(10);
 /// The memory of a guest, with the record behind it.
 pub fn open_ram(config: &Config) -> Result<Span> {
     // The guest's first page may look like anything, a pool's too.
-    Span::open(&config.ram, &SpanOptions { force: true, ..assumed(config)? })
+    open_as(config, &SpanOptions { force: true, ..assumed(config)? })
 }
 
 /// As [`open_ram`], for those who store nothing to it; several may have it so.
 pub fn open_ram_to_read(config: &Config) -> Result<Span> {
-    Span::open(&config.ram, &SpanOptions { read_only: true, ..assumed(config)? })
+    open_as(config, &SpanOptions { read_only: true, ..assumed(config)? })
+}
+
+fn open_as(config: &Config, options: &SpanOptions) -> Result<Span> {
+    match config.part() {
+        Some(part) => Span::open_part(&config.ram, part, options),
+        None => Span::open(&config.ram, options),
+    }
 }
 
 /// Looks at memory, beside whoever else looks. Of a device the kernel maps nothing that is only read: whoever looks at that has
@@ -55,8 +62,12 @@ pub fn with_ram<T>(place: &Place, config: &Config, look: impl FnOnce(&Span) -> R
     }
 }
 
-/// Memory that is made, where it is a file; all of it is taken from the host now. Over a pool only by `force`.
+/// Memory that is made, where it is a file; all of it is taken from the host now, or was from its pool. Over a pool only by
+/// `force`.
 pub fn make_ram(config: &Config, force: bool) -> Result<Span> {
+    if config.pooled.is_some() {
+        return open_ram(config);
+    }
     let size = Some(config.ram_bytes + config.trailer_bytes);
     Span::open(&config.ram, &SpanOptions { size, force, ..assumed(config)? })
 }
@@ -209,6 +220,18 @@ impl<'a> Guest<'a> {
         seeked.map_err(|e| Error::io(e, SITE, "cannot open the slot", &path))
     }
 
+    /// Memory that nobody opens to store to it, as long as the file is open.
+    fn hold_ram(&self) -> Result<OwnedFd> {
+        let Config { ram, .. } = self.config;
+        if let Some(part) = self.config.part() {
+            return Span::hold_part(ram, part);
+        }
+        let failed = |e: std::io::Error| Error::io(e, SITE, "cannot hold", ram);
+        let held = File::open(ram).map_err(failed)?;
+        rustix::fs::flock(&held, FlockOperation::NonBlockingLockShared).map_err(|e| failed(e.into()))?;
+        Ok(held.into())
+    }
+
     /// Sets the guest's clock by its agent; in words what came of it.
     pub fn set_clock(&self) -> String {
         if !self.config.agent {
@@ -283,7 +306,7 @@ impl Machine for Guest<'_> {
         if self.config.options.iter().any(|option| option.contains("vhost-user")) {
             return None;
         }
-        let touched = super::touched::touched(self.place.process()?, &self.config.ram, self.config.ram_bytes);
+        let touched = super::touched::touched(self.place.process()?, self.config);
         touched
             .inspect_err(|e| {
                 tracing::info!(guest = self.place.name, "all of its memory is written back: {e}")
@@ -313,9 +336,7 @@ impl Machine for Guest<'_> {
     fn load(&mut self, seal: &Seal) -> Result<()> {
         if self.mode == Mode::Clone {
             // Of pages that it has not stored to the clone sees those of the file: as long as it lives nobody may change it.
-            let failed = |e: std::io::Error| Error::io(e, SITE, "cannot hold", &self.config.ram);
-            let held = File::open(&self.config.ram).map_err(failed)?;
-            rustix::fs::flock(&held, FlockOperation::NonBlockingLockShared).map_err(|e| failed(e.into()))?;
+            let held = self.hold_ram()?;
             self.qmp()?.run_with("getfd", json!({ "fdname": "lode-ram" }), held.as_fd())?;
         }
         self.prepare_to_move()?;

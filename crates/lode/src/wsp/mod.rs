@@ -8,6 +8,7 @@
 //! | `identity` | what must be the same when a state is loaded |
 //! | `guest` | the steps of a suspend and a resume in QEMU |
 //! | `start`, `suspend`, `resume`, `end`, `status`, `daemon` | one command each |
+//! | `pooled` | memory that is a file of a pool |
 //! | `touched` | which parts of memory are written back |
 //! | `report` | how long it took, by phase |
 
@@ -18,6 +19,7 @@ mod end;
 mod guest;
 mod identity;
 mod place;
+mod pooled;
 mod qmp;
 mod report;
 mod resume;

@@ -20,10 +20,12 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use lodestone::media::Part;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use super::pooled::PoolFile;
 use crate::failure::{Failure, Result};
 use crate::target::show;
 
@@ -48,6 +50,12 @@ pub struct Config {
     pub ram_bytes: u64,
     /// Bytes behind it, with the record.
     pub trailer_bytes: u64,
+    /// Where it begins there, in bytes.
+    #[serde(default)]
+    pub ram_offset: u64,
+    /// The file of a pool that it is; then `ram` is what the pool lies in.
+    #[serde(default)]
+    pub pooled: Option<PoolFile>,
     /// The directory of its slots.
     pub slots: PathBuf,
     pub assume: Option<String>,
@@ -66,6 +74,22 @@ pub struct Config {
 
 /// The version of a description.
 pub const VERSION: u32 = 1;
+
+impl Config {
+    /// What of the file or device is the guest's, where that is a part.
+    pub fn part(&self) -> Option<Part> {
+        let bytes = self.ram_bytes + self.trailer_bytes;
+        self.pooled.as_ref().map(|_| Part { offset: self.ram_offset, bytes })
+    }
+
+    /// Where its memory is, for people.
+    pub fn memory(&self) -> String {
+        match &self.pooled {
+            Some(file) => file.to_string(),
+            None => show(&self.ram).to_string(),
+        }
+    }
+}
 
 /// All guests.
 pub struct Guests {
@@ -395,6 +419,8 @@ mod tests {
             ram: "/m/ram".into(),
             ram_bytes: 1 << 29,
             trailer_bytes: 4096,
+            ram_offset: 2 << 20,
+            pooled: Some(PoolFile { pool: "/m/ram".into(), path: "/g.ram".into() }),
             slots: "/m".into(),
             assume: None,
             disks: vec!["/d".into()],

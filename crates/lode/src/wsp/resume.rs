@@ -247,7 +247,7 @@ fn there(config: &Config) -> lodestone::Result<()> {
         false => {
             let message = format!(
                 "its memory, {}, is missing: bring it back, or boot the guest with lode wsp start",
-                config.ram.display()
+                config.memory()
             );
             Err(Error::message(libc::ENOENT, "wsp::resume", message))
         }
@@ -264,7 +264,7 @@ fn disks_fit(seal: &Seal, force: bool) -> lodestone::Result<()> {
 /// After too many resumes that failed: memory and slot are put aside, the guest boots on new ones.
 fn boot_instead(place: &Place, config: &mut Config) -> lodestone::Result<std::path::PathBuf> {
     const SITE: &str = "wsp::resume";
-    if config.ram.exists() && !config.ram.is_file() {
+    if config.pooled.is_none() && config.ram.exists() && !config.ram.is_file() {
         let message =
             "its memory is a device, of which there is one: its image cannot be kept; boot it with --fresh";
         return Err(Error::message(libc::EOPNOTSUPP, SITE, message));
@@ -286,7 +286,12 @@ fn boot_instead(place: &Place, config: &mut Config) -> lodestone::Result<std::pa
     let moved = |from: &Path, to: &Path| {
         std::fs::rename(from, to).map_err(|e| Error::io(e, SITE, "cannot put aside", from))
     };
-    if config.ram.exists() {
+    if let Some(file) = &config.pooled {
+        // It stays in its place, under its name.
+        let note = kept.join("memory");
+        std::fs::write(&note, format!("{file}\n")).map_err(|e| Error::io(e, SITE, "cannot write", &note))?;
+        config.pooled = Some(file.beside(n));
+    } else if config.ram.exists() {
         moved(&config.ram, &aside)?;
     }
     let entries =

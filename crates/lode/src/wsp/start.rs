@@ -11,6 +11,7 @@ use serde_json::json;
 use super::emulator::{self, Mode};
 use super::guest::{Guest, make_ram, make_slot, open_ram, slot_path};
 use super::place::{Config, Guests, Place, VERSION, is_hugetlbfs, remove_if_there};
+use super::pooled::{self, PoolFile};
 use crate::cli::wsp::{Accel, WspStart};
 use crate::failure::{Failure, Output, Result};
 use crate::target::show;
@@ -23,7 +24,7 @@ pub fn run(guests: &Guests, args: &WspStart) -> Result<()> {
         return Err(Failure::failed(format_args!("guest {} runs already", place.name)));
     }
     let before = place.config().ok();
-    let config = match (&before, args.ram.is_some() || args.media.is_some()) {
+    let mut config = match (&before, args.ram.is_some() || args.media.is_some()) {
         (_, true) => described(&place, args)?,
         (Some(config), false) => config.clone(),
         (None, false) => {
@@ -44,18 +45,19 @@ pub fn run(guests: &Guests, args: &WspStart) -> Result<()> {
     if let Some(before) = &before {
         discards_nothing(&place, before, args.fresh)?;
     }
-    boot(&place, &config, before.as_ref(), args.fresh).map_err(of_guest)?;
+    boot(&place, &mut config, before.as_ref(), args.fresh).map_err(of_guest)?;
     let mut out = Output::new();
     match args.json {
         true => out.json(&json!({
             "name": place.name, "state": "running", "accelerator": config.accel, "ram": config.ram,
-            "ram_bytes": config.ram_bytes, "slots": config.slots,
+            "ram_offset": config.ram_offset, "ram_bytes": config.ram_bytes, "memory": config.memory(),
+            "slots": config.slots,
         }))?,
         false => out.line(format_args!(
             "{} runs ({}), its memory is {}",
             place.name,
             config.accel,
-            show(&config.ram)
+            config.memory()
         ))?,
     }
     out.finish()
@@ -69,15 +71,35 @@ fn remove_if_empty(place: &Place) {
 }
 
 /// Boots a guest that does not run: whatever image there was is gone.
-pub fn boot(place: &Place, config: &Config, before: Option<&Config>, fresh: bool) -> lodestone::Result<()> {
-    let memory = || -> lodestone::Result<u64> {
+pub fn boot(
+    place: &Place,
+    config: &mut Config,
+    before: Option<&Config>,
+    fresh: bool,
+) -> lodestone::Result<()> {
+    let mut memory = || -> lodestone::Result<u64> {
+        let same_file = before.filter(|before| config.pooled.is_some() && before.pooled == config.pooled);
+        if let Some(file) = &config.pooled {
+            let bytes = config.ram_bytes + config.trailer_bytes;
+            if let Some(before) =
+                same_file.filter(|before| before.part().is_none_or(|part| part.bytes != bytes))
+            {
+                forget(before)?;
+            }
+            let fixed = file.make(bytes)?;
+            (config.ram, config.ram_offset) = (fixed.path, fixed.offset);
+        }
         // Memory of another guest, or of one whose description is lost.
-        let is_ours = before.is_some_and(|before| before.ram == config.ram);
+        let is_ours =
+            before.is_some_and(|before| before.ram == config.ram && before.ram_offset == config.ram_offset);
         if !fresh && !is_ours && config.ram.exists() {
             foreign(config)?;
         }
         if let Some(before) = before {
-            forget(before)?;
+            match same_file {
+                Some(_) => forget_slots(before)?,
+                None => forget(before)?,
+            }
         }
         std::fs::create_dir_all(&config.slots)
             .map_err(|e| Error::io(e, "wsp::start", "cannot make the directory", &config.slots))?;
@@ -103,8 +125,19 @@ pub fn boot(place: &Place, config: &Config, before: Option<&Config>, fresh: bool
 
 /// Removes memory and slots, where they are files.
 pub fn forget(config: &Config) -> lodestone::Result<()> {
-    let remove =
-        |path: &Path| remove_if_there(path).map_err(|e| Error::io(e, "wsp::start", "cannot remove", path));
+    forget_slots(config)?;
+    match &config.pooled {
+        Some(file) => file.remove(),
+        None if config.ram.is_file() => remove(&config.ram),
+        None => Ok(()),
+    }
+}
+
+fn remove(path: &Path) -> lodestone::Result<()> {
+    remove_if_there(path).map_err(|e| Error::io(e, "wsp::start", "cannot remove", path))
+}
+
+fn forget_slots(config: &Config) -> lodestone::Result<()> {
     if let Ok(entries) = std::fs::read_dir(&config.slots) {
         for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
             if path.file_name().and_then(|n| n.to_str()).is_some_and(|n| n.starts_with("slot.")) {
@@ -112,21 +145,18 @@ pub fn forget(config: &Config) -> lodestone::Result<()> {
             }
         }
     }
-    match config.ram.is_file() {
-        true => remove(&config.ram),
-        false => Ok(()),
-    }
+    Ok(())
 }
 
 /// Refuses memory that somebody's guest, or anything else, is in.
 fn foreign(config: &Config) -> lodestone::Result<()> {
     let refused = |what: &str| {
-        let message =
-            format!("{} {what}: use another place, or --fresh to overwrite it", config.ram.display());
+        let message = format!("{} {what}: use another place, or --fresh to overwrite it", config.memory());
         Err(Error::message(libc::EEXIST, "wsp::start", message))
     };
     let about = std::fs::metadata(&config.ram);
-    if about.as_ref().is_ok_and(|about| about.is_file() && about.len() == 0) {
+    let is_file = config.pooled.is_none() && about.as_ref().is_ok_and(|about| about.is_file());
+    if is_file && about.is_ok_and(|about| about.len() == 0) {
         return Ok(());
     }
     let media = open_ram(config)?;
@@ -136,7 +166,7 @@ fn foreign(config: &Config) -> lodestone::Result<()> {
     };
     match record {
         Some(record) => refused(&format!("has the memory of a guest that is {}", record.state.name())),
-        None if about.is_ok_and(|about| about.is_file()) => refused("exists"),
+        None if is_file => refused("exists"),
         None => {
             let mut first = [0; 4096];
             media.read(Addr(0), &mut first)?;
@@ -179,7 +209,12 @@ fn described(place: &Place, args: &WspStart) -> Result<Config> {
             None => Err(Failure::usage(format_args!("{}: QEMU takes no path that is not UTF-8", show(path)))),
         }
     };
-    let (ram, slots, trailer_bytes) = layout(place, &absolute(media)?)?;
+    let pooled = PoolFile::of(&place.name, media)?;
+    let (ram, slots, trailer_bytes) = match &pooled {
+        // Where it lies, its pool will say.
+        Some(_) => (PathBuf::new(), place.dir.join("slots"), TRAILER_BYTES),
+        None => layout(place, &absolute(media)?)?,
+    };
     let options = args.options.iter().map(|option| option.to_str().map(str::to_string));
     let options: Option<Vec<String>> = options.collect();
     let Some(options) = options else {
@@ -187,6 +222,9 @@ fn described(place: &Place, args: &WspStart) -> Result<Config> {
     };
     if let Some(why) = emulator::refused_option(&options) {
         return Err(Failure::usage(why));
+    }
+    if let Some(why) = pooled.as_ref().and_then(|_| pooled::refused(&args.qemu, &options)) {
+        return Err(Failure::failed(why));
     }
     let disks: Result<Vec<PathBuf>> = args.disks.iter().map(|disk| absolute(disk)).collect();
     let disks = disks?;
@@ -207,6 +245,8 @@ fn described(place: &Place, args: &WspStart) -> Result<Config> {
         ram,
         ram_bytes,
         trailer_bytes,
+        ram_offset: 0,
+        pooled,
         slots,
         assume: args.assume.map(|domain| domain.domain().name().to_string()),
         disks,

@@ -147,7 +147,7 @@ impl Status {
 
     fn describe(&mut self, place: &Place, config: Config) {
         let alive = place.is_alive();
-        (self.ram, self.slots) = (show(&config.ram).to_string(), show(&config.slots).to_string());
+        (self.ram, self.slots) = (config.memory(), show(&config.slots).to_string());
         (self.ram_bytes, self.priority, self.failed_resumes) =
             (config.ram_bytes, config.priority, config.failed);
         let mut domain = None;

@@ -8,9 +8,10 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
 
-use lodestone::media::Addr;
+use lodestone::media::{Addr, Part};
+
+use super::place::Config;
 
 /// Of an entry of `/proc/PID/pagemap` (Linux: Documentation/admin-guide/mm/pagemap.rst): there, or swapped out.
 const PRESENT: u64 = 1 << 63;
@@ -21,13 +22,13 @@ const ENTRIES: usize = 1 << 17;
 /// Parts that are so near are one, in bytes.
 const GAP_BYTES: u64 = 64 << 10;
 
-/// Parts of the first `bytes` of `file` that process `process` has mapped pages of. NotFound where it does not map all of
-/// them in one piece.
-pub fn touched(process: u32, file: &Path, bytes: u64) -> io::Result<Vec<(Addr, usize)>> {
+/// Parts of a guest's memory that process `process` has mapped pages of. NotFound where it does not map all of it in one piece.
+pub fn touched(process: u32, config: &Config) -> io::Result<Vec<(Addr, usize)>> {
     let page = rustix::param::page_size() as u64;
     let maps = std::fs::read_to_string(format!("/proc/{process}/maps"))?;
-    let about = std::fs::metadata(file)?;
-    let (start, end) = mapped(&maps, &about, bytes).ok_or(io::ErrorKind::NotFound)?;
+    let about = std::fs::metadata(&config.ram)?;
+    let part = Part { offset: config.ram_offset, bytes: config.ram_bytes };
+    let (start, end) = mapped(&maps, &about, part).ok_or(io::ErrorKind::NotFound)?;
     let pagemap = File::open(format!("/proc/{process}/pagemap"))?;
     let mut found: Vec<(Addr, usize)> = Vec::new();
     let mut entries = vec![0; ENTRIES * ENTRY_BYTES];
@@ -52,8 +53,9 @@ fn add(found: &mut Vec<(Addr, usize)>, at: u64, bytes: u64) {
     }
 }
 
-/// Where the first `bytes` of a file are mapped, shared.
-fn mapped(maps: &str, file: &std::fs::Metadata, bytes: u64) -> Option<(u64, u64)> {
+/// Where a part of a file is mapped, shared, by a mapping that begins with it.
+fn mapped(maps: &str, file: &std::fs::Metadata, part: Part) -> Option<(u64, u64)> {
+    let Part { offset: wanted, bytes } = part;
     let dev = if file.rdev() != 0 { None } else { Some(file.dev()) };
     maps.lines().find_map(|line| {
         let mut fields = line.split_whitespace();
@@ -68,12 +70,15 @@ fn mapped(maps: &str, file: &std::fs::Metadata, bytes: u64) -> Option<(u64, u64)
                 (Some(rustix::fs::major(dev) as u64), Some(rustix::fs::minor(dev) as u64))
                     == (hexadecimal(major), hexadecimal(minor))
             });
-        (is_it && flags.ends_with('s') && offset == 0 && end - start >= bytes).then(|| (start, start + bytes))
+        (is_it && flags.ends_with('s') && offset == wanted && end - start >= bytes)
+            .then(|| (start, start + bytes))
     })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]
@@ -85,6 +90,16 @@ mod tests {
         assert_eq!(found, [(Addr(0), 45056), (Addr(1 << 20), 4096)]);
     }
 
+    /// As much of a file as the memory of a guest has.
+    fn guest(path: &Path, ram_offset: u64, ram_bytes: u64) -> Config {
+        let text = serde_json::json!({
+            "version": 1, "qemu": "", "accel": "", "ram": path, "ram_bytes": ram_bytes, "trailer_bytes": 0,
+            "ram_offset": ram_offset, "slots": "", "assume": null, "disks": [], "cpus": 1, "priority": 0,
+            "agent": false, "cwd": "", "options": [], "clone_of": null, "failed": 0,
+        });
+        serde_json::from_value(text).unwrap()
+    }
+
     #[test]
     fn what_was_stored_to_is_found() {
         use lodestone::media::{Media, Span, SpanOptions};
@@ -94,11 +109,23 @@ mod tests {
         let span = Span::open(&path, &SpanOptions { size: Some(bytes), ..SpanOptions::default() }).unwrap();
         let at = Addr(9 << 20);
         span.copy_cached(at, b"stored").unwrap().redundant("only where counts");
-        let found = touched(std::process::id(), &path, bytes).unwrap();
+        let found = touched(std::process::id(), &guest(&path, 0, bytes)).unwrap();
         assert!(found.iter().any(|(from, len)| from.0 <= at.0 && at.0 < from.0 + *len as u64), "{found:?}");
         let total: usize = found.iter().map(|(_, len)| len).sum();
         assert!(total < 4 << 20, "what was not stored to is not found: {found:?}");
-        assert!(touched(std::process::id(), &path, 2 * bytes).is_err(), "not all of it is mapped");
+        let more = touched(std::process::id(), &guest(&path, 0, 2 * bytes));
+        assert!(more.is_err(), "not all of it is mapped");
+        drop(span);
+        let part = Part { offset: 8 << 20, bytes: 4 << 20 };
+        let span = Span::open_part(&path, part, &SpanOptions::default()).unwrap();
+        span.copy_cached(Addr(1 << 20), b"stored").unwrap().redundant("only where counts");
+        let found = touched(std::process::id(), &guest(&path, part.offset, part.bytes)).unwrap();
+        let stored = 1 << 20;
+        assert!(
+            found.iter().any(|(from, len)| (from.0..from.0 + *len as u64).contains(&stored)),
+            "{found:?}"
+        );
+        assert!(touched(std::process::id(), &guest(&path, 0, part.bytes)).is_err(), "another part");
         drop(span);
         std::fs::remove_file(&path).unwrap();
     }

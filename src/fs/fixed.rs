@@ -1,0 +1,421 @@
+//! Files whose blocks stand still: memory that somebody maps from the pool's own file or device, past the file system. A
+//! guest of `lode wsp` stores there all the time.
+//!
+//! A fixed file has one run of blocks, on a boundary of 2 MiB, and keeps it: what would give a block away or store to it is
+//! refused as Linux refuses it of a swap file (ETXTBSY for data, EPERM for names). The mark is an extended attribute,
+//! [`FIXED`], so that whoever has the file through any door can set it, ask where the file lies, and take it away:
+//!
+//! ```text
+//! setxattr    bytes, in decimal       an empty file gets so many, zeros; durable on return
+//! getxattr    OFFSET BYTES PATH       where they are, in the file or device at PATH
+//! removexattr                         it is a file like others again, with what is in it
+//! ```
+
+use super::alloc::{Class, Run};
+use super::format::*;
+use super::inode::{Body, Data, Xattr};
+use super::log::{Batch, block_addr};
+use super::offload::Needs;
+use super::write::{WriteFields, write_records};
+use super::xattr::value_record;
+use super::*;
+use crate::limits::FILE_BYTES_MAX;
+use crate::media::Flushed;
+
+/// The attribute that marks a fixed file; not listed, so that nobody copies it with a file.
+pub const FIXED: &[u8] = b"system.lode.fixed";
+/// Zeros are stored in parts of so many bytes.
+const ZEROED_BYTES: u64 = 64 << 20;
+
+/// Where a fixed file lies in what the pool is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FixedPlace {
+    /// In the file or device at `path`, in bytes.
+    pub offset: u64,
+    pub bytes: u64,
+    pub path: std::path::PathBuf,
+}
+
+impl FixedPlace {
+    fn encode(&self) -> Vec<u8> {
+        let mut text = format!("{} {} ", self.offset, self.bytes).into_bytes();
+        text.extend_from_slice(self.path.as_os_str().as_encoded_bytes());
+        text
+    }
+
+    /// What getxattr of [`FIXED`] answered.
+    pub fn decode(value: &[u8]) -> Option<FixedPlace> {
+        use std::os::unix::ffi::OsStrExt;
+        let mut parts = value.splitn(3, |byte| *byte == b' ');
+        let mut number = || std::str::from_utf8(parts.next()?).ok()?.parse().ok();
+        let (offset, bytes) = (number()?, number()?);
+        let path = std::path::Path::new(std::ffi::OsStr::from_bytes(parts.next()?));
+        Some(FixedPlace { offset, bytes, path: path.to_path_buf() })
+    }
+}
+
+impl<M: Media> Fs<M> {
+    /// Gives an empty file `bytes`, whole blocks of zeros, in one run (on a boundary of 2 MiB if it has as many), and fixes it. Durable on return,
+    /// all or nothing. Of a file that is fixed and has as many already nothing changes.
+    ///
+    /// EPERM unless `cred` owns the file, EINVAL for what is no file and for bytes that are no whole blocks, ENOENT for a file
+    /// without a name, EEXIST where something is in it, ENOSPC where no such run is free, EOPNOTSUPP in a pool of several regions.
+    pub fn fix(&self, cred: &Cred, ino: Ino, bytes: u64) -> Result<()> {
+        const SITE: &str = "fixed::fix";
+        if bytes == 0 || !bytes.is_multiple_of(BLOCK as u64) {
+            let message = format!("a fixed file has whole blocks of {BLOCK} bytes, not {bytes} bytes");
+            return Err(Error::message(libc::EINVAL, SITE, message));
+        }
+        if bytes > FILE_BYTES_MAX {
+            return Err(Error::new(libc::EFBIG, SITE));
+        }
+        let inode = self.inode(ino)?;
+        if self.is_fixed_so(cred, &inode, &inode.body.read(), bytes)? {
+            return Ok(());
+        }
+        let run = self.fixed_run(bytes)?;
+        if let Err(e) = self.zero(run).and_then(|()| self.fix_at(cred, &inode, run)) {
+            self.core.free(run, None);
+            return Err(e);
+        }
+        self.sync()
+    }
+
+    /// Whether there is nothing to do; or why it cannot be done.
+    fn is_fixed_so(&self, cred: &Cred, inode: &Inode, body: &Body, bytes: u64) -> Result<bool> {
+        const SITE: &str = "fixed::fix";
+        if body.dead {
+            return Err(Error::new(libc::ESTALE, SITE));
+        }
+        let Data::File(index) = &body.data else {
+            return Err(Error::message(libc::EINVAL, SITE, "only a file can be fixed"));
+        };
+        permit_fixing(cred, body)?;
+        if self.links(inode) == 0 {
+            return Err(Error::message(libc::ENOENT, SITE, "a file without a name cannot be fixed"));
+        }
+        match body.fixed {
+            true if body.size == bytes => Ok(true),
+            true => {
+                let message = format!("the file is fixed already, with {} bytes", body.size);
+                Err(Error::message(libc::EEXIST, SITE, message))
+            }
+            false if body.size > 0 || index.mapped() > 0 => {
+                Err(Error::message(libc::EEXIST, SITE, "something is in the file: fix an empty one"))
+            }
+            false => self.core.check_alive().map(|()| false),
+        }
+    }
+
+    /// Blocks that nobody else has.
+    fn fixed_run(&self, bytes: u64) -> Result<Run> {
+        const SITE: &str = "fixed::fix";
+        let count = (bytes / BLOCK as u64) as u32;
+        let mut room = self.room();
+        let run = loop {
+            match self.core.alloc.alloc_whole(count) {
+                Some(run) => break run,
+                None if self.make_room(&mut room) => {}
+                None => {
+                    let message =
+                        format!("no {bytes} bytes are free in one piece: make room, or take a larger pool");
+                    return Err(Error::message(libc::ENOSPC, SITE, message));
+                }
+            }
+        };
+        if self.core.media.region(block_addr(run.start)).1 < bytes {
+            self.core.free(run, None);
+            let message = "a pool of several regions has no file in one piece: take a pool of one";
+            return Err(Error::message(libc::EOPNOTSUPP, SITE, message));
+        }
+        Ok(run)
+    }
+
+    /// Zeros, durable: what was there is not the business of whoever maps it.
+    fn zero(&self, run: Run) -> Result<()> {
+        let (from, bytes) = (block_addr(run.start), run.count as u64 * BLOCK as u64);
+        for done in (0..bytes).step_by(ZEROED_BYTES as usize) {
+            let len = ZEROED_BYTES.min(bytes - done) as usize;
+            let flushed = self.core.media.zero_nt(from.add(done), len)?;
+            self.core.fence(flushed);
+        }
+        // The record names them as they are: it verifies nothing.
+        self.sync()
+    }
+
+    fn fix_at(&self, cred: &Cred, inode: &Inode, run: Run) -> Result<()> {
+        let bytes = run.count as u64 * BLOCK as u64;
+        let mut room = self.room();
+        loop {
+            let done = {
+                let mut body = self.table.change(inode);
+                if let Some(write) = body.writes.in_the_way(|| Needs::None) {
+                    drop(body);
+                    self.finish(&write);
+                    continue;
+                }
+                let guard = self.core.enter()?;
+                if self.is_fixed_so(cred, inode, &body, bytes)? {
+                    // Somebody was faster.
+                    self.core.free(run, None);
+                    return Ok(());
+                }
+                let done = self.commit_fixed(inode, &mut body, &guard, run);
+                self.tidy_log(inode, &mut body, &guard);
+                done
+            };
+            match done {
+                Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut room) => continue,
+                done => return done,
+            }
+        }
+    }
+
+    fn commit_fixed(&self, inode: &Inode, body: &mut Body, guard: &epoch::Guard, run: Run) -> Result<()> {
+        let now = now();
+        let size = run.count as u64 * BLOCK as u64;
+        let value = size.to_string();
+        let mut batch = Batch::new();
+        let fields = WriteFields { start: 0, len: 0, size, mtime: now, crc: None, flags: 0 };
+        write_records(&mut batch, &[Extent { page: 0, count: run.count, block: run.start }], &fields);
+        let at = batch.count();
+        value_record(&mut batch, FIXED, value.as_bytes(), None, now);
+        self.commit(inode, body, &mut batch, guard, Class::Data, Flushed::issued())?;
+        body.file_mut().set_run(0, run.count, run.start, false, &mut |_, _| {
+            unreachable!("the file was empty");
+        });
+        let mut mark = Xattr::new(FIXED, value.as_bytes(), None);
+        mark.place(batch.placed(at).0, batch.addr(at));
+        body.xattrs.push(mark);
+        (body.fixed, body.size) = (true, size);
+        (body.mtime, body.ctime) = (now, now);
+        Ok(())
+    }
+
+    /// Where a fixed file lies. ENODATA for one that is not fixed, EOPNOTSUPP where the pool is in no file or device.
+    pub fn fixed_place(&self, ino: Ino) -> Result<FixedPlace> {
+        const SITE: &str = "fixed::fixed_place";
+        let inode = self.inode(ino)?;
+        let body = inode.body.read();
+        let run = match &body.data {
+            Data::File(index) if body.fixed => index.get(0),
+            _ => return Err(Error::new(libc::ENODATA, SITE)),
+        };
+        let super::index::Mapping::Written(block) = run else {
+            let message = format!("the fixed file {} has no blocks: check the pool", ino.0);
+            return Err(Error::message(libc::EIO, SITE, message));
+        };
+        match self.core.media.in_file(block_addr(block), body.size) {
+            Some((path, offset)) => Ok(FixedPlace { offset, bytes: body.size, path }),
+            None => Err(Error::message(libc::EOPNOTSUPP, SITE, "the pool lies in no file or device")),
+        }
+    }
+
+    /// Doors ask by the attribute.
+    pub(super) fn fixed_text(&self, ino: Ino) -> Result<Vec<u8>> {
+        self.fixed_place(ino).map(|place| place.encode())
+    }
+
+    /// As doors set it.
+    pub(super) fn fix_by_text(&self, cred: &Cred, ino: Ino, value: &[u8], flags: i32) -> Result<()> {
+        if flags & libc::XATTR_REPLACE != 0 {
+            return Err(Error::new(libc::EINVAL, "fixed::fix"));
+        }
+        let bytes = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
+        self.fix(cred, ino, bytes.ok_or_else(|| Error::new(libc::EINVAL, "fixed::fix"))?)
+    }
+}
+
+/// Who may fix a file, and end that: its owner, and the superuser.
+pub(super) fn permit_fixing(cred: &Cred, body: &Body) -> Result<()> {
+    match !cred.enforce || cred.is_root() || cred.uid == body.uid {
+        true => Ok(()),
+        false => Err(Error::new(libc::EPERM, "fixed::permit_fixing")),
+    }
+}
+
+/// ETXTBSY for what would change the data of a fixed file.
+#[cold]
+pub(super) fn in_use() -> Error {
+    let message = "the file is mapped past the file system (the memory of a guest): its data cannot be changed by others";
+    Error::message(libc::ETXTBSY, "fixed::in_use", message)
+}
+
+/// EPERM for what would take a name from a fixed file.
+#[cold]
+pub(super) fn keeps_its_name() -> Error {
+    let message = "the file is mapped past the file system (the memory of a guest): lode wsp rm removes it, or \
+                   removexattr of system.lode.fixed ends that";
+    Error::message(libc::EPERM, "fixed::keeps_its_name", message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fs::files::Files;
+    use crate::media::{Domain, Pool, PoolOptions};
+
+    const BYTES: u64 = 5 << 20;
+
+    fn open(media: Pool) -> Files<Pool> {
+        let fs = Fs::open(media, &OpenOptions::default()).unwrap();
+        Files::new(fs, Cred::root(), 0)
+    }
+
+    /// A pool in a file, of which nothing is left but what the test holds.
+    fn files(bytes: u64, domain: Domain) -> Files<Pool> {
+        static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let n = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("lodestone-fixed-{}-{n}", std::process::id()));
+        let options = PoolOptions { assume: Some(domain), ..PoolOptions::default() };
+        let pool = Pool::create(std::slice::from_ref(&path), Some(bytes), &options).unwrap();
+        std::fs::remove_file(path).unwrap();
+        open(Fs::mkfs(pool, &MkfsOptions::default()).unwrap())
+    }
+
+    fn again(files: Files<Pool>, clean: bool) -> Files<Pool> {
+        let fs = Arc::clone(files.fs());
+        drop(files);
+        if clean {
+            fs.close().unwrap();
+        }
+        open(fs.abandon().expect("nobody else uses it"))
+    }
+
+    fn make(files: &Files<Pool>, path: &str, bytes: u64) {
+        let fd = files.open(path.as_bytes(), libc::O_CREAT | libc::O_RDWR, 0o600).unwrap();
+        files.fsetxattr(fd, FIXED, bytes.to_string().as_bytes(), 0).unwrap();
+        files.close(fd).unwrap();
+    }
+
+    fn place(files: &Files<Pool>, path: &str) -> FixedPlace {
+        FixedPlace::decode(&files.getxattr(path.as_bytes(), true, FIXED).unwrap()).unwrap()
+    }
+
+    fn errno<T>(done: Result<T>) -> i32 {
+        done.err().map_or(0, |e| e.errno())
+    }
+
+    #[test]
+    fn a_fixed_file_stands_in_one_piece_across_closes_and_crashes() {
+        for domain in [Domain::Memory, Domain::PageCache] {
+            let mut files = files(64 << 20, domain);
+            // What lies there is no zeros, and free again.
+            let fd = files.open(b"/old", libc::O_CREAT | libc::O_RDWR, 0o600).unwrap();
+            files.pwrite(fd, &vec![7; 32 << 20], 0).unwrap();
+            files.close(fd).unwrap();
+            files.unlink(b"/old").unwrap();
+            files.fs().sync().unwrap();
+            make(&files, "/ram", BYTES);
+            let first = place(&files, "/ram");
+            assert!(first.offset.is_multiple_of(2 << 20) && first.bytes == BYTES, "{first:?}");
+            let media = std::sync::Arc::clone(files.fs());
+            let at = crate::media::Addr(first.offset);
+            let mut bytes = vec![1; BYTES as usize];
+            media.media().read(at, &mut bytes).unwrap();
+            assert!(bytes.iter().all(|byte| *byte == 0), "what others had is not shown");
+            // Somebody stores past the file system.
+            let flushed = media.media().copy_nt(at.add(BYTES - 64), &[9; 64]).unwrap();
+            media.media().fence(flushed);
+            drop(media);
+            for clean in [true, false, true] {
+                files = again(files, clean);
+                make(&files, "/ram", BYTES);
+                assert_eq!(place(&files, "/ram"), first);
+                for n in 0..300 {
+                    files.chmod(b"/ram", 0o600 + n % 8).unwrap();
+                    let other = format!("/other{n}");
+                    let fd = files.open(other.as_bytes(), libc::O_CREAT | libc::O_RDWR, 0o600).unwrap();
+                    files.pwrite(fd, &[3; 70_000], 0).unwrap();
+                    files.close(fd).unwrap();
+                }
+                let fd = files.open(b"/ram", libc::O_RDONLY, 0).unwrap();
+                let mut last = [0; 128];
+                assert_eq!(files.pread(fd, &mut last, BYTES as i64 - 128).unwrap(), 128);
+                assert!(last[..64] == [0; 64] && last[64..] == [9; 64], "nobody stored there");
+                files.close(fd).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn neither_data_nor_names_of_a_fixed_file_change() {
+        let files = files(16 << 20, Domain::Memory);
+        make(&files, "/ram", BYTES);
+        let other = files.open(b"/other", libc::O_CREAT | libc::O_RDWR, 0o600).unwrap();
+        let fd = files.open(b"/ram", libc::O_RDWR, 0).unwrap();
+        assert_eq!(errno(files.pwrite(fd, b"x", 0)), libc::ETXTBSY);
+        assert_eq!(errno(files.pwrite(fd, b"x", BYTES as i64)), libc::ETXTBSY);
+        assert_eq!(errno(files.ftruncate(fd, 0)), libc::ETXTBSY);
+        assert_eq!(errno(files.ftruncate(fd, 2 * BYTES as i64)), libc::ETXTBSY);
+        let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        for mode in [0, punch, libc::FALLOC_FL_ZERO_RANGE] {
+            assert_eq!(errno(files.fallocate(fd, mode, 0, 4096)), libc::ETXTBSY);
+        }
+        assert_eq!(errno(files.open(b"/ram", libc::O_RDWR | libc::O_TRUNC, 0)), libc::ETXTBSY);
+        assert_eq!(errno(files.unlink(b"/ram")), libc::EPERM);
+        assert_eq!(errno(files.rename(b"/ram", b"/moved", 0)), libc::EPERM);
+        assert_eq!(errno(files.rename(b"/other", b"/ram", 0)), libc::EPERM);
+        assert_eq!(errno(files.rename(b"/other", b"/ram", RENAME_EXCHANGE)), libc::EPERM);
+        // What does not touch them works.
+        files.link(b"/ram", b"/second").unwrap();
+        files.chmod(b"/ram", 0o640).unwrap();
+        files.setxattr(b"/ram", true, b"user.a", b"b", 0).unwrap();
+        assert_eq!(files.listxattr(b"/ram", true).unwrap(), b"user.a\0", "the mark is not listed");
+        let mut page = [1; 4096];
+        assert_eq!(files.pread(fd, &mut page, 0).unwrap(), 4096);
+        assert_eq!(page, [0; 4096]);
+        let before = place(&files, "/second");
+        files.removexattr(b"/ram", true, FIXED).unwrap();
+        assert_eq!(errno(files.getxattr(b"/ram", true, FIXED)), libc::ENODATA);
+        assert_eq!(errno(files.removexattr(b"/ram", true, FIXED)), libc::ENODATA);
+        assert_eq!(files.pwrite(fd, b"x", 0).unwrap(), 1);
+        assert_eq!(errno(files.fsetxattr(fd, FIXED, b"5242880", 0)), libc::EEXIST, "something is in it");
+        files.unlink(b"/second").unwrap();
+        files.unlink(b"/ram").unwrap();
+        files.close(fd).unwrap();
+        files.fsetxattr(other, FIXED, before.bytes.to_string().as_bytes(), 0).unwrap();
+        files.close(other).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_fixed_is_refused_and_nothing_is_lost() {
+        let files = files(16 << 20, Domain::PageCache);
+        let fd = files.open(b"/ram", libc::O_CREAT | libc::O_RDWR, 0o600).unwrap();
+        files.fs().sync().unwrap();
+        let free = files.fs().statfs().blocks_free;
+        let set = |value: &str| errno(files.fsetxattr(fd, FIXED, value.as_bytes(), 0));
+        for wrong in ["", "x", "0", "5000", "-4096"] {
+            assert_eq!(set(wrong), libc::EINVAL, "{wrong}");
+        }
+        assert_eq!(set("18446744073709547520"), libc::EFBIG);
+        assert_eq!(set("16777216"), libc::ENOSPC);
+        assert_eq!(files.fs().statfs().blocks_free, free);
+        assert_eq!(errno(files.setxattr(b"/", true, FIXED, b"4096", 0)), libc::EINVAL);
+        assert_eq!(errno(files.getxattr(b"/", true, FIXED)), libc::ENODATA);
+        let other = Cred { uid: 1000, gid: 1000, ..Cred::root() };
+        let ino = files.fstat(fd).unwrap().ino;
+        files.fchmod(fd, 0o666).unwrap();
+        assert_eq!(errno(files.fs().fix(&other, ino, 4096)), libc::EPERM, "only its owner may");
+        assert_eq!(set("4194304"), 0);
+        assert_eq!(set("4194304"), 0, "again, as long");
+        assert_eq!(set("4096"), libc::EEXIST);
+        assert_eq!(errno(files.fs().removexattr(&other, ino, FIXED)), libc::EPERM);
+        files.close(fd).unwrap();
+        files.removexattr(b"/ram", true, FIXED).unwrap();
+        files.unlink(b"/ram").unwrap();
+        let free = |_| {
+            make(&files, "/ram", 4 << 20);
+            files.removexattr(b"/ram", true, FIXED).unwrap();
+            files.unlink(b"/ram").unwrap();
+            files.fs().sync().unwrap();
+            files.fs().sync().unwrap();
+            files.fs().statfs().blocks_free
+        };
+        let all = [0; 10].map(free);
+        let [first, .., last] = all;
+        assert!(first - last < 8, "but for the log of the directory, what it had comes back: {all:?}");
+        let nameless = files.open(b"/", libc::O_TMPFILE | libc::O_RDWR, 0o600).unwrap();
+        assert_eq!(errno(files.fsetxattr(nameless, FIXED, b"4096", 0)), libc::ENOENT);
+    }
+}
