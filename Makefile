@@ -39,6 +39,8 @@ export RUSTUP_TOOLCHAIN := $(RUST_MIN).0
 endif
 
 CARGO ?= cargo
+# jemalloc's own build, which cargo runs, makes three libraries of the same sources; cargo links this one.
+export GNUMAKEFLAGS += -- STATIC_LIBS=lib/libjemalloc_pic.a
 override CARGO_TARGET_DIR := $(abspath $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target))
 export CARGO_TARGET_DIR
 TARGET := $(CARGO_TARGET_DIR)

@@ -1086,3 +1086,43 @@ fn a_repair_on_a_full_pool_loses_nothing() {
         }
     }
 }
+
+/// Its blocks may go to others now, so whoever would map it has to see that.
+#[test]
+fn a_fixed_file_that_is_damaged_is_nobodys_memory() {
+    for domain in [Domain::Memory, Domain::PageCache] {
+        for damaged in [true, false] {
+            let what = format!("{domain:?}, {}", if damaged { "damaged" } else { "another is" });
+            let sample = Sample::new(domain, true);
+            let fs = open(sample.image, domain);
+            let ino = create(&fs, Ino::ROOT, b"ram");
+            fs.fix(&Cred::root(), ino, 3 * BLOCK as u64).unwrap();
+            let other = create(&fs, Ino::ROOT, b"new");
+            write(&fs, other, 0, &[0xe5; 3 * BLOCK]);
+            fs.close().unwrap();
+            let image = fs.media().image();
+            let stamps = |image: &[u8]| image.windows(8).filter(|bytes| bytes == b"LodeFixd").count();
+            assert_eq!(stamps(&image), 1, "{what}");
+            let stamp = image.windows(8).position(|bytes| bytes == b"LodeFixd").unwrap();
+            let media = Arc::new(SimMedia::new(image.clone(), domain));
+            let at = if damaged { stamp - BLOCK } else { page_of(&image, 0xe5) };
+            media.poison(at..at + LINE);
+            let repaired = check::repair(media.clone(), false).unwrap();
+            assert!(repaired.after.is_clean(), "{what}: {:#?}", repaired.after.findings);
+            let fs = Fs::open(media.clone(), &options()).unwrap();
+            let place = fs.fixed_place(ino).map_err(|e| e.errno());
+            let written = fs.write(&Cred::root(), ino, 0, b"x", false).map_err(|e| e.errno());
+            // The simulator's pool is in no file.
+            match damaged {
+                true => {
+                    assert!(place == Err(libc::ENODATA) && written.is_ok(), "{what}: {place:?} {written:?}")
+                }
+                false => assert!(
+                    place == Err(libc::EOPNOTSUPP) && written == Err(libc::ETXTBSY),
+                    "{what}: {place:?}"
+                ),
+            }
+            assert_eq!(stamps(&media.image()), if damaged { 0 } else { 1 }, "{what}");
+        }
+    }
+}

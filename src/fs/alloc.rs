@@ -614,8 +614,8 @@ impl Allocator {
     pub fn alloc_whole(&self, want: u32) -> Option<Run> {
         debug_assert!(want > 0 && self.started.load(Relaxed));
         self.empty_pockets();
-        let mut first = 0;
-        for group in 0..self.group_count() {
+        let (mut first, mut group) = (0, 0);
+        while group < self.group_count() {
             let bits = self.bits(group);
             let (before, free) = ((group - first) * GROUP_BLOCKS, bits.next(0, 0));
             let found = match want < GROUP_BLOCKS {
@@ -631,14 +631,16 @@ impl Allocator {
                     local.count(&local.shard.allocated, want);
                     return Some(Run::new(Block(start), want));
                 }
-                // Somebody was faster.
+                // Somebody was faster: on behind what he took.
                 if got > 0 {
                     self.put_back(Run::new(Block(start), got));
                 }
+                group = (start + got) / GROUP_BLOCKS;
                 first = group + 1;
             } else if free < GROUP_BLOCKS {
                 first = group + 1;
             }
+            group += 1;
         }
         None
     }
@@ -1794,6 +1796,7 @@ mod tests {
     enum Op {
         Alloc { want: u32, class: Class, near: Option<u32> },
         AllocAll { want: u32 },
+        AllocWhole { want: u32 },
         Free { which: usize, part: u32 },
         Defer { which: usize, epoch: u64 },
         Release { epoch: u64 },
@@ -1807,7 +1810,8 @@ mod tests {
         prop_oneof![
             6 => (want.clone(), class, proptest::option::of(0..total + 5))
                 .prop_map(|(want, class, near)| Op::Alloc { want, class, near }),
-            1 => want.prop_map(|want| Op::AllocAll { want }),
+            1 => want.clone().prop_map(|want| Op::AllocAll { want }),
+            1 => prop_oneof![want, 500..1600u32].prop_map(|want| Op::AllocWhole { want }),
             4 => (any::<usize>(), any::<u32>()).prop_map(|(which, part)| Op::Free { which, part }),
             2 => (any::<usize>(), 0..4u64).prop_map(|(which, epoch)| Op::Defer { which, epoch }),
             1 => (0..4u64).prop_map(|epoch| Op::Release { epoch }),
@@ -1886,6 +1890,24 @@ mod tests {
                     for run in runs {
                         self.take(run);
                         self.held.push(run);
+                    }
+                }
+                Op::AllocWhole { want } => {
+                    let stride = if want < GROUP_BLOCKS { 1 } else { GROUP_BLOCKS };
+                    // A short one does not cross groups, and which blocks the reserve has is not known here.
+                    let fits = |start: &u32| (*start..start + want).all(|block| !self.used.contains(&block));
+                    let places = (0..self.total.saturating_sub(want - 1)).step_by(stride as usize);
+                    let found = places.filter(fits).count();
+                    match a.alloc_whole(want) {
+                        Some(run) => {
+                            assert!(found > 0 && run.count == want && run.start.0.is_multiple_of(stride));
+                            self.take(run);
+                            self.held.push(run);
+                        }
+                        None => assert!(
+                            found <= (2 * reserve * want) as usize,
+                            "{want} blocks fit in {found} places"
+                        ),
                     }
                 }
                 Op::Free { which, part } if !self.held.is_empty() => {
@@ -2006,7 +2028,10 @@ mod tests {
                 0..6 => {
                     let want = if value % 4 == 0 { 1 + value / 4 % 600 } else { 1 };
                     let near = held.last().filter(|_| value & 8 != 0).map(|run| run.end());
-                    if let Some(run) = a.alloc(want, Class::Data, near) {
+                    let whole = value % 16 == 4;
+                    let run = if whole { a.alloc_whole(want) } else { a.alloc(want, Class::Data, near) };
+                    if let Some(run) = run {
+                        assert!(!whole || run.count == want);
                         owners.take(run);
                         held.push(run);
                     }

@@ -81,7 +81,7 @@ use crate::sync::PerThread;
 use crate::sync::reclaim::{Pin, pin};
 use alloc::{Allocator, Class, Run};
 pub(crate) use clock::now;
-pub use fixed::{FIXED, FixedPlace};
+pub use fixed::{FIXED, FixedPlace, STAMP_BYTES};
 use format::{BLOCK, Super, TABLE_BLOCK};
 use inode::{Body, Inode};
 pub use offload::{
@@ -252,6 +252,8 @@ pub struct Core<M: Media> {
     poisoned: AtomicBool,
     /// Writes that have blocks before they have their file.
     ahead: CachePadded<AtomicU64>,
+    /// Files that are being fixed: they have blocks before they have their file.
+    fixing: AtomicU64,
     /// So many shall not: the pool was full, and each of them needs its blocks at once.
     ahead_pause: AtomicU64,
     /// There was one in this mount.
@@ -431,6 +433,8 @@ pub struct Fs<M: Media> {
     id: u64,
     state: Mutex<format::State>,
     syncing: Mutex<mount::Synced>,
+    /// Files are fixed, or not any more, one at a time.
+    fixing: Mutex<()>,
     report: OpenReport,
     ticker: Mutex<Option<mount::Ticker>>,
 }

@@ -60,6 +60,10 @@ impl<M: Media> Fs<M> {
         if options.label.len() > 63 {
             return Err(Error::message(libc::EINVAL, "mount::mkfs", "a label has at most 63 bytes"));
         }
+        if media.is_used(Addr(0), media.len()) {
+            let message = "a guest runs whose memory is in this pool: stop it first";
+            return Err(Error::message(libc::EBUSY, "mount::mkfs", message));
+        }
         if !options.force && !matches!(SuperCopies::read(&media)?.best(), Err(SuperFault::Foreign)) {
             return Err(Error::message(
                 libc::EEXIST,
@@ -189,6 +193,7 @@ impl<M: Media> Fs<M> {
             failed: AtomicBool::new(false),
             releases: AtomicU64::new(0),
             ahead: CachePadded::default(),
+            fixing: AtomicU64::new(0),
             ahead_pause: AtomicU64::new(0),
             ahead_ever: AtomicBool::new(false),
             read_only,
@@ -228,6 +233,7 @@ impl<M: Media> Fs<M> {
             slot_count: AtomicU32::new(opened.slot_count),
             table_inode: opened.table_inode,
             rename_lock: Mutex::new(()),
+            fixing: Mutex::new(()),
             left: Mutex::default(),
             namespace: CachePadded::new(AtomicU64::new(0)),
             seconds: CachePadded::new(AtomicU64::new(now())),
@@ -346,6 +352,7 @@ impl<M: Media> Fs<M> {
             return Err(self.core.poison_error());
         }
         self.wait_for_copies_ahead();
+        self.wait_for_fixing();
         // Who entered an epoch before leaves it, who does after sees that the pool is closed.
         if self.core.deferring {
             let ended = self.core.epochs.advance();

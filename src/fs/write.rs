@@ -112,10 +112,10 @@ struct Ahead<'a, M: Media> {
 }
 
 /// One of those who have blocks and are in no epoch: a close waits for them.
-struct Counted<'a>(&'a AtomicU64);
+pub(super) struct Counted<'a>(&'a AtomicU64);
 
 impl<'a> Counted<'a> {
-    fn new(all: &'a AtomicU64) -> Counted<'a> {
+    pub(super) fn new(all: &'a AtomicU64) -> Counted<'a> {
         // Either a close sees this, or this sees the close.
         all.fetch_add(1, Ordering::SeqCst);
         Counted(all)
@@ -611,6 +611,13 @@ impl<M: Media> Fs<M> {
         self.core.ahead_pause.store(AHEAD_PAUSE, Ordering::SeqCst);
         self.wait_for_copies_ahead();
         self.core.ahead_ever.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn wait_for_fixing(&self) {
+        let backoff = Backoff::new();
+        while self.core.fixing.load(Ordering::SeqCst) != 0 {
+            wait(&backoff);
+        }
     }
 
     pub(super) fn wait_for_copies_ahead(&self) {

@@ -2,7 +2,7 @@
 
 use super::acl::{self, Acl};
 use super::alloc::{Class, Run};
-use super::fixed::{FIXED, permit_fixing};
+use super::fixed::FIXED;
 use super::format::*;
 use super::inode::{Body, Data, Xattr, value_crc};
 use super::log::{Batch, block_addr};
@@ -234,23 +234,28 @@ impl<M: Media> Fs<M> {
             return self.setxattr(cred, ino, name, &[], 0);
         }
         check_length(name)?;
+        if name == FIXED {
+            return self.unfix(cred, ino);
+        }
         let inode = self.inode(ino)?;
         let mut body = self.table.change(&inode);
         let guard = self.core.enter()?;
         check_alive(&body)?;
-        match name == FIXED {
-            true => permit_fixing(cred, &body)?,
-            false => permit_name(cred, &body, name, true).and_then(|()| check_name(&body, name))?,
-        }
+        permit_name(cred, &body, name, true)?;
+        check_name(&body, name)?;
         if !body.xattrs.iter().any(|x| *x.name == *name) {
             return Err(Error::new(libc::ENODATA, "xattr::removexattr"));
         }
         let done = self.unset(&inode, &mut body, &guard, name, Batch::new());
-        if name == FIXED && done.is_ok() {
-            body.fixed = false;
-        }
         self.tidy_log(&inode, &mut body, &guard);
         done
+    }
+
+    /// A fixed file is one like others from now on.
+    pub(super) fn remove_mark(&self, inode: &Inode, body: &mut Body, guard: &epoch::Guard) -> Result<()> {
+        self.unset(inode, body, guard, FIXED, Batch::new())?;
+        body.fixed = false;
+        Ok(())
     }
 
     /// Commits the removal of a value, if there is one, and what `batch` holds already.

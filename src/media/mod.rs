@@ -115,6 +115,11 @@ pub trait Media: Send + Sync + 'static {
         None
     }
 
+    /// Whether somebody uses a range of [`in_file`](Media::in_file) past this.
+    fn is_used(&self, _at: Addr, _len: u64) -> bool {
+        false
+    }
+
     /// Where all of a region is mapped and how many bytes it has, for devices that are told of memory beforehand; none where
     /// it is not, or where stores there would not reach the region.
     fn mapping(&self, _region: usize) -> Option<(*mut u8, usize)> {

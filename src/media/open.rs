@@ -260,10 +260,15 @@ pub(super) fn begins_pool(beginning: &[u8]) -> bool {
 
 /// Whether the file or device at `path` holds a pool, or what is left of one, whoever uses it.
 pub fn holds_pool(path: &Path) -> Result<bool> {
+    Ok(label_beside(path)?.is_some_and(|block| begins_pool(&block)))
+}
+
+/// Block 0, beside whoever has the file; none where it is shorter.
+fn label_beside(path: &Path) -> Result<Option<[u8; LABEL_BYTES]>> {
     let read_only = OpenRegion::kind_of(path)? != RegionKind::DeviceDax;
     match OpenRegion::open_part(path, 0..LABEL_BYTES as u64, read_only) {
-        Ok(region) => Ok(begins_pool(&read_block0(&region)?)),
-        Err(e) if e.errno() == libc::EINVAL => Ok(false),
+        Ok(region) => read_block0(&region).map(Some),
+        Err(e) if e.errno() == libc::EINVAL => Ok(None),
         Err(e) => Err(e),
     }
 }

@@ -143,6 +143,10 @@ impl<M: Media> Media for Arc<M> {
         (**self).in_file(at, len)
     }
 
+    fn is_used(&self, at: Addr, len: u64) -> bool {
+        (**self).is_used(at, len)
+    }
+
     fn domain(&self) -> Domain {
         (**self).domain()
     }

@@ -258,6 +258,11 @@ impl Media for Pool {
         (len <= room && region.kind != RegionKind::Memfd).then(|| (region.path.clone(), offset))
     }
 
+    fn is_used(&self, at: Addr, len: u64) -> bool {
+        let (region, offset, _) = self.region_of(at);
+        self.regions[region].is_used(offset..offset + len)
+    }
+
     fn mapping(&self, region: usize) -> Option<(*mut u8, usize)> {
         let whole = (self.regions[region].map.base(), self.label.region_bytes as usize);
         (!self.options.read_only).then_some(whole)

@@ -90,6 +90,8 @@ pub(super) struct Region {
     /// What the kernel says makes stores durable.
     pub detected: Domain,
     pub map: Mapping,
+    /// Others have the rest of the file.
+    pub is_part: bool,
     undo: Undo,
     file: Locked,
     stat: Stat,
@@ -195,6 +197,16 @@ impl OpenRegion {
         Ok(OpenRegion { path, undo: Undo::default(), file, stat, kind, bytes, align, read_only, offset: 0 })
     }
 
+    /// Opens what is at `path` and says of a part of it that somebody uses it: see [`Region::is_used`].
+    pub fn use_part(path: &Path, part: Range<u64>) -> Result<OwnedFd> {
+        const SITE: &str = "media::region::use_part";
+        Self::kind_of(path)?;
+        let failed = |e| cannot("lock", SITE, path, e);
+        let file = open_writable(path).map_err(failed)?;
+        lock_part(&file, libc::F_RDLCK, &use_of(&part)).map_err(failed)?;
+        Ok(file)
+    }
+
     /// The open file, which keeps its lock until it and all that is mapped of it are gone.
     pub fn into_file(self) -> OwnedFd {
         self.file.into_file()
@@ -284,7 +296,8 @@ impl OpenRegion {
         }
         let detected = self.detect();
         let OpenRegion { path, undo, file, stat, kind, .. } = self;
-        Ok(Region { path, kind, bytes, detected, map, undo, file, stat })
+        let is_part = file.part.is_some();
+        Ok(Region { path, kind, bytes, detected, map, is_part, undo, file, stat })
     }
 
     fn prefault(&self, map: &Mapping) -> Result<()> {
@@ -541,6 +554,26 @@ const TURN_WAIT_MAX: Duration = Duration::from_secs(10);
 #[cfg(feature = "memory-type")]
 const DEVICE_HEAD_BYTES: usize = 128 << 10;
 
+/// Who uses a part of a file locks as many bytes, so far behind: beside those who open the part for a moment.
+fn use_of(part: &Range<u64>) -> Range<u64> {
+    const USES_OFFSET: u64 = 1 << 61;
+    USES_OFFSET + part.start..USES_OFFSET + part.end
+}
+
+/// Whether another open file has any lock there.
+fn is_locked(file: &OwnedFd, part: &Range<u64>) -> bool {
+    use std::os::fd::AsRawFd;
+    // SAFETY: plain data, for which zeros are valid; the process number has to be 0.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::F_WRLCK as i16;
+    lock.l_whence = libc::SEEK_SET as i16;
+    lock.l_start = part.start as i64;
+    lock.l_len = (part.end - part.start) as i64;
+    // SAFETY: the kernel reads and writes one lock.
+    let asked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
+    asked != 0 || lock.l_type != libc::F_UNLCK as i16
+}
+
 /// A lock of the open file, which ends with it where whoever has it is killed.
 fn lock_part(file: &OwnedFd, kind: i32, part: &Range<u64>) -> rustix::io::Result<()> {
     use std::os::fd::AsRawFd;
@@ -581,6 +614,11 @@ impl Region {
             dir.sync_all().map_err(|e| Error::io(e, SITE, "cannot sync the directory of", &self.path))?;
         }
         Ok(())
+    }
+
+    /// Whether somebody [uses](OpenRegion::use_part) a part of it: an emulator whose guest has its memory there.
+    pub fn is_used(&self, part: Range<u64>) -> bool {
+        is_locked(&self.file.file, &use_of(&part))
     }
 
     /// Gives a range of whole pages back to the host; only a hint.

@@ -158,6 +158,11 @@ impl Span {
         OpenRegion::open_part(path, range, true).map(OpenRegion::into_file)
     }
 
+    /// Says that somebody uses a part, as long as the file is open anywhere; he who opens it meanwhile is not kept off.
+    pub fn use_part(path: &Path, part: Part) -> Result<OwnedFd> {
+        OpenRegion::use_part(path, part.offset..part.offset.saturating_add(part.bytes))
+    }
+
     /// Anonymous memory of so many bytes; pages are taken at first use.
     pub fn memfd(bytes: u64, options: &SpanOptions) -> Result<Span> {
         let options = SpanOptions { size: None, ..*options };
@@ -270,6 +275,17 @@ impl Span {
             (1..processors.min(bytes / THREAD_BYTES_MIN)).for_each(|_| drop(scope.spawn(work)));
             work();
         });
+    }
+
+    /// All of the file, or the part of it that this is: what others have in the same file is not waited for.
+    fn sync_region(&self, region: &Region) -> std::io::Result<()> {
+        match region.is_part {
+            false => region.sync(),
+            // SAFETY: msync touches no byte: it writes pages back that the region keeps mapped.
+            true => unsafe {
+                msync(self.base.cast(), self.bytes as usize, MsyncFlags::SYNC).map_err(Into::into)
+            },
+        }
     }
 
     #[cold]
@@ -390,7 +406,7 @@ impl Media for Span {
     /// writes back no others. Elsewhere every line of the ranges is written back, by several threads where there are many.
     fn persist(&self, ranges: &[(Addr, usize)]) -> std::io::Result<Durable> {
         match &self.held {
-            Held::Region(region) if region.kind == RegionKind::DaxFile => region.sync()?,
+            Held::Region(region) if region.kind == RegionKind::DaxFile => self.sync_region(region)?,
             _ if self.copier.writes_back() => self.write_back_by_several(ranges),
             _ => self.sync()?,
         }
@@ -402,7 +418,7 @@ impl Media for Span {
             return Ok(());
         }
         match &self.held {
-            Held::Region(region) => region.sync(),
+            Held::Region(region) => self.sync_region(region),
             // SAFETY: msync touches no byte: it writes pages back that whoever made this span keeps mapped.
             Held::Range { start, bytes, .. } => unsafe {
                 msync(std::ptr::with_exposed_provenance_mut(*start), *bytes, MsyncFlags::SYNC)

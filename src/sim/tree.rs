@@ -8,7 +8,7 @@ use std::fmt::Write;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use crate::fs::{Attr, Cred, Fs, Ino, Kind, Time};
+use crate::fs::{Attr, Cred, Fs, Ino, Kind, STAMP_BYTES, Time};
 use crate::media::Media;
 
 use super::model::{self, Body, Model};
@@ -169,6 +169,11 @@ impl Seen {
             Err((libc::ENODATA, _)) => false,
             Err((_, e)) => return Err(e),
         };
+        if seen.fixed {
+            // The stamp is the file system's business.
+            let end = seen.content.len();
+            seen.content[end - STAMP_BYTES as usize..].fill(0);
+        }
         Ok(seen)
     }
 

@@ -27,6 +27,7 @@ use super::mount::{StateCopies, SuperCopies, boot};
 use super::types::Kind;
 use super::{Fs, OpenOptions, holds, holds_blocks};
 use crate::error::{Error, Result};
+use crate::fs::fixed::FIXED;
 use crate::media::{Addr, LINE, Media, Overlay};
 use image::{Image, Nonsense};
 pub use repair::{Repaired, repair};
@@ -69,6 +70,8 @@ pub enum What {
     Value,
     /// An access list.
     AccessList,
+    /// A file whose blocks should stand still.
+    Fixed,
     /// A symbolic link's target.
     Target,
     /// A block that two have.
@@ -110,6 +113,7 @@ impl What {
             What::Size => "size",
             What::Value => "xattr-value",
             What::AccessList => "access-list",
+            What::Fixed => "fixed-file",
             What::Target => "symlink-target",
             What::BlockTwice => "block-twice",
             What::BlockLost => "block-lost",
@@ -139,6 +143,7 @@ impl What {
             What::Data => "the bytes stay as they are, without a checksum: compare them with a backup",
             What::Size => "the blocks behind the end are freed",
             What::Value | What::AccessList => "the attribute is removed",
+            What::Fixed => "it is a file like others, and no guest's memory any more",
             What::Target => "the link is removed",
             What::BlockTwice => "whose checksum matches keeps the block, others get a copy",
             What::Entry => "the entry is removed",
@@ -700,6 +705,9 @@ impl<M: Media> Checked<'_, M> {
                 self.add(Finding::of(What::AccessList, ino, detail).at(value.at));
             }
         }
+        if image.xattrs.contains_key(FIXED) && !is_one_run(image) {
+            self.add(Finding::of(What::Fixed, ino, "a fixed file is not in one piece"));
+        }
         // What is missing begins with the target's record.
         let ends_early = matches!(image.log.damage[..], [Damage::End { .. }]);
         if image.kind == Kind::Symlink && image.target.is_empty() && (ends_early || !image.lost_records()) {
@@ -936,4 +944,14 @@ pub(super) fn unreadable<M: Media>(pool: &Pool<M>, image: &Image) -> Vec<(u64, u
         }
     }
     found
+}
+
+/// Whether a file is what a fixed one has to be.
+fn is_one_run(image: &Image) -> bool {
+    let mut pieces = image.pages.iter();
+    let first = pieces.next();
+    let whole = |piece: &image::Piece| !piece.unwritten && piece.count as u64 * BLOCK as u64 == image.size;
+    image.kind == Kind::File
+        && first.is_some_and(|(&page, piece)| page == 0 && whole(piece))
+        && pieces.next().is_none()
 }

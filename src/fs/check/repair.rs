@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use super::super::alloc::{Block, Run};
+use super::super::fixed::{FIXED, STAMP_BYTES, remove_stamp};
 use super::super::format::*;
 use super::super::log::{Owner, block_addr};
 use super::super::mount::{write_state, write_super};
@@ -25,8 +26,8 @@ use super::image::{Entry, Image, Value};
 use super::rewrite::{self, Seed, no_space};
 use super::tree::Fix;
 use super::{Ask, Checked, Finding, Report, What, heads, run, unreadable};
-use crate::error::Result;
-use crate::media::{LINE, Media};
+use crate::error::{Error, Result};
+use crate::media::{Addr, LINE, Media};
 
 /// Rounds of one repair: damage that hides other damage is nowhere deeper.
 const ROUNDS_MAX: usize = 8;
@@ -45,6 +46,10 @@ pub struct Repaired {
 /// closed.
 pub fn repair<M: Media>(media: Arc<M>, power_lost: bool) -> Result<Repaired> {
     let ask = Ask { power_lost, scrub: true };
+    if media.is_used(Addr(0), media.len()) {
+        let message = "a guest runs whose memory is in this pool: suspend or stop it first";
+        return Err(Error::message(libc::EBUSY, "check::repair", message));
+    }
     let mut found = None::<Report>;
     for _ in 0..ROUNDS_MAX {
         let mut report = Report::default();
@@ -144,6 +149,7 @@ impl<'m, M: Media> Mender<'m, M> {
         }
         self.links_without_target();
         self.values();
+        self.fixed();
         self.data()?;
         self.blocks()?;
         self.orphans()?;
@@ -235,6 +241,27 @@ impl<'m, M: Media> Mender<'m, M> {
         let pool = &self.checked.pool;
         for image in self.images.values_mut() {
             image.xattrs.retain(|name, value| value.holds(pool) && value.is_list(pool, name));
+        }
+    }
+
+    /// A fixed file that is damaged is one like others, for its blocks may go to others now; and its stamp says so to whoever
+    /// would map it.
+    fn fixed(&mut self) {
+        let twice = &self.checked.space.twice;
+        for image in self.images.values_mut().filter(|image| image.xattrs.contains_key(FIXED)) {
+            let pieces = || image.pages.values();
+            let sound = super::is_one_run(image)
+                && !image.lost_records()
+                && pieces().all(|p| twice.range(p.block..p.block + p.count).next().is_none())
+                && unreadable(&self.checked.pool, image).is_empty();
+            if sound {
+                continue;
+            }
+            if let Some(last) = pieces().next_back() {
+                let end = block_addr(Block(last.block + last.count));
+                remove_stamp(self.checked.pool.media, Addr(end.0 - STAMP_BYTES));
+            }
+            image.xattrs.remove(FIXED);
         }
     }
 

@@ -33,7 +33,7 @@ use fuser::{
     ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, Session, SessionACL, TimeOrNow,
     WriteFlags,
 };
-use lodestone::fs::{Attr, Fs, Ino, SetAttr};
+use lodestone::fs::{Attr, FIXED, Fs, Ino, SetAttr};
 use lodestone::media::Media;
 use tracing::{debug_span, error};
 
@@ -155,6 +155,15 @@ impl<M: Media> Requests<M> {
     fn forget_attributes(&self, ino: Ino) {
         if let Some(Err(e)) = self.kernel.get().map(|k| k.inval_inode(INodeNo(u64::from(ino.0)), -1, 0)) {
             error!(inode = ino.0, error = %e, "the kernel keeps the attributes of an inode whose set-id bits fell");
+        }
+    }
+
+    /// Before the answer to who fixes a file, or ends that: the kernel forgets its size and its pages, for others store there.
+    fn fixed_anew(&self, node: INodeNo, attribute: &OsStr) {
+        if attribute.as_bytes() == FIXED
+            && let Some(Err(e)) = self.kernel.get().map(|kernel| kernel.inval_inode(node, 0, 0))
+        {
+            error!(inode = node.0, error = %e, "the kernel keeps the pages of a file that others store to");
         }
     }
 
@@ -606,6 +615,7 @@ impl<M: Media> Filesystem for Requests<M> {
         let _span = debug_span!("setxattr", ino = node.0, ?name, size = value.len(), flags).entered();
         let answer =
             attempt(|| self.service.setxattr(caller(req), ino(node)?, name.as_bytes(), value, flags));
+        self.fixed_anew(node, name);
         answer_empty(reply, answer);
     }
 
@@ -624,6 +634,7 @@ impl<M: Media> Filesystem for Requests<M> {
     fn removexattr(&self, req: &Request, node: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let _span = debug_span!("removexattr", ino = node.0, ?name).entered();
         let answer = attempt(|| self.fs().removexattr(&caller(req).cred(), ino(node)?, name.as_bytes()));
+        self.fixed_anew(node, name);
         answer_empty(reply, answer);
     }
 

@@ -217,6 +217,7 @@ mod tests {
             trailer_bytes: 4096,
             ram_offset: 0,
             pooled: None,
+            ram_number: 0,
             slots: "/m".into(),
             assume: None,
             disks: vec![PathBuf::from("/d,1")],

@@ -1,16 +1,20 @@
 //! `lode wsp stop` and `rm`: a guest ends, or is forgotten.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use lodestone::wsp::{Machine, Ram, State};
 
 use super::guest::{Guest, open_ram};
-use super::place::{Guests, Place};
+use super::place::{Config, Guests, Place};
+use super::pooled::PoolFile;
 use super::start::forget;
 use crate::cli::wsp::{WspRm, WspStop};
 use crate::failure::{Failure, Result, complain};
 use crate::target::show;
 
+/// What, in a directory of an image that was put aside, names the file of a pool with its memory.
+pub const KEPT_MEMORY: &str = "memory.json";
 /// A process that was killed gives its memory back before it is gone.
 const KILL_WAIT_MAX: Duration = Duration::from_secs(30);
 
@@ -47,6 +51,27 @@ pub fn rm(guests: &Guests, args: &WspRm) -> Result<()> {
     if failed { Err(Failure::Reported) } else { Ok(()) }
 }
 
+/// Images of a guest that were put aside.
+fn kept_images(config: &Config) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(&config.slots).into_iter().flatten().flatten().map(|entry| entry.path());
+    let is_kept = |path: &PathBuf| {
+        path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("kept."))
+    };
+    entries.filter(is_kept).collect()
+}
+
+/// Removes the memory of an image that was put aside, where that is in a pool; the rest goes with the guest's directory.
+fn remove_kept(image: &Path) -> lodestone::Result<()> {
+    let Ok(text) = std::fs::read(image.join(KEPT_MEMORY)) else { return Ok(()) };
+    match serde_json::from_slice::<PoolFile>(&text) {
+        Ok(file) => file.remove(),
+        Err(e) => {
+            let message = format!("{} is not understood: {e}", image.join(KEPT_MEMORY).display());
+            Err(lodestone::Error::message(libc::EPROTO, "wsp::end", message))
+        }
+    }
+}
+
 fn remove(place: &Place, force: bool) -> Result<()> {
     let _lock = place.lock()?;
     if place.is_alive() {
@@ -67,7 +92,17 @@ fn remove(place: &Place, force: bool) -> Result<()> {
         if is_suspended && !force {
             return Err(Failure::failed(format_args!("guest {} is suspended: --force loses it", place.name)));
         }
-        forget(&config).map_err(|e| Failure::failed(format_args!("guest {}: {e}", place.name)))?;
+        let failed = |e: lodestone::Error| Failure::failed(format_args!("guest {}: {e}", place.name));
+        // Those that lie elsewhere stay there.
+        let kept = if config.slots.starts_with(&place.dir) { kept_images(&config) } else { Vec::new() };
+        if let (Some(first), false) = (kept.first(), force) {
+            let message = format!("guest {} has an image that was put aside in {}", place.name, show(first));
+            return Err(Failure::failed(message + ": --force loses it"));
+        }
+        for image in &kept {
+            remove_kept(image).map_err(failed)?;
+        }
+        forget(&config).map_err(failed)?;
         // Images that were put aside are their owner's to remove.
         let _ = std::fs::remove_dir(&config.slots);
     }

@@ -43,10 +43,12 @@ pub fn open_ram_to_read(config: &Config) -> Result<Span> {
 }
 
 fn open_as(config: &Config, options: &SpanOptions) -> Result<Span> {
-    match config.part() {
-        Some(part) => Span::open_part(&config.ram, part, options),
-        None => Span::open(&config.ram, options),
-    }
+    let (Some(place), Some(part)) = (config.fixed(), config.part()) else {
+        return Span::open(&config.ram, options);
+    };
+    let span = Span::open_part(&config.ram, part, options)?;
+    place.check(&span).map_err(|e| e.context(config.memory()))?;
+    Ok(span)
 }
 
 /// Looks at memory, beside whoever else looks. Of a device the kernel maps nothing that is only read: whoever looks at that has
@@ -162,7 +164,7 @@ impl<'a> Guest<'a> {
         self.child = Some(spawned);
         let stream = self.place.connect("qmp");
         let qmp = stream.map_err(|e| Error::io(e, SITE, "cannot reach the emulator of", &self.place.dir));
-        match qmp.and_then(Qmp::begin) {
+        match qmp.and_then(Qmp::begin).and_then(|qmp| self.uses_ram(qmp)) {
             Ok(qmp) => Ok(self.qmp.insert(qmp)),
             Err(e) => {
                 self.end();
@@ -171,6 +173,15 @@ impl<'a> Guest<'a> {
                 Err(e.context(format_args!("{} did not start{said}", self.config.qemu.display())))
             }
         }
+    }
+
+    /// Has the emulator say, as long as it lives, that it uses its part of a pool.
+    fn uses_ram(&self, mut qmp: Qmp) -> Result<Qmp> {
+        if let Some(part) = self.config.part() {
+            let used = Span::use_part(&self.config.ram, part)?;
+            qmp.run_with("getfd", json!({ "fdname": "lode-use" }), used.as_fd())?;
+        }
+        Ok(qmp)
     }
 
     fn qmp(&mut self) -> Result<&mut Qmp> {

@@ -20,6 +20,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use lodestone::fs::FixedPlace;
 use lodestone::media::Part;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -56,6 +57,9 @@ pub struct Config {
     /// The file of a pool that it is; then `ram` is what the pool lies in.
     #[serde(default)]
     pub pooled: Option<PoolFile>,
+    /// Of that file.
+    #[serde(default)]
+    pub ram_number: u64,
     /// The directory of its slots.
     pub slots: PathBuf,
     pub assume: Option<String>,
@@ -78,8 +82,17 @@ pub const VERSION: u32 = 1;
 impl Config {
     /// What of the file or device is the guest's, where that is a part.
     pub fn part(&self) -> Option<Part> {
-        let bytes = self.ram_bytes + self.trailer_bytes;
-        self.pooled.as_ref().map(|_| Part { offset: self.ram_offset, bytes })
+        self.fixed().map(|place| Part { offset: place.offset, bytes: place.bytes })
+    }
+
+    /// Where the file of a pool was when it was made.
+    pub fn fixed(&self) -> Option<FixedPlace> {
+        self.pooled.as_ref().map(|_| FixedPlace {
+            offset: self.ram_offset,
+            bytes: self.ram_bytes + self.trailer_bytes,
+            number: self.ram_number,
+            path: self.ram.clone(),
+        })
     }
 
     /// Where its memory is, for people.
@@ -202,6 +215,11 @@ impl Place {
             File::open(&self.dir)?.sync_all()
         });
         written.map_err(|e| self.failed("write", &path, e))
+    }
+
+    /// There is no guest, after all.
+    pub fn forget_config(&self) {
+        let _ = remove_if_there(&self.dir.join("guest.json"));
     }
 
     /// Waits for whoever works on the guest.
@@ -421,6 +439,7 @@ mod tests {
             trailer_bytes: 4096,
             ram_offset: 2 << 20,
             pooled: Some(PoolFile { pool: "/m/ram".into(), path: "/g.ram".into() }),
+            ram_number: 7 << 40,
             slots: "/m".into(),
             assume: None,
             disks: vec!["/d".into()],

@@ -61,7 +61,7 @@ impl PoolFile {
         }
         let Ok(about) = fs::metadata(media) else { return Ok(None) };
         if about.is_dir() {
-            let device = (rustix::fs::major(about.dev()), rustix::fs::minor(about.dev()));
+            let device = device_of(&about);
             let dir = fs::canonicalize(media).map_err(|e| failed(&e))?;
             let mounts = table::pools().map_err(|e| failed(&e))?;
             let mut held = mounts.iter().rev().filter(|mount| mount.device == device);
@@ -77,21 +77,48 @@ impl PoolFile {
         }
     }
 
-    /// Makes the file where there is none, so long, in one piece, and says where it is. One that is there, and as long, stays as
-    /// it is.
+    /// Makes the file where there is none, so long, in one piece, and says where it is. One that is there, is our own, and as
+    /// long, stays as it is.
     pub fn make(&self, bytes: u64) -> Result<FixedPlace> {
-        let place = match self.on_mount() {
-            Some(file) => make_on_mount(&file, bytes),
-            None => {
-                with_pool(&self.pool, |files| make_in_pool(files, self.path.as_os_str().as_bytes(), bytes))
+        self.make_as(bytes, 0)
+    }
+
+    /// Makes one beside it, for memory anew where the old is kept.
+    pub fn make_beside(&self, bytes: u64) -> Result<PoolFile> {
+        let mut n = 1;
+        loop {
+            let path = self.path.with_extension(format!("{n}.ram"));
+            let file = PoolFile { pool: self.pool.clone(), path };
+            match file.make_as(bytes, libc::O_EXCL) {
+                Err(e) if e.errno() == libc::EEXIST => n += 1,
+                made => return made.map(|_| file),
             }
+        }
+    }
+
+    /// `exclusive`: O_EXCL, or 0.
+    fn make_as(&self, bytes: u64, exclusive: i32) -> Result<FixedPlace> {
+        let path = self.path.as_os_str().as_bytes();
+        let place = match self.on_mount() {
+            Some(file) => make_on_mount(&file, bytes, exclusive),
+            None => with_pool(&self.pool, |files| make_in_pool(files, path, bytes, exclusive)),
         };
         let place = place.map_err(|e| self.failed(e))?;
-        FixedPlace::decode(&place).ok_or_else(|| {
+        let place = FixedPlace::decode(&place).ok_or_else(|| {
             let message =
                 format!("{self} does not say where it lies: mount the pool by this version of lode");
             Error::message(libc::EPROTO, SITE, message)
-        })
+        })?;
+        match place.path == self.pool && place.bytes == bytes {
+            true => Ok(place),
+            false => {
+                let message = format!(
+                    "{self} lies in {} for its server, which sees other files: use that",
+                    show(&place.path)
+                );
+                Err(Error::message(libc::EXDEV, SITE, message))
+            }
+        }
     }
 
     /// Gives the blocks back. Nothing where the file has gone already.
@@ -100,19 +127,21 @@ impl PoolFile {
             Some(file) => remove_on_mount(&file),
             None => with_pool(&self.pool, |files| remove_in_pool(files, self.path.as_os_str().as_bytes())),
         };
-        removed.or_else(|e| if e.errno() == libc::ENOENT { Ok(()) } else { Err(self.failed(e)) })
-    }
-
-    /// One beside it, for memory anew where the old is kept.
-    pub fn beside(&self, n: u32) -> PoolFile {
-        PoolFile { pool: self.pool.clone(), path: self.path.with_extension(format!("{n}.ram")) }
+        removed.map_err(|e| self.failed(e))
     }
 
     /// Its path on a mount of the pool, if there is one: then the mount's server has the pool.
     fn on_mount(&self) -> Option<PathBuf> {
         let mounts = table::pools().ok()?.into_iter().rev();
         let mut here = mounts.filter(|mount| Path::new(&mount.source) == self.pool && !mount.read_only);
-        here.find_map(|mount| Some(mount.dir.join(self.path.strip_prefix(&mount.root).ok()?)))
+        // Not one whose server is dead, nor one that another mount hides.
+        let answers = |mount: &table::Entry| {
+            fs::metadata(&mount.dir).is_ok_and(|about| device_of(&about) == mount.device)
+        };
+        here.find_map(|mount| {
+            let file = mount.dir.join(self.path.strip_prefix(&mount.root).ok()?);
+            answers(&mount).then_some(file)
+        })
     }
 
     fn failed(&self, e: Error) -> Error {
@@ -128,7 +157,9 @@ impl PoolFile {
             libc::EEXIST => Error::message(
                 libc::EEXIST,
                 SITE,
-                format!("{self} exists, and is something else: remove it, or choose another directory"),
+                format!(
+                    "{self} exists, and is something else or somebody else's: remove it, or choose another directory"
+                ),
             ),
             _ => e.context(self),
         }
@@ -141,31 +172,49 @@ impl std::fmt::Display for PoolFile {
     }
 }
 
+fn device_of(about: &fs::Metadata) -> (u32, u32) {
+    (rustix::fs::major(about.dev()), rustix::fs::minor(about.dev()))
+}
+
+/// Whoever else owns a file, or has a name of it, has the memory of the guest.
+fn is_ours(uid: u32, links: u64) -> Result<()> {
+    match uid == rustix::process::geteuid().as_raw() && links == 1 {
+        true => Ok(()),
+        false => Err(Error::message(libc::EEXIST, SITE, "the file is somebody else's, or has other names")),
+    }
+}
+
 /// What getxattr answers of the file that was made.
-fn make_in_pool(files: &Files<Pool>, path: &[u8], bytes: u64) -> Result<Vec<u8>> {
-    let fd = files.open(path, libc::O_RDWR | libc::O_CREAT, 0o600)?;
-    let made = files.fsetxattr(fd, FIXED, bytes.to_string().as_bytes(), 0);
+fn make_in_pool(files: &Files<Pool>, path: &[u8], bytes: u64, exclusive: i32) -> Result<Vec<u8>> {
+    let fd = files.open(path, libc::O_RDWR | libc::O_CREAT | libc::O_NOFOLLOW | exclusive, 0o600)?;
+    let about = files.fstat(fd).and_then(|about| is_ours(about.uid, about.nlink.into()));
+    let made = about.and_then(|()| files.fsetxattr(fd, FIXED, bytes.to_string().as_bytes(), 0));
     let place = made.and_then(|()| files.fgetxattr(fd, FIXED));
     files.close(fd)?;
     place.inspect_err(|_| {
         // What was there is not empty.
-        if files.stat(path).is_ok_and(|about| about.size == 0) {
+        if files.lstat(path).is_ok_and(|about| about.size == 0) {
             let _ = files.unlink(path);
         }
     })
 }
 
 fn remove_in_pool(files: &Files<Pool>, path: &[u8]) -> Result<()> {
-    match files.removexattr(path, false, FIXED) {
-        Err(e) if e.errno() != libc::ENODATA => Err(e),
-        _ => files.unlink(path),
+    match files.removexattr(path, false, FIXED).map_err(|e| (e.errno(), e)) {
+        Ok(()) | Err((libc::ENODATA, _)) => files.unlink(path),
+        // The file, for the pool is open.
+        Err((libc::ENOENT, _)) => Ok(()),
+        Err((_, e)) => Err(e),
     }
 }
 
 /// As [`make_in_pool`].
-fn make_on_mount(file: &Path, bytes: u64) -> Result<Vec<u8>> {
-    let options = fs::OpenOptions::new().read(true).write(true).create(true).mode(0o600).clone();
+fn make_on_mount(file: &Path, bytes: u64, exclusive: i32) -> Result<Vec<u8>> {
+    let mut options = fs::OpenOptions::new();
+    options.read(true).write(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW | exclusive);
     let open = options.open(file).map_err(|e| Error::io(e, SITE, "cannot make", file))?;
+    let about = open.metadata().map_err(|e| Error::io(e, SITE, "cannot examine", file))?;
+    is_ours(about.uid(), about.nlink())?;
     let failed = |e: Errno| Error::io(e.into(), SITE, "cannot fix", file);
     let mut place = vec![0; PLACE_BYTES_MAX];
     let made = rustix::fs::fsetxattr(&open, fixed(), bytes.to_string().as_bytes(), XattrFlags::empty());
@@ -186,6 +235,12 @@ fn make_on_mount(file: &Path, bytes: u64) -> Result<Vec<u8>> {
 fn remove_on_mount(file: &Path) -> Result<()> {
     match rustix::fs::lremovexattr(file, fixed()) {
         Ok(()) | Err(Errno::NODATA) => {}
+        // The file, for the mount answers.
+        Err(Errno::NOENT) => return Ok(()),
+        Err(Errno::BUSY) => {
+            let message = "a guest, or a copy of one, runs in it: stop that first";
+            return Err(Error::message(libc::EBUSY, SITE, message));
+        }
         Err(e) => return Err(Error::io(e.into(), SITE, "cannot remove", file)),
     }
     fs::remove_file(file).map_err(|e| Error::io(e, SITE, "cannot remove", file))
@@ -227,7 +282,9 @@ fn version_of(qemu: &Path) -> Option<(u32, u32)> {
 fn with_pool<T>(pool: &Path, does: impl FnOnce(&Files<Pool>) -> Result<T>) -> Result<T> {
     let (media, _) = map(pool, Access::Write, None)?;
     let fs = Fs::open(media, &OpenOptions::default())?;
-    let done = does(&Files::new(Arc::clone(&fs), Cred::root(), 0));
+    // Who opens the pool may do all with it; what is made is his.
+    let cred = Cred { enforce: false, ..Cred::process() };
+    let done = does(&Files::new(Arc::clone(&fs), cred, 0));
     let closed = fs.close();
     done.and_then(|done| closed.map(|()| done))
 }
@@ -235,13 +292,6 @@ fn with_pool<T>(pool: &Path, does: impl FnOnce(&Files<Pool>) -> Result<T>) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn memory_beside_has_another_name() {
-        let file = PoolFile { pool: "/p".into(), path: "/a/db.ram".into() };
-        assert_eq!(file.beside(1).to_string(), "/p:/a/db.1.ram");
-        assert_eq!(file.beside(1).beside(2).to_string(), "/p:/a/db.1.2.ram");
-    }
 
     #[test]
     fn what_would_reach_beyond_is_refused() {

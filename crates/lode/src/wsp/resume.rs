@@ -263,12 +263,31 @@ fn disks_fit(seal: &Seal, force: bool) -> lodestone::Result<()> {
 
 /// After too many resumes that failed: memory and slot are put aside, the guest boots on new ones.
 fn boot_instead(place: &Place, config: &mut Config) -> lodestone::Result<std::path::PathBuf> {
-    const SITE: &str = "wsp::resume";
     if config.pooled.is_none() && config.ram.exists() && !config.ram.is_file() {
         let message =
             "its memory is a device, of which there is one: its image cannot be kept; boot it with --fresh";
-        return Err(Error::message(libc::EOPNOTSUPP, SITE, message));
+        return Err(Error::message(libc::EOPNOTSUPP, "wsp::resume", message));
     }
+    let kept = match config.pooled.clone() {
+        None => put_aside(config)?,
+        Some(file) => {
+            // Before anything moves: there may be no room for a second.
+            let next = file.make_beside(config.ram_bytes + config.trailer_bytes)?;
+            let kept = put_aside(config).inspect_err(|_| drop(next.remove()))?;
+            config.pooled = Some(next);
+            // Before anything fails: the image that is kept is no longer the guest's.
+            place.write_config(config).map_err(|f| Error::message(libc::EIO, "wsp::resume", words(f)))?;
+            kept
+        }
+    };
+    config.failed = 0;
+    super::start::boot(place, config, None, false)?;
+    Ok(kept)
+}
+
+/// Moves memory and slots to where they are kept; memory in a pool stays in its place, under its name.
+fn put_aside(config: &Config) -> lodestone::Result<std::path::PathBuf> {
+    const SITE: &str = "wsp::resume";
     let mut n = 1;
     let kept = loop {
         let kept = config.slots.join(format!("kept.{n}"));
@@ -287,10 +306,9 @@ fn boot_instead(place: &Place, config: &mut Config) -> lodestone::Result<std::pa
         std::fs::rename(from, to).map_err(|e| Error::io(e, SITE, "cannot put aside", from))
     };
     if let Some(file) = &config.pooled {
-        // It stays in its place, under its name.
-        let note = kept.join("memory");
-        std::fs::write(&note, format!("{file}\n")).map_err(|e| Error::io(e, SITE, "cannot write", &note))?;
-        config.pooled = Some(file.beside(n));
+        let note = kept.join(super::end::KEPT_MEMORY);
+        let text = serde_json::to_string(file).expect("our documents have string keys only");
+        std::fs::write(&note, text + "\n").map_err(|e| Error::io(e, SITE, "cannot write", &note))?;
     } else if config.ram.exists() {
         moved(&config.ram, &aside)?;
     }
@@ -301,7 +319,5 @@ fn boot_instead(place: &Place, config: &mut Config) -> lodestone::Result<std::pa
             moved(&path, &kept.join(name))?;
         }
     }
-    config.failed = 0;
-    super::start::boot(place, config, None, false)?;
     Ok(kept)
 }

@@ -16,6 +16,8 @@ use crate::cli::wsp::{Accel, WspStart};
 use crate::failure::{Failure, Output, Result};
 use crate::target::show;
 
+const SITE: &str = "wsp::start";
+
 pub fn run(guests: &Guests, args: &WspStart) -> Result<()> {
     let place = guests.place(&args.name);
     place.make()?;
@@ -24,6 +26,12 @@ pub fn run(guests: &Guests, args: &WspStart) -> Result<()> {
         return Err(Failure::failed(format_args!("guest {} runs already", place.name)));
     }
     let before = place.config().ok();
+    if before.as_ref().is_some_and(|before| before.clone_of.is_some()) {
+        return Err(Failure::failed(format_args!(
+            "guest {} is a clone: resume its original again, or remove the clone first",
+            place.name
+        )));
+    }
     let mut config = match (&before, args.ram.is_some() || args.media.is_some()) {
         (_, true) => described(&place, args)?,
         (Some(config), false) => config.clone(),
@@ -35,12 +43,6 @@ pub fn run(guests: &Guests, args: &WspStart) -> Result<()> {
             )));
         }
     };
-    if config.clone_of.is_some() {
-        return Err(Failure::failed(format_args!(
-            "guest {} is a clone: resume its original again",
-            place.name
-        )));
-    }
     let of_guest = |e: Error| Failure::failed(format_args!("guest {}: {e}", place.name));
     if let Some(before) = &before {
         discards_nothing(&place, before, args.fresh)?;
@@ -77,64 +79,88 @@ pub fn boot(
     before: Option<&Config>,
     fresh: bool,
 ) -> lodestone::Result<()> {
-    let mut memory = || -> lodestone::Result<u64> {
-        let same_file = before.filter(|before| config.pooled.is_some() && before.pooled == config.pooled);
-        if let Some(file) = &config.pooled {
-            let bytes = config.ram_bytes + config.trailer_bytes;
-            if let Some(before) =
-                same_file.filter(|before| before.part().is_none_or(|part| part.bytes != bytes))
-            {
-                forget(before)?;
-            }
-            let fixed = file.make(bytes)?;
-            (config.ram, config.ram_offset) = (fixed.path, fixed.offset);
-        }
+    if config.pooled.is_some() {
+        take_place(place, config, before)?;
+    }
+    let memory = || -> lodestone::Result<()> {
         // Memory of another guest, or of one whose description is lost.
         let is_ours =
             before.is_some_and(|before| before.ram == config.ram && before.ram_offset == config.ram_offset);
         if !fresh && !is_ours && config.ram.exists() {
             foreign(config)?;
         }
-        if let Some(before) = before {
-            match same_file {
-                Some(_) => forget_slots(before)?,
-                None => forget(before)?,
-            }
+        match before {
+            // However it was called: what is in the pool stays in its place.
+            Some(before) if is_ours && config.pooled.is_some() => forget_slots(before)?,
+            Some(before) => forget(before)?,
+            None => {}
         }
         std::fs::create_dir_all(&config.slots)
-            .map_err(|e| Error::io(e, "wsp::start", "cannot make the directory", &config.slots))?;
+            .map_err(|e| Error::io(e, SITE, "cannot make the directory", &config.slots))?;
         let media = make_ram(config, fresh || is_ours)?;
         let ram = Ram::new(&media, config.ram_bytes)?;
         let mut image = [0; 16];
-        rustix::rand::getrandom(&mut image, rustix::rand::GetRandomFlags::empty()).map_err(|e| {
-            Error::message(e.raw_os_error(), "wsp::start", "the kernel gives no random numbers")
-        })?;
+        rustix::rand::getrandom(&mut image, rustix::rand::GetRandomFlags::empty())
+            .map_err(|e| Error::message(e.raw_os_error(), SITE, "the kernel gives no random numbers"))?;
         ram.begin(image)?;
-        make_slot(config, 1)?;
-        Ok(media.len())
+        make_slot(config, 1)
     };
     memory()?;
-    place.write_config(config).map_err(|failure| match failure {
-        Failure::Failed(message) => Error::message(libc::EIO, "wsp::start", message),
-        _ => Error::new(libc::EIO, "wsp::start"),
-    })?;
+    write_config(place, config)?;
     let mut guest = Guest::new(config, place, Mode::Boot);
     guest.spawn()?;
     guest.go_on().inspect_err(|_| guest.end())
 }
 
+/// Has the pool say where the guest's memory is, and makes it there if it is not. A guest that never was is described before: who
+/// is interrupted in between leaves nothing that `lode wsp rm` cannot remove.
+fn take_place(place: &Place, config: &mut Config, before: Option<&Config>) -> lodestone::Result<()> {
+    let bytes = config.ram_bytes + config.trailer_bytes;
+    let file = config.pooled.clone().expect("the caller asked");
+    let is_before = |before: &&Config| before.pooled.as_ref() == Some(&file);
+    if let Some(other_size) = before.filter(is_before).filter(|b| b.part().is_none_or(|p| p.bytes != bytes)) {
+        forget(other_size)?;
+    }
+    if before.is_none() {
+        write_config(place, config)?;
+    }
+    match file.make(bytes) {
+        Ok(fixed) => {
+            (config.ram, config.ram_offset, config.ram_number) = (fixed.path, fixed.offset, fixed.number);
+            Ok(())
+        }
+        Err(e) => {
+            if before.is_none() {
+                place.forget_config();
+            }
+            Err(e)
+        }
+    }
+}
+
+fn write_config(place: &Place, config: &Config) -> lodestone::Result<()> {
+    place.write_config(config).map_err(|failure| match failure {
+        Failure::Failed(message) => Error::message(libc::EIO, SITE, message),
+        _ => Error::new(libc::EIO, SITE),
+    })
+}
+
 /// Removes memory and slots, where they are files.
 pub fn forget(config: &Config) -> lodestone::Result<()> {
+    // This may be refused, and then nothing is lost.
+    if let Some(file) = &config.pooled {
+        file.remove()?;
+        return forget_slots(config);
+    }
     forget_slots(config)?;
-    match &config.pooled {
-        Some(file) => file.remove(),
-        None if config.ram.is_file() => remove(&config.ram),
-        None => Ok(()),
+    match config.ram.is_file() {
+        true => remove(&config.ram),
+        false => Ok(()),
     }
 }
 
 fn remove(path: &Path) -> lodestone::Result<()> {
-    remove_if_there(path).map_err(|e| Error::io(e, "wsp::start", "cannot remove", path))
+    remove_if_there(path).map_err(|e| Error::io(e, SITE, "cannot remove", path))
 }
 
 fn forget_slots(config: &Config) -> lodestone::Result<()> {
@@ -152,7 +178,7 @@ fn forget_slots(config: &Config) -> lodestone::Result<()> {
 fn foreign(config: &Config) -> lodestone::Result<()> {
     let refused = |what: &str| {
         let message = format!("{} {what}: use another place, or --fresh to overwrite it", config.memory());
-        Err(Error::message(libc::EEXIST, "wsp::start", message))
+        Err(Error::message(libc::EEXIST, SITE, message))
     };
     let about = std::fs::metadata(&config.ram);
     let is_file = config.pooled.is_none() && about.as_ref().is_ok_and(|about| about.is_file());
@@ -247,6 +273,7 @@ fn described(place: &Place, args: &WspStart) -> Result<Config> {
         trailer_bytes,
         ram_offset: 0,
         pooled,
+        ram_number: 0,
         slots,
         assume: args.assume.map(|domain| domain.domain().name().to_string()),
         disks,
