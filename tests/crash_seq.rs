@@ -49,6 +49,14 @@ fn one_operation_on_an_ordinary_file() {
     all(Domain::PageCache, &[Image::Fresh, Image::Crashed]);
 }
 
+/// As where checksums are slow.
+#[test]
+fn one_operation_whose_data_is_fenced_before_its_record() {
+    let place =
+        Place { domain: Domain::Memory, data: DataMode::Cow, image: Image::Fresh, copier: Copier::CpuFenced };
+    hold(vec![place, Place { data: DataMode::InPlace, image: Image::Crashed, ..place }]);
+}
+
 #[test]
 fn one_operation_whose_data_a_device_copies() {
     let place = Place {

@@ -408,6 +408,10 @@ impl Media for Crowd {
         self.media.domain()
     }
 
+    fn two_fence_bytes(&self) -> usize {
+        self.media.two_fence_bytes()
+    }
+
     fn copy_nt(&self, at: Addr, src: &[u8]) -> Result<Flushed, Fault> {
         let mut inside = self.inside.lock().unwrap();
         inside.now += 1;

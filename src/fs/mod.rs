@@ -248,6 +248,8 @@ pub struct Core<M: Media> {
     found: format::State,
     /// Nothing freed may be reused before its epoch is synced: the domain is `page-cache`.
     deferring: bool,
+    /// Data of so many bytes is fenced before its record instead of verified by it.
+    two_fence_bytes: usize,
     /// Takes no more changes: closed, read-only, or failed.
     poisoned: AtomicBool,
     /// Writes that have blocks before they have their file.
@@ -280,6 +282,12 @@ impl<M: Media> Core<M> {
     #[inline]
     pub(crate) fn mount(&self) -> u32 {
         self.mount
+    }
+
+    /// Whether a record of so many bytes of data verifies them. Write-back reorders more than one record: nothing else would.
+    #[inline]
+    fn verifies(&self, data_bytes: usize) -> bool {
+        self.deferring || data_bytes < self.two_fence_bytes
     }
 
     /// Whether a range lies where data, logs and slots may be.

@@ -171,6 +171,7 @@ impl<M: Media> Fs<M> {
         let epoch = previous.settled + EPOCH_SLACK;
         let key_crc = crate::media::crc32c(&sb.key, 0);
         let deferring = Fs::<M>::defers(media.domain());
+        let two_fence_bytes = media.two_fence_bytes();
         let blocks = sb.blocks as u32;
         let bad = check::bad_blocks(&media, &sb, previous);
         let mover = Mover::new(&media, options.engine, options.profile.clone());
@@ -189,6 +190,7 @@ impl<M: Media> Fs<M> {
             crashed: state.crashed,
             found: previous,
             deferring,
+            two_fence_bytes,
             poisoned: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             releases: AtomicU64::new(0),

@@ -16,8 +16,9 @@
 //!
 //! **One fence.** The record names the data's CRC-32C, computed while it is copied; recovery counts a
 //! log's last record only if the data verifies, so nothing orders data before record (EasyIO §4.2's
-//! orderless idea, for CPU copies). From [`TWO_FENCE_BYTES`] on, a second fence costs less than the
-//! CRC. On an ordinary file the CRC is always there, because write-back reorders more than one record.
+//! orderless idea, for CPU copies). From a size on that the media [names](Media::two_fence_bytes), a second
+//! fence costs less than the CRC. On an ordinary file the CRC is always there, because write-back reorders more than
+//! one record.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -27,7 +28,7 @@ use smallvec::SmallVec;
 
 use super::alloc::{Block, Class, Run, Runs};
 use super::format::*;
-use super::index::Mapping;
+use super::index::{Mapping, PageIndex};
 use super::inode::{Body, Data, Redone, extent_offset, write_record_bytes};
 use super::last_line::LastLine;
 use super::log::{Batch, block_addr};
@@ -42,8 +43,6 @@ use crate::sync::primitive::wait;
 pub const REDO_BYTES_MAX: usize = 1024;
 /// Longest redo record that goes to media word by word, in lines.
 const REDO_LINES_MAX: usize = 9;
-/// From this size on, data is fenced before its record instead of verified by it, in bytes.
-pub const TWO_FENCE_BYTES: usize = 16 << 10;
 /// One write moves at most this many bytes, as Linux's do.
 const WRITE_BYTES_MAX: usize = 0x7fff_f000;
 /// After so many writes that met nobody a file is no longer taken for one that several write.
@@ -68,6 +67,8 @@ enum Way {
     AtEnd(Block),
     Redo,
     InPlace,
+    /// All of them mapped or holes, and nothing else of the file.
+    WholePages,
     Blocks,
 }
 
@@ -269,7 +270,16 @@ impl<M: Media> Fs<M> {
             Way::InPlace => {
                 self.overwrite_in_place(inode, body, guard, input, batch, watch).map(|end| (end, None))
             }
-            Way::AtEnd(_) | Way::Blocks => self.write_blocks(node, (body, guard), input, ahead, batch, watch),
+            Way::WholePages
+                if batch.is_empty()
+                    && ahead.is_none()
+                    && !self.core.mover.takes(input.engine, len as usize) =>
+            {
+                self.replace_pages(node, (body, guard), input, watch)
+            }
+            Way::AtEnd(_) | Way::WholePages | Way::Blocks => {
+                self.write_blocks(node, (body, guard), input, ahead, batch, watch)
+            }
         };
         match &written {
             Ok(_) => {
@@ -314,6 +324,10 @@ impl<M: Media> Fs<M> {
         let small = end - offset <= REDO_BYTES_MAX as u64;
         if (small || self.core.sb.data_in_place) && all_written(body, offset, end) {
             if self.core.sb.data_in_place { Way::InPlace } else { Way::Redo }
+        } else if (offset | end).is_multiple_of(PAGE)
+            && !body.file().is_some_and(PageIndex::may_have_unwritten)
+        {
+            Way::WholePages
         } else {
             Way::Blocks
         }
@@ -458,6 +472,51 @@ impl<M: Media> Fs<M> {
         Ok(at)
     }
 
+    /// One run of new blocks, if there is one so long: the commonest write to a large file, by fewer instructions than
+    /// [`write_blocks`](Fs::write_blocks) (decision 0093).
+    #[inline(never)]
+    fn replace_pages(
+        &self,
+        node: &Node,
+        (body, guard): (&mut Body, &epoch::Guard),
+        input: Input,
+        watch: &mut Watch,
+    ) -> Result<Written> {
+        let core = &self.core;
+        let src = input.bytes.bytes();
+        let (page, count) = ((input.offset / PAGE) as u32, (src.len() / BLOCK) as u32);
+        body.file().expect("check_writable").expect_set(page);
+        let full = || Error::new(libc::ENOSPC, "write::plan");
+        let run = core.alloc.alloc(count, Class::Data, None).ok_or_else(full)?;
+        if run.count < count {
+            core.free(run, None);
+            return self.write_blocks(node, (body, guard), input, None, Batch::new(), watch);
+        }
+        watch.did(Phase::Metadata);
+        let undo =
+            |e| self.undo(&Plan { fresh: Runs::from_slice(&[run]), ..Plan::default() }, Flushed::issued(), e);
+        let at = block_addr(run.start);
+        let (crc, pending) = if core.verifies(src.len()) {
+            let (crc, flushed) = core.media.copy_nt_crc(at, src, 0).map_err(|fault| undo(fault.into()))?;
+            (Some(crc), flushed)
+        } else {
+            core.fence(core.media.copy_nt(at, src).map_err(|fault| undo(fault.into()))?);
+            (None, Flushed::issued())
+        };
+        watch.did(Phase::Copy);
+        let (start, len, size) = (input.offset, src.len() as u64, body.size);
+        let fields = WriteFields { start, len, size, mtime: input.now, crc, flags: 0 };
+        let mut line = [write_line(Some(&Extent { page, count, block: run.start }), &fields)];
+        self.commit_lines(&node.inode, body, (Type::Write, &mut line), guard, Class::Data, pending)
+            .map_err(undo)?;
+        watch.did(Phase::Metadata);
+        body.file_mut()
+            .set_run(page, count, run.start, false, &mut |old, _| core.free(old, core.reuse_after(guard)));
+        (body.mtime, body.ctime) = (input.now, input.now);
+        watch.did(Phase::Index);
+        Ok((input.offset + len, None))
+    }
+
     /// New blocks for what has none or may not be overwritten; in place behind the end of file and in
     /// reserved blocks.
     #[inline(never)]
@@ -478,7 +537,7 @@ impl<M: Media> Fs<M> {
             && batch.is_empty()
             && ahead.is_none()
             && self.offloads(engine, whole_pages, src);
-        let verify = (self.core.deferring || len < TWO_FENCE_BYTES) && !offloads;
+        let verify = self.core.verifies(len) && !offloads;
         let mut sink = Sink::new(verify.then_some(0), engine);
         sink.parts = offloads.then(Parts::new);
         let mut plan = Plan::default();
@@ -574,7 +633,7 @@ impl<M: Media> Fs<M> {
         if !whole_pages || offloads || core.sb.data_in_place || core.ordered {
             return Ok(None);
         }
-        let verify = core.deferring || len < TWO_FENCE_BYTES;
+        let verify = core.verifies(len);
         let (plan, sink) = (Plan::default(), Sink::new(verify.then_some(0), engine));
         let mut ahead = Ahead { core, plan, sink, _counted: Counted::new(&core.ahead) };
         core.check_alive()?;

@@ -22,6 +22,7 @@ mod domain;
 mod fault;
 mod label;
 mod mapping;
+pub(crate) mod ofd;
 mod open;
 mod overlay;
 mod pool;
@@ -32,7 +33,7 @@ mod token;
 mod tract;
 
 pub(crate) use by_address::ByAddress;
-pub use copy::{Isa, ReadStep, ReadTable, Words, crc32c, crc32c_join, crc32c_words, prefetch};
+pub use copy::{Isa, ReadStep, ReadTable, Streams, Words, crc32c, crc32c_join, crc32c_words, prefetch};
 pub use describe::{Description, Pages, RegionDescription};
 pub use domain::Domain;
 pub use open::holds_pool;
@@ -167,6 +168,10 @@ pub trait Media: Send + Sync + 'static {
     /// [`copy_nt`](Media::copy_nt) that computes the CRC-32C of the bytes on the way, continuing from
     /// `crc`.
     fn copy_nt_crc(&self, at: Addr, src: &[u8], crc: u32) -> Result<(u32, Flushed), Fault>;
+
+    /// From this size on a second fence costs less than what [`copy_nt_crc`](Media::copy_nt_crc) takes longer than
+    /// [`copy_nt`](Media::copy_nt), in bytes.
+    fn two_fence_bytes(&self) -> usize;
 
     /// Non-temporal store of whole lines at a line's address, from registers: bytes that are stored and read
     /// back in another width wait until all stores before them are done, which right behind a bulk copy

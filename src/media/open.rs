@@ -243,6 +243,10 @@ fn add_region(
     if !may_create && region.bytes < BLOCK {
         return Err(too_short(&region));
     }
+    if region.is_used() {
+        let message = format!("a guest runs whose memory is in {}: stop it first", region.path.display());
+        return Err(Error::message(libc::EBUSY, CREATE, message));
+    }
     if !force {
         check_free(&region)?;
     }

@@ -108,6 +108,10 @@ impl<M: Media> Media for Overlay<M> {
         Ok(Flushed::issued())
     }
 
+    fn two_fence_bytes(&self) -> usize {
+        self.below.two_fence_bytes()
+    }
+
     fn copy_nt_crc(&self, at: Addr, src: &[u8], crc: u32) -> Result<(u32, Flushed), Fault> {
         self.store(at, src)?;
         Ok((crc32c(src, crc), Flushed::issued()))
@@ -173,6 +177,10 @@ impl<M: Media> Media for Arc<M> {
 
     fn copy_nt(&self, at: Addr, src: &[u8]) -> Result<Flushed, Fault> {
         (**self).copy_nt(at, src)
+    }
+
+    fn two_fence_bytes(&self) -> usize {
+        (**self).two_fence_bytes()
     }
 
     fn copy_nt_crc(&self, at: Addr, src: &[u8], crc: u32) -> Result<(u32, Flushed), Fault> {

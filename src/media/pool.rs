@@ -350,6 +350,10 @@ impl Media for Pool {
         Ok(Flushed::issued())
     }
 
+    fn two_fence_bytes(&self) -> usize {
+        self.copier.two_fence_bytes()
+    }
+
     #[inline]
     fn copy_nt_crc(&self, at: Addr, src: &[u8], mut crc: u32) -> Result<(u32, Flushed), Fault> {
         let copier = &self.copier;

@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use super::copy::{Copier, ReadTable, Routines};
 use super::domain::{self, Domain};
 use super::mapping::{self, HUGE_PAGE_BYTES, Mapping, Sharing};
+use super::ofd;
 use super::open::Undo;
 use crate::error::{Error, Result};
 
@@ -205,6 +206,11 @@ impl OpenRegion {
         let file = open_writable(path).map_err(failed)?;
         lock_part(&file, libc::F_RDLCK, &use_of(&part)).map_err(failed)?;
         Ok(file)
+    }
+
+    /// As [`Region::is_used`], of all of it.
+    pub fn is_used(&self) -> bool {
+        self.file.is_used(&(0..self.bytes.max(1)))
     }
 
     /// The open file, which keeps its lock until it and all that is mapped of it are gone.
@@ -560,34 +566,8 @@ fn use_of(part: &Range<u64>) -> Range<u64> {
     USES_OFFSET + part.start..USES_OFFSET + part.end
 }
 
-/// Whether another open file has any lock there.
-fn is_locked(file: &OwnedFd, part: &Range<u64>) -> bool {
-    use std::os::fd::AsRawFd;
-    // SAFETY: plain data, for which zeros are valid; the process number has to be 0.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = libc::F_WRLCK as i16;
-    lock.l_whence = libc::SEEK_SET as i16;
-    lock.l_start = part.start as i64;
-    lock.l_len = (part.end - part.start) as i64;
-    // SAFETY: the kernel reads and writes one lock.
-    let asked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
-    asked != 0 || lock.l_type != libc::F_UNLCK as i16
-}
-
-/// A lock of the open file, which ends with it where whoever has it is killed.
 fn lock_part(file: &OwnedFd, kind: i32, part: &Range<u64>) -> rustix::io::Result<()> {
-    use std::os::fd::AsRawFd;
-    // SAFETY: plain data, for which zeros are valid; the process number has to be 0.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = kind as i16;
-    lock.l_whence = libc::SEEK_SET as i16;
-    lock.l_start = part.start as i64;
-    lock.l_len = (part.end - part.start) as i64;
-    // SAFETY: the kernel reads one lock.
-    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } {
-        0 => Ok(()),
-        _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
-    }
+    ofd::set(file.as_raw_fd(), kind, part.start as i64, (part.end - part.start) as i64)
 }
 
 impl Region {
@@ -618,7 +598,7 @@ impl Region {
 
     /// Whether somebody [uses](OpenRegion::use_part) a part of it: an emulator whose guest has its memory there.
     pub fn is_used(&self, part: Range<u64>) -> bool {
-        is_locked(&self.file.file, &use_of(&part))
+        self.file.is_used(&part)
     }
 
     /// Gives a range of whole pages back to the host; only a hint.
@@ -739,6 +719,14 @@ impl Locked {
             )),
             Err(e) => Err(cannot("lock", "media::region::lock", path, e)),
         }
+    }
+
+    /// Whether somebody uses a part of the file past this program.
+    fn is_used(&self, part: &Range<u64>) -> bool {
+        let uses = use_of(part);
+        let found = ofd::conflict(self.file.as_raw_fd(), uses.start as i64, (uses.end - uses.start) as i64);
+        // Where the kernel does not say, nothing is given away.
+        found != Some(None)
     }
 
     fn part(file: OwnedFd, path: &Path, part: &Range<u64>, shared: bool) -> Result<Locked> {

@@ -397,6 +397,10 @@ impl Media for Span {
         Flushed::issued()
     }
 
+    fn two_fence_bytes(&self) -> usize {
+        self.copier.two_fence_bytes()
+    }
+
     fn fence(&self, _flushed: Flushed) -> Durable {
         self.copier.fence();
         Durable::fenced()

@@ -196,7 +196,7 @@ struct Memory {
     /// What is left out on purpose; passed on to media after a failure.
     mutation: Option<Arc<Mutation>>,
     /// What copies to it.
-    engine: Option<Device>,
+    copying: Copying,
     poison: Vec<Range<usize>>,
     syncs_fail: bool,
     /// The next sync fails, and no other.
@@ -216,11 +216,20 @@ pub struct CrashPoint {
     fenced: VecDeque<(usize, [u8; LINE])>,
     mutation: Option<Arc<Mutation>>,
     /// What copies to it.
-    engine: Option<Device>,
+    copying: Copying,
     len: u64,
     pub(super) domain: Domain,
     /// Fences and syncs before it.
     pub fences: u64,
+}
+
+/// How data comes to the media.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Copying {
+    /// A device does it.
+    pub engine: Option<Device>,
+    /// The processor's checksum costs more than a fence at any size.
+    pub fenced_first: bool,
 }
 
 /// See the file's head.
@@ -268,7 +277,7 @@ impl CrashPoint {
     fn found(&self, pages: Pages) -> SimMedia {
         let mut media = SimMedia::from_pages(pages, self.len, self.domain);
         media.memory.get_mut().mutation = self.mutation.clone();
-        media.memory.get_mut().engine = self.engine;
+        media.memory.get_mut().copying = self.copying;
         media
     }
 
@@ -447,7 +456,7 @@ impl Memory {
             ),
             fenced: self.fenced.clone(),
             mutation: self.mutation.clone(),
-            engine: self.engine,
+            copying: self.copying,
             len,
             domain,
             fences: self.fences,
@@ -537,7 +546,7 @@ impl SimMedia {
             found: None,
             recorder: None,
             mutation: None,
-            engine: None,
+            copying: Copying::default(),
             poison: Vec::new(),
             syncs_fail: false,
             sync_fails: false,
@@ -590,7 +599,7 @@ impl SimMedia {
         memory.decide(0..self.len as usize);
         let mut copy = SimMedia::from_pages(memory.now.clone(), self.len, self.domain);
         copy.memory.get_mut().mutation = memory.mutation.clone();
-        copy.memory.get_mut().engine = memory.engine;
+        copy.memory.get_mut().copying = memory.copying;
         copy
     }
 
@@ -601,17 +610,18 @@ impl SimMedia {
         let pages = memory.found.as_ref().unwrap_or(memory.durable()).clone();
         let mut found = SimMedia::from_pages(pages, self.len, self.domain);
         found.memory.get_mut().mutation = memory.mutation.clone();
-        found.memory.get_mut().engine = memory.engine;
+        found.memory.get_mut().copying = memory.copying;
         found
     }
 
-    /// From now on file systems on it have such a device copy.
-    pub fn copied_by(&self, engine: Option<Device>) {
-        self.memory.lock().engine = engine;
+    /// From now on file systems on it copy data so.
+    pub fn copied(&self, copying: Copying) {
+        self.memory.lock().copying = copying;
     }
 
+    /// The device that copies.
     pub fn engine(&self) -> Option<Device> {
-        self.memory.lock().engine
+        self.memory.lock().copying.engine
     }
 
     /// From now on, and in all media that come of this one, something is left out or noted.
@@ -734,6 +744,10 @@ impl Media for SimMedia {
     fn copy_nt(&self, at: Addr, src: &[u8]) -> Result<Flushed, Fault> {
         self.store(at, src, Way::NonTemporal)?;
         Ok(Flushed::issued())
+    }
+
+    fn two_fence_bytes(&self) -> usize {
+        if self.memory.lock().copying.fenced_first { 0 } else { 16 << 10 }
     }
 
     fn copy_nt_crc(&self, at: Addr, src: &[u8], crc: u32) -> Result<(u32, Flushed), Fault> {

@@ -23,7 +23,7 @@ use super::engine::Device;
 use super::explore::{Bounds, Coverage, Violation, explore};
 use super::judge::{self, Allowed};
 use super::machine::{self, Machine};
-use super::media::{CrashPoint, Keep, SimMedia};
+use super::media::{Copying, CrashPoint, Keep, SimMedia};
 use super::model::{Falloc, Model, Target};
 use super::mutation::Mutation;
 use super::tree::Tree;
@@ -77,6 +77,8 @@ pub struct Place {
 pub enum Copier {
     #[default]
     Cpu,
+    /// The processor, and a second fence costs less than a checksum: data is durable before its record.
+    CpuFenced,
     /// A device, past the caches.
     PastCaches,
     /// A device, into the caches.
@@ -93,6 +95,7 @@ impl Copier {
     pub fn name(self) -> &'static str {
         match self {
             Copier::Cpu => "cpu",
+            Copier::CpuFenced => "cpu-fenced",
             Copier::PastCaches => "past-caches",
             Copier::IntoCaches => "into-caches",
             Copier::ByAlignment => "by-alignment",
@@ -101,10 +104,11 @@ impl Copier {
         }
     }
 
-    fn device(self) -> Option<Device> {
-        let device = |routes, late| Some(Device { routes, late });
+    fn copying(self) -> Copying {
+        let device = |routes, late| Copying { engine: Some(Device { routes, late }), ..Copying::default() };
         match self {
-            Copier::Cpu => None,
+            Copier::Cpu => Copying::default(),
+            Copier::CpuFenced => Copying { fenced_first: true, ..Copying::default() },
             Copier::PastCaches => device(Routes::PAST_CACHES, false),
             Copier::IntoCaches => device(Routes::INTO_CACHES, false),
             Copier::ByAlignment => device(Routes::BOTH, false),
@@ -123,7 +127,7 @@ impl fmt::Display for Place {
         write!(f, "--domain {} --data {data} --image {}", self.domain, self.image.name())?;
         match self.copier {
             Copier::Cpu => Ok(()),
-            device => write!(f, " --engine {}", device.name()),
+            other => write!(f, " --engine {}", other.name()),
         }
     }
 }
@@ -239,7 +243,7 @@ impl Start {
     pub fn machine(&self, mutation: Option<Arc<Mutation>>) -> Result<Machine, String> {
         let media = self.media.media(Keep::Everything);
         media.mutate(mutation);
-        media.copied_by(self.place.copier.device());
+        media.copied(self.place.copier.copying());
         Machine::new(media, self.model.clone(), self.step)
     }
 

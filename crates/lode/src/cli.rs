@@ -513,7 +513,8 @@ pub struct Crash {
     /// filled in part
     #[arg(long, value_name = "IMAGE", value_delimiter = ',', default_value = "all")]
     pub image: Vec<CrashImage>,
-    /// Who copies data: the CPU, or a device that stores past the caches, into them, or either by alignment
+    /// Who copies data: the CPU, verified by its record or fenced before it, or a device that stores past the caches,
+    /// into them, or either by alignment
     #[arg(long, value_name = "ENGINE", value_delimiter = ',', default_values = ["cpu"])]
     pub engine: Vec<CrashEngine>,
     /// 2: power fails again while the pool is recovered
@@ -546,6 +547,7 @@ pub enum CrashDomain {
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CrashEngine {
     Cpu,
+    CpuFenced,
     PastCaches,
     IntoCaches,
     ByAlignment,

@@ -21,13 +21,13 @@ use std::sync::atomic::Ordering;
 
 use super::alloc::{Block, Run};
 use super::checkpoint;
+use super::fixed::FIXED;
 use super::format::*;
 use super::log::{Owner, block_addr};
 use super::mount::{StateCopies, SuperCopies, boot};
 use super::types::Kind;
 use super::{Fs, OpenOptions, holds, holds_blocks};
 use crate::error::{Error, Result};
-use crate::fs::fixed::FIXED;
 use crate::media::{Addr, LINE, Media, Overlay};
 use image::{Image, Nonsense};
 pub use repair::{Repaired, repair};

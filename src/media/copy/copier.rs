@@ -6,7 +6,7 @@
 //! written back, so that small stores stay in the cache and large ones go around it only because that
 //! is faster; those are fenced here, once per copy, and [`Copier::fence`] costs nothing.
 
-use super::{Domain, LINE, ReadStep, ReadTable, Routines, Words};
+use super::{Domain, LINE, ReadStep, ReadTable, Routines, Streams, Words};
 
 /// Below this many bytes a store that need not be durable stays in the cache (measured: to cold memory
 /// both ways take the same time between 1 and 2 KiB).
@@ -65,12 +65,13 @@ impl Copier {
         while dst.len() >= self.reads.bytes_min() {
             let ReadStep { streams, span_max, .. } = self.reads.step(dst.len());
             let routine = match streams {
-                8 => self.routines.read_8,
-                4 => self.routines.read_4,
-                _ => self.routines.read_2,
+                Streams::OneAhead => self.routines.read_1_ahead,
+                Streams::Four => self.routines.read_4,
+                Streams::FourAhead => self.routines.read_4_ahead,
+                Streams::Eight => self.routines.read_8,
             };
-            let span = ((dst.len() / streams) & !(LINE - 1)).min(span_max);
-            let (now, later) = dst.split_at_mut(span * streams);
+            let span = ((dst.len() / streams.count()) & !(LINE - 1)).min(span_max);
+            let (now, later) = dst.split_at_mut(span * streams.count());
             // SAFETY: `now` and as many bytes of the source are inside what the caller vouches for.
             unsafe { routine(now.as_mut_ptr(), src, span).check()? };
             // SAFETY: as above.
@@ -114,6 +115,11 @@ impl Copier {
             }
         }
         Ok(())
+    }
+
+    /// See [`Routines::two_fence_bytes`].
+    pub fn two_fence_bytes(&self) -> usize {
+        self.routines.two_fence_bytes
     }
 
     /// # Safety

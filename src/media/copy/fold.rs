@@ -20,12 +20,15 @@ pub(super) struct FoldTable {
     past_256: Factors,
     /// Past 64 bytes: four vectors of 16 bytes.
     past_64: Factors,
+    /// Past 128 bytes: four vectors of 32 bytes.
+    past_128: Factors,
 }
 
 const _: () = {
     assert!(std::mem::offset_of!(FoldTable, to_end) == 0);
     assert!(std::mem::offset_of!(FoldTable, past_256) == 256);
     assert!(std::mem::offset_of!(FoldTable, past_64) == 272);
+    assert!(std::mem::offset_of!(FoldTable, past_128) == 288);
 };
 
 pub(super) static FOLD: FoldTable = {
@@ -35,7 +38,7 @@ pub(super) static FOLD: FoldTable = {
         to_end[block / 4][block % 4] = factors(16 * (15 - block as u32));
         block += 1;
     }
-    FoldTable { to_end, past_256: factors(256), past_64: factors(64) }
+    FoldTable { to_end, past_256: factors(256), past_64: factors(64), past_128: factors(128) }
 };
 
 const fn factors(bytes: u32) -> Factors {

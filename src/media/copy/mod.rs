@@ -27,7 +27,7 @@ pub(super) use copier::Copier;
 pub use crc_join::crc32c_join;
 pub use isa::{Isa, crc32c};
 pub(in crate::media) use isa::{features, return_fault};
-pub use streams::{ReadStep, ReadTable};
+pub use streams::{ReadStep, ReadTable, Streams};
 
 use super::{Domain, LINE};
 
@@ -69,6 +69,9 @@ pub(super) type WriteBackFn = unsafe extern "C" fn(*const u8, usize) -> Outcome;
 /// (destination, words, through the cache): one aligned line. The fault address, or 0.
 pub(super) type LineFn = unsafe fn(*mut u8, &Words, bool) -> usize;
 
+/// [`Routines::two_fence_bytes`] where a table computes checksums.
+const TWO_FENCE_BYTES_BY_TABLE: usize = 256;
+
 /// The routines of one instruction set.
 #[derive(Clone, Copy)]
 pub(super) struct Routines {
@@ -77,12 +80,15 @@ pub(super) struct Routines {
     /// Non-temporal where there is such a store: whole lines, destination aligned to a line.
     pub copy_lines: CopyFn,
     pub copy_lines_crc: CopyCrcFn,
+    /// From so many bytes on it takes longer than `copy_lines` and a fence.
+    pub two_fence_bytes: usize,
     pub zero_lines: ZeroFn,
     pub load64: Load64Fn,
     pub store64: Store64Fn,
     pub crc: CrcFn,
-    pub read_2: ReadStreamsFn,
+    pub read_1_ahead: ReadStreamsFn,
     pub read_4: ReadStreamsFn,
+    pub read_4_ahead: ReadStreamsFn,
     pub read_8: ReadStreamsFn,
     pub write_back: WriteBackFn,
     pub store_line: LineFn,

@@ -26,6 +26,10 @@ impl Features {
         "none"
     }
 
+    pub fn is_zen(&self) -> bool {
+        false
+    }
+
     pub fn crc_name(&self, _isa: Isa) -> &'static str {
         "table"
     }
@@ -36,12 +40,14 @@ pub(super) fn routines(_isa: Isa, _features: &Features) -> Routines {
         copy,
         copy_lines: copy,
         copy_lines_crc,
+        two_fence_bytes: super::TWO_FENCE_BYTES_BY_TABLE,
         zero_lines,
         load64,
         store64,
         crc,
-        read_2: read_streams::<2>,
+        read_1_ahead: read_streams::<1>,
         read_4: read_streams::<4>,
+        read_4_ahead: read_streams::<4>,
         read_8: read_streams::<8>,
         write_back,
         store_line,

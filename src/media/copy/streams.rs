@@ -5,21 +5,41 @@
 //! numbers stand in one table, which tuning may replace.
 
 use super::LINE;
+use super::isa::features;
 
-/// From `bytes_min` on, a read runs as `streams` streams of at most `span_max` bytes each.
+/// How many places are read by turns.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Streams {
+    /// One, and of each page but one its first line is fetched ahead, and with it the page's translation.
+    OneAhead,
+    Four,
+    /// Each line is fetched a page ahead.
+    FourAhead,
+    Eight,
+}
+
+impl Streams {
+    pub fn count(self) -> usize {
+        match self {
+            Streams::OneAhead => 1,
+            Streams::Four | Streams::FourAhead => 4,
+            Streams::Eight => 8,
+        }
+    }
+}
+
+/// From `bytes_min` on, a read runs in streams of at most `span_max` bytes each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReadStep {
     pub bytes_min: usize,
-    /// 2, 4 or 8.
-    pub streams: usize,
+    pub streams: Streams,
     /// Whole lines.
     pub span_max: usize,
 }
 
 impl ReadStep {
     fn is_possible(&self) -> bool {
-        matches!(self.streams, 2 | 4 | 8)
-            && self.bytes_min >= self.streams * LINE
+        self.bytes_min >= self.streams.count() * LINE
             && self.span_max >= LINE
             && self.span_max.is_multiple_of(LINE)
     }
@@ -30,21 +50,29 @@ impl ReadStep {
 pub struct ReadTable([ReadStep; 2]);
 
 impl Default for ReadTable {
-    /// As measured on one machine (docs/decisions).
+    /// As measured on one machine with such a processor (decision 0093).
     fn default() -> ReadTable {
-        ReadTable([
-            ReadStep { bytes_min: 16 << 10, streams: 4, span_max: 16 << 10 },
-            ReadStep { bytes_min: 64 << 10, streams: 8, span_max: 32 << 10 },
-        ])
+        if features().is_zen() { ReadTable::ZEN } else { ReadTable::OTHERS }
     }
 }
 
 impl ReadTable {
+    const OTHERS: ReadTable = ReadTable([
+        ReadStep { bytes_min: 16 << 10, streams: Streams::Four, span_max: 16 << 10 },
+        ReadStep { bytes_min: 64 << 10, streams: Streams::Eight, span_max: 32 << 10 },
+    ]);
+    /// Eight streams are more than these follow, and from half a MiB on, where source and destination leave the
+    /// second cache, one is faster than several.
+    const ZEN: ReadTable = ReadTable([
+        ReadStep { bytes_min: 16 << 10, streams: Streams::FourAhead, span_max: 64 << 10 },
+        ReadStep { bytes_min: 512 << 10, streams: Streams::OneAhead, span_max: 1 << 30 },
+    ]);
+
     /// Says what is wrong with steps that no routine serves.
     pub fn new(steps: [ReadStep; 2]) -> Result<ReadTable, String> {
         for step in &steps {
             if !step.is_possible() {
-                return Err(format!("{step:?}: streams are 2, 4 or 8, of whole lines of {LINE} bytes"));
+                return Err(format!("{step:?}: streams are of whole lines of {LINE} bytes"));
             }
         }
         if steps[0].bytes_min > steps[1].bytes_min {

@@ -257,16 +257,16 @@ fn every_stream_count_reads_the_same() {
     let src = pattern(40_000, 3);
     for isa in Isa::available() {
         let routines = Routines::choose(Some(isa)).unwrap().1;
-        for streams in [2, 4, 8] {
+        for streams in [Streams::OneAhead, Streams::Four, Streams::FourAhead, Streams::Eight] {
             for span_max in [64, 4096, 1 << 20] {
                 let step = ReadStep { bytes_min: 512, streams, span_max };
                 let table = ReadTable::new([step; 2]).unwrap();
                 let copier = Copier::new(routines, Domain::Volatile, table);
-                for len in [512, 513, 4096, 33_333] {
+                for len in [512, 513, 4096, 4160, 8192, 33_333] {
                     let mut dst = vec![0; len];
                     // SAFETY: `src` is longer than `len`.
                     unsafe { copier.read(&mut dst, src.as_ptr()) }.unwrap();
-                    assert!(dst == src[..len], "{isa}: {streams} streams of {span_max}, {len} bytes");
+                    assert!(dst == src[..len], "{isa}: {streams:?} of {span_max}, {len} bytes");
                 }
             }
         }
@@ -275,11 +275,9 @@ fn every_stream_count_reads_the_same() {
 
 #[test]
 fn tables_that_no_routine_serves_are_refused() {
-    let good = ReadStep { bytes_min: 512, streams: 8, span_max: 64 };
+    let good = ReadStep { bytes_min: 512, streams: Streams::Eight, span_max: 64 };
     assert!(ReadTable::new([good; 2]).is_ok());
     for bad in [
-        ReadStep { streams: 3, ..good },
-        ReadStep { streams: 0, ..good },
         ReadStep { bytes_min: 511, ..good },
         ReadStep { span_max: 0, ..good },
         ReadStep { span_max: 65, ..good },

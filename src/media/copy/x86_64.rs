@@ -4,9 +4,14 @@ use std::arch::x86_64::__cpuid_count;
 
 use super::fold::FOLD;
 use super::{
-    CopyCrcFn, CopyFn, CrcFn, Isa, Load64Fn, Outcome, ReadStreamsFn, Routines, Store64Fn, WriteBackFn,
-    ZeroFn, crc_table,
+    CopyCrcFn, CopyFn, CrcFn, Isa, Load64Fn, Outcome, ReadStreamsFn, Routines, Store64Fn,
+    TWO_FENCE_BYTES_BY_TABLE, WriteBackFn, ZeroFn, crc_table,
 };
+
+/// [`Routines::two_fence_bytes`], by how much a carry-less product takes at a time (decision 0093).
+const TWO_FENCE_BYTES_BY_128_BITS: usize = 8 << 10;
+const TWO_FENCE_BYTES_BY_256_BITS: usize = 16 << 10;
+const TWO_FENCE_BYTES_BY_512_BITS: usize = 128 << 10;
 
 std::arch::global_asm!(include_str!("x86_64.s"), fold = sym FOLD);
 
@@ -31,20 +36,25 @@ import! {
     lode_copy_lines_avx2: fn(*mut u8, *const u8, usize);
     lode_copy_lines_avx512: fn(*mut u8, *const u8, usize);
     lode_copy_lines_crc_sse42: fn(*mut u8, *const u8, usize, u32);
+    lode_copy_lines_crc_avx2: fn(*mut u8, *const u8, usize, u32);
     lode_copy_lines_crc_avx512: fn(*mut u8, *const u8, usize, u32);
     lode_zero_lines_sse2: fn(*mut u8, usize);
     lode_zero_lines_avx2: fn(*mut u8, usize);
     lode_zero_lines_avx512: fn(*mut u8, usize);
     lode_crc_sse42: fn(*const u8, usize, u32);
+    lode_crc_avx2: fn(*const u8, usize, u32);
     lode_crc_avx512: fn(*const u8, usize, u32);
-    lode_read_2_sse2: fn(*mut u8, *const u8, usize);
+    lode_read_1_ahead_sse2: fn(*mut u8, *const u8, usize);
     lode_read_4_sse2: fn(*mut u8, *const u8, usize);
+    lode_read_4_ahead_sse2: fn(*mut u8, *const u8, usize);
     lode_read_8_sse2: fn(*mut u8, *const u8, usize);
-    lode_read_2_avx2: fn(*mut u8, *const u8, usize);
+    lode_read_1_ahead_avx2: fn(*mut u8, *const u8, usize);
     lode_read_4_avx2: fn(*mut u8, *const u8, usize);
+    lode_read_4_ahead_avx2: fn(*mut u8, *const u8, usize);
     lode_read_8_avx2: fn(*mut u8, *const u8, usize);
-    lode_read_2_avx512: fn(*mut u8, *const u8, usize);
+    lode_read_1_ahead_avx512: fn(*mut u8, *const u8, usize);
     lode_read_4_avx512: fn(*mut u8, *const u8, usize);
+    lode_read_4_ahead_avx512: fn(*mut u8, *const u8, usize);
     lode_read_8_avx512: fn(*mut u8, *const u8, usize);
 }
 
@@ -65,23 +75,29 @@ unsafe extern "C" {
 pub(in crate::media) struct Features {
     avx2: bool,
     avx512: bool,
+    /// Carry-less products of 128 bits, and the instruction that reduces what they leave.
     crc32: bool,
+    /// Such products of whole vectors.
     wide_fold: bool,
     clflushopt: bool,
     clwb: bool,
+    /// AMD's processors since 2017, and those made after them.
+    zen: bool,
 }
 
 impl Features {
     pub fn detect() -> Features {
         let avx512 = is_x86_feature_detected!("avx512f");
         let leaf7 = __cpuid_count(7, 0);
+        let crc32 = is_x86_feature_detected!("sse4.2") && is_x86_feature_detected!("pclmulqdq");
         Features {
             avx2: is_x86_feature_detected!("avx2"),
             avx512,
-            crc32: is_x86_feature_detected!("sse4.2") && is_x86_feature_detected!("pclmulqdq"),
-            wide_fold: avx512 && is_x86_feature_detected!("vpclmulqdq"),
+            crc32,
+            wide_fold: crc32 && is_x86_feature_detected!("vpclmulqdq"),
             clflushopt: leaf7.ebx & 1 << 23 != 0,
             clwb: leaf7.ebx & 1 << 24 != 0,
+            zen: is_zen(),
         }
     }
 
@@ -95,7 +111,13 @@ impl Features {
             wide_fold: false,
             clflushopt: false,
             clwb: false,
+            zen: false,
         }
+    }
+
+    /// Whether reads are faster as those processors like them.
+    pub fn is_zen(&self) -> bool {
+        self.zen
     }
 
     pub fn has(&self, isa: Isa) -> bool {
@@ -137,41 +159,53 @@ impl Features {
 
     pub fn crc_name(&self, isa: Isa) -> &'static str {
         match isa {
-            Isa::Avx512 if self.wide_fold => "vpclmulqdq",
+            Isa::Avx2 | Isa::Avx512 if self.wide_fold => "vpclmulqdq",
             _ if self.crc32 => "pclmulqdq",
             _ => "table",
         }
     }
 }
 
+fn is_zen() -> bool {
+    let leaf0 = __cpuid_count(0, 0);
+    let vendor = [leaf0.ebx, leaf0.edx, leaf0.ecx].map(u32::to_le_bytes);
+    let signature = __cpuid_count(1, 0).eax;
+    let family = (signature >> 8 & 0xf) + (signature >> 20 & 0xff);
+    matches!(vendor.as_flattened(), b"AuthenticAMD" | b"HygonGenuine") && family >= 0x17
+}
+
 /// The routines of `isa`, which the processor has.
 pub(super) fn routines(isa: Isa, features: &Features) -> Routines {
     let common = sse2(features);
+    let wide = features.wide_fold;
     match isa {
         Isa::Portable | Isa::Sse2 => common,
         Isa::Avx2 => Routines {
             copy: lode_copy_avx2,
             copy_lines: lode_copy_lines_avx2,
+            copy_lines_crc: if wide { lode_copy_lines_crc_avx2 } else { common.copy_lines_crc },
+            two_fence_bytes: if wide { TWO_FENCE_BYTES_BY_256_BITS } else { common.two_fence_bytes },
             zero_lines: lode_zero_lines_avx2,
-            read_2: lode_read_2_avx2,
+            crc: if wide { lode_crc_avx2 } else { common.crc },
+            read_1_ahead: lode_read_1_ahead_avx2,
             read_4: lode_read_4_avx2,
+            read_4_ahead: lode_read_4_ahead_avx2,
             read_8: lode_read_8_avx2,
             ..common
         },
-        Isa::Avx512 => {
-            let wide = features.wide_fold;
-            Routines {
-                copy: lode_copy_avx512,
-                copy_lines: lode_copy_lines_avx512,
-                copy_lines_crc: if wide { lode_copy_lines_crc_avx512 } else { common.copy_lines_crc },
-                zero_lines: lode_zero_lines_avx512,
-                crc: if wide { lode_crc_avx512 } else { common.crc },
-                read_2: lode_read_2_avx512,
-                read_4: lode_read_4_avx512,
-                read_8: lode_read_8_avx512,
-                ..common
-            }
-        }
+        Isa::Avx512 => Routines {
+            copy: lode_copy_avx512,
+            copy_lines: lode_copy_lines_avx512,
+            copy_lines_crc: if wide { lode_copy_lines_crc_avx512 } else { common.copy_lines_crc },
+            two_fence_bytes: if wide { TWO_FENCE_BYTES_BY_512_BITS } else { common.two_fence_bytes },
+            zero_lines: lode_zero_lines_avx512,
+            crc: if wide { lode_crc_avx512 } else { common.crc },
+            read_1_ahead: lode_read_1_ahead_avx512,
+            read_4: lode_read_4_avx512,
+            read_4_ahead: lode_read_4_ahead_avx512,
+            read_8: lode_read_8_avx512,
+            ..common
+        },
     }
 }
 
@@ -181,12 +215,14 @@ fn sse2(features: &Features) -> Routines {
         copy: lode_copy_sse2,
         copy_lines: lode_copy_lines_sse2,
         copy_lines_crc: if crc32 { lode_copy_lines_crc_sse42 } else { copy_lines_crc_by_table },
+        two_fence_bytes: if crc32 { TWO_FENCE_BYTES_BY_128_BITS } else { TWO_FENCE_BYTES_BY_TABLE },
         zero_lines: lode_zero_lines_sse2,
         load64: lode_load64,
         store64: lode_store64,
         crc: if crc32 { lode_crc_sse42 } else { crc_by_table },
-        read_2: lode_read_2_sse2,
+        read_1_ahead: lode_read_1_ahead_sse2,
         read_4: lode_read_4_sse2,
+        read_4_ahead: lode_read_4_ahead_sse2,
         read_8: lode_read_8_sse2,
         write_back: features.write_back(),
         store_line,
@@ -302,6 +338,6 @@ const _: (CopyFn, CopyCrcFn, ZeroFn, CrcFn, Load64Fn, Store64Fn, ReadStreamsFn, 
     lode_crc_sse42,
     lode_load64,
     lode_store64,
-    lode_read_2_sse2,
+    lode_read_4_sse2,
     lode_clwb,
 );

@@ -318,27 +318,37 @@ END \name
 
 # ---- Reads of N adjacent spans side by side: rdx bytes per span, a multiple of 64 and not zero ----
 
-.macro READ_2 name, isa
+.macro READ_1_AHEAD name, isa
 ROUTINE \name
-    lea rcx, [rsi + rdx]
-    lea r8, [rdi + rdx]
-    xor eax, eax
-2:  LINE_\isa LOAD, 0, rsi + rax
-    LINE_\isa LOAD, 1, rcx + rax
-    LINE_\isa STORE, 0, rdi + rax
-    LINE_\isa STORE, 1, r8 + rax
-    add rax, 64
-    cmp rax, rdx
-    jb 2b
+2:  prefetcht0 [rsi + 8192]
+    mov eax, 4096
+    cmp rdx, rax
+    cmovb rax, rdx
+    sub rdx, rax
+3:  LINE_\isa LOAD, 0, rsi
+    LINE_\isa STORE, 0, rdi
+    add rsi, 64
+    add rdi, 64
+    sub eax, 64
+    jnz 3b
+    test rdx, rdx
+    jnz 2b
     LEAVE_\isa
 END \name
 .endm
 
-.macro READ_4 name, isa
+.macro READ_4 name, isa, ahead=0
 ROUTINE \name
     lea rcx, [rdx + rdx*2]
     mov rax, rdx
-2:  LINE_\isa LOAD, 0, rsi
+2:
+  .if \ahead
+    prefetcht1 [rsi + 4096]
+    prefetcht1 [rsi + rdx + 4096]
+    prefetcht1 [rsi + rdx*2 + 4096]
+    prefetcht1 [rsi + rcx + 4096]
+  .endif
+    LINE_\isa LOAD, 0, rsi
     LINE_\isa LOAD, 1, rsi + rdx
     LINE_\isa LOAD, 2, rsi + rdx*2
     LINE_\isa LOAD, 3, rsi + rcx
@@ -387,9 +397,10 @@ END \name
 # ---- CRC-32C ----
 #
 # A 128-bit block b is carried d bytes ahead by two carry-less products, of its halves with x^(8d+63)
-# and x^(8d-1) mod P (bit-reversed: see `fold.rs`, which computes the table). Four accumulators of one vector each are carried past each other in the loop, and all are
-# carried to the end of the range at last, where two crc32 instructions reduce what is left. A range
-# that is no multiple of four vectors begins with accumulators of zero, which count for nothing.
+# and x^(8d-1) mod P (bit-reversed: see `fold.rs`, which computes the table). Four accumulators of one
+# vector each are carried past each other in the loop, and all are carried to the end of the range at
+# last, where two crc32 instructions reduce what is left. A range that is no multiple of four vectors
+# begins with accumulators of zero, which count for nothing.
 
 # The crc of rdx bytes (less than 64 count) at rsi, byte-wise state in eax.
 .macro CRC_TAIL
@@ -524,6 +535,85 @@ END \name
     crc32 rax, r8
 .endm
 
+# As with zmm0..zmm3, half as wide: one line or two.
+.macro CRC_BEGIN_YMM copy
+    vmovd xmm4, ecx
+    test edx, 64
+    jz 4f
+    vpxor xmm0, xmm0, xmm0
+    vpxor xmm1, xmm1, xmm1
+    FIRST_YMM 2, 3, 0, \copy
+    vpxor ymm2, ymm2, ymm4
+    mov eax, 64
+    jmp 5f
+4:  FIRST_YMM 0, 1, 0, \copy
+    FIRST_YMM 2, 3, 64, \copy
+    vpxor ymm0, ymm0, ymm4
+    mov eax, 128
+5:  add rsi, rax
+  .if \copy
+    add rdi, rax
+  .endif
+    sub rdx, rax
+.endm
+.macro FIRST_YMM a, b, offset, copy
+    LOAD_YMM \a, \b, rsi, \offset
+  .if \copy
+    STREAM_YMM \a, \b, rdi, \offset
+  .endif
+.endm
+
+.macro CRC_LOOP_YMM copy
+    vbroadcasti128 ymm12, [rip + {fold} + 288]
+2:  LOAD_YMM 4, 5, rsi, 0
+    LOAD_YMM 6, 7, rsi, 64
+  .if \copy
+    STREAM_YMM 4, 5, rdi, 0
+    STREAM_YMM 6, 7, rdi, 64
+    add rdi, 128
+  .endif
+    vpclmulqdq ymm8, ymm0, ymm12, 0x00
+    vpclmulqdq ymm0, ymm0, ymm12, 0x11
+    vpclmulqdq ymm9, ymm1, ymm12, 0x00
+    vpclmulqdq ymm1, ymm1, ymm12, 0x11
+    vpclmulqdq ymm10, ymm2, ymm12, 0x00
+    vpclmulqdq ymm2, ymm2, ymm12, 0x11
+    vpclmulqdq ymm11, ymm3, ymm12, 0x00
+    vpclmulqdq ymm3, ymm3, ymm12, 0x11
+    vpxor ymm4, ymm4, ymm8
+    vpxor ymm5, ymm5, ymm9
+    vpxor ymm6, ymm6, ymm10
+    vpxor ymm7, ymm7, ymm11
+    vpxor ymm0, ymm0, ymm4
+    vpxor ymm1, ymm1, ymm5
+    vpxor ymm2, ymm2, ymm6
+    vpxor ymm3, ymm3, ymm7
+    add rsi, 128
+    sub rdx, 128
+    jnz 2b
+.endm
+
+# By the last two lines of the table.
+.macro CRC_REDUCE_YMM
+    lea rcx, [rip + {fold} + 128]
+  .irp acc, 0, 1, 2, 3
+    vmovdqu ymm5, [rcx + 32 * \acc]
+    vpclmulqdq ymm4, ymm\acc, ymm5, 0x00
+    vpclmulqdq ymm\acc, ymm\acc, ymm5, 0x11
+    vpxor ymm\acc, ymm\acc, ymm4
+  .endr
+    vpxor ymm0, ymm0, ymm1
+    vpxor ymm2, ymm2, ymm3
+    vpxor ymm0, ymm0, ymm2
+    vextracti128 xmm1, ymm0, 1
+    vpxor xmm0, xmm0, xmm1
+    vmovq rcx, xmm0
+    vpextrq r8, xmm0, 1
+    xor eax, eax
+    crc32 rax, rcx
+    crc32 rax, r8
+.endm
+
 .macro CRC_BEGIN_XMM copy
     movd xmm4, ecx
     movdqu xmm0, [rsi]
@@ -634,8 +724,9 @@ END \name
 COPY lode_copy_sse2, SSE2
 COPY_LINES lode_copy_lines_sse2, SSE2
 ZERO_LINES lode_zero_lines_sse2, SSE2, CLEAR_SSE2
-READ_2 lode_read_2_sse2, SSE2
+READ_1_AHEAD lode_read_1_ahead_sse2, SSE2
 READ_4 lode_read_4_sse2, SSE2
+READ_4 lode_read_4_ahead_sse2, SSE2, 1
 READ_8 lode_read_8_sse2, SSE2
 COPY_LINES_CRC lode_copy_lines_crc_sse42, SSE2, XMM
 CRC lode_crc_sse42, SSE2, XMM, 256
@@ -645,15 +736,19 @@ MARK lode_media_vex_begin
 COPY lode_copy_avx2, AVX2
 COPY_LINES lode_copy_lines_avx2, AVX2
 ZERO_LINES lode_zero_lines_avx2, AVX2, CLEAR_AVX2
-READ_2 lode_read_2_avx2, AVX2
+READ_1_AHEAD lode_read_1_ahead_avx2, AVX2
 READ_4 lode_read_4_avx2, AVX2
+READ_4 lode_read_4_ahead_avx2, AVX2, 1
 READ_8 lode_read_8_avx2, AVX2
+COPY_LINES_CRC lode_copy_lines_crc_avx2, AVX2, YMM
+CRC lode_crc_avx2, AVX2, YMM, 128
 
 COPY lode_copy_avx512, AVX512
 COPY_LINES lode_copy_lines_avx512, AVX512
 ZERO_LINES lode_zero_lines_avx512, AVX512, CLEAR_AVX512
-READ_2 lode_read_2_avx512, AVX512
+READ_1_AHEAD lode_read_1_ahead_avx512, AVX512
 READ_4 lode_read_4_avx512, AVX512
+READ_4 lode_read_4_ahead_avx512, AVX512, 1
 READ_8 lode_read_8_avx512, AVX512
 COPY_LINES_CRC lode_copy_lines_crc_avx512, AVX512, ZMM
 CRC lode_crc_avx512, AVX512, ZMM, 128

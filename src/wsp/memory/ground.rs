@@ -31,7 +31,7 @@ use super::descriptors::{self, Descriptor, Identity, identity};
 use super::extents::Extents;
 use crate::error::{Error, Result};
 use crate::limits::{MEMORY_BYTES_MAX, MEMORY_GROWTH_UNITS_MAX};
-use crate::media::{TRACT_LABEL_BYTES, Tract};
+use crate::media::{TRACT_LABEL_BYTES, Tract, ofd};
 
 /// What jemalloc counts in, in bytes: a page of its own, whatever the kernel's is.
 pub(super) const PAGE: usize = 4096;
@@ -505,7 +505,7 @@ impl Ground {
     pub fn has_children(&mut self) -> bool {
         let at = witness_offset();
         let Some(file) = self.file() else { return true };
-        conflict(file.as_raw_fd(), at, 1).is_none_or(|found| found.is_some())
+        ofd::conflict(file.as_raw_fd(), at, 1).is_none_or(|found| found.is_some())
     }
 
     /// Runs of units that satisfy something, as (first, count).
@@ -611,21 +611,9 @@ pub(super) fn witness_offset() -> i64 {
     WITNESS_OFFSET + i64::from(rustix::process::getpid().as_raw_nonzero().get())
 }
 
-fn lock_of(kind: i32, start: i64, bytes: i64) -> libc::flock {
-    // SAFETY: plain data, for which zeros are valid; the process number has to be 0.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = kind as i16;
-    lock.l_whence = libc::SEEK_SET as i16;
-    lock.l_start = start;
-    lock.l_len = bytes;
-    lock
-}
-
 /// Sets or removes the lock of a range. False where another has one that keeps it off.
 pub(super) fn lock(file: RawFd, kind: i32, start: i64, bytes: i64) -> bool {
-    let lock = lock_of(kind, start, bytes);
-    // SAFETY: the kernel reads one lock.
-    unsafe { libc::fcntl(file, libc::F_OFD_SETLK, &raw const lock) == 0 }
+    ofd::set(file, kind, start, bytes).is_ok()
 }
 
 /// Takes a range that nobody has, and keeps it as one that this process may take again. Else the end of what is in
@@ -636,25 +624,12 @@ fn lock_alone(file: RawFd, start: i64, bytes: i64) -> std::result::Result<(), Op
         lock(file, libc::F_RDLCK, start, bytes);
         return Ok(());
     }
-    match conflict(file, start, bytes) {
+    match ofd::conflict(file, start, bytes) {
         None => Err(None),
         // It went meanwhile: the same place again, but for one unit, so that this ends.
         Some(None) => Err(Some(start)),
         Some(Some(end)) => Err(Some(end)),
     }
-}
-
-/// The end of what keeps a lock for writing off a range; an inner none where nothing does, an outer one where the
-/// kernel does not say.
-fn conflict(file: RawFd, start: i64, bytes: i64) -> Option<Option<i64>> {
-    let mut lock = lock_of(libc::F_WRLCK, start, bytes);
-    // SAFETY: the kernel reads one lock and writes one.
-    if unsafe { libc::fcntl(file, libc::F_OFD_GETLK, &raw mut lock) } != 0 {
-        return None;
-    }
-    let free = i32::from(lock.l_type) == libc::F_UNLCK;
-    let end = if lock.l_len == 0 { i64::MAX } else { lock.l_start.saturating_add(lock.l_len) };
-    Some((!free).then_some(end))
 }
 
 #[cfg(test)]
@@ -771,7 +746,7 @@ mod tests {
         let owned = |ground: &Ground| -> Vec<bool> {
             let other = ground.open_again().unwrap();
             let free =
-                |unit| conflict(other.as_raw_fd(), ground.offset(unit), ground.offset(1)) == Some(None);
+                |unit| ofd::conflict(other.as_raw_fd(), ground.offset(unit), ground.offset(1)) == Some(None);
             (0..ground.units.len()).map(|unit| !free(unit)).collect()
         };
         let before = owned(&ground);

@@ -240,6 +240,7 @@ impl cli::CrashEngine {
     fn copier(self) -> Copier {
         match self {
             cli::CrashEngine::Cpu => Copier::Cpu,
+            cli::CrashEngine::CpuFenced => Copier::CpuFenced,
             cli::CrashEngine::PastCaches => Copier::PastCaches,
             cli::CrashEngine::IntoCaches => Copier::IntoCaches,
             cli::CrashEngine::ByAlignment => Copier::ByAlignment,

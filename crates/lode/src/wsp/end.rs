@@ -7,14 +7,12 @@ use lodestone::wsp::{Machine, Ram, State};
 
 use super::guest::{Guest, open_ram};
 use super::place::{Config, Guests, Place};
-use super::pooled::PoolFile;
+use super::pooled::Kept;
 use super::start::forget;
 use crate::cli::wsp::{WspRm, WspStop};
 use crate::failure::{Failure, Result, complain};
 use crate::target::show;
 
-/// What, in a directory of an image that was put aside, names the file of a pool with its memory.
-pub const KEPT_MEMORY: &str = "memory.json";
 /// A process that was killed gives its memory back before it is gone.
 const KILL_WAIT_MAX: Duration = Duration::from_secs(30);
 
@@ -62,11 +60,12 @@ fn kept_images(config: &Config) -> Vec<PathBuf> {
 
 /// Removes the memory of an image that was put aside, where that is in a pool; the rest goes with the guest's directory.
 fn remove_kept(image: &Path) -> lodestone::Result<()> {
-    let Ok(text) = std::fs::read(image.join(KEPT_MEMORY)) else { return Ok(()) };
-    match serde_json::from_slice::<PoolFile>(&text) {
-        Ok(file) => file.remove(),
+    let path = image.join(Kept::NAME);
+    let Ok(text) = std::fs::read(&path) else { return Ok(()) };
+    match serde_json::from_slice::<Kept>(&text) {
+        Ok(kept) => kept.file.remove(kept.number),
         Err(e) => {
-            let message = format!("{} is not understood: {e}", image.join(KEPT_MEMORY).display());
+            let message = format!("{} is not understood: {e}", path.display());
             Err(lodestone::Error::message(libc::EPROTO, "wsp::end", message))
         }
     }

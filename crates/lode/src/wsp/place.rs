@@ -217,11 +217,6 @@ impl Place {
         written.map_err(|e| self.failed("write", &path, e))
     }
 
-    /// There is no guest, after all.
-    pub fn forget_config(&self) {
-        let _ = remove_if_there(&self.dir.join("guest.json"));
-    }
-
     /// Waits for whoever works on the guest.
     pub fn lock(&self) -> Result<Lock> {
         let path = self.dir.join("lock");

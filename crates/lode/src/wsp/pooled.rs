@@ -40,6 +40,19 @@ pub struct PoolFile {
     pub path: PathBuf,
 }
 
+/// What is written beside the slots of an image that was put aside: its memory stays where it is.
+#[derive(Serialize, Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct Kept {
+    pub file: PoolFile,
+    pub number: u64,
+}
+
+impl Kept {
+    /// The name of that document.
+    pub const NAME: &str = "memory.json";
+}
+
 impl PoolFile {
     /// The file that a guest's memory becomes, where `--media` names a pool, a directory in one (`POOL:/DIR`), or one on its
     /// mount; none for other media.
@@ -77,21 +90,24 @@ impl PoolFile {
         }
     }
 
-    /// Makes the file where there is none, so long, in one piece, and says where it is. One that is there, is our own, and as
-    /// long, stays as it is.
-    pub fn make(&self, bytes: u64) -> Result<FixedPlace> {
-        self.make_as(bytes, 0)
+    /// Makes the file where there is none, so long, in one piece, and says where it is, and whether it was made now. One that is
+    /// there, is our own, and as long, stays as it is.
+    pub fn make(&self, bytes: u64) -> Result<(FixedPlace, bool)> {
+        match self.make_as(bytes, libc::O_EXCL) {
+            Err(e) if e.errno() == libc::EEXIST => Ok((self.make_as(bytes, 0)?, false)),
+            made => Ok((made?, true)),
+        }
     }
 
     /// Makes one beside it, for memory anew where the old is kept.
-    pub fn make_beside(&self, bytes: u64) -> Result<PoolFile> {
+    pub fn make_beside(&self, bytes: u64) -> Result<(PoolFile, FixedPlace)> {
         let mut n = 1;
         loop {
             let path = self.path.with_extension(format!("{n}.ram"));
             let file = PoolFile { pool: self.pool.clone(), path };
             match file.make_as(bytes, libc::O_EXCL) {
                 Err(e) if e.errno() == libc::EEXIST => n += 1,
-                made => return made.map(|_| file),
+                made => return Ok((file, made?)),
             }
         }
     }
@@ -121,11 +137,12 @@ impl PoolFile {
         }
     }
 
-    /// Gives the blocks back. Nothing where the file has gone already.
-    pub fn remove(&self) -> Result<()> {
+    /// Gives the blocks back. Nothing where the file with this number has gone already, whoever has one of its name now.
+    pub fn remove(&self, number: u64) -> Result<()> {
+        let path = self.path.as_os_str().as_bytes();
         let removed = match self.on_mount() {
-            Some(file) => remove_on_mount(&file),
-            None => with_pool(&self.pool, |files| remove_in_pool(files, self.path.as_os_str().as_bytes())),
+            Some(file) => remove_on_mount(&file, number),
+            None => with_pool(&self.pool, |files| remove_in_pool(files, path, number)),
         };
         removed.map_err(|e| self.failed(e))
     }
@@ -199,7 +216,10 @@ fn make_in_pool(files: &Files<Pool>, path: &[u8], bytes: u64, exclusive: i32) ->
     })
 }
 
-fn remove_in_pool(files: &Files<Pool>, path: &[u8]) -> Result<()> {
+fn remove_in_pool(files: &Files<Pool>, path: &[u8], number: u64) -> Result<()> {
+    if files.getxattr(path, false, FIXED).is_ok_and(|place| is_another(&place, number)) {
+        return Ok(());
+    }
     match files.removexattr(path, false, FIXED).map_err(|e| (e.errno(), e)) {
         Ok(()) | Err((libc::ENODATA, _)) => files.unlink(path),
         // The file, for the pool is open.
@@ -232,7 +252,12 @@ fn make_on_mount(file: &Path, bytes: u64, exclusive: i32) -> Result<Vec<u8>> {
     }
 }
 
-fn remove_on_mount(file: &Path) -> Result<()> {
+fn remove_on_mount(file: &Path, number: u64) -> Result<()> {
+    let mut place = vec![0; PLACE_BYTES_MAX];
+    if rustix::fs::lgetxattr(file, fixed(), &mut place[..]).is_ok_and(|len| is_another(&place[..len], number))
+    {
+        return Ok(());
+    }
     match rustix::fs::lremovexattr(file, fixed()) {
         Ok(()) | Err(Errno::NODATA) => {}
         // The file, for the mount answers.
@@ -244,6 +269,11 @@ fn remove_on_mount(file: &Path) -> Result<()> {
         Err(e) => return Err(Error::io(e.into(), SITE, "cannot remove", file)),
     }
     fs::remove_file(file).map_err(|e| Error::io(e, SITE, "cannot remove", file))
+}
+
+/// Whether a fixed file is not the one with this number.
+fn is_another(place: &[u8], number: u64) -> bool {
+    FixedPlace::decode(place).is_some_and(|place| place.number != number)
 }
 
 fn fixed() -> &'static str {

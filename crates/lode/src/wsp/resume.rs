@@ -14,6 +14,7 @@ use super::guest::{
     Guest, identity_of, make_slot, open_ram, open_ram_to_read, open_slot, slot_path, with_ram,
 };
 use super::place::{Config, Guests, Place, remove_if_there};
+use super::pooled::Kept;
 use super::report::{Entry, now_ns, phases};
 use super::suspend::words;
 use crate::cli::wsp::WspResume;
@@ -268,20 +269,21 @@ fn boot_instead(place: &Place, config: &mut Config) -> lodestone::Result<std::pa
             "its memory is a device, of which there is one: its image cannot be kept; boot it with --fresh";
         return Err(Error::message(libc::EOPNOTSUPP, "wsp::resume", message));
     }
-    let kept = match config.pooled.clone() {
-        None => put_aside(config)?,
-        Some(file) => {
-            // Before anything moves: there may be no room for a second.
-            let next = file.make_beside(config.ram_bytes + config.trailer_bytes)?;
-            let kept = put_aside(config).inspect_err(|_| drop(next.remove()))?;
-            config.pooled = Some(next);
-            // Before anything fails: the image that is kept is no longer the guest's.
-            place.write_config(config).map_err(|f| Error::message(libc::EIO, "wsp::resume", words(f)))?;
-            kept
-        }
-    };
     config.failed = 0;
-    super::start::boot(place, config, None, false)?;
+    let Some(file) = &config.pooled else {
+        let kept = put_aside(config)?;
+        super::start::boot(place, config, None, false)?;
+        return Ok(kept);
+    };
+    // Before anything moves: there may be no room for a second.
+    let (next, fixed) = file.make_beside(config.ram_bytes + config.trailer_bytes)?;
+    let kept = put_aside(config).inspect_err(|_| drop(next.remove(fixed.number)))?;
+    config.pooled = Some(next);
+    (config.ram, config.ram_offset, config.ram_number) = (fixed.path, fixed.offset, fixed.number);
+    // Before anything fails: the image that is kept is no longer the guest's.
+    place.write_config(config).map_err(|f| Error::message(libc::EIO, "wsp::resume", words(f)))?;
+    let before = config.clone();
+    super::start::boot(place, config, Some(&before), false)?;
     Ok(kept)
 }
 
@@ -306,8 +308,9 @@ fn put_aside(config: &Config) -> lodestone::Result<std::path::PathBuf> {
         std::fs::rename(from, to).map_err(|e| Error::io(e, SITE, "cannot put aside", from))
     };
     if let Some(file) = &config.pooled {
-        let note = kept.join(super::end::KEPT_MEMORY);
-        let text = serde_json::to_string(file).expect("our documents have string keys only");
+        let note = kept.join(Kept::NAME);
+        let memory = Kept { file: file.clone(), number: config.ram_number };
+        let text = serde_json::to_string(&memory).expect("our documents have string keys only");
         std::fs::write(&note, text + "\n").map_err(|e| Error::io(e, SITE, "cannot write", &note))?;
     } else if config.ram.exists() {
         moved(&config.ram, &aside)?;

@@ -79,9 +79,7 @@ pub fn boot(
     before: Option<&Config>,
     fresh: bool,
 ) -> lodestone::Result<()> {
-    if config.pooled.is_some() {
-        take_place(place, config, before)?;
-    }
+    let was_made = take_place(config, before)?;
     let memory = || -> lodestone::Result<()> {
         // Memory of another guest, or of one whose description is lost.
         let is_ours =
@@ -105,37 +103,28 @@ pub fn boot(
         ram.begin(image)?;
         make_slot(config, 1)
     };
-    memory()?;
-    write_config(place, config)?;
+    memory().and_then(|()| write_config(place, config)).inspect_err(|_| {
+        // Nobody would know of it.
+        if let Some(file) = config.pooled.as_ref().filter(|_| was_made) {
+            let _ = file.remove(config.ram_number);
+        }
+    })?;
     let mut guest = Guest::new(config, place, Mode::Boot);
     guest.spawn()?;
     guest.go_on().inspect_err(|_| guest.end())
 }
 
-/// Has the pool say where the guest's memory is, and makes it there if it is not. A guest that never was is described before: who
-/// is interrupted in between leaves nothing that `lode wsp rm` cannot remove.
-fn take_place(place: &Place, config: &mut Config, before: Option<&Config>) -> lodestone::Result<()> {
+/// Has the pool say where the guest's memory is, and makes it there if it is not: whether it was.
+fn take_place(config: &mut Config, before: Option<&Config>) -> lodestone::Result<bool> {
     let bytes = config.ram_bytes + config.trailer_bytes;
-    let file = config.pooled.clone().expect("the caller asked");
-    let is_before = |before: &&Config| before.pooled.as_ref() == Some(&file);
+    let Some(file) = &config.pooled else { return Ok(false) };
+    let is_before = |before: &&Config| before.pooled.as_ref() == Some(file);
     if let Some(other_size) = before.filter(is_before).filter(|b| b.part().is_none_or(|p| p.bytes != bytes)) {
         forget(other_size)?;
     }
-    if before.is_none() {
-        write_config(place, config)?;
-    }
-    match file.make(bytes) {
-        Ok(fixed) => {
-            (config.ram, config.ram_offset, config.ram_number) = (fixed.path, fixed.offset, fixed.number);
-            Ok(())
-        }
-        Err(e) => {
-            if before.is_none() {
-                place.forget_config();
-            }
-            Err(e)
-        }
-    }
+    let (fixed, was_made) = file.make(bytes)?;
+    (config.ram, config.ram_offset, config.ram_number) = (fixed.path, fixed.offset, fixed.number);
+    Ok(was_made)
 }
 
 fn write_config(place: &Place, config: &Config) -> lodestone::Result<()> {
@@ -149,7 +138,7 @@ fn write_config(place: &Place, config: &Config) -> lodestone::Result<()> {
 pub fn forget(config: &Config) -> lodestone::Result<()> {
     // This may be refused, and then nothing is lost.
     if let Some(file) = &config.pooled {
-        file.remove()?;
+        file.remove(config.ram_number)?;
         return forget_slots(config);
     }
     forget_slots(config)?;

@@ -151,6 +151,10 @@ impl<M: Media> Media for Slow<M> {
         self.store(src.len(), || self.below.copy_nt_crc(at, src, crc))
     }
 
+    fn two_fence_bytes(&self) -> usize {
+        self.below.two_fence_bytes()
+    }
+
     fn store_lines(&self, at: Addr, lines: &[Words]) -> Result<Flushed, Fault> {
         self.store(size_of_val(lines), || self.below.store_lines(at, lines))
     }
