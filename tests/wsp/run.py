@@ -528,6 +528,9 @@ def pooled(context):
     described = host.described("db")
     expect(described["ram"] == os.path.realpath(pool) and described["ram_offset"] % (2 << 20) == 0, f"{described}")
     expect(f"{pool}:/db.ram" in host.run("status", "db"), "status does not say where memory is")
+    said = lode(context, "mkfs", "--force", pool, status=1)
+    expect("a guest runs" in said and said.count("\n") == 1, said)
+    lode(context, "ls", pool + ":/")
     host.run("suspend", "db")
     lode(context, "fsck", pool)
     goes_on(host)
@@ -673,12 +676,12 @@ class Server:
                 raise Failed("the server does not end") from None
 
 
-def lode(context, *arguments):
-    """What it prints."""
+def lode(context, *arguments, status=0):
+    """What it prints, with another status than 0 where that goes wrong."""
     done = subprocess.run([context.options.lode, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     context.host.log.write(f"+ lode {' '.join(arguments)}\n{done.stdout}{done.stderr}".encode())
-    expect(done.returncode == 0, f"lode {' '.join(arguments)}: status {done.returncode}: {done.stderr.strip()}")
-    return done.stdout
+    expect(done.returncode == status, f"lode {' '.join(arguments)}: status {done.returncode}: {done.stderr.strip()}")
+    return done.stderr if status else done.stdout
 
 
 def error_of(what):
