@@ -47,7 +47,7 @@ impl ReadStep {
 
 /// The steps, ascending; reads below the first run as one stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ReadTable([ReadStep; 2]);
+pub struct ReadTable([ReadStep; 3]);
 
 impl Default for ReadTable {
     /// As measured on one machine with such a processor (decision 0093).
@@ -60,25 +60,30 @@ impl ReadTable {
     const OTHERS: ReadTable = ReadTable([
         ReadStep { bytes_min: 16 << 10, streams: Streams::Four, span_max: 16 << 10 },
         ReadStep { bytes_min: 64 << 10, streams: Streams::Eight, span_max: 32 << 10 },
+        ReadStep { bytes_min: 64 << 10, streams: Streams::Eight, span_max: 32 << 10 },
     ]);
     /// Eight streams are more than these follow, and from half a MiB on, where source and destination leave the
     /// second cache, one is faster than several.
     const ZEN: ReadTable = ReadTable([
-        ReadStep { bytes_min: 16 << 10, streams: Streams::FourAhead, span_max: 64 << 10 },
+        ReadStep { bytes_min: 16 << 10, streams: Streams::Four, span_max: 16 << 10 },
+        ReadStep { bytes_min: 64 << 10, streams: Streams::FourAhead, span_max: 64 << 10 },
         ReadStep { bytes_min: 512 << 10, streams: Streams::OneAhead, span_max: 1 << 30 },
     ]);
 
-    /// Says what is wrong with steps that no routine serves.
-    pub fn new(steps: [ReadStep; 2]) -> Result<ReadTable, String> {
-        for step in &steps {
+    /// Of one to three steps. Says what is wrong with steps that no routine serves.
+    pub fn new(steps: &[ReadStep]) -> Result<ReadTable, String> {
+        let (Some(&last), true) = (steps.last(), steps.len() <= 3) else {
+            return Err(format!("a read table has one to three steps, not {}", steps.len()));
+        };
+        for step in steps {
             if !step.is_possible() {
                 return Err(format!("{step:?}: streams are of whole lines of {LINE} bytes"));
             }
         }
-        if steps[0].bytes_min > steps[1].bytes_min {
+        if !steps.is_sorted_by_key(|step| step.bytes_min) {
             return Err("the steps of a read table ascend".to_owned());
         }
-        Ok(ReadTable(steps))
+        Ok(ReadTable(std::array::from_fn(|i| *steps.get(i).unwrap_or(&last))))
     }
 
     /// The size from which on a read uses streams.
@@ -90,6 +95,13 @@ impl ReadTable {
     /// The step for a read of at least [`bytes_min`](Self::bytes_min).
     #[inline]
     pub(super) fn step(&self, bytes: usize) -> ReadStep {
-        if bytes >= self.0[1].bytes_min { self.0[1] } else { self.0[0] }
+        let [first, second, third] = self.0;
+        if bytes >= third.bytes_min {
+            third
+        } else if bytes >= second.bytes_min {
+            second
+        } else {
+            first
+        }
     }
 }

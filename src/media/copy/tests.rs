@@ -260,7 +260,7 @@ fn every_stream_count_reads_the_same() {
         for streams in [Streams::OneAhead, Streams::Four, Streams::FourAhead, Streams::Eight] {
             for span_max in [64, 4096, 1 << 20] {
                 let step = ReadStep { bytes_min: 512, streams, span_max };
-                let table = ReadTable::new([step; 2]).unwrap();
+                let table = ReadTable::new(&[step]).unwrap();
                 let copier = Copier::new(routines, Domain::Volatile, table);
                 for len in [512, 513, 4096, 4160, 8192, 33_333] {
                     let mut dst = vec![0; len];
@@ -276,16 +276,18 @@ fn every_stream_count_reads_the_same() {
 #[test]
 fn tables_that_no_routine_serves_are_refused() {
     let good = ReadStep { bytes_min: 512, streams: Streams::Eight, span_max: 64 };
-    assert!(ReadTable::new([good; 2]).is_ok());
+    assert!(ReadTable::new(&[good; 3]).is_ok());
+    assert!(ReadTable::new(&[]).is_err());
+    assert!(ReadTable::new(&[good; 4]).is_err());
     for bad in [
         ReadStep { bytes_min: 511, ..good },
         ReadStep { span_max: 0, ..good },
         ReadStep { span_max: 65, ..good },
     ] {
-        assert!(ReadTable::new([good, bad]).is_err(), "{bad:?}");
+        assert!(ReadTable::new(&[good, bad]).is_err(), "{bad:?}");
     }
     let descending = [ReadStep { bytes_min: 4096, ..good }, good];
-    assert!(ReadTable::new(descending).is_err());
+    assert!(ReadTable::new(&descending).is_err());
 }
 
 /// The slowest checksum, for processors without crc32, is not the one this machine chooses.

@@ -526,6 +526,11 @@ END \name
     vpxorq zmm0, zmm0, zmm1
     vextracti64x4 ymm1, zmm0, 1
     vpxor ymm0, ymm0, ymm1
+    CRC_FINISH_YMM
+.endm
+
+# ymm0 to the checksum in rax.
+.macro CRC_FINISH_YMM
     vextracti128 xmm1, ymm0, 1
     vpxor xmm0, xmm0, xmm1
     vmovq rcx, xmm0
@@ -605,13 +610,7 @@ END \name
     vpxor ymm0, ymm0, ymm1
     vpxor ymm2, ymm2, ymm3
     vpxor ymm0, ymm0, ymm2
-    vextracti128 xmm1, ymm0, 1
-    vpxor xmm0, xmm0, xmm1
-    vmovq rcx, xmm0
-    vpextrq r8, xmm0, 1
-    xor eax, eax
-    crc32 rax, rcx
-    crc32 rax, r8
+    CRC_FINISH_YMM
 .endm
 
 .macro CRC_BEGIN_XMM copy
