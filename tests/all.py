@@ -285,9 +285,10 @@ def races():
     return step("races", "tests/sanitize.sh", minutes=120)
 
 
-# One after the other; of a stage with two lanes the second takes what the first leaves of the cores, and disturbs nobody.
+# One after the other; the lanes of a stage run side by side. The second of those with tests begins with what computes, while the
+# first still compiles; what boots machines and what they wait for ends both.
 STAGES = [
-    ([build], [lint]), ([cargo],), ([crash, c_api, fio_engine, install, heap, kills],), ([mount, guest], [wsp, fuzz]),
+    ([build], [lint]), ([cargo, mount, guest], [crash, c_api, fio_engine, install, heap, kills, fuzz, wsp]),
     ([schedules, races, demo],),
 ]
 SUITES = [suite for stage in STAGES for lane in stage for suite in lane]

@@ -1079,6 +1079,7 @@ impl Allocator {
         run.start.0 as u64 + run.count as u64 <= self.total as u64
     }
 
+    #[inline]
     fn assert_used(&self, run: Run) {
         self.assert_not_reserved(run);
         for (at, len) in by_word(run) {
@@ -1275,10 +1276,15 @@ impl Reserve {
         let suspect = by_word(run)
             .any(|(at, len)| self.filter[(at / 64 % 64) as usize].load(Relaxed) & mask(at % 64, len) != 0);
         if suspect {
-            let held = self.blocks.lock();
-            let next = held.partition_point(|&block| block < run.start.0);
-            assert!(held.get(next).is_none_or(|&block| block >= run.end().0), "a reserve block was freed");
+            self.assert_not_among(run);
         }
+    }
+
+    #[cold]
+    fn assert_not_among(&self, run: Run) {
+        let held = self.blocks.lock();
+        let next = held.partition_point(|&block| block < run.start.0);
+        assert!(held.get(next).is_none_or(|&block| block >= run.end().0), "a reserve block was freed");
     }
 }
 

@@ -256,17 +256,24 @@ impl PageIndex {
         assert!(block.0 != 0 && block.0 as u64 + count as u64 <= UNWRITTEN as u64, "{block:?} is a file's");
         let word = block.0 | if unwritten { UNWRITTEN } else { 0 };
         self.reserved |= unwritten;
-        if count == 1
-            && let Some(slot) = self.slot(page)
-        {
-            // The commonest: a random page of a large file is overwritten.
-            let old = std::mem::replace(slot, word);
-            if (old ^ word) & !UNWRITTEN != 0 {
-                replaced(Run::new(Block(old & !UNWRITTEN), 1), old & UNWRITTEN != 0);
+        match self.slot(page) {
+            Some(slot) if count == 1 => {
+                let old = std::mem::replace(slot, word);
+                if (old ^ word) & !UNWRITTEN != 0 {
+                    replaced(Run::new(Block(old & !UNWRITTEN), 1), old & UNWRITTEN != 0);
+                }
             }
-            return;
+            _ => self.assign(page, count, word, replaced),
         }
-        self.assign(page, count, word, replaced);
+    }
+
+    /// [`set_run`](PageIndex::set_run) for the commonest, a random page of a large file that is overwritten: the block that it
+    /// had. None, and nothing done, where the page is not written, or its extent is not kept page by page.
+    #[inline]
+    pub fn replace(&mut self, page: u32, block: Block) -> Option<Block> {
+        debug_assert!(block.0 != 0 && block.0 < UNWRITTEN);
+        let slot = self.slot(page).filter(|slot| **slot & UNWRITTEN == 0 && **slot != block.0)?;
+        Some(Block(std::mem::replace(slot, block.0)))
     }
 
     /// Makes pages what a word says of each, as [`Part::Words`] has it.

@@ -67,7 +67,7 @@ enum Way {
     AtEnd(Block),
     Redo,
     InPlace,
-    /// All of them mapped or holes, and nothing else of the file.
+    /// All of them mapped or holes, and nothing else of the file; or one at its end.
     WholePages,
     Blocks,
 }
@@ -80,6 +80,15 @@ struct Input<'a> {
     /// Packed time.
     now: u64,
     engine: Via,
+}
+
+/// Where a file's pages from this one on would lie with those before it.
+#[inline]
+fn block_behind(index: &PageIndex, page: u32) -> Option<Block> {
+    match index.get(page.checked_sub(1)?) {
+        Mapping::Written(block) => Some(Block(block.0 + 1)),
+        _ => None,
+    }
 }
 
 /// A write that was committed: the offset behind it, and its copy, if that goes on.
@@ -253,42 +262,70 @@ impl<M: Media> Fs<M> {
         if len == 0 {
             return Ok((offset, None));
         }
-        let mut batch = Batch::new();
-        let mode = body.mode;
-        self.drop_set_id(cred, inode, body, &mut batch);
-        let uncapped = self.drop_capability(body, &mut batch);
         input.now = now();
         let way = self.way(inode, body, offset, end);
         watch.did(Phase::Index);
-        let written = match way {
-            Way::AtEnd(block) if batch.is_empty() => {
-                self.append_in_place(inode, body, guard, input, block, watch).map(|end| (end, None))
+        let written = if set_id_that_falls(cred, body) != 0 || xattr::has_capability(body) {
+            self.write_unprivileged(cred, node, (body, guard), input, ahead, way, watch)
+        } else {
+            match way {
+                Way::AtEnd(block) => {
+                    self.append_in_place(inode, body, guard, input, block, watch).map(|end| (end, None))
+                }
+                Way::Redo => {
+                    self.overwrite_by_redo(inode, body, guard, input, None, watch).map(|end| (end, None))
+                }
+                Way::InPlace => {
+                    let batch = &mut Batch::new();
+                    self.overwrite_in_place(inode, body, guard, input, batch, watch).map(|end| (end, None))
+                }
+                Way::WholePages if ahead.is_none() && !self.core.mover.takes(input.engine, len as usize) => {
+                    self.write_pages(node, (body, guard), input, watch)
+                }
+                Way::WholePages | Way::Blocks => {
+                    self.write_blocks(node, (body, guard), input, ahead, &mut Batch::new(), watch)
+                }
             }
+        };
+        if written.is_ok() {
+            self.tidy_log(inode, body, guard);
+            watch.did(Phase::Metadata);
+        }
+        written
+    }
+
+    /// A write with which set-id bits or a capability fall: the records that say so go first.
+    #[cold]
+    #[expect(clippy::too_many_arguments, reason = "those of `write_locked`, and the way")]
+    fn write_unprivileged(
+        &self,
+        cred: &Cred,
+        node: &Node,
+        (body, guard): (&mut Body, &epoch::Guard),
+        input: Input,
+        ahead: Option<&mut Ahead<M>>,
+        way: Way,
+        watch: &mut Watch,
+    ) -> Result<Written> {
+        let inode = &*node.inode;
+        let mode = body.mode;
+        let batch = &mut Batch::new();
+        self.drop_set_id(cred, inode, body, batch);
+        let uncapped = self.drop_capability(body, batch);
+        let written = match way {
             Way::Redo => {
-                self.overwrite_by_redo(inode, body, guard, input, batch, watch).map(|end| (end, None))
+                self.overwrite_by_redo(inode, body, guard, input, Some(batch), watch).map(|end| (end, None))
             }
             Way::InPlace => {
                 self.overwrite_in_place(inode, body, guard, input, batch, watch).map(|end| (end, None))
-            }
-            Way::WholePages
-                if batch.is_empty()
-                    && ahead.is_none()
-                    && !self.core.mover.takes(input.engine, len as usize) =>
-            {
-                self.replace_pages(node, (body, guard), input, watch)
             }
             Way::AtEnd(_) | Way::WholePages | Way::Blocks => {
                 self.write_blocks(node, (body, guard), input, ahead, batch, watch)
             }
         };
         match &written {
-            Ok(_) => {
-                if uncapped {
-                    self.capability_dropped(body, guard);
-                }
-                self.tidy_log(inode, body, guard);
-                watch.did(Phase::Metadata);
-            }
+            Ok(_) if uncapped => self.capability_dropped(body, guard),
+            Ok(_) => {}
             Err(_) => body.mode = mode,
         }
         written
@@ -314,8 +351,11 @@ impl<M: Media> Fs<M> {
         {
             return Way::AtEnd(block);
         }
+        let whole =
+            || (offset | end).is_multiple_of(PAGE) && !body.file().is_some_and(PageIndex::may_have_unwritten);
         if end > body.size || self.core.deferring {
-            return Way::Blocks;
+            let next_page = offset == body.size && end - offset == PAGE && !self.core.deferring;
+            return if next_page && whole() { Way::WholePages } else { Way::Blocks };
         }
         // Who reads it just now goes on reading what was there.
         if self.core.copies.reads().touch(inode.ino.0, offset / PAGE..end.div_ceil(PAGE)) {
@@ -324,9 +364,7 @@ impl<M: Media> Fs<M> {
         let small = end - offset <= REDO_BYTES_MAX as u64;
         if (small || self.core.sb.data_in_place) && all_written(body, offset, end) {
             if self.core.sb.data_in_place { Way::InPlace } else { Way::Redo }
-        } else if (offset | end).is_multiple_of(PAGE)
-            && !body.file().is_some_and(PageIndex::may_have_unwritten)
-        {
+        } else if whole() {
             Way::WholePages
         } else {
             Way::Blocks
@@ -378,7 +416,7 @@ impl<M: Media> Fs<M> {
         body: &mut Body,
         guard: &epoch::Guard,
         Input { offset, bytes: src, now, .. }: Input,
-        mut batch: Batch,
+        before: Option<&mut Batch>,
         watch: &mut Watch,
     ) -> Result<u64> {
         let src = src.bytes();
@@ -387,18 +425,20 @@ impl<M: Media> Fs<M> {
             self.core.media.expect_store(block_addr(block).add(offset % PAGE), n);
         }
         let bytes = field::redo::DATA + src.len();
-        let seq = if batch.is_empty() && bytes <= REDO_LINES_MAX * LINE {
+        let seq = if before.is_none() && bytes <= REDO_LINES_MAX * LINE {
             let mut lines = [Words::default(); REDO_LINES_MAX];
             let lines = &mut lines[..bytes.div_ceil(LINE)];
             redo_words(lines.as_flattened_mut(), offset, now, src);
             self.commit_lines(inode, body, (Type::Redo, lines), guard, Class::Data, Flushed::issued())?
         } else {
+            let mut own = None;
+            let batch = before.unwrap_or_else(|| own.insert(Batch::new()));
             let r = batch.record(Type::Redo, bytes);
             put64(r, field::redo::OFFSET, offset);
             put64(r, field::redo::MTIME, now);
             put16(r, field::redo::LEN, src.len() as u16);
             r[field::redo::DATA..bytes].copy_from_slice(src);
-            self.commit(inode, body, &mut batch, guard, Class::Data, Flushed::issued())?;
+            self.commit(inode, body, batch, guard, Class::Data, Flushed::issued())?;
             batch.placed(batch.count() - 1).0
         };
         watch.did(Phase::Metadata);
@@ -446,15 +486,15 @@ impl<M: Media> Fs<M> {
         body: &mut Body,
         guard: &epoch::Guard,
         Input { offset, bytes: src, now, engine }: Input,
-        mut batch: Batch,
+        batch: &mut Batch,
         watch: &mut Watch,
     ) -> Result<u64> {
         let src = src.bytes();
         (body.mtime, body.ctime) = (now, now);
         if batch.is_empty() {
-            body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
+            body.attr_record(inode.atime.load(Ordering::Relaxed), 0, batch);
         }
-        self.commit(inode, body, &mut batch, guard, Class::Data, Flushed::issued())?;
+        self.commit(inode, body, batch, guard, Class::Data, Flushed::issued())?;
         watch.did(Phase::Metadata);
         let index = body.file().expect("check_writable");
         let mut sink = Sink::new(None, engine);
@@ -472,10 +512,10 @@ impl<M: Media> Fs<M> {
         Ok(at)
     }
 
-    /// One run of new blocks, if there is one so long: the commonest write to a large file, by fewer instructions than
+    /// One run of new blocks, if there is one so long: the commonest writes to large files, by fewer instructions than
     /// [`write_blocks`](Fs::write_blocks) (decision 0093).
     #[inline(never)]
-    fn replace_pages(
+    fn write_pages(
         &self,
         node: &Node,
         (body, guard): (&mut Body, &epoch::Guard),
@@ -485,12 +525,15 @@ impl<M: Media> Fs<M> {
         let core = &self.core;
         let src = input.bytes.bytes();
         let (page, count) = ((input.offset / PAGE) as u32, (src.len() / BLOCK) as u32);
-        body.file().expect("check_writable").expect_set(page);
+        let grows = input.offset == body.size;
+        let index = body.file().expect("check_writable");
+        let near = if grows { block_behind(index, page) } else { None };
+        index.expect_set(page);
         let full = || Error::new(libc::ENOSPC, "write::plan");
-        let run = core.alloc.alloc(count, Class::Data, None).ok_or_else(full)?;
+        let run = core.alloc.alloc(count, Class::Data, near).ok_or_else(full)?;
         if run.count < count {
             core.free(run, None);
-            return self.write_blocks(node, (body, guard), input, None, Batch::new(), watch);
+            return self.write_blocks(node, (body, guard), input, None, &mut Batch::new(), watch);
         }
         watch.did(Phase::Metadata);
         let undo =
@@ -504,14 +547,26 @@ impl<M: Media> Fs<M> {
             (None, Flushed::issued())
         };
         watch.did(Phase::Copy);
-        let (start, len, size) = (input.offset, src.len() as u64, body.size);
+        let (start, len) = (input.offset, src.len() as u64);
+        let size = body.size.max(start + len);
+        let knew_last = grows && LastLine::of(body).is_some();
         let fields = WriteFields { start, len, size, mtime: input.now, crc, flags: 0 };
         let mut line = [write_line(Some(&Extent { page, count, block: run.start }), &fields)];
         self.commit_lines(&node.inode, body, (Type::Write, &mut line), guard, Class::Data, pending)
             .map_err(undo)?;
         watch.did(Phase::Metadata);
-        body.file_mut()
-            .set_run(page, count, run.start, false, &mut |old, _| core.free(old, core.reuse_after(guard)));
+        let index = body.file_mut();
+        match if count == 1 { index.replace(page, run.start) } else { None } {
+            Some(old) => core.free(Run::new(old, 1), core.reuse_after(guard)),
+            None => {
+                let free = &mut |old, _| core.free(old, core.reuse_after(guard));
+                index.set_run(page, count, run.start, false, free);
+            }
+        }
+        if grows {
+            (body.size, body.tail_shared) = (size, false);
+            LastLine::appended(body, src, knew_last);
+        }
         (body.mtime, body.ctime) = (input.now, input.now);
         watch.did(Phase::Index);
         Ok((input.offset + len, None))
@@ -526,7 +581,7 @@ impl<M: Media> Fs<M> {
         (body, guard): (&mut Body, &epoch::Guard),
         Input { offset, bytes: src, now, engine }: Input,
         ahead: Option<&mut Ahead<M>>,
-        mut batch: Batch,
+        batch: &mut Batch,
         watch: &mut Watch,
     ) -> Result<Written> {
         let inode = &*node.inode;
@@ -541,7 +596,7 @@ impl<M: Media> Fs<M> {
         let mut sink = Sink::new(verify.then_some(0), engine);
         sink.parts = offloads.then(Parts::new);
         let mut plan = Plan::default();
-        let (start, tail) = match self.zero_tail(body, offset, &mut sink, &mut batch, &mut plan) {
+        let (start, tail) = match self.zero_tail(body, offset, &mut sink, batch, &mut plan) {
             Ok(done) => done,
             Err(e) => return Err(self.undo(&plan, sink.flushed, e)),
         };
@@ -591,8 +646,8 @@ impl<M: Media> Fs<M> {
             let mut line = [write_line(plan.extents.first(), &fields)];
             self.commit_lines(inode, body, (Type::Write, &mut line), guard, Class::Data, pending).map(drop)
         } else {
-            write_records(&mut batch, &plan.extents, &fields);
-            self.commit(inode, body, &mut batch, guard, Class::Data, pending).map(drop)
+            write_records(batch, &plan.extents, &fields);
+            self.commit(inode, body, batch, guard, Class::Data, pending).map(drop)
         };
         if let Err(e) = committed {
             return Err(self.undo(&plan, Flushed::issued(), e));
@@ -763,10 +818,7 @@ impl<M: Media> Fs<M> {
         if in_place {
             page += 1;
         }
-        let near = page
-            .checked_sub(1)
-            .and_then(|p| if let Mapping::Written(b) = index.get(p) { Some(Block(b.0 + 1)) } else { None });
-        let mut near = if offset >= body.size { near } else { None };
+        let mut near = if offset >= body.size { block_behind(index, page) } else { None };
         if offset < body.size {
             index.expect_set(page);
         }

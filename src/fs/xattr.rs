@@ -279,7 +279,7 @@ impl<M: Media> Fs<M> {
 
     /// File capabilities do not survive a change of the data: their removal joins the change.
     pub(super) fn drop_capability(&self, body: &Body, batch: &mut Batch) -> bool {
-        let has = !body.xattrs.is_empty() && body.xattrs.iter().any(|x| *x.name == *CAPABILITY);
+        let has = has_capability(body);
         if has {
             removal_record(batch, CAPABILITY, now());
         }
@@ -289,6 +289,11 @@ impl<M: Media> Fs<M> {
     pub(super) fn capability_dropped(&self, body: &mut Body, guard: &epoch::Guard) {
         self.drop_value(body, guard, CAPABILITY);
     }
+}
+
+#[inline]
+pub(super) fn has_capability(body: &Body) -> bool {
+    !body.xattrs.is_empty() && body.xattrs.iter().any(|x| *x.name == *CAPABILITY)
 }
 
 /// Puts a record that sets an attribute into `batch`.
