@@ -285,12 +285,14 @@ def races():
     return step("races", "tests/sanitize.sh", minutes=120)
 
 
-# One after the other; the lanes of a stage run side by side. The second of those with tests begins with what computes, while the
-# first still compiles; what boots machines and what they wait for ends both.
+# One after the other; the lanes of a stage run side by side: where the one waits for a last crate, a test or a guest's boot, the
+# other has both cores.
 STAGES = [
-    ([build], [lint]), ([cargo, mount, guest], [crash, c_api, fio_engine, install, heap, kills, fuzz, wsp]),
+    ([lint, cargo, mount, guest], [build, crash, c_api, fio_engine, install, heap, kills, fuzz, wsp]),
     ([schedules, races, demo],),
 ]
+# The others use what `build` makes.
+NEED_NO_BUILD = [build, lint, cargo, schedules, races]
 SUITES = [suite for stage in STAGES for lane in stage for suite in lane]
 
 
@@ -323,24 +325,32 @@ def main():
     begun = time.monotonic()
     chosen = [suite for suite in SUITES if not OPTIONS.only or suite.__name__ in OPTIONS.only.split(",")]
     told = threading.Lock()
+    built, is_built = threading.Event(), build not in chosen
+    if is_built:
+        built.set()
 
     def run_lane(lane):
-        nonlocal total
-        failed = False
+        nonlocal total, is_built
         for suite in (suite for suite in lane if suite in chosen):
-            result, seconds = timed(suite)
+            if suite not in NEED_NO_BUILD:
+                built.wait()
+                if not is_built:
+                    print("  nothing more can be tested without a build")
+                    return
+            try:
+                result, seconds = timed(suite)
+                is_built |= suite is build and result.failed == 0
+            finally:
+                if suite is build:
+                    built.set()
             if result is not None:
                 with told:
                     show(suite, result, seconds)
                     total = together(total, result)
-                failed |= suite is build and result.failed > 0
-        return failed
 
     for stage in STAGES:
         with concurrent.futures.ThreadPoolExecutor() as pool:
-            if any(list(pool.map(run_lane, stage))):
-                print("  nothing more can be tested without a build")
-                break
+            list(pool.map(run_lane, stage))
     print(f"all of it took {(time.monotonic() - begun) / 60:.1f} minutes")
     print(f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped")
     return 1 if total.failed or total.passed == 0 else 0

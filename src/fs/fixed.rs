@@ -325,6 +325,11 @@ impl<M: Media> Fs<M> {
         }
     }
 
+    /// Whether others may store to the file past the file system.
+    pub fn is_fixed(&self, ino: Ino) -> bool {
+        self.inode(ino).is_ok_and(|inode| inode.body.read().fixed)
+    }
+
     /// Where a fixed file lies. ENODATA for one that is not fixed, EOPNOTSUPP where the pool is in no file or device, EIO
     /// where it is damaged.
     pub fn fixed_place(&self, ino: Ino) -> Result<FixedPlace> {

@@ -3,8 +3,9 @@
 //! **What the kernel may remember.** A mounted pool has no other user, so names, attributes and data in
 //! the kernel's caches are right until the kernel itself changes them, and it knows what it changes: all
 //! names of an inode share one inode there (our numbers, not paths), a new link carries fresh attributes,
-//! unlink and rename void the times of what they touched, and all of a directory's. One thing it does not
-//! see, set-id bits that fell by a write; for that [`Requests::forget_attributes`] calls back.
+//! unlink and rename void the times of what they touched, and all of a directory's. Two things it does not
+//! see: set-id bits that fell by a write, for which [`Requests::forget_attributes`] calls back, and what is stored to fixed
+//! files past the mount, of which [`Pages`] lets it keep nothing.
 //! `EXPLICIT_INVAL_DATA` keeps it from dropping a file's pages for our own changes of its time.
 //!
 //! **Opens cost nothing.** A file lives as long as the kernel holds a reference to its inode, which a
@@ -37,6 +38,7 @@ use lodestone::fs::{Attr, FIXED, Fs, Ino, SetAttr};
 use lodestone::media::Media;
 use tracing::{debug_span, error};
 
+use super::pages::Pages;
 use super::service::{Caller, Service, with_buffer};
 use super::translate::{attributes, errno, file_type, ino, no_entry, set_time, unread};
 use super::{Cache, Door, Settings};
@@ -64,6 +66,7 @@ impl<M: Media> FuseDoor<M> {
             zero_message_opendir: false,
             unread: Unread::default(),
             kernel: Arc::clone(&kernel),
+            pages: Pages::new(Arc::clone(&kernel)),
         };
         let mut config = fuser::Config::default();
         config.n_threads = Some(settings.threads);
@@ -98,6 +101,7 @@ struct Requests<M: Media> {
     unread: Unread,
     /// The way back, to make the kernel forget.
     kernel: Arc<OnceLock<Notifier>>,
+    pages: Pages,
 }
 
 /// References that the kernel took to inodes which could not be read when a listing named them, so that
@@ -154,16 +158,18 @@ impl<M: Media> Requests<M> {
     /// execute by, the old one. Concerns attributes only: no page is touched, no lock waited for.
     fn forget_attributes(&self, ino: Ino) {
         if let Some(Err(e)) = self.kernel.get().map(|k| k.inval_inode(INodeNo(u64::from(ino.0)), -1, 0)) {
-            error!(inode = ino.0, error = %e, "the kernel keeps the attributes of an inode whose set-id bits fell");
+            error!(inode = ino.0, error = %e, "the kernel keeps the attributes of an inode that we changed");
         }
     }
 
-    /// Before the answer to who fixes a file, or ends that: the kernel forgets its size and its pages, for others store there.
+    /// Before the answer to who fixes a file, or ends that: the kernel forgets its size, and soon its pages, for others store
+    /// there.
     fn fixed_anew(&self, node: INodeNo, attribute: &OsStr) {
-        if attribute.as_bytes() == FIXED
-            && let Some(Err(e)) = self.kernel.get().map(|kernel| kernel.inval_inode(node, 0, 0))
-        {
-            error!(inode = node.0, error = %e, "the kernel keeps the pages of a file that others store to");
+        if attribute.as_bytes() == FIXED {
+            if let Ok(ino) = ino(node) {
+                self.forget_attributes(ino);
+            }
+            self.pages.forget(node, 0, 0);
         }
     }
 
@@ -468,9 +474,14 @@ impl<M: Media> Filesystem for Requests<M> {
         let mut reply = Some(reply);
         let answer = attempt(|| {
             with_buffer(size as usize, |buffer| {
-                let got = self.fs().read(ino(node)?, offset, buffer)?;
+                let ino = ino(node)?;
+                let got = self.fs().read(ino, offset, buffer)?;
+                let kept = self.settings.cache != Cache::None && self.fs().is_fixed(ino);
                 if let Some(reply) = reply.take() {
                     reply.data(&buffer[..got]);
+                }
+                if kept {
+                    self.pages.forget(node, offset, size);
                 }
                 Ok(())
             })

@@ -8,6 +8,7 @@
 
 pub mod connect;
 pub mod fuse;
+mod pages;
 mod service;
 pub mod table;
 mod translate;

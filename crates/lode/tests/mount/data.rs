@@ -5,12 +5,14 @@ use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::process::Command;
 
-use rustix::fs::{FallocateFlags, FlockOperation, SeekFrom};
+use rustix::fs::{FallocateFlags, FlockOperation, SeekFrom, XattrFlags, getxattr, setxattr};
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
 
 use crate::need_mount;
-use crate::rig::{Rig, errno, pattern};
+use crate::rig::{Rig, errno, pattern, wait_until};
 
+/// The attribute of files that others store to.
+const FIXED: &str = "system.lode.fixed";
 /// Every way the kernel may hold a file's data.
 const CACHES: [&str; 3] = ["cache=auto", "cache=none", "cache=always"];
 
@@ -336,5 +338,39 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: mapped in `of`, and no slice of it outlives `self`.
         unsafe { rustix::mm::munmap(self.base.cast(), self.len) }.unwrap();
+    }
+}
+
+/// What is stored to a fixed file past the mount, as a guest does that has it mapped: the kernel keeps no pages of it.
+#[test]
+fn a_fixed_file_shows_what_others_store_to_it() {
+    need_mount!();
+    for options in ["cache=auto,threads=1", "cache=none"] {
+        let rig = Rig::mounted_with(options);
+        let path = rig.at("memory");
+        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        setxattr(&path, FIXED, b"2097152", XattrFlags::empty()).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 2 << 20, "{options}");
+        let mut place = vec![0; 4096];
+        let len = getxattr(&path, FIXED, &mut place[..]).unwrap();
+        let place = String::from_utf8(place[..len].to_vec()).unwrap();
+        let begin: u64 = place.split(' ').next().unwrap().parse().unwrap();
+
+        let pool = File::options().write(true).open(rig.pool()).unwrap();
+        let mut seen = vec![0; 256 << 10];
+        for round in 1..=20u8 {
+            fs::read(&path).unwrap();
+            pool.write_all_at(&vec![round; seen.len()], begin + 12_288).unwrap();
+            wait_until("the file shows what was stored", || {
+                file.read_exact_at(&mut seen, 12_288).unwrap();
+                seen.iter().all(|&byte| byte == round)
+            });
+        }
+        rustix::fs::removexattr(&path, FIXED).unwrap();
+        file.read_exact_at(&mut seen, 12_288).unwrap();
+        assert!(seen.iter().all(|&byte| byte == 20), "{options}");
+        file.write_all_at(&[21], 12_288).unwrap();
+        file.read_exact_at(&mut seen, 12_288).unwrap();
+        assert_eq!((seen[0], seen[1]), (21, 20), "{options}: a file like others");
     }
 }
