@@ -10,7 +10,8 @@
 #   make bench-wsp    how long suspends and resumes of whole systems take, beside what else there is
 #   make install      PREFIX=/usr/local DESTDIR=
 #   make uninstall    the same, backwards
-#   make nightly      more seeds, cases, fuzzing; model checker, sanitizers; takes hours
+#   make nightly      more seeds, cases, fuzzing; model checker, sanitizers; takes hours, and after ten nights every
+#                     sequence of three operations was cut short (LODE_NIGHTS=1: in one, which takes days)
 #   make setup        only what `make test` installs
 #   make clean        what was built; test tools included
 

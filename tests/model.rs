@@ -68,6 +68,7 @@ fn operation() -> impl Strategy<Value = Op> {
         1 => (0..SLOTS).prop_map(Op::Close),
         6 => (target(), offset(), length()).prop_map(|(t, at, len)| Op::Write(t, at, len)),
         4 => (target(), length()).prop_map(|(t, len)| Op::Append(t, len)),
+        2 => (target(), offset(), length()).prop_map(|(t, at, len)| Op::WriteBack(t, at, len)),
         4 => (target(), offset()).prop_map(|(t, size)| Op::Truncate(t, size)),
         4 => (target(), falloc, offset(), length())
             .prop_map(|(t, how, at, len)| Op::Fallocate(t, how, at, len as u64)),

@@ -1,7 +1,7 @@
 //! Threads: two to four of them use one file system, under schedules that shuttle chooses. What they were answered,
 //! and what there is in the end, must be that of some serial order of their operations; and power may fail at any
 //! fence of any of them: then what is left is that of some serial order of what was acknowledged, and of some of
-//! what was under way.
+//! what was under way; on an ordinary file of every inode what it was at some moment of such an order since the last sync.
 //!
 //! Run as the other schedules are: see `sync/schedules.rs`.
 
@@ -137,19 +137,25 @@ const SCHEDULES_EACH: usize = 8;
 /// One more than there are forced switches in a schedule of the second kind.
 const SWITCHES: usize = 4;
 
+struct Starting {
+    start: Start,
+    place: Place,
+}
+
 /// Pools to begin on; made once, in a schedule of its own.
-fn starts() -> &'static [(Start, DataMode)] {
-    static STARTS: OnceLock<Vec<(Start, DataMode)>> = OnceLock::new();
+fn starts() -> &'static [Starting] {
+    static STARTS: OnceLock<Vec<Starting>> = OnceLock::new();
     STARTS.get_or_init(|| {
-        let made: Arc<Mutex<Vec<(Start, DataMode)>>> = Arc::default();
+        let made: Arc<Mutex<Vec<Starting>>> = Arc::default();
         let to = made.clone();
         let make = move || {
-            for domain in [Domain::Memory, Domain::CpuCache] {
+            for domain in [Domain::Memory, Domain::CpuCache, Domain::PageCache] {
                 for image in [Image::Fresh, Image::Cleaning] {
                     for data in [DataMode::Cow, DataMode::InPlace] {
                         for copier in [Copier::Cpu, Copier::Late] {
-                            let start = Start::new(Place { domain, data, image, copier });
-                            to.lock().push((start.expect("a pool to begin on"), data));
+                            let place = Place { domain, data, image, copier };
+                            let start = Start::new(place).expect("a pool to begin on");
+                            to.lock().push(Starting { start, place });
                         }
                     }
                 }
@@ -229,7 +235,8 @@ fn run(history: History, machine: &mut Machine) -> (History, Vec<(CrashPoint, Hi
 }
 
 fn once(history: History) {
-    let (start, data) = &starts()[thread_rng().gen_range(0..starts().len())];
+    let Starting { start, place } = &starts()[thread_rng().gen_range(0..starts().len())];
+    let deferring = place.domain == Domain::PageCache;
     let without = std::env::var("LODE_SCHEDULE_WITHOUT").ok();
     let mutation = without.map(|site| Arc::new(Mutation::without_named(site)));
     let mut machine = start.machine(mutation).expect("it opens");
@@ -245,7 +252,9 @@ fn once(history: History) {
     let end = judge::settled(machine.fs().clone());
     // An overwrite in place may be torn.
     let whole = |h: &History| {
-        *data == DataMode::Cow || h.calls.iter().all(|c| c.ended.is_some() || !matches!(c.op, Op::Write(..)))
+        place.data == DataMode::Cow
+            || deferring
+            || h.calls.iter().all(|c| c.ended.is_some() || !matches!(c.op, Op::Write(..)))
     };
     let mut chosen: Vec<_> = points.into_iter().filter(|(_, h)| whole(h)).collect();
     while chosen.len() > POINTS_MAX {
@@ -257,7 +266,10 @@ fn once(history: History) {
     for (point, history) in chosen {
         let visit = |fs: &crate::fs::Fs<_>| {
             let found = Tree::read(fs, [])?;
-            history.serial(&machine.model, &found)?;
+            match deferring {
+                true => history.serial_since_sync(&machine.model, &found)?,
+                false => history.serial(&machine.model, &found)?,
+            }
             judge::independent(fs)?;
             judge::checked(fs)?;
             Ok(found.digest())

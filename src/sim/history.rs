@@ -55,70 +55,97 @@ impl History {
     /// directories before others moved them, as Linux's do. If there is no such order: what the ends of those that
     /// give all answers differ in.
     pub fn serial(&self, begin: &Model, found: &Tree) -> Result<(), String> {
+        self.some_order(begin, found, &|order| tree::compare(found, order.now(), &[]))
+    }
+
+    /// Whether one of the orders that give all answers `fits` what was found.
+    pub(super) fn some_order(&self, begin: &Model, found: &Tree, fits: Fits) -> Result<(), String> {
         let mut differ = BTreeSet::new();
-        let none = || vec![false; self.calls.len()];
-        match self.search(begin, &mut none(), &mut none(), found, &mut differ) {
+        let none = vec![false; self.calls.len()];
+        let mut order =
+            Order { moments: vec![begin.clone()], calls: Vec::new(), done: none.clone(), walked: none };
+        match self.search(&mut order, fits, &mut differ) {
             true => Ok(()),
             false if differ.is_empty() => Err("no serial order gives what was answered".to_owned()),
             false => Err(format!("no serial order gives {:?}: {differ:#?}", found.paths())),
         }
     }
 
-    /// `done` and `walked` tell of each call whether it stands in the order already, or has only walked.
-    fn search(
-        &self,
-        model: &Model,
-        done: &mut [bool],
-        walked: &mut [bool],
-        found: &Tree,
-        differ: &mut BTreeSet<String>,
-    ) -> bool {
-        if !self.calls.iter().zip(&*done).any(|(c, done)| c.ended.is_some() && !done) {
-            match tree::compare(found, model, &[]) {
+    fn search(&self, order: &mut Order, fits: Fits, differ: &mut BTreeSet<String>) -> bool {
+        if !self.calls.iter().zip(&order.done).any(|(c, done)| c.ended.is_some() && !done) {
+            match fits(order) {
                 Ok(()) => return true,
                 Err(difference) => drop(differ.insert(difference)),
             }
         }
         for (n, call) in self.calls.iter().enumerate() {
-            let Some(begun) = call.begun.filter(|_| !done[n]) else { continue };
+            let Some(begun) = call.begun.filter(|_| !order.done[n]) else { continue };
             let before = |c: &Call| c.ended.is_some_and(|(ended, _)| ended < begun);
-            if self.calls.iter().zip(&*done).any(|(c, done)| !done && before(c)) {
+            if self.calls.iter().zip(&order.done).any(|(c, done)| !done && before(c)) {
                 continue;
             }
-            let mut next = model.clone();
+            let mut next = order.now().clone();
             let mut op = call.op.clone();
             let slots = WALKED + 2 * n as u8..;
-            if walked[n] {
+            if order.walked[n] {
                 op.walks().into_iter().zip(slots.clone()).for_each(|(mut walk, slot)| walk.begin_at(slot));
-            } else if self.calls.iter().zip(&*done).any(|(c, done)| !done && c.moves()) {
-                let mut on_the_way = model.clone();
+            } else if self.calls.iter().zip(&order.done).any(|(c, done)| !done && c.moves()) {
+                let before = order.now().clone();
                 let walks = op.walks();
-                walked[n] = !walks.is_empty()
-                    && walks.iter().zip(slots.clone()).all(|(walk, slot)| walk.hold(&mut on_the_way, slot));
-                if walked[n] && self.search(&on_the_way, done, walked, found, differ) {
+                order.walked[n] = !walks.is_empty()
+                    && walks.iter().zip(slots.clone()).all(|(walk, slot)| walk.hold(order.now_mut(), slot));
+                if order.walked[n] && self.search(order, fits, differ) {
                     return true;
                 }
-                walked[n] = false;
+                order.walked[n] = false;
+                *order.now_mut() = before;
             }
             let outcome = op.on_model(&mut next, call.tag);
             let arrive = |model: &mut Model| slots.clone().take(2).for_each(|slot| _ = model.close(slot));
             arrive(&mut next);
             // What was interrupted and would fail changes nothing.
-            let fits = |answered| answered == outcome || call.is_refused_on_the_way(answered);
-            if !call.ended.map_or(outcome.is_ok(), |(_, answered)| fits(answered)) {
+            let could_be = |answered| answered == outcome || call.is_refused_on_the_way(answered);
+            if !call.ended.map_or(outcome.is_ok(), |(_, answered)| could_be(answered)) {
                 continue;
             }
             if call.ended.is_some_and(|(_, answered)| answered.is_err()) {
-                next = model.clone();
+                next = order.now().clone();
                 arrive(&mut next);
             }
-            done[n] = true;
-            if self.search(&next, done, walked, found, differ) {
+            order.done[n] = true;
+            order.calls.push(n);
+            order.moments.push(next);
+            if self.search(order, fits, differ) {
                 return true;
             }
-            done[n] = false;
+            order.moments.pop();
+            order.calls.pop();
+            order.done[n] = false;
         }
         false
+    }
+}
+
+/// Calls one after the other.
+pub(super) struct Order {
+    /// Which they are; what there is before the first of them, and after each.
+    pub calls: Vec<usize>,
+    pub moments: Vec<Model>,
+    /// Of each call, whether it stands in the order already, or has only walked.
+    done: Vec<bool>,
+    walked: Vec<bool>,
+}
+
+/// Whether what was found is what an order gives.
+pub(super) type Fits<'a> = &'a dyn Fn(&Order) -> Result<(), String>;
+
+impl Order {
+    fn now(&self) -> &Model {
+        self.moments.last().expect("one is always there")
+    }
+
+    fn now_mut(&mut self) -> &mut Model {
+        self.moments.last_mut().expect("one is always there")
     }
 }
 

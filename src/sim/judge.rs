@@ -88,7 +88,7 @@ fn untorn(found: &Tree, (old, new): (&Tree, &Tree), ino: u32, range: &Range<u64>
 // ---------------------------------------------------------------------------------------------------
 // Since the last sync
 
-fn since_sync(found: &Tree, trees: &[Arc<Tree>]) -> Result<(), String> {
+pub(super) fn since_sync(found: &Tree, trees: &[Arc<Tree>]) -> Result<(), String> {
     counts(&found.named)?;
     let times = |t: &Tree| t.named.values().chain(t.nameless.values()).map(|s| s.ctime).max();
     let newest = trees.iter().filter_map(|t| times(t)).max().unwrap_or_default();

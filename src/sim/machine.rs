@@ -16,6 +16,8 @@ use super::workload::{Op, bytes};
 
 /// The time of the first step, in seconds.
 const BEGIN: i64 = 1_700_000_000;
+/// What the kernel writes back at once.
+const PAGE: u64 = 4096;
 
 /// A file system that is used.
 pub struct Machine {
@@ -38,6 +40,20 @@ pub fn open(media: SimMedia) -> Result<Arc<Fs<SimMedia>>, String> {
 
 fn files_of(fs: Arc<Fs<SimMedia>>) -> Arc<Files<SimMedia>> {
     Arc::new(Files::new(fs, Cred::root(), 0))
+}
+
+/// What the kernel does with its pages where `stored` was stored to them.
+fn write_back(files: &Files<SimMedia>, fd: Fd, at: u64, stored: &[u8]) -> crate::Result<()> {
+    let size = files.fstat(fd)?.size;
+    let end = size.min(at + stored.len() as u64);
+    if end <= at {
+        return files.pwrite(fd, &[], at as i64).map(drop);
+    }
+    let first = at / PAGE * PAGE;
+    let mut pages = vec![0; (end.next_multiple_of(PAGE).min(size) - first) as usize];
+    files.pread(fd, &mut pages, first as i64)?;
+    pages[(at - first) as usize..(end - first) as usize].copy_from_slice(&stored[..(end - at) as usize]);
+    files.pwrite(fd, &pages, first as i64).map(drop)
 }
 
 impl Machine {
@@ -196,6 +212,10 @@ impl Machine {
             Op::Write(target, at, len) => {
                 let src = bytes(tag, *at, *len);
                 self.on_open(target, libc::O_WRONLY, |f, fd| f.pwrite(fd, &src, *at as i64).map(drop))
+            }
+            Op::WriteBack(target, at, len) => {
+                let stored = bytes(tag, *at, *len);
+                self.on_open(target, libc::O_RDWR, |f, fd| write_back(f, fd, *at, &stored))
             }
             // The flag would be others' too who write by this descriptor meanwhile.
             Op::Append(Target::Slot(slot), len) => {

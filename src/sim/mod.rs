@@ -13,6 +13,7 @@
 //! | `judge` | whether a state that a failure left is one that is allowed |
 //! | `run` | sequences of operations, cut short by failures |
 //! | `history` | operations that overlap in time, and their serial orders |
+//! | `deferred` | the same where power failed on an ordinary file |
 //! | `begun` | writes that go on while others begin and end, cut short by failures |
 //! | `concurrent` | threads, whose outcome must be some serial order, cut short by failures |
 //! | `heap` | persistent heaps under the same failures |
@@ -21,6 +22,8 @@
 pub mod begun;
 #[cfg(all(test, shuttle))]
 mod concurrent;
+#[cfg(test)]
+mod deferred;
 pub mod engine;
 pub mod explore;
 pub mod heap;

@@ -200,6 +200,10 @@ impl Model {
         &self.nodes[&id]
     }
 
+    pub fn nodes(&self) -> impl Iterator<Item = (Id, &Node)> {
+        self.nodes.iter().map(|(id, node)| (*id, node))
+    }
+
     fn node_mut(&mut self, id: Id) -> &mut Node {
         self.nodes.get_mut(&id).expect("a node in use is there")
     }
@@ -596,6 +600,14 @@ impl Model {
         let id = self.writable(target)?;
         let end = self.file_mut(id).bytes.len() as u64;
         self.write(target, end, src)
+    }
+
+    /// Stored through a mapping, which reaches no further than the file.
+    pub fn write_back(&mut self, target: &Target, at: u64, src: &[u8]) -> Outcome {
+        let id = self.writable(target)?;
+        let size = self.file_mut(id).bytes.len() as u64;
+        let len = src.len().min(size.saturating_sub(at) as usize);
+        self.write(target, at, &src[..len])
     }
 
     pub fn truncate(&mut self, target: &Target, size: u64) -> Outcome {

@@ -683,9 +683,13 @@ impl History {
 
 /// What an overwrite in place may tear: the inode and the bytes that were there before.
 fn overwritten(machine: &Machine, op: &Op) -> Option<(u32, std::ops::Range<u64>)> {
-    let Op::Write(target, at, len) = op else { return None };
+    let (Op::Write(target, at, len) | Op::WriteBack(target, at, len)) = op else { return None };
     let (ino, size) = machine.file(target)?;
-    (at + *len as u64 <= size).then(|| (ino, *at..at + *len as u64))
+    let end = at + *len as u64;
+    match op {
+        Op::WriteBack(..) => Some((ino, *at..end.min(size))),
+        _ => (end <= size).then_some((ino, *at..end)),
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 //!
 //! Access times are left out: they are kept in memory and may be lost.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -70,6 +70,30 @@ impl Tree {
             }
         }
         Ok(tree)
+    }
+
+    /// What the oracle says, by its own numbers.
+    pub fn of(model: &Model) -> Tree {
+        let with_name: BTreeSet<model::Id> =
+            model.paths().into_iter().map(|(_, id)| id).chain([model::ROOT]).collect();
+        let (named, nameless) = model.nodes().partition(|(id, _)| with_name.contains(id));
+        let seen = |nodes: Vec<(model::Id, &model::Node)>| -> Inodes {
+            nodes.into_iter().map(|(id, node)| (id, Arc::new(Seen::of_node(node)))).collect()
+        };
+        Tree { named: seen(named), nameless: seen(nameless) }
+    }
+
+    /// The same with the oracle's numbers, and without what it knows nothing of.
+    pub fn numbered(&self, ids: &BTreeMap<u32, model::Id>) -> Tree {
+        let numbered = |seen: &Seen| Seen {
+            generation: 0,
+            size: if seen.mode & libc::S_IFMT == libc::S_IFREG { seen.size } else { 0 },
+            names: seen.names.iter().map(|(name, ino)| (name.clone(), ids[ino])).collect(),
+            parent: ids.get(&seen.parent).copied().unwrap_or_default(),
+            ..seen.clone()
+        };
+        let named = self.named.iter().map(|(ino, seen)| (ids[ino], Arc::new(numbered(seen)))).collect();
+        Tree { named, nameless: Inodes::new() }
     }
 
     /// The same number for the same names and what is behind them.
@@ -175,6 +199,37 @@ impl Seen {
             seen.content[end - STAMP_BYTES as usize..].fill(0);
         }
         Ok(seen)
+    }
+
+    fn of_node(node: &model::Node) -> Seen {
+        let time = |seconds| Time::new(seconds, 0);
+        let seen = Seen {
+            generation: 0,
+            mode: node.mode,
+            nlink: node.links,
+            uid: node.uid,
+            gid: node.gid,
+            rdev: node.rdev,
+            size: 0,
+            blocks: node.blocks(),
+            mtime: time(node.mtime),
+            ctime: time(node.ctime),
+            btime: time(node.btime),
+            content: Vec::new(),
+            data: Vec::new(),
+            xattrs: node.xattrs.clone(),
+            fixed: node.fixed,
+            names: BTreeMap::new(),
+            parent: 0,
+        };
+        match &node.body {
+            Body::File(file) => {
+                Seen { size: file.bytes.len() as u64, content: file.bytes.clone(), data: file.data(), ..seen }
+            }
+            Body::Directory { names, parent } => Seen { names: names.clone(), parent: *parent, ..seen },
+            Body::Symlink(target) => Seen { content: target.clone(), ..seen },
+            Body::Special => seen,
+        }
     }
 
     fn of(attr: &Attr) -> Seen {

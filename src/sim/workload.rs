@@ -36,6 +36,8 @@ pub enum Op {
     /// Where and how many bytes.
     Write(Target, u64, usize),
     Append(Target, usize),
+    /// Bytes of the file were stored through a shared mapping, and are written back: whole pages, as far as the file goes.
+    WriteBack(Target, u64, usize),
     Truncate(Target, u64),
     Fallocate(Target, Falloc, u64, u64),
     Setxattr(Target, String, usize, Setting),
@@ -276,6 +278,11 @@ pub const LONG: &[&str] = &[
     "A/foo B/ !B/bar | rename A/foo B/bar ; crash ; rename B/bar A/foo ; crash ; unlink A/foo",
     "A/ !A/bar | symlink ~300 A/bar ; crash ; rename A/bar bar ; crash ; unlink bar",
     "A/ !A/foo | tmpfile 0 A ; write @0 0 4097 ; crash ; create A/foo ; write A/foo 0 100",
+    // What was stored through a shared mapping, when `msync` asks for it, or the kernel writes it back by itself.
+    "foo:9000 | writeback foo 5000 100 ; fsync foo",
+    "foo:9000 | writeback foo 4090 10 ; writeback foo 8200 800 ; write foo 8500 9 ; writeback foo 8190 5 ; fsync foo",
+    "foo:9000 | truncate foo 30000 ; writeback foo 20000 3 ; fsync foo ; writeback foo 28671 2 ; truncate foo 21000",
+    "foo:9000 A/bar=foo | open 0 foo ; writeback @0 0 9000 ; unlink foo ; writeback @0 1 4096 ; fsync @0 ; close 0",
 ];
 
 /// All sequences of `length` operations, by number; of one, the long ones too.
@@ -447,6 +454,7 @@ impl Op {
             Op::Close(slot) => m.close(*slot),
             Op::Write(target, at, len) => m.write(target, *at, &bytes(tag, *at, *len)),
             Op::Append(target, len) => m.append(target, &bytes(tag, 0, *len)),
+            Op::WriteBack(target, at, len) => m.write_back(target, *at, &bytes(tag, *at, *len)),
             Op::Truncate(target, size) => m.truncate(target, *size),
             Op::Fallocate(target, how, at, len) => m.fallocate(target, *how, *at, *len),
             Op::Setxattr(target, name, len, how) => m.setxattr(target, name, &bytes(tag, 0, *len), *how),
@@ -471,6 +479,7 @@ impl Op {
         match self {
             Op::Write(target, ..)
             | Op::Append(target, ..)
+            | Op::WriteBack(target, ..)
             | Op::Truncate(target, ..)
             | Op::Fallocate(target, ..)
             | Op::Setxattr(target, ..)
@@ -525,6 +534,7 @@ impl fmt::Display for Op {
             Op::Close(slot) => write!(f, "close {slot}"),
             Op::Write(target, at, len) => write!(f, "write {target} {at} {len}"),
             Op::Append(target, len) => write!(f, "append {target} {len}"),
+            Op::WriteBack(target, at, len) => write!(f, "writeback {target} {at} {len}"),
             Op::Truncate(target, size) => write!(f, "truncate {target} {size}"),
             Op::Fallocate(target, how, at, len) => {
                 write!(f, "fallocate {target} {} {at} {len}", name_of(FALLOCS, how))
@@ -632,6 +642,7 @@ impl FromStr for Op {
             "close" => Op::Close(w.number()?),
             "write" => Op::Write(w.target()?, w.number()?, w.number()?),
             "append" => Op::Append(w.target()?, w.number()?),
+            "writeback" => Op::WriteBack(w.target()?, w.number()?, w.number()?),
             "truncate" => Op::Truncate(w.target()?, w.number()?),
             "fallocate" => Op::Fallocate(w.target()?, w.one_of(FALLOCS)?, w.number()?, w.number()?),
             "setxattr" => Op::Setxattr(w.target()?, w.text()?, w.number()?, w.one_of(SETTINGS)?),

@@ -4,6 +4,7 @@
 pub mod wsp;
 
 use std::ffi::OsString;
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -26,6 +27,8 @@ const LABEL_BYTES_MAX: usize = 63;
 const COST_RUNS_MAX: i64 = 1000;
 /// Longest that the idle load is watched, in seconds.
 const COST_IDLE_S_MAX: f64 = 3600.0;
+/// Most parts that crash tests are shared out in.
+const PARTS_MAX: u64 = 1_000_000;
 /// Between two looks, in seconds.
 const TOP_INTERVAL_S: std::ops::RangeInclusive<f64> = 0.1..=3600.0;
 
@@ -500,9 +503,12 @@ pub struct Crash {
     /// Chooses the sample, and the states where there are too many
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// So many sequences by chance instead of all [default: all of seq1 and seq2, 1000 of seq3]
-    #[arg(long, value_name = "N")]
+    /// So many sequences by chance, or all [default: all of seq1 and seq2, 1000 of seq3]
+    #[arg(long, value_name = "N|all", value_parser = parse_samples)]
     pub samples: Option<u64>,
+    /// Of the sequences every Nth, from the Kth on: a part of the work for each of N nights or machines
+    #[arg(long, value_name = "K/N", default_value = "1/1", hide_default_value = true, value_parser = parse_part)]
+    pub part: Part,
     /// Persistence domains
     #[arg(long, value_name = "DOMAIN", value_delimiter = ',', default_value = "all")]
     pub domain: Vec<CrashDomain>,
@@ -534,6 +540,31 @@ pub struct Crash {
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
+}
+
+/// Every `of`th of some sequences, beginning with the `k`th.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    pub k: u64,
+    pub of: u64,
+}
+
+impl Part {
+    /// How many of `all` are in it.
+    pub fn count(self, all: u64) -> u64 {
+        (all + self.of - self.k) / self.of
+    }
+
+    /// Which of all is the `n`th of it, from 0.
+    pub fn nth(self, n: u64) -> u64 {
+        n * self.of + self.k - 1
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "{}/{}", self.k, self.of)
+    }
 }
 
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
@@ -684,6 +715,10 @@ pub fn examples(subcommand: &str) -> &'static [(&'static str, &'static str)] {
             ("Every pair, on persistent memory", "lode crash --workload seq2 --domain memory"),
             ("Persistent heaps", "lode crash --workload heap"),
             ("A hundred thousand triples", "lode crash --workload seq3 --samples 100000 --seed 7"),
+            (
+                "A tenth of all triples",
+                "lode crash --workload seq3 --samples all --part 3/10 --domain memory --image fresh",
+            ),
         ],
         "wsp" => &[
             (
@@ -741,6 +776,22 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
     let refused =
         || format!("not a number of seconds from {} to {}", TOP_INTERVAL_S.start(), TOP_INTERVAL_S.end());
     seconds.map(Duration::from_secs_f64).ok_or_else(refused)
+}
+
+/// All are more than there are.
+fn parse_samples(text: &str) -> Result<u64, String> {
+    match text {
+        "all" => Ok(u64::MAX),
+        _ => text.parse().map_err(|_| "not a number, nor \"all\"".to_string()),
+    }
+}
+
+fn parse_part(text: &str) -> Result<Part, String> {
+    let numbers =
+        text.split_once('/').and_then(|(k, of)| Some(Part { k: k.parse().ok()?, of: of.parse().ok()? }));
+    numbers
+        .filter(|part| (1..=part.of).contains(&part.k) && part.of <= PARTS_MAX)
+        .ok_or_else(|| format!("not K/N with K from 1 to N, and N up to {PARTS_MAX}"))
 }
 
 /// As it was given: it becomes a mount option.

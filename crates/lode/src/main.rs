@@ -52,15 +52,16 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &[OsString]) -> Result<()> {
-    start_log()?;
     let is_subcommand = |word: &str| cli::command().find_subcommand(word).is_some();
     if let Some(request) = mount::options::helper(arguments, is_subcommand) {
+        start_log(LOG_DEFAULT)?;
         return Err(Failure::Ended(mount::run(request.map_err(Failure::Usage)?)));
     }
     let configured = config::apply(cli::command(), arguments)?;
     match configured.command.clone().try_get_matches_from(arguments) {
         Ok(matches) => {
             let cli = cli::Cli::from_arg_matches(&matches).map_err(|e| usage(&e, &configured))?;
+            start_log(if matches!(cli.command, cli::Sub::Crash(_)) { LOG_SIMULATED } else { LOG_DEFAULT })?;
             cmd::run(cli.command)
         }
         Err(e) if e.exit_code() == 0 => print_help(&e),
@@ -74,15 +75,17 @@ fn run(arguments: &[OsString]) -> Result<()> {
 /// What is logged unless `LODE_LOG` asks for something: warnings, without the replies that nobody wanted any more
 /// because the calling process was interrupted.
 const LOG_DEFAULT: &str = "warn,fuser::reply=off";
+/// The same where pools are simulated: that they are damaged is what was asked for.
+const LOG_SIMULATED: &str = "off";
 
 /// Events of the library go to stderr: warnings as `lode: warning: ...`, or what `LODE_LOG` asks for (EnvFilter
 /// syntax), with time and place. Never in colours: a mount's go on to the system log.
-fn start_log() -> Result<()> {
+fn start_log(default: &str) -> Result<()> {
     // A reader of stderr that has gone is no reason to panic, which reporting a failed write would do.
     let log =
         tracing_subscriber::fmt().with_writer(std::io::stderr).log_internal_errors(false).with_ansi(false);
     let Some(text) = std::env::var("LODE_LOG").ok().filter(|text| !text.is_empty()) else {
-        log.event_format(Plain).with_env_filter(EnvFilter::new(LOG_DEFAULT)).init();
+        log.event_format(Plain).with_env_filter(EnvFilter::new(default)).init();
         return Ok(());
     };
     let filter = EnvFilter::try_new(&text).map_err(|e| {

@@ -1009,9 +1009,22 @@ fn crash_counts_and_replays_what_a_file_says() {
     assert_eq!((workloads, violations, seed), (6, 0, 1), "two sequences in three domains");
     assert!(points > workloads && covered <= points && states > points);
     assert_eq!(counts("2"), [workloads, points, covered, states, violations, seed], "whatever the threads");
+    let parts: u64 = ["1/3", "2/3", "3/3"]
+        .map(|part| {
+            json(&dir.ok(&[&common[..], &["--samples", "all", "--part", part]].concat()))["states"]
+                .as_u64()
+                .unwrap()
+        })
+        .iter()
+        .sum();
+    assert_eq!(parts, states, "the third part of two has none");
 
     dir.write("bad", b"foo | write foo\n");
     dir.run(&["crash", "--workload", "bad"]).fails(1, &["bad", "line 1"]);
     dir.run(&["crash", "--workload", "absent"]).fails(1, &["absent", "seq1"]);
     dir.run(&["crash", "--domain", "volatile"]).fails(2, &["volatile"]);
+    for part in ["0/2", "3/2", "1", "1/0", "1/1000001"] {
+        dir.run(&["crash", "--part", part]).fails(2, &["K/N"]);
+    }
+    dir.run(&["crash", "--samples", "most"]).fails(2, &["all"]);
 }

@@ -26,6 +26,7 @@ pub(super) const REDRAWS_PER_SECOND: u8 = 4;
 #[derive(Serialize)]
 pub(super) struct Document<'a> {
     workload: &'a str,
+    part: String,
     workloads: u64,
     crash_points: u64,
     covered_points: u64,
@@ -57,11 +58,12 @@ pub fn run(args: &cli::Crash) -> Result<()> {
     if args.image.contains(&cli::CrashImage::Filled) {
         return Err(Failure::usage("--image filled is for heaps: give --workload heap"));
     }
-    let (name, count, sequence) = sequences(args)?;
+    let (name, all, sequence) = sequences(args)?;
+    let part = args.part;
     let plan = Plan {
         places: places(args),
-        count,
-        sequence,
+        count: part.count(all),
+        sequence: Box::new(move |n| sequence(part.nth(n))),
         effort: Effort {
             bounds: Bounds { leaves_max: args.leaves, lane_states: LANE_STATES, seed: args.seed },
             twice: args.depth > 1,
@@ -291,6 +293,7 @@ pub(super) fn document<'a>(
 ) -> Document<'a> {
     Document {
         workload: name,
+        part: args.part.to_string(),
         workloads: t.sequences,
         crash_points: t.crash_points,
         covered_points: t.covered_points,
@@ -316,7 +319,8 @@ pub(super) fn table(
     seconds: f64,
 ) -> Result<()> {
     let rate = (t.states + t.recovery_states) as f64 / seconds;
-    out.line(format_args!("workload          {name}, seed {}", args.seed))?;
+    let part = if args.part.of > 1 { format!(", part {}", args.part) } else { String::new() };
+    out.line(format_args!("workload          {name}{part}, seed {}", args.seed))?;
     out.line(format_args!("sequences         {}", t.sequences))?;
     out.line(format_args!("crash points      {}, {} of them covered", t.crash_points, t.covered_points))?;
     out.line(format_args!("states            {}, {} of them distinct", t.states, t.distinct))?;

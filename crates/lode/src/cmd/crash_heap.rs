@@ -82,10 +82,11 @@ pub fn run(args: &cli::Crash, sequences: Sequences) -> Result<()> {
     if args.image.contains(&cli::CrashImage::Cleaning) {
         return Err(Failure::usage("heaps have no logs: --image cleaning is for file systems"));
     }
+    let part = args.part;
     let plan = Plan {
         places: places(args),
-        count,
-        sequence,
+        count: part.count(count),
+        sequence: Box::new(move |n| sequence(part.nth(n))),
         effort: Effort {
             bounds: Bounds { leaves_max: args.leaves, lane_states: LANE_STATES, seed: args.seed },
             twice: args.depth > 1,
