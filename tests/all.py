@@ -110,8 +110,8 @@ def build():
 def cargo():
     """Unit, integration and documentation tests of all crates."""
     status, output = run(
-        "cargo", CARGO, "test", "--workspace", "--no-fail-fast", "--", "--show-output", minutes=30,
-        env={"PROPTEST_CASES": "4096", "LODE_FSCK_FLIPS": "200000", "LODE_CRASH_OPS": "200", "LODE_HEAP_KILLS": "400"} if OPTIONS.nightly else None,
+        "cargo", CARGO, "test", "--workspace", "--no-fail-fast", "--", "--show-output", minutes=90 if OPTIONS.nightly else 30,
+        env={"PROPTEST_CASES": "4096", "LODE_FSCK_FLIPS": "200000", "LODE_CRASH_OPS": "200", "LODE_HEAP_KILLS": "400", "LODE_BEGUN_STEP": "1"} if OPTIONS.nightly else None,
     )
     result = Result()
     for found in re.finditer(r"^test result: .*? (\d+) passed; (\d+) failed; (\d+) ignored;", output, re.MULTILINE):
@@ -280,7 +280,7 @@ def schedules():
         return None
     return step(
         "schedules", CARGO, "test", "--release", "--lib", "--target-dir", os.path.join(TARGET, "shuttle"), "--", "schedules",
-        "concurrent", minutes=120, env={"RUSTFLAGS": "--cfg shuttle", "LODE_SCHEDULES": "8000"},
+        "concurrent", minutes=300, env={"RUSTFLAGS": "--cfg shuttle", "LODE_SCHEDULES": "8000"},
     )
 
 

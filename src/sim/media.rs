@@ -607,7 +607,20 @@ impl SimMedia {
     /// the rest nothing is there. Of media after no failure, what surely survives.
     pub fn as_found(&self) -> SimMedia {
         let memory = self.memory.lock();
-        let pages = memory.found.as_ref().unwrap_or(memory.durable()).clone();
+        self.left(&memory, memory.found.as_ref().unwrap_or(memory.durable()).clone())
+    }
+
+    /// The same, and of the rest everything is there that can be.
+    pub fn as_left(&self) -> SimMedia {
+        let memory = self.memory.lock();
+        let mut pages = memory.found.as_ref().unwrap_or(memory.durable()).clone();
+        if let Some(undecided) = &memory.undecided {
+            undecided.lock().rest(&mut |at, value| pages.write(at, &value));
+        }
+        self.left(&memory, pages)
+    }
+
+    fn left(&self, memory: &Memory, pages: Pages) -> SimMedia {
         let mut found = SimMedia::from_pages(pages, self.len, self.domain);
         found.memory.get_mut().mutation = memory.mutation.clone();
         found.memory.get_mut().copying = memory.copying;

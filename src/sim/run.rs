@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::fs::{DataMode, Fs, MkfsOptions};
+use crate::fs::{Cred, DataMode, Fs, Ino, MkfsOptions, SetAttr, SetTime, Time};
 use crate::media::Domain;
 use crate::mover::engine_port::Routes;
 
@@ -33,6 +33,8 @@ use super::workload::{Line, Op, Sequence};
 const POOL_BYTES: usize = crate::limits::POOL_BYTES_MIN as usize;
 /// Sequences that failed and are made shorter and told of; of others only the number is.
 const TOLD_MAX: usize = 20;
+/// The time that inodes are given by which a recovered pool is used, in seconds.
+const GONE_ON: i64 = 77;
 
 /// What a pool went through before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -478,15 +480,33 @@ impl Run<'_> {
         if before.named != after.named {
             return Err(plain(after.differs(&before)));
         }
+        *at.lock() = "the end, closed".to_owned();
+        let closed = judge::settled(machine.close().map_err(plain)?);
+        self.explore_closed(&closed, &after)?;
         if self.effort.flips > 0 {
-            let closed = judge::settled(machine.close().map_err(plain)?);
-            *at.lock() = "the end, closed".to_owned();
+            let closed = settle(&closed);
             // What mends a damaged pool is not what a sequence meets.
             let mutation = self.effort.mutation.as_ref().filter(|m| m.leaves_out());
             let Bounds { seed, .. } = self.effort.bounds;
             judge::flipped(&closed, &after, mutation, self.effort.flips, seed).map_err(plain)?;
         }
         Ok(())
+    }
+
+    /// Nothing of a close that was acknowledged is in doubt.
+    fn explore_closed(&mut self, closed: &CrashPoint, tree: &Tree) -> Result<(), Violation> {
+        let bounds = &self.effort.bounds;
+        self.tally.explore(closed, bounds, &mut |media, _, _| {
+            let fs = machine::open(media)?;
+            let found = Tree::read(&fs, [])?;
+            if found.named != tree.named {
+                return Err(found.differs(tree));
+            }
+            match fs.open_report().was_clean {
+                true => Ok(found.digest()),
+                false => Err("what was closed has to be recovered".to_owned()),
+            }
+        })
     }
 
     /// Brings about what a line needs; what the first line needs is durable.
@@ -617,18 +637,55 @@ fn visit(
     }
     *distinct += 1;
     judge::checked(&fs)?;
-    let left = effort.twice.then(|| fs.media().as_found());
+    let left = effort.twice.then(|| (fs.media().as_found(), fs.media().as_left()));
     judge::use_up(&judge::settled(fs), &found, start.free_when_empty)?;
-    let Some(left) = left else { return Ok(hash) };
+    let Some((left, with_the_rest)) = left else { return Ok(hash) };
+    let bounds = Bounds { leaves_max: 8, lane_states: 1, ..effort.bounds.clone() };
+    go_on(with_the_rest, &found, start.place.domain == Domain::PageCache, &bounds, twice)?;
     let points = record(&left);
     machine::open(left)?.media().record(None);
-    let bounds = Bounds { leaves_max: 8, lane_states: 1, ..effort.bounds.clone() };
     let points = std::mem::take(&mut *points.lock());
     again(&points, &bounds, twice, |media| {
         let again = Tree::read(&*machine::open(media)?, [])?;
         if again.named == found.named { Ok(()) } else { Err(again.differs(&found)) }
     })?;
     Ok(hash)
+}
+
+/// Every inode is changed after a recovery, and power fails again: of what the first failure took nothing comes back.
+fn go_on(
+    media: SimMedia,
+    found: &Tree,
+    deferring: bool,
+    bounds: &Bounds,
+    twice: &mut Coverage,
+) -> Result<(), String> {
+    let fs = machine::open(media)?;
+    let mut history = History { trees: Vec::new() };
+    let again = history.push(Tree::read(&fs, [])?);
+    if again.named != found.named {
+        return Err(format!("a recovery depends on what it does not look at: {}", again.differs(found)));
+    }
+    for ino in found.named.keys() {
+        let set = SetAttr { mtime: Some(SetTime::To(Time::new(GONE_ON, 0))), ..SetAttr::default() };
+        match fs.setattr(&Cred::root(), Ino(*ino), &set) {
+            Ok(_) => _ = history.push(Tree::read(&fs, [])?),
+            Err(e) if e.errno() == libc::ENOSPC => {}
+            Err(e) => return Err(format!("inode {ino} cannot be changed: {e:?}")),
+        }
+    }
+    let allowed = match deferring {
+        true => Allowed::SinceSync(history.trees),
+        false => Allowed::OneOf { trees: history.trees.split_off(history.trees.len() - 1), torn: None },
+    };
+    let (coverage, violation) = explore(&fs.media().crash_point(), bounds, &mut |media| {
+        allowed.judge(&Tree::read(&*machine::open(media)?, [])?)
+    });
+    twice.points += coverage.points;
+    twice.states += coverage.states;
+    let what =
+        |v: Violation| format!("power failed again after inodes were changed ({}): {}", v.lost, v.what);
+    violation.map_or(Ok(()), |v| Err(what(v)))
 }
 
 /// Power failed again, at these fences of a recovery: the next one finds the same.

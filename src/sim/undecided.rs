@@ -190,10 +190,8 @@ impl Undecided {
                 return;
             }
         }
-        // Another unit's choice may have settled these, too.
-        if self.one_order {
-            self.show(unit, &bytes, set);
-        }
+        // A choice about other bytes may have settled these, too.
+        self.show(unit, &bytes, set);
     }
 
     /// What is not decided of these bytes.
@@ -250,6 +248,22 @@ impl Undecided {
             };
             if there {
                 set(atom.at, atom.value);
+            }
+        }
+    }
+
+    /// All that nobody looked at and that can be there: decides nothing.
+    pub fn rest(&self, set: &mut dyn FnMut(usize, [u8; ATOM])) {
+        for (n, unit) in self.pending.iter().enumerate() {
+            let (_, to) = self.units[if self.one_order { 0 } else { n }].moments;
+            for (place, atom) in unit.atoms.iter().enumerate() {
+                let there = match self.fate(n, place) {
+                    Fate::Open => atom.seq <= to || (atom.is_free() && !self.one_order),
+                    fate => fate == Fate::There,
+                };
+                if there {
+                    set(atom.at, atom.value);
+                }
             }
         }
     }

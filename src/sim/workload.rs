@@ -278,6 +278,8 @@ pub const LONG: &[&str] = &[
     "A/foo B/ !B/bar | rename A/foo B/bar ; crash ; rename B/bar A/foo ; crash ; unlink A/foo",
     "A/ !A/bar | symlink ~300 A/bar ; crash ; rename A/bar bar ; crash ; unlink bar",
     "A/ !A/foo | tmpfile 0 A ; write @0 0 4097 ; crash ; create A/foo ; write A/foo 0 100",
+    // Numbers of mounts that a failure took back.
+    "foo:9000 | reopen ; chmod foo 600 ; chmod foo 640 ; setxattr foo user.a 10 ; chmod foo 644",
     // What was stored through a shared mapping, when `msync` asks for it, or the kernel writes it back by itself.
     "foo:9000 | writeback foo 5000 100 ; fsync foo",
     "foo:9000 | writeback foo 4090 10 ; writeback foo 8200 800 ; write foo 8500 9 ; writeback foo 8190 5 ; fsync foo",

@@ -132,6 +132,7 @@ fn mutants(args: &cli::Crash, plan: &Plan, bar: &ProgressBar, begun: Instant) ->
         bar.set_length(total as u64);
         bar.set_position(done as u64);
         bar.set_message(mutant.site.to_string());
+        tracing::info!(done, total, without = %mutant.site, killed = mutant.killed.is_some());
         !crate::interrupt::requested()
     });
     drop(std::panic::take_hook());
