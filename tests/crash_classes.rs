@@ -245,3 +245,23 @@ fn found_a_synced_rename_stays_when_what_emptied_its_directory_is_lost() {
                 A/C/foo B/C/! | rename A/C B/C\nfoo | fsync foo\nA/foo B/! | rename A B";
     explore(ALL, Image::Fresh, text);
 }
+
+/// Found by failures after recoveries: a log that had been lost from its link on was linked to the same place again, and a
+/// second failure took the new records and left the link; the old ones counted.
+#[test]
+fn found_what_a_failure_took_does_not_come_back_behind_a_new_link() {
+    let text = "A/foo B/ !B/foo | rename A/foo B/foo ; create A/foo";
+    for image in [Image::Full, Image::Reused] {
+        explored(&[Domain::PageCache], DataMode::Cow, image, true, text);
+    }
+}
+
+/// Found by failures in recoveries: repairs took blocks of a directory that had been removed, and the next recovery, which
+/// decides anew whether a rename out of it counts, did not find the other half.
+#[test]
+fn found_repairs_leave_alone_what_the_next_recovery_asks() {
+    let text = "A/C/foo B/C/! bar | rename A/C B/C ; unlink B/C/foo ; rmdir B/C ; rename A B";
+    for image in [Image::Full, Image::Reused] {
+        explored(&[Domain::PageCache], DataMode::Cow, image, true, text);
+    }
+}

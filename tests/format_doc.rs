@@ -142,7 +142,14 @@ fn tables() -> Vec<String> {
             ],
             64,
         ),
-        record("Link", &[("address of the next segment", link::ADDR, 8), ("its lines", link::LINES, 4)]),
+        record(
+            "Link",
+            &[
+                ("address of the next segment", link::ADDR, 8),
+                ("its lines", link::LINES, 4),
+                ("its incarnation", link::INCARNATION, 4),
+            ],
+        ),
         record("Segment", &[("lines", segment::LINES, 4), ("incarnation", segment::INCARNATION, 4)]),
         record("Seal", &[("incarnation from here on", seal::INCARNATION, 4)]),
         record(

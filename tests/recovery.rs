@@ -123,6 +123,33 @@ fn a_segment_of_an_older_incarnation_is_no_continuation() {
 }
 
 #[test]
+fn a_link_behind_a_crash_leads_to_no_segment_of_before() {
+    let fs = fresh(Domain::Memory);
+    let f = create(&fs, Ino::ROOT, b"f");
+    // The first two fill the slot; then a crash that takes the link, and not what stands in the segment.
+    for mode in [0o601, 0o602, 0o603] {
+        chmod(&fs, f, mode);
+    }
+    let before = fs.media().image();
+    let (link, segment) = (slot(f) + 3 * LINE, first_segment(&before, f));
+    let mut image = before.clone();
+    image[link..link + LINE].fill(0);
+
+    let fs = open(image, Domain::Memory);
+    assert_eq!(fs.getattr(f).unwrap().mode & 0o7777, 0o602);
+    chmod(&fs, f, 0o604);
+    let mut image = fs.media().image();
+    assert_eq!(first_segment(&image, f), segment, "the same place is taken again");
+    assert_eq!(open(image.clone(), Domain::Memory).getattr(f).unwrap().mode & 0o7777, 0o604);
+    assert_eq!(fs.check().unwrap().findings, []);
+    // A crash in that change, which left the link and of the segment nothing.
+    let bytes = MINI_LINES as usize * LINE;
+    image[segment..segment + bytes].copy_from_slice(&before[segment..segment + bytes]);
+    let fs = open(image, Domain::Memory);
+    assert_eq!(fs.getattr(f).unwrap().mode & 0o7777, 0o602, "what the first crash took stays away");
+}
+
+#[test]
 fn a_power_loss_after_log_cleaning_takes_nothing_that_was_synced() {
     let domain = Domain::PageCache;
     let fs = fresh(domain);

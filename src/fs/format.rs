@@ -650,6 +650,7 @@ pub mod field {
     pub mod link {
         pub const ADDR: usize = 16;
         pub const LINES: usize = 24;
+        pub const INCARNATION: usize = 28;
     }
 
     pub mod segment {

@@ -268,11 +268,16 @@ impl Log {
         let last = batch.records.len() - 1;
         let mut at = 0;
         if self.wants_seal(core) {
-            self.make_room(core, 1, epoch, &mut fresh, &mut flushed)?;
-            flushed = flushed.and(self.seal(core, owner, epoch)?);
+            flushed = match self.room {
+                // There is no room for a seal, and behind a link of the old incarnation its records could count.
+                0 => flushed.and(self.link(core, owner, core.mount(), epoch, &mut fresh)?),
+                _ => flushed.and(self.seal(core, owner, epoch)?),
+            };
         }
         for (i, Pending { kind, lines, seq, at: addr }) in batch.records.iter_mut().enumerate() {
-            self.make_room(core, *lines, epoch, &mut fresh, &mut flushed)?;
+            if *lines > self.room as u32 {
+                flushed = flushed.and(self.link(core, owner, self.incarnation, epoch, &mut fresh)?);
+            }
             let record = &mut batch.bytes[at..at + *lines as usize * LINE];
             at += record.len();
             let more = if i == last { 0 } else { MORE };
@@ -301,9 +306,13 @@ impl Log {
         let mut record = [0; LINE];
         put32(&mut record, field::seal::INCARNATION, core.mount());
         let flushed = self.put(core, &mut record, Type::Seal as u8, epoch)?;
-        self.incarnation = core.mount();
-        self.seed = log_seed(core.key_crc, owner.ino, owner.generation, self.incarnation);
+        self.become_incarnation(core, owner, core.mount());
         Ok(flushed)
+    }
+
+    fn become_incarnation<M: Media>(&mut self, core: &Core<M>, owner: &Owner, incarnation: u32) {
+        self.incarnation = incarnation;
+        self.seed = log_seed(core.key_crc, owner.ino, owner.generation, incarnation);
     }
 
     /// Seals the log where it ends now, over a record that recovery voided. Needs no segment, because
@@ -318,8 +327,10 @@ impl Log {
         let mut fresh = SmallVec::new();
         let mut room = self.room as u32;
         let mut total = self.lines;
-        let seal = self.wants_seal(core).then_some(1);
-        for lines in seal.into_iter().chain(batch.records.iter().map(|r| r.lines)) {
+        if self.wants_seal(core) && room > 0 {
+            (room, total) = (room - 1, total + 1);
+        }
+        for lines in batch.records.iter().map(|r| r.lines) {
             if lines > room {
                 let Some(segment) = allocate(core, lines, total, class) else {
                     Reserved(fresh).give_back(core);
@@ -335,23 +346,22 @@ impl Log {
         Ok(Reserved(fresh))
     }
 
-    /// Goes on in the next reserved segment where `lines` do not fit into this one.
-    fn make_room<M: Media>(
+    /// Goes on in the next reserved segment, as this incarnation or as another one.
+    fn link<M: Media>(
         &mut self,
         core: &Core<M>,
-        lines: u32,
+        owner: &Owner,
+        incarnation: u32,
         epoch: u64,
         fresh: &mut impl Iterator<Item = (Addr, u16)>,
-        flushed: &mut Flushed,
-    ) -> Result<()> {
-        if lines <= self.room as u32 {
-            return Ok(());
-        }
+    ) -> Result<Flushed> {
         let (addr, segment_lines) = fresh.next().expect("reserve counted the segments");
         let mut record = [0; LINE];
         put64(&mut record, field::link::ADDR, addr.0);
         put32(&mut record, field::link::LINES, segment_lines as u32);
+        put32(&mut record, field::link::INCARNATION, incarnation);
         let linked = self.put(core, &mut record, Type::Link as u8, epoch)?;
+        self.become_incarnation(core, owner, incarnation);
         self.tail = addr;
         self.room = segment_lines - 1;
         self.segments.push_back(Segment { addr, seq: self.seq, lines: segment_lines, kinds: 0 });
@@ -360,8 +370,7 @@ impl Log {
         put32(&mut record, field::segment::LINES, segment_lines as u32);
         put32(&mut record, field::segment::INCARNATION, self.incarnation);
         let headed = self.put(core, &mut record, Type::Segment as u8, epoch)?;
-        *flushed = std::mem::replace(flushed, Flushed::issued()).and(linked).and(headed);
-        Ok(())
+        Ok(linked.and(headed))
     }
 
     /// The parts of the log that the cleaner may empty, oldest first: the lines in the slot, then all
@@ -452,7 +461,7 @@ pub fn block_addr(block: Block) -> Addr {
     Addr(block.0 as u64 * BLOCK as u64)
 }
 
-fn mini_addr(mini: Mini) -> Addr {
+pub fn mini_addr(mini: Mini) -> Addr {
     block_addr(mini.block).add(mini.slot as u64 * MINI as u64)
 }
 
@@ -650,10 +659,10 @@ impl<'a, M: Media> Reader<'a, M> {
             match head.kind {
                 Type::Link => {
                     let addr = Addr(get64(&self.buffer[from..], field::link::ADDR));
+                    let its = get32(&self.buffer[from..], field::link::INCARNATION);
                     let next = if addr.0.is_multiple_of(MINI as u64) && self.core.holds(addr, MINI) {
                         self.segment_at(addr, Some(head.seq.wrapping_add(1)))?.filter(|&(_, incarnation)| {
-                            incarnation == self.log.incarnation
-                                || self.core.media.omits("a link leads to its own incarnation")
+                            incarnation == its || self.core.media.omits("a link leads to its own incarnation")
                         })
                     } else {
                         None
@@ -666,6 +675,10 @@ impl<'a, M: Media> Reader<'a, M> {
                         return Ok(false); // the link is durable, what it names is not
                     };
                     self.log.lines += 1;
+                    if incarnation != self.log.incarnation {
+                        op.clear(); // as a seal does
+                        before = None;
+                    }
                     self.enter(segment, incarnation);
                 }
                 Type::Seal => {

@@ -171,9 +171,17 @@ pub(super) fn recover<M: Media>(core: &mut Core<M>, previous: &State, power_lost
     }
     let damaged = (lost.len() + repairs.damaged.len()) as u64;
     let read_only = r.report_damage(&lost, &repairs.damaged);
+    let held = if core.deferring && !read_only { r.hold_removed(&table, slots)? } else { Vec::new() };
     core.alloc.start();
     // Above all that logs carry, even if the state line is older than they are.
     core.epochs.raise(r.newest.load(Ordering::Relaxed));
+    let epoch = Some(core.epochs.current());
+    for owned in held {
+        match owned {
+            Owned::Blocks(run) => core.free(run, epoch),
+            Owned::Mini(mini) => log::release(core, log::mini_addr(mini), MINI_LINES as u16, epoch),
+        }
+    }
     if !read_only {
         r.repair(&table, repairs)?;
     }
@@ -789,7 +797,7 @@ impl<M: Media> Recovery<'_, M> {
         }
         for (ino, e) in files {
             tracing::error!("inode {ino} cannot be used: {e}");
-            read_only |= !self.salvage(*ino);
+            read_only |= !self.salvage(*ino, &mut Vec::new());
         }
         if read_only {
             tracing::error!(
@@ -800,8 +808,26 @@ impl<M: Media> Recovery<'_, M> {
         read_only
     }
 
-    /// Marks what a damaged log still names, unless others have it. Whether the log could be followed to its end.
-    fn salvage(&self, ino: u32) -> bool {
+    /// Marks what inodes have that nobody names, so that repairs take none of it: a recovery that is cut short leaves it to
+    /// the next one to decide again, and that has to find the same logs.
+    fn hold_removed(&self, table: &table::Table, slots: u32) -> Result<Vec<Owned>> {
+        if self.core.media.omits("what nobody names stays until recovery is through") {
+            return Ok(Vec::new());
+        }
+        let parts = parallel(slots, |range, held: &mut Vec<Owned>| {
+            for ino in range {
+                if table.entry(ino).links() == 0 && self.headers[ino as usize].is_some() {
+                    self.salvage(ino, held);
+                }
+            }
+            Ok(())
+        })?;
+        Ok(parts.into_iter().flatten().collect())
+    }
+
+    /// Marks what a log still names, unless others have it, and adds it to `held`. Whether the log could be followed to
+    /// its end.
+    fn salvage(&self, ino: u32, held: &mut Vec<Owned>) -> bool {
         let owner = self.owner(ino);
         let header = self.headers[ino as usize].expect("a directory names it");
         let Ok(mut reader) = Reader::salvage(self.core, owner) else { return false };
@@ -820,11 +846,10 @@ impl<M: Media> Recovery<'_, M> {
         for_each_owned(&body, &mut |owned| {
             match owned {
                 Owned::Blocks(run) => {
-                    for n in 0..run.count {
-                        let _ = alloc.mark_used(Run { start: Block(run.start.0 + n), count: 1 });
-                    }
+                    let blocks = (0..run.count).map(|n| Run { start: Block(run.start.0 + n), count: 1 });
+                    held.extend(blocks.filter(|block| alloc.mark_used(*block).is_ok()).map(Owned::Blocks));
                 }
-                Owned::Mini(mini) => drop(alloc.mark_mini_used(mini)),
+                Owned::Mini(mini) => held.extend(alloc.mark_mini_used(mini).is_ok().then_some(owned)),
             }
             Ok(())
         })

@@ -104,6 +104,7 @@ impl<M: Media> Log<'_, '_, M> {
             let mut link = [0; LINE];
             put64(&mut link, field::link::ADDR, block_addr(next).0);
             put32(&mut link, field::link::LINES, SEGMENT_LINES);
+            put32(&mut link, field::link::INCARNATION, self.incarnation);
             self.finish(&mut link, Type::Link);
             self.store()?;
             self.begin(next);

@@ -208,7 +208,12 @@ impl<M: Media> Scan<'_, '_, M> {
             match head.kind {
                 Type::Link => {
                     let (addr, lines) = (get64(bytes, field::link::ADDR), get32(bytes, field::link::LINES));
-                    let Some(next) = self.follow(&head, Addr(addr), lines) else { break };
+                    let incarnation = get32(bytes, field::link::INCARNATION);
+                    if incarnation != self.found.incarnation {
+                        op.clear();
+                        begun = None;
+                    }
+                    let Some(next) = self.follow(&head, Addr(addr), lines, incarnation) else { break };
                     (part, line) = next;
                     continue;
                 }
@@ -385,15 +390,15 @@ impl<M: Media> Scan<'_, '_, M> {
     }
 
     /// The segment that a link leads to. `None` where the log ends at the link.
-    fn follow(&mut self, link: &Head, at: Addr, lines: u32) -> Option<(Part, u32)> {
+    fn follow(&mut self, link: &Head, at: Addr, lines: u32, incarnation: u32) -> Option<(Part, u32)> {
         let certain = self.is_certain(link);
         let in_pool = at.0.is_multiple_of(MINI as u64) && self.pool.holds(at, MINI);
         let next = if in_pool { self.segment_at(at) } else { None };
-        let next =
-            next.filter(|s| s.seq == link.seq.wrapping_add(1) && s.incarnation == self.found.incarnation);
+        let next = next.filter(|s| s.seq == link.seq.wrapping_add(1) && s.incarnation == incarnation);
         if next.is_none() && !certain && !self.salvage {
             return None;
         }
+        self.set_incarnation(incarnation);
         self.seq = link.seq.wrapping_add(1);
         if let Some(segment) = next {
             return Some(self.go_on(segment));
