@@ -792,3 +792,16 @@ fn a_power_loss_is_remembered_until_recovery_is_through() {
         assert_eq!(content(&again, f).len(), 0, "recovery was cut short at fence {n}");
     }
 }
+
+#[test]
+fn a_pool_of_an_older_format_is_refused_and_not_misread() {
+    let mut image = fresh(Domain::Memory).media().image();
+    let sb = Super { version: VERSION - 1, ..super_block(&image) };
+    for block in [SUPER_BLOCK, sb.blocks - 1] {
+        image[block as usize * BLOCK..][..SUPER_BYTES].copy_from_slice(&sb.encode());
+    }
+    let refused =
+        Fs::open(SimMedia::new(image, Domain::Memory), &OpenOptions::default()).map(drop).unwrap_err();
+    assert_eq!(refused.errno(), libc::EPROTONOSUPPORT);
+    assert!(refused.to_string().contains(&format!("version {}", VERSION - 1)), "{refused}");
+}

@@ -16,9 +16,14 @@ use lodestone::sim::mutation::Mutation;
 use lodestone::wsp::image::{RECORD_BYTES, RECORD_STRIDE_BYTES, RECORDS, SEAL_BYTES, TRAILER_BYTES};
 use lodestone::wsp::{Machine, Ram, Saved, Seal, State, go_on_standing, resume, resume_clone, suspend};
 
-const RAM_BYTES: u64 = 1024;
-const WORDS: u64 = RAM_BYTES / 8;
-const SLOT_BYTES: usize = SEAL_BYTES + 2 * RAM_BYTES as usize;
+/// A page: the record has another, and may come to the disk before what it is about.
+const RAM_BYTES: u64 = 4096;
+const WORDS: u64 = 128;
+/// Of the guest's words; every fourth word of memory is one.
+const WORD_STRIDE_BYTES: u64 = RAM_BYTES / WORDS;
+/// What is saved: all words.
+const STREAM_BYTES: u64 = WORDS * 8;
+const SLOT_BYTES: usize = SEAL_BYTES + 2 * STREAM_BYTES as usize;
 const DOMAINS: [Domain; 3] = [Domain::CpuCache, Domain::Memory, Domain::PageCache];
 
 /// Memory and the slots by generation; slots of earlier generations stay, so that nothing relies on their absence.
@@ -60,7 +65,7 @@ impl Host {
     }
 
     fn words(&self) -> Vec<u64> {
-        (0..WORDS).map(|n| self.ram.load64(Addr(n * 8)).unwrap()).collect()
+        (0..WORDS).map(|n| self.ram.load64(Addr(n * WORD_STRIDE_BYTES)).unwrap()).collect()
     }
 
     /// Power may fail just now, too.
@@ -148,7 +153,7 @@ impl Model {
         assert!(self.runs);
         for _ in 0..WORDS / 16 {
             let step = STEP.replace(STEP.get() + 1);
-            let at = Addr(step * 37 % WORDS * 8);
+            let at = Addr(step * 37 % WORDS * WORD_STRIDE_BYTES);
             self.touched.borrow_mut().insert(at.0);
             self.host.ram.store64(at, step).unwrap().redundant("a guest makes nothing durable");
         }
@@ -210,7 +215,7 @@ impl Machine for Model {
         }
         self.may(Step::Save)?;
         let identity = b"model".to_vec();
-        Ok(Saved { slot, stream_bytes: RAM_BYTES, identity })
+        Ok(Saved { slot, stream_bytes: STREAM_BYTES, identity })
     }
 
     fn touched(&mut self) -> Option<Vec<(Addr, usize)>> {
@@ -227,7 +232,7 @@ impl Machine for Model {
 
     fn load(&mut self, seal: &Seal) -> Result<()> {
         self.may(Step::Load)?;
-        assert_eq!((seal.stream_bytes, &seal.identity[..]), (RAM_BYTES, &b"model"[..]));
+        assert_eq!((seal.stream_bytes, &seal.identity[..]), (STREAM_BYTES, &b"model"[..]));
         let slot = self.host.slot(seal.generation).unwrap();
         let word = |n| slot.load64(Addr(SEAL_BYTES as u64 + n * 8)).unwrap();
         self.loaded = Some((0..WORDS).map(word).collect());

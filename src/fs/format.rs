@@ -34,7 +34,7 @@ use crate::media::{Addr, LINE, Words, crc32c, crc32c_words};
 pub const BLOCK: usize = 4096;
 pub const MAGIC: [u8; 8] = *b"LODESTNE";
 /// The format this code writes; it reads no other.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 pub const SUPER_BLOCK: u64 = 1;
 pub const STATE_BLOCK: u64 = 2;
@@ -163,6 +163,9 @@ impl Super {
         if !verified(crc32c(&b[16..], version) == get32(b, 12)) || version == 0 {
             return Err(SuperFault::Damaged);
         }
+        if version < VERSION {
+            return Err(SuperFault::Older(version));
+        }
         let label = &b[72..135];
         let label = &label[..label.iter().position(|&c| c == 0).unwrap_or(label.len())];
         let label = std::str::from_utf8(label).map_err(|_| SuperFault::Damaged)?;
@@ -187,6 +190,7 @@ impl Super {
 pub enum SuperFault {
     Foreign,
     Newer(u32),
+    Older(u32),
     Damaged,
 }
 

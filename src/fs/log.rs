@@ -361,7 +361,9 @@ impl Log {
         put32(&mut record, field::link::LINES, segment_lines as u32);
         put32(&mut record, field::link::INCARNATION, incarnation);
         let linked = self.put(core, &mut record, Type::Link as u8, epoch)?;
-        self.become_incarnation(core, owner, incarnation);
+        if incarnation != self.incarnation {
+            self.become_incarnation(core, owner, incarnation);
+        }
         self.tail = addr;
         self.room = segment_lines - 1;
         self.segments.push_back(Segment { addr, seq: self.seq, lines: segment_lines, kinds: 0 });
@@ -667,7 +669,7 @@ impl<'a, M: Media> Reader<'a, M> {
                     } else {
                         None
                     };
-                    if next.is_none() && self.is_certain(&head) {
+                    if next.is_none() && self.is_certain(&head, its) {
                         return Err(damaged(&self.owner, "a segment of its log is damaged"));
                     }
                     let Some((segment, incarnation)) = next else {
@@ -768,10 +770,11 @@ impl<'a, M: Media> Reader<'a, M> {
         (self.log.tail.0 - self.buffered.0.0) as usize
     }
 
-    /// Whether all of a record's operation was on media when the pool was opened. Not where a crash before the
-    /// last mount may have left records behind a torn one: their epochs were named since.
-    fn is_certain(&self, head: &Head) -> bool {
-        self.log.incarnation > self.core.found.crashed && head.epoch <= self.core.found.settled
+    /// Whether all of a record's operation was on media when the pool was opened; of a link, with the incarnation that it names,
+    /// what it leads to. Not where a crash before the last mount may have left records behind a torn one: their epochs were
+    /// named since.
+    fn is_certain(&self, head: &Head, incarnation: u32) -> bool {
+        incarnation > self.core.found.crashed && head.epoch <= self.core.found.settled
     }
 
     /// Lines from the tail to the next record that is certain (in a damaged log: that is whole): what stood there
@@ -781,7 +784,7 @@ impl<'a, M: Media> Reader<'a, M> {
         for ahead in 1..=room {
             let seq = self.log.seq.wrapping_add(ahead as u32);
             let found = self.record_at(ahead, room + 1 - ahead, seq)?;
-            if found.is_some_and(|head| self.salvaging || self.is_certain(&head)) {
+            if found.is_some_and(|head| self.salvaging || self.is_certain(&head, self.log.incarnation)) {
                 return Ok(Some(ahead as u32));
             }
         }

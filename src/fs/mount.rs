@@ -251,6 +251,7 @@ impl<M: Media> Fs<M> {
         });
         if !was_clean && !fs.core.read_only {
             fs.settle_durably()?; // recovery has settled everything there is
+            fs.core.alloc.release(u64::MAX); // and nobody asks any more for what it held
         }
         fs.begin_lanes();
         Ok(fs)
@@ -579,6 +580,13 @@ fn super_error(fault: SuperFault, site: &'static str) -> Error {
         SuperFault::Newer(v) => (
             libc::EPROTONOSUPPORT,
             format!("the pool has format version {v}, this Lodestone knows up to {VERSION}: use a newer one"),
+        ),
+        SuperFault::Older(v) => (
+            libc::EPROTONOSUPPORT,
+            format!(
+                "the pool has format version {v}, this Lodestone reads version {VERSION} only: copy its files elsewhere with \
+                 the one that made it, and make the pool anew"
+            ),
         ),
         SuperFault::Damaged => (
             libc::EUCLEAN,

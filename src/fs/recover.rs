@@ -83,6 +83,7 @@ struct Said {
 struct Removal {
     dir: u32,
     seq: u32,
+    settled: bool,
     in_doubt: bool,
 }
 
@@ -113,6 +114,8 @@ struct Repairs {
     restored: Vec<Restored>,
     /// Files.
     damaged: Damaged,
+    /// Inodes without a name, whose logs a recovery would ask for that follows this one if it is cut short.
+    asked_again: Vec<u32>,
 }
 
 /// A file as it is without the writes that were skipped, and their pages.
@@ -171,7 +174,7 @@ pub(super) fn recover<M: Media>(core: &mut Core<M>, previous: &State, power_lost
     }
     let damaged = (lost.len() + repairs.damaged.len()) as u64;
     let read_only = r.report_damage(&lost, &repairs.damaged);
-    let held = if core.deferring && !read_only { r.hold_removed(&table, slots)? } else { Vec::new() };
+    let held = r.hold(&table, &repairs.asked_again);
     core.alloc.start();
     // Above all that logs carry, even if the state line is older than they are.
     core.epochs.raise(r.newest.load(Ordering::Relaxed));
@@ -315,6 +318,9 @@ impl<M: Media> Recovery<'_, M> {
                     note(&mut repairs.stamps, ino, time);
                 }
             }
+            let removed = replayed.said.removed.iter().filter(|(_, removal)| !removal.settled);
+            repairs.asked_again.extend(removed.map(|((ino, _), _)| *ino));
+            repairs.asked_again.extend(replayed.dirs.keys().filter(|ino| !reached.contains_key(*ino)));
             self.adopt(table, replayed.dirs, &reached, &scans, repairs)?;
             return Ok(damaged);
         }
@@ -496,7 +502,8 @@ impl<M: Media> Recovery<'_, M> {
                 reader.rewind(op.begin());
                 break;
             }
-            let removal = Removal { dir: ino, seq: op.seq(), in_doubt: self.in_doubt(&op, false) };
+            let settled = op.epoch() <= self.settled;
+            let removal = Removal { dir: ino, seq: op.seq(), settled, in_doubt: self.in_doubt(&op, false) };
             for record in op.records().filter(|r| r.kind == Type::Add) {
                 let replaced = body.dir()?.by_cookie(get32(record.bytes, field::add::REPLACES));
                 if let Some(old) = replaced {
@@ -808,21 +815,19 @@ impl<M: Media> Recovery<'_, M> {
         read_only
     }
 
-    /// Marks what inodes have that nobody names, so that repairs take none of it: a recovery that is cut short leaves it to
-    /// the next one to decide again, and that has to find the same logs.
-    fn hold_removed(&self, table: &table::Table, slots: u32) -> Result<Vec<Owned>> {
-        if self.core.media.omits("what nobody names stays until recovery is through") {
-            return Ok(Vec::new());
-        }
-        let parts = parallel(slots, |range, held: &mut Vec<Owned>| {
-            for ino in range {
-                if table.entry(ino).links() == 0 && self.headers[ino as usize].is_some() {
-                    self.salvage(ino, held);
+    /// Marks what these inodes have if nobody names them, so that repairs take none of it: a recovery that is cut short leaves
+    /// it to the next one to decide again, and that has to find the same logs.
+    fn hold(&self, table: &table::Table, inodes: &[u32]) -> Vec<Owned> {
+        let mut held = Vec::new();
+        if !self.core.media.omits("what nobody names stays until recovery is through") {
+            for &ino in inodes {
+                let header = self.headers.get(ino as usize).copied().flatten();
+                if header.is_some() && table.entry(ino).links() == 0 {
+                    self.salvage(ino, &mut held);
                 }
             }
-            Ok(())
-        })?;
-        Ok(parts.into_iter().flatten().collect())
+        }
+        held
     }
 
     /// Marks what a log still names, unless others have it, and adds it to `held`. Whether the log could be followed to

@@ -493,10 +493,9 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Nothing of a close that was acknowledged is in doubt.
-    fn explore_closed(&mut self, closed: &CrashPoint, tree: &Tree) -> Result<(), Violation> {
-        let bounds = &self.effort.bounds;
-        self.tally.explore(closed, bounds, &mut |media, _, _| {
+    /// Nothing of a close that was acknowledged is in doubt; so this adds nothing to what is counted.
+    fn explore_closed(&self, closed: &CrashPoint, tree: &Tree) -> Result<(), Violation> {
+        let (_, violation) = explore(closed, &self.effort.bounds, &mut |media| {
             let fs = machine::open(media)?;
             let found = Tree::read(&fs, [])?;
             if found.named != tree.named {
@@ -506,7 +505,8 @@ impl Run<'_> {
                 true => Ok(found.digest()),
                 false => Err("what was closed has to be recovered".to_owned()),
             }
-        })
+        });
+        violation.map_or(Ok(()), Err)
     }
 
     /// Brings about what a line needs; what the first line needs is durable.
@@ -743,10 +743,7 @@ fn overwritten(machine: &Machine, op: &Op) -> Option<(u32, std::ops::Range<u64>)
     let (Op::Write(target, at, len) | Op::WriteBack(target, at, len)) = op else { return None };
     let (ino, size) = machine.file(target)?;
     let end = at + *len as u64;
-    match op {
-        Op::WriteBack(..) => Some((ino, *at..end.min(size))),
-        _ => (end <= size).then_some((ino, *at..end)),
-    }
+    (end <= size || matches!(op, Op::WriteBack(..))).then(|| (ino, *at..end.min(size)))
 }
 
 // ---------------------------------------------------------------------------------------------------

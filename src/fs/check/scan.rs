@@ -391,7 +391,7 @@ impl<M: Media> Scan<'_, '_, M> {
 
     /// The segment that a link leads to. `None` where the log ends at the link.
     fn follow(&mut self, link: &Head, at: Addr, lines: u32, incarnation: u32) -> Option<(Part, u32)> {
-        let certain = self.is_certain(link);
+        let certain = self.is_certain(link, incarnation);
         let in_pool = at.0.is_multiple_of(MINI as u64) && self.pool.holds(at, MINI);
         let next = if in_pool { self.segment_at(at) } else { None };
         let next = next.filter(|s| s.seq == link.seq.wrapping_add(1) && s.incarnation == incarnation);
@@ -414,9 +414,10 @@ impl<M: Media> Scan<'_, '_, M> {
         continues.then(|| (self.enter(at, lines), 1))
     }
 
-    /// Whether a record was on media when the pool was last settled; not where a crash may have left it.
-    fn is_certain(&self, head: &Head) -> bool {
-        self.found.incarnation > self.pool.state.crashed && head.epoch <= self.pool.state.settled
+    /// Whether a record was on media when the pool was last settled; of a link, with the incarnation that it names, what it leads
+    /// to. Not where a crash may have left it.
+    fn is_certain(&self, head: &Head, incarnation: u32) -> bool {
+        incarnation > self.pool.state.crashed && head.epoch <= self.pool.state.settled
     }
 
     /// The record with the expected number.
@@ -441,7 +442,7 @@ impl<M: Media> Scan<'_, '_, M> {
             let at = line + ahead;
             Head::decode(&part.line(at)[..LINE]).is_some_and(|head| {
                 head.seq == self.seq.wrapping_add(ahead)
-                    && (self.salvage || self.is_certain(&head))
+                    && (self.salvage || self.is_certain(&head, self.found.incarnation))
                     && self.validates(part, at, &head)
             })
         })

@@ -476,11 +476,10 @@ impl<M: Media> Filesystem for Requests<M> {
             with_buffer(size as usize, |buffer| {
                 let ino = ino(node)?;
                 let got = self.fs().read(ino, offset, buffer)?;
-                let kept = self.settings.cache != Cache::None && self.fs().is_fixed(ino);
                 if let Some(reply) = reply.take() {
                     reply.data(&buffer[..got]);
                 }
-                if kept {
+                if self.settings.cache != Cache::None && self.fs().is_fixed(ino) {
                     self.pages.forget(node, offset, size);
                 }
                 Ok(())
