@@ -228,6 +228,86 @@ fn renames_of_every_form() {
     }
 }
 
+/// All names but the dots, some at a time; `meanwhile` sees each of them.
+fn listed(fs: &F, dir: Ino, mut meanwhile: impl FnMut(&str)) -> Vec<String> {
+    let (mut all, mut cookie) = (Vec::new(), 0);
+    loop {
+        let from = all.len();
+        let mut more = false;
+        fs.readdir(dir, cookie, &mut |e| {
+            more = all.len() < from + 7;
+            if more {
+                cookie = e.cookie;
+                all.push(String::from_utf8_lossy(e.name).into_owned());
+            }
+            more
+        })
+        .unwrap();
+        all[from..].iter().filter(|name| !name.starts_with('.')).for_each(|name| meanwhile(name));
+        if all.len() == from {
+            all.retain(|n| n != "." && n != "..");
+            return all;
+        }
+    }
+}
+
+#[test]
+fn a_listing_comes_to_its_end_and_meets_once_what_stays() {
+    let mut fs = fresh();
+    let cred = root();
+    let dir = mkdir(&fs, Ino::ROOT, "d");
+    let all: Vec<String> = (0..300).map(|n| format!("f{n:03}")).collect();
+    all.iter().for_each(|name| _ = make(&fs, dir, name));
+    let sorted = |mut names: Vec<String>| {
+        names.sort();
+        names
+    };
+    for again in [close, crash] {
+        let renamed =
+            |from: &str, to: &str| fs.rename(&cred, dir, from.as_bytes(), dir, to.as_bytes(), 0).unwrap();
+        // Names that go and come back, and new ones in the place of old ones.
+        let seen = listed(&fs, dir, |name| {
+            renamed(name, "TEMP");
+            renamed("TEMP", name);
+        });
+        assert_eq!(sorted(seen), all);
+        let seen = listed(&fs, dir, |name| {
+            make(&fs, dir, "new");
+            renamed("new", name);
+        });
+        assert_eq!(sorted(seen), all);
+        // Each makes another one; none of these is met.
+        let seen = listed(&fs, dir, |name| _ = make(&fs, dir, &format!("{name}.bak")));
+        assert_eq!(sorted(seen), all);
+        all.iter().for_each(|name| fs.unlink(&cred, dir, format!("{name}.bak").as_bytes()).unwrap());
+        // What is renamed, replaced or exchanged before a listing is there keeps its place in it.
+        let mut first = true;
+        let seen = listed(&fs, dir, |_| {
+            if std::mem::take(&mut first) {
+                renamed("f000", "g000");
+                make(&fs, dir, "new");
+                renamed("new", "f001");
+                fs.rename(&cred, dir, b"f002", dir, b"f003", RENAME_EXCHANGE).unwrap();
+            }
+        });
+        assert_eq!(sorted(seen), sorted(all.iter().map(|n| n.replace("f000", "g000")).collect()));
+        renamed("g000", "f000");
+        let places = |fs: &F| {
+            let mut places = Vec::new();
+            fs.readdir(dir, 0, &mut |e| {
+                places.push((e.cookie, e.ino, e.name.to_vec()));
+                true
+            })
+            .unwrap();
+            places.retain(|(_, _, name)| name != b"..");
+            places
+        };
+        let before = places(&fs);
+        fs = again(fs);
+        assert_eq!(places(&fs), before, "the order is of the media");
+    }
+}
+
 #[test]
 fn many_files_come_and_go_and_leave_nothing() {
     let mut fs = fresh();

@@ -335,9 +335,8 @@ fn entries_from(body: &Body) -> Option<u32> {
     let Data::Dir(dir) = &body.data else { return None };
     let first = body.log.head_seq();
     let behind = |named: super::dirindex::Named| named.entry.seq.wrapping_sub(first);
-    (dir.len() <= ENTRIES_LOOKED_THROUGH_MAX).then(|| {
-        dir.iter_after(0).map(behind).min().map_or(body.log.seq(), |behind| first.wrapping_add(behind))
-    })
+    (dir.len() <= ENTRIES_LOOKED_THROUGH_MAX)
+        .then(|| dir.iter().map(behind).min().map_or(body.log.seq(), |behind| first.wrapping_add(behind)))
 }
 
 /// A full pool is cleaned later; a failed store has poisoned the file system already.

@@ -165,7 +165,7 @@ impl DirIndex {
         self.order.find(cookie).map(|place| self.arena.named(place))
     }
 
-    /// A cookie for the next entry: above all others, so that listings under way meet it; after 2^32
+    /// A cookie for the next entry: above all others, so that no listing under way meets it; after 2^32
     /// entries any free one. `None` when there is none left. It is taken by `insert`, not by this.
     pub fn next_cookie(&self) -> Option<u32> {
         let none = COOKIE_FIRST - 1;
@@ -229,9 +229,14 @@ impl DirIndex {
         Some(self.write(place, entry))
     }
 
-    /// The entries with cookies above `cookie`, ascending.
-    pub fn iter_after(&self, cookie: u32) -> impl Iterator<Item = Named<'_>> {
-        self.order.after(cookie).map(|place| self.arena.named(place))
+    /// All entries, their cookies ascending.
+    pub fn iter(&self) -> impl Iterator<Item = Named<'_>> {
+        self.order.all().map(|place| self.arena.named(place))
+    }
+
+    /// The entries with cookies below this one, descending.
+    pub fn iter_below(&self, cookie: u64) -> impl Iterator<Item = Named<'_>> {
+        self.order.below(cookie).map(|place| self.arena.named(place))
     }
 
     #[inline]
@@ -500,17 +505,16 @@ impl Order {
         }
     }
 
-    fn after(&self, cookie: u32) -> impl Iterator<Item = Place> {
-        let index = self.piece_of(cookie);
-        let skip = self
-            .pieces
-            .get(index)
-            .map_or(0, |piece| piece.cookies.partition_point(|&(other, _)| other <= cookie));
-        self.pieces[index.min(self.pieces.len())..]
-            .iter()
-            .flat_map(|piece| &piece.cookies)
-            .skip(skip)
-            .map(|&(_, place)| place)
+    fn all(&self) -> impl DoubleEndedIterator<Item = Place> {
+        places(&self.pieces)
+    }
+
+    fn below(&self, cookie: u64) -> impl Iterator<Item = Place> {
+        let (whole, rest) = self.pieces.split_at(self.pieces.partition_point(|p| (p.last() as u64) < cookie));
+        let cut = rest
+            .first()
+            .map_or(&[][..], |p| &p.cookies[..p.cookies.partition_point(|c| (c.0 as u64) < cookie)]);
+        cut.iter().rev().map(|&(_, place)| place).chain(places(whole).rev())
     }
 
     /// The first cookie above `from` that no entry has.
@@ -535,6 +539,10 @@ impl Order {
         let cookies: usize = self.pieces.iter().map(|piece| piece.cookies.capacity()).sum();
         cookies * size_of::<(u32, Place)>() + self.pieces.capacity() * size_of::<Piece>()
     }
+}
+
+fn places(pieces: &[Piece]) -> impl DoubleEndedIterator<Item = Place> {
+    pieces.iter().flat_map(|piece| &piece.cookies).map(|&(_, place)| place)
 }
 
 /// The invariants of the file's head.
@@ -621,7 +629,7 @@ mod tests {
             assert_eq!(index.by_cookie(i + COOKIE_FIRST).unwrap().name, name(i));
         }
         assert_eq!(index.lookup(b"missing"), None);
-        assert_eq!(index.iter_after(0).count(), count as usize);
+        assert_eq!(index.iter().count(), count as usize);
         let per_entry = index.heap_bytes() / count as usize;
         assert!(per_entry <= 64 + name(0).len(), "{per_entry} bytes each");
 
@@ -632,7 +640,7 @@ mod tests {
         index.check_state();
         assert_eq!(index.len(), count as usize / 10);
         assert!(index.heap_bytes() < full / 3, "{} of {full}", index.heap_bytes());
-        let listed: Vec<u32> = index.iter_after(0).map(|found| found.entry.cookie).collect();
+        let listed: Vec<u32> = index.iter().map(|found| found.entry.cookie).collect();
         assert_eq!(listed, (0..count / 10).map(|i| i * 10 + COOKIE_FIRST).collect::<Vec<_>>());
         for i in (0..count).step_by(10) {
             assert_eq!(&*index.remove_cookie(i + COOKIE_FIRST).unwrap().name, name(i));
@@ -650,7 +658,7 @@ mod tests {
             index.insert(&name(i), entry(cookie)).unwrap();
         }
         index.check_state();
-        let listed: Vec<u32> = index.iter_after(0).map(|found| found.entry.cookie).collect();
+        let listed: Vec<u32> = index.iter().map(|found| found.entry.cookie).collect();
         assert!(listed.len() == count as usize && listed.is_sorted());
     }
 
@@ -788,10 +796,12 @@ mod tests {
             assert_eq!(index.insert(name, entry(cookie)), expected);
         }
 
-        fn compare(&self, index: &DirIndex, after: u32) {
+        fn compare(&self, index: &DirIndex, below: u32) {
             index.check_state();
-            let listed: Vec<_> = index.iter_after(after).map(|f| (f.name.to_vec(), f.entry)).collect();
-            let expected: Vec<_> = self.by_cookie.range(after + 1..).map(|(_, e)| e.clone()).collect();
+            let all: Vec<_> = index.iter().map(|f| f.entry).collect();
+            assert!(all.iter().eq(self.by_cookie.values().map(|(_, e)| e)));
+            let listed: Vec<_> = index.iter_below(below as u64).map(|f| (f.name.to_vec(), f.entry)).collect();
+            let expected: Vec<_> = self.by_cookie.range(..below).rev().map(|(_, e)| e.clone()).collect();
             assert_eq!(listed, expected);
             let lines: u64 = self.by_cookie.values().map(|(_, entry)| entry.lines as u64).sum();
             assert_eq!((index.len(), index.live_lines()), (self.by_cookie.len(), lines));

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::alloc::Class;
 use super::attr::permit;
-use super::dirindex::{Dirent, Named};
+use super::dirindex::{COOKIE_FIRST, Dirent, Named};
 use super::format::*;
 use super::inode::{self, AddRecord, Body, Data, Inode, Partner};
 use super::log::{Batch, Log, Owner};
@@ -92,7 +92,10 @@ impl<M: Media> Fs<M> {
         let inode = self.inode(ino)?;
         let body = inode.body.read();
         match &body.data {
-            Data::Symlink(target) => Ok(target.to_vec()),
+            Data::Symlink(target) => {
+                self.touch(&inode, body.mtime.max(body.ctime));
+                Ok(target.to_vec())
+            }
             _ => Err(Error::new(libc::EINVAL, "namei::readlink")),
         }
     }
@@ -785,12 +788,11 @@ impl<M: Media> Fs<M> {
         let first = AddRecord {
             replaces: target.map_or(0, |t| t.cookie),
             moved: if exchange.is_some() { 0 } else { source.cookie },
-            ..named(&source, names.1, next_cookie(body)?, now)
+            ..named(&source, names.1, target.map_or(source.cookie, |t| t.cookie), now)
         };
         let (placed, second) = match exchange {
             Some(t) => {
-                let cookie = next_cookie_after(body, first.cookie)?;
-                let add = AddRecord { replaces: source.cookie, ..named(&t, names.0, cookie, now) };
+                let add = AddRecord { replaces: source.cookie, ..named(&t, names.0, source.cookie, now) };
                 let mut batch = Batch::new();
                 first.encode(&mut batch);
                 add.encode(&mut batch);
@@ -852,10 +854,11 @@ impl<M: Media> Fs<M> {
             Some(Partner { generation: dir.generation, ino: dir.ino.0, seq: body.log.seq(), transaction })
         };
         let exchange = target.filter(|_| flags == RENAME_EXCHANGE);
+        let cookie = target.map_or_else(|| next_cookie(to), |t| Ok(t.cookie))?;
         let added = AddRecord {
             replaces: target.map_or(0, |t| t.cookie),
             partner: partner(from_dir, from),
-            ..named(&source, names.1, next_cookie(to)?, now)
+            ..named(&source, names.1, cookie, now)
         };
         let (mut to_batch, mut from_batch) = (Batch::new(), Batch::new());
         added.encode(&mut to_batch);
@@ -864,7 +867,7 @@ impl<M: Media> Fs<M> {
                 let add = AddRecord {
                     replaces: source.cookie,
                     partner: partner(to_dir, to),
-                    ..named(&t, names.0, next_cookie(from)?, now)
+                    ..named(&t, names.0, source.cookie, now)
                 };
                 add.encode(&mut from_batch);
                 Some(add)
@@ -942,8 +945,9 @@ impl<M: Media> Fs<M> {
         }
     }
 
-    /// Calls `each` for the entries after `cookie` (0 to begin; "." and ".." come first, cookies 1 and
-    /// 2) until it answers false. `each` must not call the file system. ENOENT for a directory that was
+    /// Calls `each` for the entries behind the one with `cookie` until it answers false: from 0 on "." and ".." (cookies 1 and
+    /// 2), then the others, the newest first. So a listing comes to its end whatever is made meanwhile, and what stays, under
+    /// whatever name in this directory, is met once. `each` must not call the file system. ENOENT for a directory that was
     /// removed.
     pub fn readdir(&self, ino: Ino, cookie: u64, each: &mut dyn FnMut(&DirEntry) -> bool) -> Result<()> {
         let inode = self.inode(ino)?;
@@ -960,7 +964,8 @@ impl<M: Media> Fs<M> {
                 return Ok(());
             }
         }
-        for Named { name, entry: e } in index.iter_after(cookie.min(u32::MAX as u64) as u32) {
+        let below = if cookie < COOKIE_FIRST as u64 { u64::MAX } else { cookie };
+        for Named { name, entry: e } in index.iter_below(below) {
             if !each(&DirEntry { ino: e.ino, cookie: e.cookie as u64, kind: e.kind, name }) {
                 break;
             }
@@ -1096,19 +1101,9 @@ fn target_records(batch: &mut Batch, target: &[u8]) {
     }
 }
 
+/// A cookie for a name that the directory does not have yet.
 fn next_cookie(body: &Body) -> Result<u32> {
-    next_cookie_after(body, 0)
-}
-
-/// A cookie for an entry to come, other than `taken`, which is given already.
-fn next_cookie_after(body: &Body, taken: u32) -> Result<u32> {
-    let dir = body.dir()?;
-    let free = |c: &u32| dir.by_cookie(*c).is_none();
-    let cookie = match dir.next_cookie() {
-        Some(c) if c == taken => taken.checked_add(1).filter(free),
-        other => other,
-    };
-    cookie.ok_or_else(|| Error::new(libc::ENOSPC, "namei::next_cookie"))
+    body.dir()?.next_cookie().ok_or_else(|| Error::new(libc::ENOSPC, "namei::next_cookie"))
 }
 
 /// The entry under another name.

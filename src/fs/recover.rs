@@ -552,7 +552,7 @@ impl<M: Media> Recovery<'_, M> {
                 continue;
             };
             let body = dir.body.read();
-            for Named { entry: e, .. } in body.dir()?.iter_after(0) {
+            for Named { entry: e, .. } in body.dir()?.iter() {
                 let Some(header) = self.headers.get(e.ino.0 as usize) else {
                     return Err(bad_entry(ino, "names an inode that is not there"));
                 };
@@ -645,7 +645,7 @@ impl<M: Media> Recovery<'_, M> {
             }
             let Some(dir) = dirs.get(&ino) else { continue };
             let body = dir.body.read();
-            for Named { entry: e, .. } in body.dir()?.iter_after(0) {
+            for Named { entry: e, .. } in body.dir()?.iter() {
                 if e.kind != Kind::Directory {
                     table.entry(e.ino.0).nlink.fetch_add(1, Ordering::Relaxed);
                 }

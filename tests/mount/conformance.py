@@ -269,6 +269,20 @@ def seek_hole(context):
     fails_with(errno.ENXIO, os.lseek, fd, far + PAGE, os.SEEK_DATA)
     fails_with(errno.ENXIO, os.lseek, fd, 1 << 40, os.SEEK_HOLE)
     assert os.pread(fd, 8, far - 3) == b"\0\0\0far\0\0"
+    # What was stored through a mapping is data before it is synced.
+    at = (8 << 20) + PAGE
+    with mmap.mmap(fd, 4 << 20, offset=6 << 20) as mapping:
+        mapping[at - (6 << 20)] = 1
+        mapping[(3 << 20) + 5] = 2
+        assert os.lseek(fd, 2 << 20, os.SEEK_DATA) == at
+        assert os.lseek(fd, at, os.SEEK_HOLE) == at + PAGE
+        mapping[at + PAGE - (6 << 20)] = 3
+        assert os.lseek(fd, at, os.SEEK_HOLE) == at + 2 * PAGE
+        assert os.lseek(fd, at + 2 * PAGE, os.SEEK_DATA) == 9 << 20
+        mapping[0] = 4
+        assert os.lseek(fd, 2 << 20, os.SEEK_HOLE) == 2 << 20
+        assert os.lseek(fd, 2 << 20, os.SEEK_DATA) == 6 << 20
+        assert os.lseek(fd, (9 << 20) + PAGE, os.SEEK_DATA) == far
     os.close(fd)
 
 
@@ -408,6 +422,31 @@ def directory_streams(context):
     assert not missed, f"{len(missed)} entries missed"
     assert len(seen) == len(set(seen)), f"{len(seen) - len(set(seen))} entries seen twice"
     assert len(os.listdir(context.dir)) == 6000
+    # What is made or renamed under a listing does not keep it going.
+    os.mkdir(context.path("d"))
+    few = {f"few{i}" for i in range(1500)}
+    for name in few:
+        write_file(context.path("d", name), b"")
+
+    def rename(name):
+        os.rename(context.path("d", name), context.path("d", "TEMPFILE"))
+        os.rename(context.path("d", "TEMPFILE"), context.path("d", name))
+
+    def replace(name):
+        write_file(context.path("d", "TEMPFILE"), b"")
+        os.rename(context.path("d", "TEMPFILE"), context.path("d", name))
+
+    def copy(name):
+        write_file(context.path("d", f"{name}.bak"), b"")
+
+    for change in (rename, replace, copy):
+        seen = []
+        with os.scandir(context.path("d")) as entries:
+            for entry in entries:
+                seen.append(entry.name)
+                assert len(seen) <= 10 * len(few), f"{change.__name__}: the listing does not end"
+                change(entry.name)
+        assert few <= set(seen) and len(seen) == len(set(seen)), change.__name__
 
 
 def times(context):

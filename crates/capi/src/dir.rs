@@ -54,7 +54,11 @@ impl Stream {
         if self.next == self.filled {
             self.next = 0;
             self.filled = 0;
-            self.filled = pool.files.getdents(self.fd, bytes_of(&mut self.buffer[..]))?;
+            // As readdir(3): a directory that was removed has no entries.
+            self.filled = match pool.files.getdents(self.fd, bytes_of(&mut self.buffer[..])) {
+                Err(e) if e.errno() == libc::ENOENT => 0,
+                other => other?,
+            };
             if self.filled == 0 {
                 return Ok(std::ptr::null_mut());
             }

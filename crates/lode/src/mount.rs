@@ -29,6 +29,7 @@ use lodestone::fs::{Fs, OpenOptions};
 use lodestone::media::{Media, Pool, PoolOptions};
 use lodestone::mover::class::{Class, UnknownClass};
 use rustix::fs::FlockOperation;
+use rustix::mount::MountFlags;
 
 use crate::door::connect::{self, Attachment, Plan};
 use crate::door::fuse::FuseDoor;
@@ -230,6 +231,7 @@ fn start(pool: &Path, place: Place, options: &Options) -> Result<Server<Pool>, F
             threads: options.threads,
             cache: options.cache,
             write_bytes_max: options.write_bytes_max,
+            sync_names: options.flags.intersects(MountFlags::SYNCHRONOUS | MountFlags::DIRSYNC),
         };
         match FuseDoor::open(Arc::clone(&fs), device, &settings) {
             Ok(door) => Ok((door, attachment)),

@@ -709,6 +709,13 @@ fn copies_that_make_no_sense_are_refused() {
     for to in ["p:/d", "p:/d/below", "p:/d/new", "p:/d/below/../other"] {
         dir.run(&["cp", "-r", "p:/d", to]).fails(1, &["into itself"]);
     }
+    // Nor is a file copied onto itself by a link that leads to it.
+    symlink("/file", dir.path("link")).unwrap();
+    dir.ok(&["cp", "-a", "link", "p:/link"]);
+    for options in [&["cp"][..], &["cp", "-r"]] {
+        dir.run(&[options, &["p:/file", "p:/link"]].concat()).fails(1, &["the same file"]);
+    }
+    assert_eq!(dir.ok(&["cat", "p:/file"]), "x");
     dir.ok(&["cp", "-r", "p:/d", "p:/e"]);
     assert_eq!(dir.ok(&["ls", "-R", "p:/e"]), "p:/e:\nbelow\n\np:/e/below:\n");
     assert_eq!(dir.ok(&["cat", "p:/file"]), "x");

@@ -202,6 +202,11 @@ impl<'a> Copier<'a> {
             let followed = top && (stat.kind == Kind::Directory || !self.args.archive);
             if old.kind == Kind::Symlink && !followed {
                 to.tree.unlink(&to.path)?;
+            } else if old.kind == Kind::Symlink
+                && stat.kind != Kind::Directory
+                && to.stat(true)?.is_some_and(|led| led.file == stat.file)
+            {
+                return Err(refused(libc::EINVAL, "they are the same file"));
             }
         }
         Ok(stat)
@@ -219,7 +224,7 @@ impl<'a> Copier<'a> {
             self.entry(&from.below(&name), &to.below(&name), false)?;
         }
         // Last, because it may take the right to write into it, and writing changes its times.
-        let kept = if self.args.archive { keep_attributes(from, to, stat) } else { Ok(()) };
+        let kept = if self.args.archive { keep_attributes_of_directory(from, to, stat) } else { Ok(()) };
         Ok(kept.map_err(Stopped::from))
     }
 
@@ -351,6 +356,14 @@ fn replace(to: &Place) -> Result<()> {
     }
 }
 
+/// As [`keep_attributes`], of what a symbolic link leads to where one stands for the directory.
+fn keep_attributes_of_directory(from: &Place, to: &Place, stat: &Stat) -> Result<()> {
+    match to.stat(false)? {
+        Some(link) if link.kind == Kind::Symlink => keep_attributes(from, &to.below(b"."), stat),
+        _ => keep_attributes(from, to, stat),
+    }
+}
+
 /// Owner, mode, xattrs and times, in an order in which none undoes another. As cp(1) with -a: what only
 /// root may give is left where the caller is not root, and xattrs that the other side does not take.
 fn keep_attributes(from: &Place, to: &Place, stat: &Stat) -> Result<()> {
@@ -368,11 +381,12 @@ fn keep_attributes(from: &Place, to: &Place, stat: &Stat) -> Result<()> {
             _ => {}
         }
     }
+    tree.set_times(&to.path, stat.atime, stat.mtime)?;
     if stat.kind != Kind::Symlink {
-        // Set-id bits would give away the rights of the wrong owner.
+        // Last, because it may take the right to search it. Set-id bits would give away the rights of the wrong owner.
         tree.chmod(&to.path, if owned { stat.mode } else { stat.mode & 0o1777 })?;
     }
-    tree.set_times(&to.path, stat.atime, stat.mtime)
+    Ok(())
 }
 
 fn xattrs(from: &Place) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {

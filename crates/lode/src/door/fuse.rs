@@ -23,7 +23,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -67,6 +67,7 @@ impl<M: Media> FuseDoor<M> {
             unread: Unread::default(),
             kernel: Arc::clone(&kernel),
             pages: Pages::new(Arc::clone(&kernel)),
+            asking: AtomicUsize::new(0),
         };
         let mut config = fuser::Config::default();
         config.n_threads = Some(settings.threads);
@@ -102,6 +103,8 @@ struct Requests<M: Media> {
     /// The way back, to make the kernel forget.
     kernel: Arc<OnceLock<Notifier>>,
     pages: Pages,
+    /// Threads that wait until the kernel has written pages.
+    asking: AtomicUsize,
 }
 
 /// References that the kernel took to inodes which could not be read when a listing named them, so that
@@ -160,6 +163,46 @@ impl<M: Media> Requests<M> {
         if let Some(Err(e)) = self.kernel.get().map(|k| k.inval_inode(INodeNo(u64::from(ino.0)), -1, 0)) {
             error!(inode = ino.0, error = %e, "the kernel keeps the attributes of an inode that we changed");
         }
+    }
+
+    /// SEEK_DATA and SEEK_HOLE. What is a hole for us may be data that a program stored through a mapping, which only the kernel
+    /// has so far: it is asked to write that. Where nobody would be left to take its writes, all is said to be data.
+    fn seek(&self, ino: Ino, from: u64, whence: i32) -> lodestone::Result<u64> {
+        let size = self.fs().getattr(ino)?.size;
+        let mut written = None;
+        loop {
+            let found = self.fs().seek(ino, from, whence);
+            let hole = match (&found, whence) {
+                (Ok(at), libc::SEEK_DATA) if *at > from => from..*at,
+                (Ok(at), libc::SEEK_HOLE) if *at < size => {
+                    *at..self.fs().seek(ino, *at, libc::SEEK_DATA).unwrap_or(size)
+                }
+                (Err(e), libc::SEEK_DATA) if e.errno() == libc::ENXIO && from < size => from..size,
+                _ => return found,
+            };
+            if written.as_ref() == Some(&hole) {
+                return found;
+            }
+            let asking = self.asking.fetch_add(1, Ordering::AcqRel) + 1;
+            let answered = asking < self.settings.threads
+                && self.pages.write_back(INodeNo(u64::from(ino.0)), hole.clone());
+            self.asking.fetch_sub(1, Ordering::AcqRel);
+            if !answered {
+                return Ok(if whence == libc::SEEK_DATA { from } else { size });
+            }
+            written = Some(hole);
+        }
+    }
+
+    /// As [`attempt`] of what changes names or attributes: durable at the answer where the mount's options say so.
+    fn change<T>(&self, work: impl FnOnce() -> lodestone::Result<T>) -> Result<T, Errno> {
+        attempt(|| {
+            let answer = work()?;
+            if self.settings.sync_names {
+                self.fs().sync()?;
+            }
+            Ok(answer)
+        })
     }
 
     /// Before the answer to who fixes a file, or ends that: the kernel forgets its size, and soon its pages, for others store
@@ -313,7 +356,7 @@ impl<M: Media> Filesystem for Requests<M> {
             mtime: mtime.map(set_time),
         };
         let _span = debug_span!("setattr", ino = node.0, ?set).entered();
-        match attempt(|| self.service.setattr(caller(req), ino(node)?, &set)) {
+        match self.change(|| self.service.setattr(caller(req), ino(node)?, &set)) {
             Ok(attr) => reply.attr(&self.remember(), &attributes(&attr)),
             Err(e) => reply.error(e),
         }
@@ -338,7 +381,7 @@ impl<M: Media> Filesystem for Requests<M> {
         reply: ReplyEntry,
     ) {
         let _span = debug_span!("mknod", dir = parent.0, ?name, mode, umask, rdev).entered();
-        let answer = attempt(|| {
+        let answer = self.change(|| {
             let cred = caller(req).cred();
             self.fs().mknod(&cred, ino(parent)?, name.as_bytes(), mode, umask, u64::from(rdev))
         });
@@ -348,23 +391,29 @@ impl<M: Media> Filesystem for Requests<M> {
     fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
         let _span = debug_span!("mkdir", dir = parent.0, ?name, mode, umask).entered();
         let answer =
-            attempt(|| self.fs().mkdir(&caller(req).cred(), ino(parent)?, name.as_bytes(), mode, umask));
+            self.change(|| self.fs().mkdir(&caller(req).cred(), ino(parent)?, name.as_bytes(), mode, umask));
         self.entry(reply, answer);
     }
 
     fn unlink(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let _span = debug_span!("unlink", dir = parent.0, ?name).entered();
-        answer_empty(reply, attempt(|| self.fs().unlink(&caller(req).cred(), ino(parent)?, name.as_bytes())));
+        answer_empty(
+            reply,
+            self.change(|| self.fs().unlink(&caller(req).cred(), ino(parent)?, name.as_bytes())),
+        );
     }
 
     fn rmdir(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let _span = debug_span!("rmdir", dir = parent.0, ?name).entered();
-        answer_empty(reply, attempt(|| self.fs().rmdir(&caller(req).cred(), ino(parent)?, name.as_bytes())));
+        answer_empty(
+            reply,
+            self.change(|| self.fs().rmdir(&caller(req).cred(), ino(parent)?, name.as_bytes())),
+        );
     }
 
     fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         let _span = debug_span!("symlink", dir = parent.0, ?name, ?target).entered();
-        let answer = attempt(|| {
+        let answer = self.change(|| {
             let target = target.as_os_str().as_bytes();
             self.fs().symlink(&caller(req).cred(), ino(parent)?, name.as_bytes(), target)
         });
@@ -383,7 +432,7 @@ impl<M: Media> Filesystem for Requests<M> {
     ) {
         let _span =
             debug_span!("rename", from = parent.0, ?name, to = newparent.0, ?newname, ?flags).entered();
-        let answer = attempt(|| {
+        let answer = self.change(|| {
             let (from, to) = (ino(parent)?, ino(newparent)?);
             self.fs().rename(&caller(req).cred(), from, name.as_bytes(), to, newname.as_bytes(), flags.bits())
         });
@@ -392,8 +441,8 @@ impl<M: Media> Filesystem for Requests<M> {
 
     fn link(&self, req: &Request, node: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
         let _span = debug_span!("link", ino = node.0, dir = newparent.0, name = ?newname).entered();
-        let answer =
-            attempt(|| self.fs().link(&caller(req).cred(), ino(node)?, ino(newparent)?, newname.as_bytes()));
+        let answer = self
+            .change(|| self.fs().link(&caller(req).cred(), ino(node)?, ino(newparent)?, newname.as_bytes()));
         self.entry(reply, answer);
     }
 
@@ -419,7 +468,7 @@ impl<M: Media> Filesystem for Requests<M> {
         reply: ReplyCreate,
     ) {
         let _span = debug_span!("create", dir = parent.0, ?name, mode, umask, flags).entered();
-        let answer = attempt(|| {
+        let answer = self.change(|| {
             let cred = caller(req).cred();
             let (attr, _) = self.fs().create(&cred, ino(parent)?, name.as_bytes(), mode, umask, flags)?;
             if self.zero_message_open {
@@ -498,16 +547,23 @@ impl<M: Media> Filesystem for Requests<M> {
         offset: u64,
         data: &[u8],
         write_flags: WriteFlags,
-        _: OpenFlags,
+        flags: OpenFlags,
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let _span = debug_span!("write", ino = node.0, offset, size = data.len(), ?write_flags).entered();
+        let _span =
+            debug_span!("write", ino = node.0, offset, size = data.len(), ?write_flags, flags = flags.0)
+                .entered();
         let answer = attempt(|| {
             let (node, kill) = (ino(node)?, write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID));
             let written = self.service.write(caller(req), node, offset, data, kill)?;
             if written.set_id_fell {
                 self.forget_attributes(node);
+            }
+            // Of what goes through its cache the kernel asks for an fsync itself, of the rest not always.
+            let direct = self.settings.cache == Cache::None || flags.0 & libc::O_DIRECT != 0;
+            if direct && flags.0 & libc::O_DSYNC != 0 {
+                self.fs().fsync(node, flags.0 & libc::O_SYNC != libc::O_SYNC)?;
             }
             Ok(written.bytes)
         });
@@ -624,7 +680,7 @@ impl<M: Media> Filesystem for Requests<M> {
     ) {
         let _span = debug_span!("setxattr", ino = node.0, ?name, size = value.len(), flags).entered();
         let answer =
-            attempt(|| self.service.setxattr(caller(req), ino(node)?, name.as_bytes(), value, flags));
+            self.change(|| self.service.setxattr(caller(req), ino(node)?, name.as_bytes(), value, flags));
         self.fixed_anew(node, name);
         answer_empty(reply, answer);
     }
@@ -643,7 +699,7 @@ impl<M: Media> Filesystem for Requests<M> {
 
     fn removexattr(&self, req: &Request, node: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let _span = debug_span!("removexattr", ino = node.0, ?name).entered();
-        let answer = attempt(|| self.fs().removexattr(&caller(req).cred(), ino(node)?, name.as_bytes()));
+        let answer = self.change(|| self.fs().removexattr(&caller(req).cred(), ino(node)?, name.as_bytes()));
         self.fixed_anew(node, name);
         answer_empty(reply, answer);
     }
@@ -693,7 +749,7 @@ impl<M: Media> Filesystem for Requests<M> {
         let answer = attempt(|| {
             let from =
                 u64::try_from(offset).map_err(|_| lodestone::Error::new(libc::ENXIO, "door::lseek"))?;
-            self.fs().seek(ino(node)?, from, whence)
+            self.seek(ino(node)?, from, whence)
         });
         match answer {
             Ok(at) => reply.offset(at as i64),

@@ -5,7 +5,7 @@ use std::fs::{self, File, Permissions};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -85,6 +85,45 @@ impl Bed {
         }
     }
 }
+
+/// On an ordinary file each of them makes the epochs go on, which they do by themselves only every few seconds.
+#[test]
+fn what_is_asked_to_be_durable_is_when_it_is_answered() {
+    need_mount!();
+    const COUNT: u64 = 40;
+    let epochs = |options: &str, work: &dyn Fn(&Bed)| {
+        let bed = Bed::mounted(options);
+        fs::write(bed.rig.at("f"), [1; 8192]).unwrap();
+        let before = number(&bed.state()["pool"]["sync_epoch"]);
+        work(&bed);
+        number(&bed.state()["pool"]["sync_epoch"]) - before
+    };
+    let written = |flags: i32| {
+        move |bed: &Bed| {
+            let file = File::options().write(true).custom_flags(flags).open(bed.rig.at("f")).unwrap();
+            let page = Page([7; 4096]);
+            (0..COUNT).for_each(|n| file.write_all_at(&page.0, n % 2 * 4096).unwrap());
+        }
+    };
+    for flags in [libc::O_DSYNC, libc::O_SYNC] {
+        assert!(epochs("cache=none", &written(flags)) >= COUNT);
+        assert!(epochs("cache=auto", &written(flags)) >= COUNT);
+        assert!(epochs("cache=auto", &written(flags | libc::O_DIRECT)) >= COUNT);
+    }
+    assert!(epochs("sync", &written(0)) >= COUNT);
+    let named = |bed: &Bed| {
+        for n in 0..COUNT / 2 {
+            fs::create_dir(bed.rig.at(format!("d{n}"))).unwrap();
+            fs::rename(bed.rig.at(format!("d{n}")), bed.rig.at(format!("e{n}"))).unwrap();
+        }
+    };
+    assert!(epochs("dirsync", &named) >= COUNT);
+    assert!(epochs("sync", &named) >= COUNT);
+}
+
+/// Aligned as direct I/O asks.
+#[repr(align(4096))]
+struct Page([u8; 4096]);
 
 fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is no count"))
