@@ -265,3 +265,42 @@ fn found_repairs_leave_alone_what_the_next_recovery_asks() {
         explored(&[Domain::PageCache], DataMode::Cow, image, true, text);
     }
 }
+
+/// Found by reading: the directory that an entry had left for was out of reach, since it, or one above it, was moved or removed
+/// after that, and half of that was lost. The synced rename was undone instead of what had come after it.
+#[test]
+fn found_a_synced_rename_stays_when_its_directory_went_on() {
+    let text = "A/foo B/C/ !B/C/foo !D | rename A/foo B/C/foo ; fsync B/C/foo ; mkdir D ; rename B/C D/C\n\n\
+                A/ B/ C/ A/a/ B/b/ | rename A/a B/b/a ; fsync A ; rename B/b/a C/a ; rename B/b C/a/b\n\n\
+                A/foo B/z B/y B/C/d/ E/ !E/d | rename A/foo B/C/d/foo ; fsync B/z ; rename B/C/d E/d\n| rmdir B/C";
+    explore(ALL, Image::Fresh, text);
+}
+
+/// Found by reading: what an exchange put in the place of a directory passed for its removal.
+#[test]
+fn found_an_exchange_is_no_removal() {
+    let text = "A/ B/ A/f B/d/ C/x E/ !E/x | rename B/d A/f exchange ; rename C/x A/f/x ; fsync A ; rename A/f/x E/x\n\
+                | rmdir A/f\n\n\
+                A/ A/f A/d/ C/x E/ !E/x | rename A/d A/f exchange ; rename C/x A/f/x ; fsync A ; rename A/f/x E/x\n\
+                | rmdir A/f";
+    explore(ALL, Image::Fresh, text);
+}
+
+/// Found by reading: the removal of a directory was on media and what had emptied it was not; what had been in it was nowhere.
+#[test]
+fn found_what_left_a_removed_directory_is_somewhere() {
+    let text = "A/u A/v A/w A/C/foo B/ !B/foo | rename A/C/foo B/foo ; rmdir A/C\n\n\
+                A/u A/v A/w A/C/D/ B/ !B/D | rename A/C/D B/D ; rmdir A/C ; rename A B/A";
+    explore(ALL, Image::Fresh, text);
+}
+
+/// Found by reading: repairs took blocks by which the next recovery tells whether writes and values count that were not settled,
+/// where later ones had taken their place.
+#[test]
+fn found_repairs_leave_alone_what_the_next_recovery_verifies() {
+    let text = "A/ !A/foo !A/bar | create A/foo ; write A/foo 0 40960 ; write A/foo 0 40960\n| rename A/foo A/bar\n\n\
+                A/ !A/foo !A/bar | create A/foo ; setxattr A/foo user.big 50000 ; setxattr A/foo user.big 5000\n\
+                | rename A/foo A/bar\n\n\
+                A/ !A/foo !A/bar | create A/foo ; write A/foo 0 45000 ; truncate A/foo 0\n| rename A/foo A/bar";
+    explored(&[Domain::PageCache], DataMode::Cow, Image::Fresh, true, text);
+}

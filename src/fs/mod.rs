@@ -167,6 +167,8 @@ pub struct OpenReport {
     pub orphans: u64,
     /// Inodes with names that cannot be used: their logs are damaged.
     pub damaged: u64,
+    /// Operations of epochs up to this one needed no proof.
+    pub settled: u64,
     pub seconds: f64,
 }
 

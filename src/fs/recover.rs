@@ -74,8 +74,10 @@ struct Replayed {
 struct Said {
     /// Change times: (directory, inode, time).
     stamps: Vec<(u32, u32, u64)>,
-    /// Inodes that lost a name for good, with their generations, and where that is said last.
-    removed: HashMap<(u32, u64), Removal>,
+    /// Inodes that lost a name for good, with their generations, and where that is said.
+    removed: Vec<((u32, u64), Removal)>,
+    /// Blocks that operations which are not settled name: see [`Recovery::asks`].
+    asked: Vec<Run>,
 }
 
 /// An operation of a directory that took a name for good.
@@ -98,6 +100,8 @@ struct Scan {
 /// A record that is void without another one.
 struct Pair {
     seq: u32,
+    /// Whose entry it is.
+    ino: u32,
     partner: Partner,
     in_doubt: bool,
     /// The entry left this directory for the partner's.
@@ -114,8 +118,9 @@ struct Repairs {
     restored: Vec<Restored>,
     /// Files.
     damaged: Damaged,
-    /// Inodes without a name, whose logs a recovery would ask for that follows this one if it is cut short.
-    asked_again: Vec<u32>,
+    /// Inodes without a name, and blocks, that a recovery would ask for which follows this one if it is cut short.
+    asked_inodes: Vec<u32>,
+    asked: Vec<Run>,
 }
 
 /// A file as it is without the writes that were skipped, and their pages.
@@ -174,7 +179,7 @@ pub(super) fn recover<M: Media>(core: &mut Core<M>, previous: &State, power_lost
     }
     let damaged = (lost.len() + repairs.damaged.len()) as u64;
     let read_only = r.report_damage(&lost, &repairs.damaged);
-    let held = r.hold(&table, &repairs.asked_again);
+    let held = r.hold(&table, &repairs);
     core.alloc.start();
     // Above all that logs carry, even if the state line is older than they are.
     core.epochs.raise(r.newest.load(Ordering::Relaxed));
@@ -199,6 +204,7 @@ pub(super) fn recover<M: Media>(core: &mut Core<M>, previous: &State, power_lost
         voided: r.voided.load(Ordering::Relaxed) as u64,
         orphans,
         damaged,
+        settled: previous.settled,
         seconds: 0.0,
     };
     Ok(Opened { table, table_inode, slot_count: slots, free_slots, read_only, report })
@@ -309,6 +315,9 @@ impl<M: Media> Recovery<'_, M> {
         loop {
             self.settle_pairs(&mut scans);
             let mut replayed = self.replay_directories(&scans, slots)?;
+            if self.power_loss && self.keep_what_was_left(&mut scans, &replayed) {
+                continue; // a directory was removed, and what had emptied it is lost
+            }
             let (reached, damaged) = self.reach(&mut replayed)?;
             if self.power_loss && self.keep_in_reach(&mut scans, &reached, &replayed) {
                 continue; // an entry had left for a directory that the power loss took
@@ -319,8 +328,9 @@ impl<M: Media> Recovery<'_, M> {
                 }
             }
             let removed = replayed.said.removed.iter().filter(|(_, removal)| !removal.settled);
-            repairs.asked_again.extend(removed.map(|((ino, _), _)| *ino));
-            repairs.asked_again.extend(replayed.dirs.keys().filter(|ino| !reached.contains_key(*ino)));
+            repairs.asked_inodes.extend(removed.map(|((ino, _), _)| *ino));
+            repairs.asked_inodes.extend(replayed.dirs.keys().filter(|ino| !reached.contains_key(*ino)));
+            repairs.asked.extend(replayed.said.asked);
             self.adopt(table, replayed.dirs, &reached, &scans, repairs)?;
             return Ok(damaged);
         }
@@ -340,8 +350,8 @@ impl<M: Media> Recovery<'_, M> {
                 break;
             }
             for record in op.records() {
-                if let Some((partner, leaves)) = partner_of(&record) {
-                    scan.pairs.push(Pair { seq: op.seq(), partner, in_doubt, leaves });
+                if let Some((ino, partner, leaves)) = partner_of(&record) {
+                    scan.pairs.push(Pair { seq: op.seq(), ino, partner, in_doubt, leaves });
                 }
             }
             std::mem::swap(&mut op, &mut next);
@@ -413,7 +423,7 @@ impl<M: Media> Recovery<'_, M> {
             return Ok(true);
         }
         let len = get32(b, field::xattr::VALUE_LEN) as usize;
-        let run = Run { start: Block(get32(b, field::xattr::BLOCK)), count: len.div_ceil(BLOCK) as u32 };
+        let run = value_run(b);
         if len > crate::limits::XATTR_VALUE_BYTES_MAX || !self.core.holds_blocks(run) {
             return Ok(false);
         }
@@ -466,10 +476,11 @@ impl<M: Media> Recovery<'_, M> {
 
     /// Replays all directories up to their cuts.
     fn replay_directories(&self, scans: &HashMap<u32, Scan>, slots: u32) -> Result<Replayed> {
+        let exchanges = exchanges(scans);
         let parts = parallel(slots, |range, out: &mut Replayed| {
             for ino in range.filter(|&ino| self.is_dir(ino)) {
                 let cut = scans.get(&ino).and_then(|s| s.cut);
-                match self.replay_directory(ino, cut, &mut out.said) {
+                match self.replay_directory(ino, cut, &exchanges, &mut out.said) {
                     Ok(dir) => {
                         out.dirs.insert(ino, Arc::new(dir));
                     }
@@ -485,12 +496,19 @@ impl<M: Media> Recovery<'_, M> {
             all.dirs.extend(part.dirs);
             all.said.stamps.extend(part.said.stamps);
             all.said.removed.extend(part.said.removed);
+            all.said.asked.extend(part.said.asked);
             all.broken.extend(part.broken);
         }
         Ok(all)
     }
 
-    fn replay_directory(&self, ino: u32, cut: Option<u32>, said: &mut Said) -> Result<Inode> {
+    fn replay_directory(
+        &self,
+        ino: u32,
+        cut: Option<u32>,
+        exchanges: &HashSet<u64>,
+        said: &mut Said,
+    ) -> Result<Inode> {
         let owner = self.owner(ino);
         let header = self.headers[ino as usize].expect("a directory has one");
         let mut reader = Reader::new(self.core, owner)?;
@@ -507,10 +525,13 @@ impl<M: Media> Recovery<'_, M> {
             for record in op.records().filter(|r| r.kind == Type::Add) {
                 let replaced = body.dir()?.by_cookie(get32(record.bytes, field::add::REPLACES));
                 if let Some(old) = replaced {
-                    said.removed.insert((old.entry.ino.0, old.entry.generation), removal);
+                    if !is_exchange(&op, &record, exchanges) {
+                        said.removed.push(((old.entry.ino.0, old.entry.generation), removal));
+                    }
                     said.stamps.push((ino, old.entry.ino.0, get64(record.bytes, field::add::MTIME)));
                 }
             }
+            self.asks(&op, None, &mut said.asked);
             inode::apply(self.core, &owner, &mut body, &mut atime, &op, None)?;
             for record in op.records() {
                 match record.kind {
@@ -526,7 +547,7 @@ impl<M: Media> Recovery<'_, M> {
                         said.stamps.push((ino, gone, get64(record.bytes, field::remove::MTIME)));
                         if record.kind == Type::Remove {
                             let generation = get64(record.bytes, field::remove::GENERATION);
-                            said.removed.insert((gone, generation), removal);
+                            said.removed.push(((gone, generation), removal));
                         }
                     }
                     _ => {}
@@ -577,54 +598,56 @@ impl<M: Media> Recovery<'_, M> {
         Ok((parents, damaged))
     }
 
-    /// Cuts logs before entries that left for a directory which is not reached, unless that was removed, and
-    /// nothing is left in it. Whether it changed any.
-    ///
-    /// Of a directory that was removed and is not empty, what emptied it is lost: then the removal goes, which came later
-    /// than that, and not what entered the directory, which came before, and may have been synced.
+    /// Cuts logs before the removal of a directory in which something is left: what emptied it is lost, or void. The removal
+    /// came later than that, so it was not synced either. Whether it changed any.
+    fn keep_what_was_left(&self, scans: &mut HashMap<u32, Scan>, replayed: &Replayed) -> bool {
+        if self.core.media.omits("a removal counts only with what emptied the directory") {
+            return false;
+        }
+        let is_left = |(ino, generation): (u32, u64)| {
+            replayed.dirs.get(&ino).is_some_and(|dir| {
+                dir.generation == generation && dir.body.read().dir().is_ok_and(|entries| !entries.is_empty())
+            })
+        };
+        let removals = replayed.said.removed.iter().filter(|(_, removal)| removal.in_doubt);
+        let cuts =
+            removals.filter(|(inode, _)| is_left(*inode)).map(|(_, removal)| (removal.dir, removal.seq));
+        cut_before(scans, cuts.collect())
+    }
+
+    /// Cuts logs where an entry left for a directory that is not reached, and was not removed: not before that entry, which may
+    /// have been synced, but before what took the directory out of reach. Whether it changed any.
     fn keep_in_reach(
         &self,
         scans: &mut HashMap<u32, Scan>,
         reached: &HashMap<u32, u32>,
         replayed: &Replayed,
     ) -> bool {
-        let is_empty = |dir: &Arc<Inode>| dir.body.read().dir().is_ok_and(|entries| entries.is_empty());
         let is_there = |partner: &Partner| {
             let header = self.headers.get(partner.ino as usize).copied().flatten();
             header.is_some_and(|h| h.generation == partner.generation)
         };
         // Of an exchange both halves are additions, and both take an entry away.
-        let mut additions: HashMap<u64, u32> = HashMap::new();
-        for pair in scans.values().flat_map(Scan::counted).filter(|p| !p.leaves) {
-            *additions.entry(pair.partner.transaction).or_default() += 1;
-        }
-        let mut cuts: Vec<(u32, u32)> = Vec::new();
+        let exchanges = exchanges(scans);
+        let lost = |p: &&Pair| {
+            (p.leaves || exchanges.contains(&p.partner.transaction))
+                && p.in_doubt
+                && !reached.contains_key(&p.partner.ino)
+                && is_there(&p.partner)
+        };
+        let mut tree = None;
+        let mut cuts = Vec::new();
         for (&ino, scan) in scans.iter().filter(|(ino, _)| reached.contains_key(*ino)) {
-            let lost = |p: &&Pair| {
-                (p.leaves || additions[&p.partner.transaction] == 2)
-                    && p.in_doubt
-                    && !reached.contains_key(&p.partner.ino)
-                    && is_there(&p.partner)
-            };
             for pair in scan.counted().filter(lost) {
-                let partner = (pair.partner.ino, pair.partner.generation);
-                let removal = replayed.said.removed.get(&partner);
-                match removal {
-                    Some(_) if replayed.dirs.get(&partner.0).is_some_and(is_empty) => continue,
-                    Some(removal) if removal.in_doubt && scans.contains_key(&removal.dir) => {
-                        cuts.push((removal.dir, removal.seq));
-                    }
-                    _ => cuts.push((ino, pair.seq)),
+                let tree = tree.get_or_insert_with(|| Unreached::new(scans, reached, replayed));
+                match tree.cause(pair.partner.ino, pair.partner.generation) {
+                    Cause::Removed => {}
+                    Cause::Move(dir, seq) => cuts.push((dir, seq)),
+                    Cause::NeverThere => cuts.push((ino, pair.seq)),
                 }
-                break;
             }
         }
-        // What a later cut would void an earlier one voids, too.
-        for &(ino, seq) in &cuts {
-            let scan = scans.get_mut(&ino).expect("only what was scanned is cut");
-            scan.cut = Some(scan.cut.map_or(seq, |cut| earlier(cut, seq)));
-        }
-        !cuts.is_empty()
+        cut_before(scans, cuts)
     }
 
     /// Puts what is reached into the table: link counts, parents, the directories themselves.
@@ -689,6 +712,7 @@ impl<M: Media> Recovery<'_, M> {
             repairs.stamps.extend(part.stamps);
             repairs.restored.extend(part.restored);
             repairs.damaged.extend(part.damaged);
+            repairs.asked.extend(part.asked);
         }
         Ok(())
     }
@@ -700,7 +724,7 @@ impl<M: Media> Recovery<'_, M> {
         stamp: Option<u64>,
         repairs: &mut Repairs,
     ) -> Result<()> {
-        let Replay { body, redos, atime, skipped, cut } = match self.replay_file(ino) {
+        let Replay { body, redos, atime, skipped, cut, asked } = match self.replay_file(ino) {
             Ok(replayed) => replayed,
             Err(e) => {
                 repairs.damaged.push((ino, e));
@@ -708,6 +732,7 @@ impl<M: Media> Recovery<'_, M> {
             }
         };
         mark(self.core, ino, &body)?;
+        repairs.asked.extend(asked);
         table.log_end(ino).store(body.log.seq(), Ordering::Relaxed);
         if let Data::File(index) = &body.data
             && let Err(e) = redos.apply(self.core, index)
@@ -738,6 +763,7 @@ impl<M: Media> Recovery<'_, M> {
         let mut atime = header.btime;
         let (mut skipped, mut cut, mut claims): (Vec<Vec<Pages>>, _, Option<Claims>) =
             (Vec::new(), false, None);
+        let mut asked = Vec::new();
         let (mut op, mut next) = (Op::default(), Op::default());
         let mut more = reader.next(&mut op)?;
         while more {
@@ -747,6 +773,7 @@ impl<M: Media> Recovery<'_, M> {
                 cut = true;
                 break;
             }
+            self.asks(&op, Some((&owner, &header, &body)), &mut asked);
             if !self.was_copied(&owner, &op)? {
                 let write = op.records().last().expect("an operation has records").bytes;
                 let (size, mtime) = (get64(write, field::write::SIZE), get64(write, field::write::MTIME));
@@ -766,7 +793,7 @@ impl<M: Media> Recovery<'_, M> {
         }
         self.newest.fetch_max(reader.newest(), Ordering::Relaxed);
         body.log = reader.into_log();
-        Ok(Replay { body, redos, atime, skipped, cut })
+        Ok(Replay { body, redos, atime, skipped, cut, asked })
     }
 
     /// Whether an operation is none that an engine was to copy the data of, or the copy had ended. Those of settled
@@ -815,19 +842,46 @@ impl<M: Media> Recovery<'_, M> {
         read_only
     }
 
-    /// Marks what these inodes have if nobody names them, so that repairs take none of it: a recovery that is cut short leaves
-    /// it to the next one to decide again, and that has to find the same logs.
-    fn hold(&self, table: &table::Table, inodes: &[u32]) -> Vec<Owned> {
+    /// Marks what a recovery that follows this one would ask for, if this one is cut short, and nobody has any more: so repairs
+    /// take none of it, and it decides again as this one did. Of inodes that nobody names all is held, of others the blocks
+    /// of operations that are not settled.
+    fn hold(&self, table: &table::Table, repairs: &Repairs) -> Vec<Owned> {
         let mut held = Vec::new();
-        if !self.core.media.omits("what nobody names stays until recovery is through") {
-            for &ino in inodes {
-                let header = self.headers.get(ino as usize).copied().flatten();
-                if header.is_some() && table.entry(ino).links() == 0 {
-                    self.salvage(ino, &mut held);
-                }
+        if self.core.media.omits("what the next recovery would ask for stays until this one is through") {
+            return held;
+        }
+        for &ino in &repairs.asked_inodes {
+            let header = self.headers.get(ino as usize).copied().flatten();
+            if header.is_some() && table.entry(ino).links() == 0 {
+                self.salvage(ino, &mut held);
             }
         }
+        self.hold_blocks(repairs.asked.iter().copied(), &mut held);
         held
+    }
+
+    fn hold_blocks(&self, runs: impl Iterator<Item = Run>, held: &mut Vec<Owned>) {
+        let blocks =
+            runs.flat_map(|run| (0..run.count).map(move |n| Run { start: Block(run.start.0 + n), count: 1 }));
+        held.extend(blocks.filter(|block| self.core.alloc.mark_used(*block).is_ok()).map(Owned::Blocks));
+    }
+
+    /// Notes the blocks by which an operation that is not settled was, or would be, found to hold: values, and of a file,
+    /// whose state before it is given, data. On persistent memory only a log's last operation is, which has what it names.
+    fn asks(&self, op: &Op, file: Option<(&Owner, &SlotHeader, &Body)>, asked: &mut Vec<Run>) {
+        if !self.core.deferring || op.epoch() <= self.settled {
+            return;
+        }
+        let values = op
+            .records()
+            .filter(|r| r.kind == Type::Xattr && r.bytes[field::xattr::FLAGS] & field::xattr::IN_BLOCKS != 0);
+        asked.extend(values.map(|r| value_run(r.bytes)).filter(|run| self.core.holds_blocks(*run)));
+        if let Some((owner, header, body)) = file
+            && let Ok(Some(after)) = self.written(owner, header, body, op)
+        {
+            let runs = after.file().expect("a file").iter_runs(0);
+            asked.extend(runs.map(|run| Run { start: run.block, count: run.count }));
+        }
     }
 
     /// Marks what a log still names, unless others have it, and adds it to `held`. Whether the log could be followed to
@@ -837,11 +891,14 @@ impl<M: Media> Recovery<'_, M> {
         let header = self.headers[ino as usize].expect("a directory names it");
         let Ok(mut reader) = Reader::salvage(self.core, owner) else { return false };
         let mut body = Body::new(&header, Log::new(self.core.key_crc, &owner));
-        let (mut op, mut atime) = (Op::default(), 0);
+        let (mut op, mut atime, mut asked) = (Op::default(), 0, Vec::new());
         let followed = loop {
             match reader.next(&mut op) {
                 // A record that says nonsense is left out, too.
-                Ok(true) => drop(inode::apply(self.core, &owner, &mut body, &mut atime, &op, None)),
+                Ok(true) => {
+                    self.asks(&op, Some((&owner, &header, &body)), &mut asked);
+                    drop(inode::apply(self.core, &owner, &mut body, &mut atime, &op, None));
+                }
                 Ok(false) => break true,
                 Err(_) => break false,
             }
@@ -850,15 +907,13 @@ impl<M: Media> Recovery<'_, M> {
         let alloc = &self.core.alloc;
         for_each_owned(&body, &mut |owned| {
             match owned {
-                Owned::Blocks(run) => {
-                    let blocks = (0..run.count).map(|n| Run { start: Block(run.start.0 + n), count: 1 });
-                    held.extend(blocks.filter(|block| alloc.mark_used(*block).is_ok()).map(Owned::Blocks));
-                }
+                Owned::Blocks(run) => self.hold_blocks([run].into_iter(), held),
                 Owned::Mini(mini) => held.extend(alloc.mark_mini_used(mini).is_ok().then_some(owned)),
             }
             Ok(())
         })
         .expect("what others have is left to them");
+        self.hold_blocks(asked.into_iter(), held);
         followed
     }
 
@@ -878,11 +933,19 @@ impl<M: Media> Recovery<'_, M> {
         if !self.depends_on_media(op)? {
             return Ok(false);
         }
-        let Some(index) = body.file() else { return Ok(true) };
-        if !op.records().any(|r| r.kind == Type::Write) {
-            return Ok(true);
+        match self.written(owner, header, body, op)? {
+            Some(after) => inode::verify_data(self.core, after.file().expect("a file"), op),
+            None => Ok(true),
         }
-        // The record's own blocks, and for bytes stored in place those the file has already.
+    }
+
+    /// A file of nothing but what an operation's data lies in: the record's own blocks, and for bytes stored in place those
+    /// that the file has already. `None` where it writes none.
+    fn written(&self, owner: &Owner, header: &SlotHeader, body: &Body, op: &Op) -> Result<Option<Body>> {
+        let Some(index) = body.file() else { return Ok(None) };
+        if !op.records().any(|r| r.kind == Type::Write) {
+            return Ok(None);
+        }
         let mut after = Body::new(header, Log::new(self.core.key_crc, owner));
         for record in op.records().filter(|r| r.kind == Type::Write) {
             let start = get64(record.bytes, field::write::START);
@@ -899,7 +962,7 @@ impl<M: Media> Recovery<'_, M> {
         }
         let mut atime = 0;
         inode::apply(self.core, owner, &mut after, &mut atime, op, None)?;
-        inode::verify_data(self.core, after.file().expect("a file"), op)
+        Ok(Some(after))
     }
 
     // -----------------------------------------------------------------------------------------------
@@ -975,6 +1038,7 @@ struct Replay {
     /// The pages of each write that was skipped.
     skipped: Vec<Vec<Pages>>,
     cut: bool,
+    asked: Vec<Run>,
 }
 
 impl Claims {
@@ -1012,11 +1076,112 @@ impl Scan {
     }
 }
 
-fn partner_of(record: &log::Record) -> Option<(Partner, bool)> {
+/// The blocks of an attribute's value that has some.
+fn value_run(b: &[u8]) -> Run {
+    let len = get32(b, field::xattr::VALUE_LEN) as usize;
+    Run { start: Block(get32(b, field::xattr::BLOCK)), count: len.div_ceil(BLOCK) as u32 }
+}
+
+/// Whose entry it is, the partner, and whether the entry leaves for that one's directory.
+fn partner_of(record: &log::Record) -> Option<(u32, Partner, bool)> {
     match record.kind {
-        Type::RemoveMoved => Some((Partner::decode(&record.bytes[field::remove::PARTNER..]), true)),
-        Type::Add => AddRecord::decode(record.bytes)?.partner.map(|p| (p, false)),
+        Type::RemoveMoved => {
+            let partner = Partner::decode(&record.bytes[field::remove::PARTNER..]);
+            Some((get32(record.bytes, field::remove::INO), partner, true))
+        }
+        Type::Add => {
+            let add = AddRecord::decode(record.bytes)?;
+            add.partner.map(|partner| (add.ino, partner, false))
+        }
         _ => None,
+    }
+}
+
+/// Transactions whose two halves are both additions.
+fn exchanges(scans: &HashMap<u32, Scan>) -> HashSet<u64> {
+    let mut added = HashSet::new();
+    let additions = scans.values().flat_map(Scan::counted).filter(|pair| !pair.leaves);
+    additions.map(|pair| pair.partner.transaction).filter(|transaction| !added.insert(*transaction)).collect()
+}
+
+/// Whether what an addition takes the place of gets another name by the same operation.
+fn is_exchange(op: &Op, add: &log::Record, exchanges: &HashSet<u64>) -> bool {
+    match AddRecord::decode(add.bytes).and_then(|add| add.partner) {
+        Some(partner) => exchanges.contains(&partner.transaction),
+        None => op.records().filter(|r| r.kind == Type::Add).count() > 1,
+    }
+}
+
+/// Cuts each log before the earliest that is named of it; whether there was any.
+fn cut_before(scans: &mut HashMap<u32, Scan>, cuts: Vec<(u32, u32)>) -> bool {
+    let mut changed = false;
+    for (dir, seq) in cuts {
+        // What was not scanned cannot be read, and is cut by nobody.
+        if let Some(scan) = scans.get_mut(&dir) {
+            scan.cut = Some(scan.cut.map_or(seq, |cut| earlier(cut, seq)));
+            changed = true;
+        }
+    }
+    changed
+}
+
+/// Directories that the root does not reach.
+struct Unreached<'a> {
+    scans: &'a HashMap<u32, Scan>,
+    /// The directory that names each.
+    parents: HashMap<u32, u32>,
+    /// With their generations.
+    removed: HashSet<(u32, u64)>,
+}
+
+/// Why a directory is not reached.
+enum Cause {
+    /// It was removed, and is empty.
+    Removed,
+    /// It, or one above it, was moved: where that is said, in which directory.
+    Move(u32, u32),
+    /// The entry that made it, or one above it, is lost.
+    NeverThere,
+}
+
+impl<'a> Unreached<'a> {
+    fn new(scans: &'a HashMap<u32, Scan>, reached: &HashMap<u32, u32>, replayed: &Replayed) -> Unreached<'a> {
+        let mut parents = HashMap::new();
+        for (&ino, dir) in replayed.dirs.iter().filter(|(ino, _)| !reached.contains_key(*ino)) {
+            let body = dir.body.read();
+            let entries = body.dir().into_iter().flat_map(|index| index.iter());
+            parents.extend(entries.filter(|e| e.entry.kind == Kind::Directory).map(|e| (e.entry.ino.0, ino)));
+        }
+        let removed = replayed.said.removed.iter().map(|(inode, _)| *inode).collect();
+        Unreached { scans, parents, removed }
+    }
+
+    fn cause(&self, ino: u32, generation: u64) -> Cause {
+        let mut path = vec![ino];
+        let mut seen = HashSet::from([ino]);
+        while let Some(&above) = self.parents.get(&path[path.len() - 1]) {
+            if !seen.insert(above) {
+                // No tree ever had this: the move that closed the circle came last, so it was not synced.
+                let circle = path.iter().position(|&ino| ino == above).expect("it was seen");
+                path.push(above);
+                let moves = path[circle..].windows(2).filter_map(|link| self.moved(link[0], link[1]));
+                let last = moves.max_by_key(|(_, pair)| pair.partner.transaction);
+                return last.map_or(Cause::NeverThere, |(dir, pair)| Cause::Move(dir, pair.seq));
+            }
+            path.push(above);
+        }
+        if path.len() == 1 && self.removed.contains(&(ino, generation)) {
+            return Cause::Removed;
+        }
+        // The highest never came to be: what was moved there first of all that is on the way.
+        let mut moves = path.windows(2).rev().filter_map(|link| self.moved(link[0], link[1]));
+        moves.next().map_or(Cause::NeverThere, |(dir, pair)| Cause::Move(dir, pair.seq))
+    }
+
+    /// The move, if it was one and is in doubt, by which `ino` came into `dir`.
+    fn moved(&self, ino: u32, dir: u32) -> Option<(u32, &Pair)> {
+        let came = self.scans.get(&dir)?.counted().filter(|pair| !pair.leaves && pair.ino == ino).last()?;
+        came.in_doubt.then_some((dir, came))
     }
 }
 

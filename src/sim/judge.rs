@@ -7,7 +7,7 @@
 //! an interrupted overwrite may be old or new, word by word.
 //!
 //! **An ordinary file**: every inode is as it was at some moment since the last sync. A rename between two
-//! directories is in both or in neither. Link counts are what the names say.
+//! directories is in both or in neither. What had a name all the time has one. Link counts are what the names say.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -128,10 +128,26 @@ pub(super) fn since_sync(found: &Tree, trees: &[Arc<Tree>]) -> Result<(), String
     if choose(&dirs, &moments, &mut BTreeMap::new(), &|chosen| {
         pairs.iter().all(|p| p.holds(chosen, last.named.contains_key(&p.to)))
     }) {
-        Ok(())
+        lost(found, trees)
     } else {
         Err(format!("a rename is in one directory and not in the other: {}", found.differs(last)))
     }
+}
+
+/// What had a name all the time is there. (A file that had two of them may have lost both: what a `link` in one directory and an
+/// `unlink` in another left is not ordered.)
+fn lost(found: &Tree, trees: &[Arc<Tree>]) -> Result<(), String> {
+    let keeps = |seen: &Seen| seen.mode & libc::S_IFMT == libc::S_IFDIR || seen.nlink == 1;
+    let is_there = |tree: &Tree, ino: &u32, first: &Seen| {
+        tree.named.get(ino).is_some_and(|seen| seen.generation == first.generation && keeps(seen))
+    };
+    for (ino, first) in &trees[0].named {
+        let stays = trees.iter().all(|tree| is_there(tree, ino, first));
+        if stays && found.named.get(ino).is_none_or(|seen| seen.generation != first.generation) {
+            return Err(format!("inode {ino} had a name all the time since the last sync, and is lost"));
+        }
+    }
+    Ok(())
 }
 
 /// The same, but for what other logs decide: link counts, parents, and the time of the last change of names.

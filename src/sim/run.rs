@@ -628,7 +628,8 @@ fn visit(
     let which = allowed.judge(&found)?;
     judge::independent(&fs)?;
     let (report, stat) = (fs.open_report(), fs.statfs());
-    let state = (which, report.voided, report.orphans, stat.blocks_free, stat.inodes_free);
+    let counts = (report.voided, report.orphans, report.settled);
+    let state = (which, counts, stat.blocks_free, stat.inodes_free);
     let mut hasher = rapidhash::fast::RapidHasher::default();
     state.hash(&mut hasher);
     let hash = hasher.finish();
