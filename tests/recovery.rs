@@ -793,6 +793,30 @@ fn a_power_loss_is_remembered_until_recovery_is_through() {
     }
 }
 
+/// The next mount may be on other media, by another driver or by an override; what was written through the page cache is in
+/// doubt all the same.
+#[test]
+fn what_the_page_cache_lost_is_missed_on_any_media() {
+    let fs = fresh(Domain::PageCache);
+    let f = create(&fs, Ino::ROOT, b"f");
+    fs.write(&Cred::root(), f, 0, &[1; 20_000], false).unwrap();
+    settle(&fs);
+    let images = failures(&fs, || {
+        fs.write(&Cred::root(), f, 0, &[2; 20_000], false).unwrap();
+        chmod(&fs, f, 0o600);
+        chmod(&fs, f, 0o640);
+        fs.sync().unwrap();
+    });
+    assert!(images.len() > 10, "{}", images.len());
+    for (what, image) in images {
+        for domain in [Domain::PageCache, Domain::Memory, Domain::CpuCache] {
+            let fs = open(image.clone(), domain);
+            let found = content(&fs, f);
+            assert!(found == [1; 20_000] || found == [2; 20_000], "{what}, {domain}");
+        }
+    }
+}
+
 #[test]
 fn a_pool_of_an_older_format_is_refused_and_not_misread() {
     let mut image = fresh(Domain::Memory).media().image();

@@ -209,8 +209,10 @@ pub struct State {
     /// Every operation of this epoch and of those before is complete (and, on an ordinary file, synced).
     pub settled: u64,
     pub checkpoint: u32,
-    /// Which boot of the host wrote this: after the same boot, the page cache is intact.
+    /// Which boot of the host wrote this: after the same boot, the page cache is intact. 0: it is not, for a sync failed.
     pub boot: u64,
+    /// Whoever wrote this wrote to the host's page cache: what no sync covers is in doubt after a power loss.
+    pub deferred: bool,
 }
 
 impl State {
@@ -218,7 +220,7 @@ impl State {
         let mut b = [0; LINE];
         put64(&mut b, 8, self.serial);
         put32(&mut b, 16, self.mount);
-        put32(&mut b, 20, self.clean as u32);
+        put32(&mut b, 20, self.clean as u32 | (self.deferred as u32) << 1);
         put32(&mut b, 24, self.crashed);
         put32(&mut b, 28, self.checkpoint);
         put64(&mut b, 32, self.settled);
@@ -245,7 +247,8 @@ impl State {
         let state = State {
             serial: get64(b, 8),
             mount: get32(b, 16),
-            clean: get32(b, 20) == 1,
+            clean: get32(b, 20) & 1 != 0,
+            deferred: get32(b, 20) & 2 != 0,
             crashed: get32(b, 24),
             checkpoint: get32(b, 28),
             settled: get64(b, 32),

@@ -4,6 +4,8 @@
 //! everything is complete. It is one of two lines written in turn, and again at the pool's end: that one bad
 //! page damages both lines of a copy must cost nothing.
 
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 use std::thread::JoinHandle;
@@ -148,6 +150,12 @@ impl<M: Media> Fs<M> {
         let begun = Instant::now();
         let read_only = options.read_only;
         let previous = read_state(&media, &sb)?;
+        if previous.sync_failed() {
+            tracing::warn!(
+                "a sync of the pool failed when it was last used: only what is on the disk counts"
+            );
+            media.drop_cached();
+        }
         if previous.mount + 1 >= MOUNT_MAX {
             return Err(Error::message(
                 libc::EOVERFLOW,
@@ -163,11 +171,13 @@ impl<M: Media> Fs<M> {
             settled: previous.settled,
             checkpoint: 0,
             boot: boot(),
+            deferred: Fs::<M>::defers(media.domain()),
         };
         // What the last crash left is told from damage until recovery is through, however often that begins.
         // So is a power loss: what it left is verified by the next one, should this recovery be cut short.
-        let boot = if previous.clean { state.boot } else { previous.boot };
-        let entered = State { crashed: previous.crashed, boot, ..state };
+        let found = if previous.clean { state } else { previous };
+        let entered =
+            State { crashed: previous.crashed, boot: found.boot, deferred: found.deferred, ..state };
         let epoch = previous.settled + EPOCH_SLACK;
         let key_crc = crate::media::crc32c(&sb.key, 0);
         let deferring = Fs::<M>::defers(media.domain());
@@ -288,6 +298,11 @@ impl<M: Media> Fs<M> {
         if let Err(e) = self.core.media.sync() {
             let e = sync_error(e, "mount::sync");
             self.core.poison(&e);
+            // The kernel may show from now on what is not on the disk, as if it were: who opens the pool next must not
+            // believe it. Where this is lost as well, so is that.
+            let state = self.state.lock();
+            let doubted = State { serial: state.serial + 1, boot: 0, ..*state };
+            let _ = write_state(&*self.core.media, &self.core.sb, &doubted);
             return Err(e);
         }
         // The state line written after the last sync is durable since this one.
@@ -699,7 +714,8 @@ fn write_empty<M: Media>(media: &M, sb: &Super, options: &MkfsOptions) -> Result
         media.fence(flushed);
     }
     write_table_extent(media, key_crc, generation, table)?;
-    let state = State { serial: 1, mount: 1, clean: false, boot: boot(), ..State::default() };
+    let deferred = Fs::<M>::defers(media.domain());
+    let state = State { serial: 1, mount: 1, clean: false, boot: boot(), deferred, ..State::default() };
     write_state(media, sb, &state)?;
     write_super(media, sb)?;
     media.sync().map_err(|e| sync_error(e, "mount::mkfs"))
@@ -732,13 +748,28 @@ fn identity(options: &MkfsOptions, which: u8) -> Result<[u8; 16]> {
     Ok(b)
 }
 
-/// Names this boot of the host, or 0 where it has no name.
-pub(super) fn boot() -> u64 {
+/// Names this boot of the host; where it has no name, this process. Never 0.
+fn boot() -> u64 {
     static BOOT: LazyLock<u64> = LazyLock::new(|| {
         let id = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        if id.is_empty() { 0 } else { crate::media::crc32c(&id, 0) as u64 | 1 << 32 }
+        match id.is_empty() {
+            false => crate::media::crc32c(&id, 0) as u64 | 1 << 32,
+            true => RandomState::new().hash_one(0) | 1 << 33,
+        }
     });
     *BOOT
+}
+
+impl State {
+    /// Whether stores that no sync covers may be lost: the host's page cache is another one by now, or `asked` says so.
+    pub(super) fn lost_power(&self, asked: bool) -> bool {
+        self.deferred && (asked || self.boot != boot())
+    }
+
+    /// Whether the host's page cache may show what is not on the disk, and will not be.
+    fn sync_failed(&self) -> bool {
+        self.deferred && !self.clean && self.boot == 0
+    }
 }
 
 /// What both ways of opening find.

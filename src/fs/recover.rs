@@ -32,7 +32,7 @@ use super::dirindex::Named;
 use super::format::*;
 use super::inode::{self, AddRecord, Body, Data, Inode, Partner, Redos};
 use super::log::{self, Batch, Log, Op, Owner, Reader};
-use super::mount::{Opened, boot, load_table_inode};
+use super::mount::{Opened, load_table_inode};
 use super::offload::Pages;
 use super::*;
 
@@ -47,6 +47,8 @@ struct Recovery<'a, M: Media> {
     table_inode: &'a Inode,
     /// Epochs up to this one hold no doubt.
     settled: u64,
+    /// What was stored, or is now, may reach the disk in any order.
+    deferred: bool,
     power_loss: bool,
     headers: Headers,
     /// Slots on bad media.
@@ -155,7 +157,8 @@ pub(super) fn recover<M: Media>(core: &mut Core<M>, previous: &State, power_lost
         core,
         table_inode: &table_inode,
         settled: previous.settled,
-        power_loss: core.deferring && (power_lost || previous.boot == 0 || previous.boot != boot()),
+        deferred: core.deferring || previous.deferred,
+        power_loss: previous.lost_power(power_lost),
         headers: Vec::new(),
         bad_slots: HashSet::new(),
         voided: AtomicU32::new(0),
@@ -869,7 +872,7 @@ impl<M: Media> Recovery<'_, M> {
     /// Notes the blocks by which an operation that is not settled was, or would be, found to hold: values, and of a file,
     /// whose state before it is given, data. On persistent memory only a log's last operation is, which has what it names.
     fn asks(&self, op: &Op, file: Option<(&Owner, &SlotHeader, &Body)>, asked: &mut Vec<Run>) {
-        if !self.core.deferring || op.epoch() <= self.settled {
+        if !self.deferred || op.epoch() <= self.settled {
             return;
         }
         let values = op

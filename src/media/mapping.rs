@@ -166,8 +166,13 @@ impl Mapping {
         })
     }
 
+    /// Maps pages anew at the next access; of a private mapping what was stored is lost.
+    pub fn unmap_pages(&self) -> Result<()> {
+        self.advise(Advice::LinuxDontNeed)
+    }
+
     fn advise(&self, advice: Advice) -> Result<()> {
-        // SAFETY: the range is this mapping; none of the advice used changes what its bytes hold.
+        // SAFETY: the range is this mapping; none of the advice used changes what the bytes of a shared one hold.
         unsafe { madvise(self.base.as_ptr().cast(), self.bytes, advice) }
     }
 }

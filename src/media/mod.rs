@@ -204,6 +204,10 @@ pub trait Media: Send + Sync + 'static {
     #[track_caller]
     fn sync(&self) -> std::io::Result<()>;
 
+    /// Forgets what is cached of the media and was written back, or could not be: the next loads show what is there. Nothing
+    /// else uses the media. Only where the domain is `page-cache`, and as far as the kernel does it.
+    fn drop_cached(&self) {}
+
     /// Makes durable what others stored to these ranges through mappings of their own: whatever of them is in a cache, the
     /// processor's or the kernel's, is written back.
     #[track_caller]

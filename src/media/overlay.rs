@@ -207,4 +207,8 @@ impl<M: Media> Media for Arc<M> {
     fn sync(&self) -> std::io::Result<()> {
         (**self).sync()
     }
+
+    fn drop_cached(&self) {
+        (**self).drop_cached();
+    }
 }

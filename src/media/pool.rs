@@ -431,6 +431,12 @@ impl Media for Pool {
         Ok(())
     }
 
+    fn drop_cached(&self) {
+        if self.domain == Domain::PageCache {
+            self.regions.iter().for_each(Region::drop_cached);
+        }
+    }
+
     fn discard(&self, at: Addr, len: u64) {
         if self.options.read_only {
             return;

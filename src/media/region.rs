@@ -581,6 +581,13 @@ impl Region {
         Ok(rustix::fs::fdatasync(&self.file)?)
     }
 
+    /// See [`Media::drop_cached`](super::Media::drop_cached). Pages that are mapped stay, so they are unmapped first; the next
+    /// access maps them again.
+    pub fn drop_cached(&self) {
+        let _ = self.map.unmap_pages();
+        let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed);
+    }
+
     /// Makes the file itself (a new one also its name) survive power loss.
     pub fn settle(&self) -> Result<()> {
         const SITE: &str = "media::region::settle";

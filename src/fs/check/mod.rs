@@ -24,7 +24,7 @@ use super::checkpoint;
 use super::fixed::FIXED;
 use super::format::*;
 use super::log::{Owner, block_addr};
-use super::mount::{StateCopies, SuperCopies, boot};
+use super::mount::{StateCopies, SuperCopies};
 use super::types::Kind;
 use super::{Fs, OpenOptions, holds, holds_blocks};
 use crate::error::{Error, Result};
@@ -505,8 +505,7 @@ fn run<M: Media>(media: &M, ask: Ask, live: Option<Account>) -> Result<Checked<'
 fn look<M: Media>(media: &M, ask: Ask, live: Option<Account>, strays: Strays) -> Result<Checked<'_, M>> {
     let mut report = Report::default();
     let (sb, state) = heads(media, &mut report)?;
-    let deferring = Fs::<M>::defers(media.domain());
-    let power_loss = deferring && (ask.power_lost || state.boot == 0 || state.boot != boot());
+    let power_loss = state.lost_power(ask.power_lost);
     let mut pool = Pool { power_loss, live: live.is_some(), strays, ..Pool::new(media, sb, state) };
     let (table, table_header) = read_table(&mut pool, &mut report);
     let table_is_whole = report.findings.iter().all(|f| f.ino != Some(TABLE_INO));

@@ -552,10 +552,13 @@ impl<M: Media> Fs<M> {
             index.clear(at, end - at, &mut |old, _| freed.push(old));
         }
         body.size = write.grew_from.unwrap_or(body.size);
+        // A replay forgets redo records of pages that the write had, and does not have them again for these: so what they
+        // stored is written back.
+        let pending = self.write_back_redone(body, None);
         let mut batch = Batch::new();
         restoring_records(body, write.mapped.iter().map(pages_of), &mut batch);
         body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
-        self.commit(inode, body, &mut batch, guard, Class::Release, Flushed::issued())?;
+        self.commit(inode, body, &mut batch, guard, Class::Release, pending)?;
         freed.into_iter().for_each(|run| self.core.free(run, write.reuse));
         Ok(())
     }
