@@ -294,6 +294,14 @@ fn found_what_left_a_removed_directory_is_somewhere() {
     explore(ALL, Image::Fresh, text);
 }
 
+/// Found by two operations, once removals were cut: a rename behind the cut counted, for the cut was looked for among renames.
+#[test]
+fn found_what_stands_behind_a_cut_removal_is_cut() {
+    let text = "A/C/foo B/C/! | rename A/C B/C\nA/C/ B/ !B/C | rename A/C B/C\n\n\
+                A/C/foo B/bar | rename A/C B/bar exchange\nA/foo B/ !B/bar | rename A/foo B/bar";
+    explore(&[Domain::PageCache], Image::Fresh, text);
+}
+
 /// Found by reading: repairs took blocks by which the next recovery tells whether writes and values count that were not settled,
 /// where later ones had taken their place.
 #[test]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use lodestone::fs::format::{BLOCK, STATE_BLOCK};
-use lodestone::fs::{Cred, Fs, Ino, MkfsOptions, OpenOptions};
+use lodestone::fs::{Cred, Fs, Ino, MkfsOptions, OpenOptions, SetAttr};
 use lodestone::media::{Domain, Media, Pool, PoolOptions};
 use lodestone::sim::media::{Keep, SimMedia};
 
@@ -35,6 +35,10 @@ fn fail<M: Media>(fs: &Fs<M>, fails: impl FnOnce()) {
     let synced = create(fs, b"synced", 1).unwrap();
     fs.fsync(synced, true).unwrap();
     let lost = create(fs, b"lost", 2).unwrap();
+    // The write is not the last that the log has.
+    for mode in [0o600, 0o640] {
+        fs.setattr(&Cred::root(), lost, &SetAttr { mode: Some(mode), ..SetAttr::default() }).unwrap();
+    }
     fails();
     for call in ["first", "second"] {
         let e = fs.fsync(lost, true).expect_err(call);

@@ -1075,7 +1075,9 @@ impl Scan {
     /// The pairs before the cut.
     fn counted(&self) -> impl Iterator<Item = &Pair> {
         let cut = self.cut;
-        self.pairs.iter().take_while(move |p| cut != Some(p.seq))
+        self.pairs
+            .iter()
+            .take_while(move |p| cut.is_none_or(|cut| cut != p.seq && earlier(cut, p.seq) != cut))
     }
 }
 

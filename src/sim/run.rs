@@ -26,7 +26,7 @@ use super::machine::{self, Machine};
 use super::media::{Copying, CrashPoint, Keep, SimMedia};
 use super::model::{Falloc, Model, Target};
 use super::mutation::Mutation;
-use super::tree::Tree;
+use super::tree::{Seen, Tree};
 use super::workload::{Line, Op, Sequence};
 
 /// The smallest pool there may be.
@@ -607,9 +607,30 @@ impl Run<'_> {
 
     fn explore(&mut self, point: &CrashPoint, allowed: &Allowed) -> Result<(), Violation> {
         let Run { start, effort, tally, seen } = self;
+        if let Allowed::SinceSync(trees) = allowed {
+            nothing_lost(point, trees)
+                .map_err(|what| Violation { what, lost: "nothing was lost".to_owned() })?;
+        }
         tally.explore(point, &effort.bounds, &mut |media, distinct, twice| {
             visit(media, allowed, start, effort, seen, distinct, twice)
         })
+    }
+}
+
+/// What counts only where it verifies does verify where nothing was lost: the state is that before the interrupted operation, or
+/// that after it, as it is after a process was killed. (But for change times that stood in a removed directory alone.)
+fn nothing_lost(point: &CrashPoint, trees: &[Arc<Tree>]) -> Result<(), String> {
+    let found = Tree::read(&*machine::open(point.media(Keep::Everything))?, [])?;
+    let last = &trees[trees.len().saturating_sub(2)..];
+    let is = |tree: &Tree| {
+        tree.named.len() == found.named.len()
+            && tree.named.iter().zip(&found.named).all(|((ino, seen), (other, there))| {
+                ino == other && Seen { ctime: there.ctime, ..Seen::clone(seen) } == **there
+            })
+    };
+    match last.iter().any(|tree| is(tree)) {
+        true => Ok(()),
+        false => Err(format!("what is there does not count: {}", found.differs(&last[last.len() - 1]))),
     }
 }
 
