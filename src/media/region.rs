@@ -800,10 +800,16 @@ impl AsFd for Locked {
     }
 }
 
+const LOOKS_FOR_A_HOLDER: u32 = 10;
+
 /// Who holds the lock of a file, in words.
 fn lock_holder(stat: &Stat) -> String {
-    let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
-    match find_holder(&locks, stat.st_dev, stat.st_ino) {
+    // The list changes while it is read, and then an entry may be missed that is there.
+    let find = |_| {
+        let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
+        find_holder(&locks, stat.st_dev, stat.st_ino)
+    };
+    match (0..LOOKS_FOR_A_HOLDER).find_map(find) {
         Some(pid) => match fs::read_to_string(format!("/proc/{pid}/comm")) {
             Ok(name) => format!("process {pid} ({})", name.trim()),
             Err(_) => format!("process {pid}"),
