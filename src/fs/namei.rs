@@ -371,6 +371,7 @@ impl<M: Media> Fs<M> {
             }
             Err(e) => {
                 self.free_contents(&mut body, None);
+                body.log.free_all(&self.core, None);
                 self.slots.put(ino, None);
                 Err(e)
             }

@@ -490,11 +490,15 @@ impl<M: Media> Fs<M> {
         watch: &mut Watch,
     ) -> Result<u64> {
         let src = src.bytes();
+        let before = (body.mtime, body.ctime);
         (body.mtime, body.ctime) = (now, now);
         if batch.is_empty() {
             body.attr_record(inode.atime.load(Ordering::Relaxed), 0, batch);
         }
-        self.commit(inode, body, batch, guard, Class::Data, Flushed::issued())?;
+        if let Err(e) = self.commit(inode, body, batch, guard, Class::Data, Flushed::issued()) {
+            (body.mtime, body.ctime) = before;
+            return Err(e);
+        }
         watch.did(Phase::Metadata);
         let index = body.file().expect("check_writable");
         let mut sink = Sink::new(None, engine);
