@@ -767,7 +767,7 @@ impl State {
     }
 
     /// Whether the host's page cache may show what is not on the disk, and will not be.
-    fn sync_failed(&self) -> bool {
+    pub(super) fn sync_failed(&self) -> bool {
         self.deferred && !self.clean && self.boot == 0
     }
 }

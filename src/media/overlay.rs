@@ -135,6 +135,10 @@ impl<M: Media> Media for Overlay<M> {
     fn sync(&self) -> std::io::Result<()> {
         Ok(())
     }
+
+    fn drop_cached(&self) {
+        self.below.drop_cached();
+    }
 }
 
 /// Media that several hold: who opens them as a file system may fail, and another one goes on.

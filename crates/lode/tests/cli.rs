@@ -709,6 +709,16 @@ fn copies_that_make_no_sense_are_refused() {
     for to in ["p:/d", "p:/d/below", "p:/d/new", "p:/d/below/../other"] {
         dir.run(&["cp", "-r", "p:/d", to]).fails(1, &["into itself"]);
     }
+    // A directory's attributes are kept where a link to one stands for it, and the link stays what it is.
+    fs::set_permissions(dir.path("d"), PermissionsExt::from_mode(0o751)).unwrap();
+    symlink("/d", dir.path("to-d")).unwrap();
+    dir.ok(&["cp", "-a", "to-d", "p:/to-d"]);
+    dir.ok(&["cp", "-a", "d/.", "p:/to-d"]);
+    let listed = dir.ok(&["ls", "-l", "p:/"]);
+    let mode = |name: &str| {
+        listed.lines().find(|l| l.contains(name)).unwrap_or_else(|| panic!("{listed}"))[..10].to_owned()
+    };
+    assert_eq!((mode(" d").as_str(), mode(" to-d").as_str()), ("drwxr-x--x", "lrwxrwxrwx"), "{listed}");
     // Nor is a file copied onto itself by a link that leads to it.
     symlink("/file", dir.path("link")).unwrap();
     dir.ok(&["cp", "-a", "link", "p:/link"]);

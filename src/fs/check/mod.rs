@@ -505,6 +505,9 @@ fn run<M: Media>(media: &M, ask: Ask, live: Option<Account>) -> Result<Checked<'
 fn look<M: Media>(media: &M, ask: Ask, live: Option<Account>, strays: Strays) -> Result<Checked<'_, M>> {
     let mut report = Report::default();
     let (sb, state) = heads(media, &mut report)?;
+    if live.is_none() && state.sync_failed() {
+        media.drop_cached();
+    }
     let power_loss = state.lost_power(ask.power_lost);
     let mut pool = Pool { power_loss, live: live.is_some(), strays, ..Pool::new(media, sb, state) };
     let (table, table_header) = read_table(&mut pool, &mut report);

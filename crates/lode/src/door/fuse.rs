@@ -194,7 +194,7 @@ impl<M: Media> Requests<M> {
         }
     }
 
-    /// As [`attempt`] of what changes names or attributes: durable at the answer where the mount's options say so.
+    /// As [`attempt`] of what changes more than the bytes of a write: durable at the answer where the mount's options say so.
     fn change<T>(&self, work: impl FnOnce() -> lodestone::Result<T>) -> Result<T, Errno> {
         attempt(|| {
             let answer = work()?;
@@ -734,7 +734,7 @@ impl<M: Media> Filesystem for Requests<M> {
         reply: ReplyEmpty,
     ) {
         let _span = debug_span!("fallocate", ino = node.0, offset, length, mode).entered();
-        let answer = attempt(|| {
+        let answer = self.change(|| {
             let node = ino(node)?;
             if self.service.fallocate(caller(req), node, mode, offset, length)? {
                 self.forget_attributes(node);
@@ -772,7 +772,7 @@ impl<M: Media> Filesystem for Requests<M> {
     ) {
         let _span =
             debug_span!("copy", from = ino_in.0, offset_in, to = ino_out.0, offset_out, len).entered();
-        let answer = attempt(|| {
+        let answer = self.change(|| {
             let (from, to) = (ino(ino_in)?, ino(ino_out)?);
             let copied = self.service.copy_range(caller(req), (from, offset_in), (to, offset_out), len)?;
             if copied.set_id_fell {

@@ -41,6 +41,6 @@ pub struct Settings {
     pub cache: Cache,
     /// Bytes of the largest write request.
     pub write_bytes_max: u32,
-    /// Changes of names and attributes are durable when they are answered, on an ordinary file too.
+    /// Changes but for the bytes of a write are durable when they are answered, on an ordinary file too.
     pub sync_names: bool,
 }

@@ -17,6 +17,19 @@ const FIXED: &str = "system.lode.fixed";
 const CACHES: [&str; 3] = ["cache=auto", "cache=none", "cache=always"];
 
 #[test]
+fn a_write_across_the_largest_size_is_cut_there() {
+    need_mount!();
+    const LARGEST: u64 = (1 << 44) - 4096;
+    for cache in CACHES {
+        let rig = Rig::mounted_with(cache);
+        let f = File::options().write(true).create_new(true).open(rig.at("f")).unwrap();
+        assert_eq!(f.write_at(&[1; 8192], LARGEST - 4096).unwrap(), 4096, "{cache}");
+        assert_eq!(f.write_at(&[1; 1], LARGEST).unwrap_err().raw_os_error(), Some(libc::EFBIG), "{cache}");
+        assert_eq!(f.metadata().unwrap().len(), LARGEST, "{cache}");
+    }
+}
+
+#[test]
 fn random_writes_and_reads_agree_with_a_model() {
     need_mount!();
     for cache in CACHES {
