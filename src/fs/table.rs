@@ -97,24 +97,21 @@ impl Table {
 }
 
 const LEAF: usize = 1 << 10;
-const FAN: usize = 1 << 11;
+/// Each has twice as many leaves as the one before, the first has one: together enough for every number.
+const BRANCHES: usize = (u32::BITS - LEAF.ilog2()) as usize + 1;
 
 type Leaf<T> = Box<[T]>;
 type Branch<T> = Box<[OnceLock<Leaf<T>>]>;
 
 /// Grows without moving, so that look-ups take no lock.
 struct ByNumber<T> {
-    root: Box<[OnceLock<Branch<T>>]>,
+    branches: [OnceLock<Branch<T>>; BRANCHES],
 }
 
 impl<T> Default for ByNumber<T> {
     fn default() -> ByNumber<T> {
-        ByNumber { root: empty() }
+        ByNumber { branches: [const { OnceLock::new() }; BRANCHES] }
     }
-}
-
-fn empty<T>() -> Box<[OnceLock<T>]> {
-    (0..FAN).map(|_| OnceLock::new()).collect()
 }
 
 impl<T: Default> ByNumber<T> {
@@ -122,8 +119,12 @@ impl<T: Default> ByNumber<T> {
     #[inline]
     fn of(&self, number: u32) -> &T {
         let number = number as usize;
-        let branch = self.root[number / (LEAF * FAN)].get_or_init(empty);
-        let leaf = branch[number / LEAF % FAN].get_or_init(|| (0..LEAF).map(|_| T::default()).collect());
+        let leaf = number / LEAF + 1;
+        let branch = leaf.ilog2();
+        let leaves = 1 << branch;
+        let branch = self.branches[branch as usize]
+            .get_or_init(|| std::iter::repeat_with(OnceLock::new).take(leaves).collect());
+        let leaf = branch[leaf - leaves].get_or_init(|| (0..LEAF).map(|_| T::default()).collect());
         &leaf[number % LEAF]
     }
 }
@@ -206,5 +207,29 @@ impl FreeSlots {
     pub fn count(&self) -> u64 {
         let held: usize = self.own.all().map(|part| part.read().len()).sum();
         (held + self.global.lock().len() + self.deferred.lock().len()) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_has_a_place_of_its_own() {
+        let table = ByNumber::<AtomicU32>::default();
+        let leaf = LEAF as u32;
+        let mut numbers: Vec<u32> = vec![0, 1, u32::MAX - 1, u32::MAX];
+        // Either side of where a leaf ends, and a branch.
+        numbers.extend(
+            [1, 2, 3, 4, 7, 8, 1023].into_iter().flat_map(|n| [n * leaf - 1, n * leaf, n * leaf + 1]),
+        );
+        numbers.sort_unstable();
+        numbers.dedup();
+        for &n in &numbers {
+            assert_eq!(table.of(n).swap(!n, Ordering::Relaxed), 0, "{n}");
+        }
+        for n in numbers {
+            assert_eq!(table.of(n).load(Ordering::Relaxed), !n, "{n}");
+        }
     }
 }

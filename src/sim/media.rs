@@ -37,8 +37,6 @@ pub(super) const ATOM: usize = 8;
 pub(super) const PAGE: usize = 4096;
 /// Fenced lines that a failed ADR may take.
 const FENCED_LINES_MAX: usize = 64;
-/// So many are looked through.
-const FEW_ATOMS: usize = 16;
 const GROUP: usize = 16;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,8 +73,8 @@ pub(super) struct Unit {
     pub number: usize,
     /// In program order.
     pub atoms: Vec<Atom>,
-    /// Their places in `atoms`, by address; none where there are few.
-    by_address: Vec<u32>,
+    /// Where each is, and its place in `atoms`: by address, those of one address in program order.
+    by_address: Vec<(usize, u32)>,
 }
 
 /// By number.
@@ -84,26 +82,23 @@ pub(super) type Pending = Vec<Unit>;
 
 impl Unit {
     fn new(number: usize, atoms: Vec<Atom>) -> Unit {
-        let mut by_address = Vec::new();
-        if atoms.len() > FEW_ATOMS {
-            by_address = (0..atoms.len() as u32).collect();
-            by_address.sort_by_key(|&n| atoms[n as usize].at);
-        }
+        let mut by_address: Vec<(usize, u32)> = (0..).zip(&atoms).map(|(n, a)| (a.at, n)).collect();
+        by_address.sort_unstable();
         Unit { number, atoms, by_address }
     }
 
-    /// The atoms of these bytes, and their places, in program order.
+    /// The atoms of these bytes, and their places: those of one address in program order.
+    pub fn atoms_by_address(&self, bytes: &Range<usize>) -> impl Iterator<Item = (usize, &Atom)> {
+        let below = |end: usize| self.by_address.partition_point(|&(at, _)| at < end);
+        let found = &self.by_address[below(bytes.start)..below(bytes.end)];
+        found.iter().map(|&(_, n)| (n as usize, &self.atoms[n as usize]))
+    }
+
+    /// The same, all in program order.
     pub fn atoms_of(&self, bytes: &Range<usize>) -> impl Iterator<Item = (usize, &Atom)> {
-        let mut places: SmallVec<[u32; 32]> = SmallVec::new();
-        if self.by_address.is_empty() {
-            places
-                .extend((0..self.atoms.len() as u32).filter(|&n| bytes.contains(&self.atoms[n as usize].at)));
-        } else {
-            let below = |end: usize| self.by_address.partition_point(|&n| self.atoms[n as usize].at < end);
-            places.extend_from_slice(&self.by_address[below(bytes.start)..below(bytes.end)]);
-            places.sort_unstable();
-        }
-        places.into_iter().map(|n| (n as usize, &self.atoms[n as usize]))
+        let mut found: SmallVec<[(usize, &Atom); 32]> = self.atoms_by_address(bytes).collect();
+        found.sort_unstable_by_key(|&(n, _)| n);
+        found.into_iter()
     }
 }
 

@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::media::{ATOM, CrashPoint, PAGE, Pending, Rng};
+use super::media::{ATOM, Atom, CrashPoint, PAGE, Pending, Rng};
 use super::with_flag;
 use crate::media::{Addr, Domain, LINE};
 
@@ -135,7 +135,7 @@ impl Undecided {
     fn touched(&self, bytes: &Range<usize>) -> Range<usize> {
         let (first, last) = (bytes.start / self.unit_bytes, (bytes.end - 1) / self.unit_bytes);
         let from = self.pending.partition_point(|unit| unit.number < first);
-        from..from + self.pending[from..].partition_point(|unit| unit.number <= last)
+        from..from + self.pending[from..].iter().take_while(|unit| unit.number <= last).count()
     }
 
     fn moments(&mut self, unit: usize) -> &mut (Moment, Moment) {
@@ -197,20 +197,22 @@ impl Undecided {
     /// What is not decided of these bytes.
     fn doubts(&mut self, unit: usize, bytes: Range<usize>) -> Option<Open> {
         let (from, to) = *self.moments(unit);
+        let in_doubt = |n: usize, atom: &Atom| {
+            self.fate(unit, n) == Fate::Open && (atom.is_free() || from < atom.seq && atom.seq <= to)
+        };
+        if !self.pending[unit].atoms_by_address(&bytes).any(|(n, atom)| in_doubt(n, atom)) {
+            return None;
+        }
         let is_content = CONTENT.get();
         let mut open =
             Open { unit, bytes, from, to, steps: Vec::new(), free: Vec::new(), guard: None, is_content };
-        for (n, atom) in self.pending[unit].atoms_of(&open.bytes) {
-            if self.fate(unit, n) != Fate::Open {
-                continue;
-            }
-            if atom.is_free() {
-                open.free.push(atom.seq);
-            } else if from < atom.seq && atom.seq <= to {
-                open.steps.push((atom.seq, atom.ends));
+        for (_, atom) in self.pending[unit].atoms_of(&open.bytes).filter(|&(n, atom)| in_doubt(n, atom)) {
+            match atom.is_free() {
+                true => open.free.push(atom.seq),
+                false => open.steps.push((atom.seq, atom.ends)),
             }
         }
-        (!open.steps.is_empty() || !open.free.is_empty()).then_some(open)
+        Some(open)
     }
 
     fn settle(&mut self, decision: &Decision, set: &mut dyn FnMut(usize, [u8; ATOM])) {
@@ -241,7 +243,7 @@ impl Undecided {
     /// Puts decided words where they are seen.
     fn show(&mut self, unit: usize, bytes: &Range<usize>, set: &mut dyn FnMut(usize, [u8; ATOM])) {
         let (from, _) = *self.moments(unit);
-        for (n, atom) in self.pending[unit].atoms_of(bytes) {
+        for (n, atom) in self.pending[unit].atoms_by_address(bytes) {
             let there = match self.fate(unit, n) {
                 Fate::Open => !atom.is_free() && atom.seq <= from,
                 fate => fate == Fate::There,
@@ -272,7 +274,7 @@ impl Undecided {
     pub fn overwrite(&mut self, bytes: Range<usize>) {
         let pending = self.pending.clone();
         for unit in self.touched(&bytes) {
-            for (n, _) in pending[unit].atoms_of(&bytes) {
+            for (n, _) in pending[unit].atoms_by_address(&bytes) {
                 self.set_fate(unit, n, Fate::Overwritten);
             }
         }
