@@ -294,6 +294,33 @@ fn a_copy_that_fails_leaves_the_file_as_it_was() {
     }
 }
 
+/// The small write before it was durable by its record alone.
+#[test]
+fn a_copy_that_fails_takes_no_small_write_with_it() {
+    let (files, key) = files_on(SimMedia::new(vec![0; 8 << 20], Domain::Memory), None);
+    let mut wanted = vec![1; 64 * KIB];
+    let fd = create(&files, "file", &wanted);
+    files.fsync(fd).unwrap();
+    for at in [5000, 9000] {
+        wanted[at..at + 24].fill(2);
+        assert_eq!(files.pwrite(fd, &[2; 24], at as i64).unwrap(), 24);
+    }
+    let ticket = files.submit_pwrite(fd, vec![0xee; 16 * KIB].into(), 4096).unwrap();
+    let block = *key.last.lock().unwrap() as usize + 4096;
+    files.fs().media().poison(block..block + 64);
+    key.set(true);
+    assert_eq!(ticket.wait().unwrap_err().errno(), libc::EIO);
+    for keep in [Keep::Everything, Keep::Nothing] {
+        let left = files.fs().media().crash_point().media(keep);
+        let options = OpenOptions { no_ticker: true, ..OpenOptions::default() };
+        let again = Files::new(Fs::open(left, &options).unwrap(), Cred::root(), 0);
+        let fd = again.open(b"file", libc::O_RDONLY, 0).unwrap();
+        assert!(content(&again, fd) == wanted, "{keep:?}");
+    }
+    assert!(content(&files, fd) == wanted);
+    check(&files);
+}
+
 /// Who finds a file taken copies before it has it; a write is still all there or not at all, and nothing is lost.
 #[test]
 fn writers_of_one_file_copy_side_by_side() {
