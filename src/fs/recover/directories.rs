@@ -1,0 +1,584 @@
+//! What the logs of directories say: which of their operations count, and what the root reaches.
+
+use super::*;
+
+/// Directories replayed.
+#[derive(Default)]
+struct Replayed {
+    dirs: HashMap<u32, Arc<Inode>>,
+    said: Said,
+    /// Those that cannot be read. A removed directory's log is anything by now, and may be on bad media; only
+    /// the root's reach decides whether it matters.
+    broken: HashMap<u32, Error>,
+}
+
+/// What directories say of others.
+#[derive(Default)]
+struct Said {
+    /// Change times: (directory, inode, time).
+    stamps: Vec<(u32, u32, u64)>,
+    /// Inodes that lost a name for good, with their generations, and where that is said.
+    removed: Vec<((u32, u64), Removal)>,
+    /// Blocks that operations which are not settled name: see [`Recovery::asks`].
+    asked: Vec<Run>,
+}
+
+/// An operation of a directory that took a name for good.
+#[derive(Clone, Copy)]
+struct Removal {
+    dir: u32,
+    seq: u32,
+    settled: bool,
+    in_doubt: bool,
+}
+
+/// What a scan of a directory's log found.
+struct Scan {
+    /// Number of the first operation that does not count.
+    cut: Option<u32>,
+    head_seq: u32,
+    pairs: Vec<Pair>,
+}
+
+/// A record that is void without another one.
+struct Pair {
+    seq: u32,
+    /// Whose entry it is.
+    ino: u32,
+    partner: Partner,
+    in_doubt: bool,
+    /// The entry left this directory for the partner's.
+    leaves: bool,
+}
+
+impl<M: Media> Recovery<'_, M> {
+    /// What the root reaches goes into the table; the inodes among it are returned that are lost for now, with all
+    /// below them.
+    pub(super) fn recover_directories(
+        &self,
+        table: &table::Table,
+        slots: u32,
+        repairs: &mut Repairs,
+    ) -> Result<Damaged> {
+        let parts = parallel(slots, |range, out: &mut Vec<(u32, Scan)>| {
+            for ino in range.filter(|&ino| self.is_dir(ino)) {
+                // The replay fails in the same way.
+                out.extend(self.scan(ino).ok().map(|scan| (ino, scan)));
+            }
+            Ok(())
+        })?;
+        let mut scans: HashMap<u32, Scan> = parts.into_iter().flatten().collect();
+        loop {
+            self.settle_pairs(&mut scans);
+            let mut replayed = self.replay_directories(&scans, slots)?;
+            if self.power_loss && self.keep_what_was_left(&mut scans, &replayed) {
+                continue; // a directory was removed, and what had emptied it is lost
+            }
+            let (reached, damaged) = self.reach(&mut replayed)?;
+            if self.power_loss && self.keep_in_reach(&mut scans, &reached, &replayed) {
+                continue; // an entry had left for a directory that the power loss took
+            }
+            for (dir, ino, time) in replayed.said.stamps {
+                if reached.contains_key(&dir) {
+                    note(&mut repairs.stamps, ino, time);
+                }
+            }
+            let removed = replayed.said.removed.iter().filter(|(_, removal)| !removal.settled);
+            repairs.asked_inodes.extend(removed.map(|((ino, _), _)| *ino));
+            repairs.asked_inodes.extend(replayed.dirs.keys().filter(|ino| !reached.contains_key(*ino)));
+            repairs.asked.extend(replayed.said.asked);
+            self.adopt(table, replayed.dirs, &reached, &scans, repairs)?;
+            return Ok(damaged);
+        }
+    }
+
+    /// Finds where a directory's log must be cut for reasons of its own, and its paired records.
+    fn scan(&self, ino: u32) -> Result<Scan> {
+        let mut reader = Reader::new(self.core, self.owner(ino))?;
+        let mut scan = Scan { cut: None, head_seq: reader.log().head_seq(), pairs: Vec::new() };
+        let (mut op, mut next) = (Op::default(), Op::default());
+        let mut more = reader.next(&mut op)?;
+        while more {
+            more = reader.next(&mut next)?;
+            let in_doubt = self.in_doubt(&op, !more);
+            if in_doubt && !self.depends_on_media(&op)? {
+                scan.cut = Some(op.seq());
+                break;
+            }
+            for record in op.records() {
+                if let Some((ino, partner, leaves)) = partner_of(&record) {
+                    scan.pairs.push(Pair { seq: op.seq(), ino, partner, in_doubt, leaves });
+                }
+            }
+            std::mem::swap(&mut op, &mut next);
+        }
+        self.newest.fetch_max(reader.newest(), Ordering::Relaxed);
+        Ok(scan)
+    }
+
+    /// Whether the slots, logs and values that the operation's records name are there.
+    pub(super) fn depends_on_media(&self, op: &Op) -> Result<bool> {
+        for record in op.records() {
+            let holds = match record.kind {
+                Type::Add => match AddRecord::decode(record.bytes) {
+                    Some(add) if add.flags & field::add::COPIED == 0 => self.names_inode(&add)?,
+                    Some(_) => true,
+                    None => false,
+                },
+                // On persistent memory values are durable before their records.
+                Type::Xattr => !self.power_loss || self.has_value(record.bytes)?,
+                _ => true,
+            };
+            if !holds {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn names_inode(&self, add: &AddRecord) -> Result<bool> {
+        if self.core.media.omits("an entry counts only with its inode") {
+            return Ok(true);
+        }
+        let header = self.headers.get(add.ino as usize).copied().flatten();
+        if header.is_none_or(|h| h.generation != add.generation) {
+            return Ok(false);
+        }
+        // A link in doubt needs the new inode, too: its creation may stand in a directory that is lost.
+        if add.flags & field::add::CREATE == 0 && !self.power_loss {
+            return Ok(true);
+        }
+        let mut reader = match Reader::new(self.core, self.owner(add.ino)) {
+            Ok(reader) => reader,
+            // Of the new slot all is there but the log head, which is still the last inode's.
+            Err(e) if e.errno() == libc::EUCLEAN => return Ok(false),
+            Err(_) => return Ok(true), // its log is on bad media: an inode that cannot be read
+        };
+        if reader.log().head_seq() > 0 {
+            return Ok(true); // it was cleaned since: its beginning was there
+        }
+        let mut op = Op::default();
+        while reader.log().seq() < add.lines as u32 {
+            match reader.next(&mut op) {
+                Ok(true) => {}
+                Ok(false) => return Ok(false),
+                Err(_) => return Ok(true), // it is damaged, but it was there
+            }
+            // What was settled may be gone again.
+            if self.power_loss && self.in_doubt(&op, false) && !self.depends_on_media(&op)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn has_value(&self, b: &[u8]) -> Result<bool> {
+        if b[field::xattr::FLAGS] & field::xattr::IN_BLOCKS == 0
+            || b[field::xattr::FLAGS] & field::xattr::COPIED != 0
+        {
+            return Ok(true);
+        }
+        let len = get32(b, field::xattr::VALUE_LEN) as usize;
+        let run = value_run(b);
+        if len > crate::limits::XATTR_VALUE_BYTES_MAX || !self.core.holds_blocks(run) {
+            return Ok(false);
+        }
+        let crc = self.core.media.crc32c(log::block_addr(run.start), len, 0);
+        // What cannot be read counts, as data do: see `inode::verify_data`.
+        let matches = crc.map_or(true, |crc| crc == get32(b, field::xattr::CRC));
+        Ok(self.core.media.verified(&[(log::block_addr(run.start), len)], matches))
+    }
+
+    /// Cuts every log before a paired record in doubt whose other half is not there, until no cut
+    /// takes another half away.
+    fn settle_pairs(&self, scans: &mut HashMap<u32, Scan>) {
+        loop {
+            let mut halves: HashMap<u64, u32> = HashMap::new();
+            for pair in scans.values().flat_map(Scan::counted) {
+                *halves.entry(pair.partner.transaction).or_default() += 1;
+            }
+            let heads: HashMap<u32, u32> = scans.iter().map(|(&ino, s)| (ino, s.head_seq)).collect();
+            let mut changed = false;
+            for scan in scans.values_mut() {
+                let void = scan.counted().find(|p| {
+                    p.in_doubt
+                        && !self.core.media.omits("half a rename is void")
+                        && halves[&p.partner.transaction] < 2
+                        && !self.partner_moved_on(&p.partner, &heads)
+                });
+                if let Some(seq) = void.map(|p| p.seq) {
+                    scan.cut = Some(seq);
+                    changed = true;
+                }
+            }
+            if !changed {
+                return;
+            }
+        }
+    }
+
+    /// Whether the other half was surely durable once: its log was cleaned past it, or its directory
+    /// was removed and its slot taken by another inode. After a power loss another inode there is an older
+    /// one: no slot is taken before all that named it is settled.
+    fn partner_moved_on(&self, partner: &Partner, heads: &HashMap<u32, u32>) -> bool {
+        match self.headers.get(partner.ino as usize).copied().flatten() {
+            Some(h) if h.generation != partner.generation => !self.power_loss,
+            Some(_) => {
+                heads.get(&partner.ino).is_some_and(|head| (head.wrapping_sub(partner.seq) as i32) > 0)
+            }
+            None => false,
+        }
+    }
+
+    /// Replays all directories up to their cuts.
+    fn replay_directories(&self, scans: &HashMap<u32, Scan>, slots: u32) -> Result<Replayed> {
+        let exchanges = exchanges(scans);
+        let parts = parallel(slots, |range, out: &mut Replayed| {
+            for ino in range.filter(|&ino| self.is_dir(ino)) {
+                let cut = scans.get(&ino).and_then(|s| s.cut);
+                match self.replay_directory(ino, cut, &exchanges, &mut out.said) {
+                    Ok(dir) => {
+                        out.dirs.insert(ino, Arc::new(dir));
+                    }
+                    Err(e) => {
+                        out.broken.insert(ino, e);
+                    }
+                }
+            }
+            Ok(())
+        })?;
+        let mut all = Replayed::default();
+        for part in parts {
+            all.dirs.extend(part.dirs);
+            all.said.stamps.extend(part.said.stamps);
+            all.said.removed.extend(part.said.removed);
+            all.said.asked.extend(part.said.asked);
+            all.broken.extend(part.broken);
+        }
+        Ok(all)
+    }
+
+    fn replay_directory(
+        &self,
+        ino: u32,
+        cut: Option<u32>,
+        exchanges: &HashSet<u64>,
+        said: &mut Said,
+    ) -> Result<Inode> {
+        let owner = self.owner(ino);
+        let header = self.headers[ino as usize].expect("a directory has one");
+        let mut reader = Reader::new(self.core, owner)?;
+        let mut body = Body::new(&header, Log::new(self.core.key_crc, &owner));
+        let mut atime = header.btime;
+        let mut op = Op::default();
+        while reader.next(&mut op)? {
+            if cut == Some(op.seq()) {
+                reader.rewind(op.begin());
+                break;
+            }
+            let settled = op.epoch() <= self.settled;
+            let removal = Removal { dir: ino, seq: op.seq(), settled, in_doubt: self.in_doubt(&op, false) };
+            for record in op.records().filter(|r| r.kind == Type::Add) {
+                let replaced = body.dir()?.by_cookie(get32(record.bytes, field::add::REPLACES));
+                if let Some(old) = replaced {
+                    if !is_exchange(&op, &record, exchanges) {
+                        said.removed.push(((old.entry.ino.0, old.entry.generation), removal));
+                    }
+                    said.stamps.push((ino, old.entry.ino.0, get64(record.bytes, field::add::MTIME)));
+                }
+            }
+            self.asks(&op, None, &mut said.asked);
+            inode::apply(self.core, &owner, &mut body, &mut atime, &op, None)?;
+            for record in op.records() {
+                match record.kind {
+                    Type::Add if record.bytes[field::add::FLAGS] & field::add::CREATE == 0 => {
+                        said.stamps.push((
+                            ino,
+                            get32(record.bytes, field::add::INO),
+                            get64(record.bytes, field::add::MTIME),
+                        ));
+                    }
+                    Type::Remove | Type::RemoveMoved => {
+                        let gone = get32(record.bytes, field::remove::INO);
+                        said.stamps.push((ino, gone, get64(record.bytes, field::remove::MTIME)));
+                        if record.kind == Type::Remove {
+                            let generation = get64(record.bytes, field::remove::GENERATION);
+                            said.removed.push(((gone, generation), removal));
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+        body.log = reader.into_log();
+        Ok(inode::assemble(&header, &owner, body, atime))
+    }
+
+    /// The directories that the root reaches, each with its parent, and what of the tree is damaged.
+    fn reach(&self, replayed: &mut Replayed) -> Result<(HashMap<u32, u32>, Damaged)> {
+        let mut parents = HashMap::from([(ROOT_INO, ROOT_INO)]);
+        let mut queue = vec![ROOT_INO];
+        let mut damaged = Damaged::new();
+        while let Some(ino) = queue.pop() {
+            let Some(dir) = replayed.dirs.get(&ino) else {
+                match replayed.broken.remove(&ino) {
+                    Some(e) if ino != ROOT_INO => damaged.push((ino, e)),
+                    Some(e) => return Err(e),
+                    None => return Err(bad_entry(ino, "is named as a directory and is none")),
+                }
+                continue;
+            };
+            let body = dir.body.read();
+            for Named { entry: e, .. } in body.dir()?.iter() {
+                let Some(header) = self.headers.get(e.ino.0 as usize) else {
+                    return Err(bad_entry(ino, "names an inode that is not there"));
+                };
+                let Some(header) = header else {
+                    damaged.push((e.ino.0, bad_entry(ino, "names an inode whose slot is damaged")));
+                    if e.kind == Kind::Directory {
+                        parents.insert(e.ino.0, ino);
+                    }
+                    continue;
+                };
+                if header.generation != e.generation || header.mode & libc::S_IFMT != e.kind.mode_bits() {
+                    return Err(bad_entry(ino, "names an inode that is not there"));
+                }
+                if e.kind == Kind::Directory {
+                    if parents.insert(e.ino.0, ino).is_some() {
+                        return Err(bad_entry(e.ino.0, "is named by two directories"));
+                    }
+                    queue.push(e.ino.0);
+                }
+            }
+        }
+        Ok((parents, damaged))
+    }
+
+    /// Cuts logs before the removal of a directory in which something is left: what emptied it is lost, or void. The removal
+    /// came later than that, so it was not synced either. Whether it changed any.
+    fn keep_what_was_left(&self, scans: &mut HashMap<u32, Scan>, replayed: &Replayed) -> bool {
+        if self.core.media.omits("a removal counts only with what emptied the directory") {
+            return false;
+        }
+        let is_left = |(ino, generation): (u32, u64)| {
+            replayed.dirs.get(&ino).is_some_and(|dir| {
+                dir.generation == generation && dir.body.read().dir().is_ok_and(|entries| !entries.is_empty())
+            })
+        };
+        let removals = replayed.said.removed.iter().filter(|(_, removal)| removal.in_doubt);
+        let cuts =
+            removals.filter(|(inode, _)| is_left(*inode)).map(|(_, removal)| (removal.dir, removal.seq));
+        cut_before(scans, cuts.collect())
+    }
+
+    /// Cuts logs where an entry left for a directory that is not reached, and was not removed: not before that entry, which may
+    /// have been synced, but before what took the directory out of reach. Whether it changed any.
+    fn keep_in_reach(
+        &self,
+        scans: &mut HashMap<u32, Scan>,
+        reached: &HashMap<u32, u32>,
+        replayed: &Replayed,
+    ) -> bool {
+        let is_there = |partner: &Partner| {
+            let header = self.headers.get(partner.ino as usize).copied().flatten();
+            header.is_some_and(|h| h.generation == partner.generation)
+        };
+        // Of an exchange both halves are additions, and both take an entry away.
+        let exchanges = exchanges(scans);
+        let lost = |p: &&Pair| {
+            (p.leaves || exchanges.contains(&p.partner.transaction))
+                && p.in_doubt
+                && !reached.contains_key(&p.partner.ino)
+                && is_there(&p.partner)
+        };
+        let mut tree = None;
+        let mut cuts = Vec::new();
+        for (&ino, scan) in scans.iter().filter(|(ino, _)| reached.contains_key(*ino)) {
+            for pair in scan.counted().filter(lost) {
+                let tree = tree.get_or_insert_with(|| Unreached::new(scans, reached, replayed));
+                match tree.cause(pair.partner.ino, pair.partner.generation) {
+                    Cause::Removed => {}
+                    Cause::Move(dir, seq) => cuts.push((dir, seq)),
+                    Cause::NeverThere => cuts.push((ino, pair.seq)),
+                }
+            }
+        }
+        cut_before(scans, cuts)
+    }
+
+    /// Puts what is reached into the table: link counts, parents, the directories themselves.
+    fn adopt(
+        &self,
+        table: &table::Table,
+        dirs: HashMap<u32, Arc<Inode>>,
+        reached: &HashMap<u32, u32>,
+        scans: &HashMap<u32, Scan>,
+        repairs: &mut Repairs,
+    ) -> Result<()> {
+        for (&ino, &parent) in reached {
+            let entry = table.entry(ino);
+            entry.parent.store(parent, Ordering::Relaxed);
+            entry.nlink.fetch_add(2, Ordering::Relaxed);
+            if ino != ROOT_INO {
+                table.entry(parent).nlink.fetch_add(1, Ordering::Relaxed);
+            }
+            let Some(dir) = dirs.get(&ino) else { continue };
+            let body = dir.body.read();
+            for Named { entry: e, .. } in body.dir()?.iter() {
+                if e.kind != Kind::Directory {
+                    table.entry(e.ino.0).nlink.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            let cut = scans.get(&ino).is_some_and(|s| s.cut.is_some());
+            if cut {
+                self.voided.fetch_add(1, Ordering::Relaxed);
+            }
+            mark(self.core, ino, &body)?;
+            table.line(ino).show(&body, dir.atime.load(Ordering::Relaxed));
+            drop(body);
+            table.fill(dir.clone());
+            if cut {
+                repairs.seals.push((dir.owner(), dir.body.read().log.clone()));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Scan {
+    /// The pairs before the cut.
+    fn counted(&self) -> impl Iterator<Item = &Pair> {
+        let cut = self.cut;
+        self.pairs
+            .iter()
+            .take_while(move |p| cut.is_none_or(|cut| cut != p.seq && earlier(cut, p.seq) != cut))
+    }
+}
+
+/// The blocks of an attribute's value that has some.
+pub(super) fn value_run(b: &[u8]) -> Run {
+    let len = get32(b, field::xattr::VALUE_LEN) as usize;
+    Run { start: Block(get32(b, field::xattr::BLOCK)), count: len.div_ceil(BLOCK) as u32 }
+}
+
+/// Whose entry it is, the partner, and whether the entry leaves for that one's directory.
+fn partner_of(record: &log::Record) -> Option<(u32, Partner, bool)> {
+    match record.kind {
+        Type::RemoveMoved => {
+            let partner = Partner::decode(&record.bytes[field::remove::PARTNER..]);
+            Some((get32(record.bytes, field::remove::INO), partner, true))
+        }
+        Type::Add => {
+            let add = AddRecord::decode(record.bytes)?;
+            add.partner.map(|partner| (add.ino, partner, false))
+        }
+        _ => None,
+    }
+}
+
+/// Transactions whose two halves are both additions.
+fn exchanges(scans: &HashMap<u32, Scan>) -> HashSet<u64> {
+    let mut added = HashSet::new();
+    let additions = scans.values().flat_map(Scan::counted).filter(|pair| !pair.leaves);
+    additions.map(|pair| pair.partner.transaction).filter(|transaction| !added.insert(*transaction)).collect()
+}
+
+/// Whether what an addition takes the place of gets another name by the same operation.
+fn is_exchange(op: &Op, add: &log::Record, exchanges: &HashSet<u64>) -> bool {
+    match AddRecord::decode(add.bytes).and_then(|add| add.partner) {
+        Some(partner) => exchanges.contains(&partner.transaction),
+        None => op.records().filter(|r| r.kind == Type::Add).count() > 1,
+    }
+}
+
+/// Cuts each log before the earliest that is named of it; whether there was any.
+fn cut_before(scans: &mut HashMap<u32, Scan>, cuts: Vec<(u32, u32)>) -> bool {
+    let mut changed = false;
+    for (dir, seq) in cuts {
+        // What was not scanned cannot be read, and is cut by nobody.
+        if let Some(scan) = scans.get_mut(&dir) {
+            scan.cut = Some(scan.cut.map_or(seq, |cut| earlier(cut, seq)));
+            changed = true;
+        }
+    }
+    changed
+}
+
+/// Directories that the root does not reach.
+struct Unreached<'a> {
+    scans: &'a HashMap<u32, Scan>,
+    /// The directory that names each.
+    parents: HashMap<u32, u32>,
+    /// With their generations.
+    removed: HashSet<(u32, u64)>,
+}
+
+/// Why a directory is not reached.
+enum Cause {
+    /// It was removed, and is empty.
+    Removed,
+    /// It, or one above it, was moved: where that is said, in which directory.
+    Move(u32, u32),
+    /// The entry that made it, or one above it, is lost.
+    NeverThere,
+}
+
+impl<'a> Unreached<'a> {
+    fn new(scans: &'a HashMap<u32, Scan>, reached: &HashMap<u32, u32>, replayed: &Replayed) -> Unreached<'a> {
+        let mut parents = HashMap::new();
+        for (&ino, dir) in replayed.dirs.iter().filter(|(ino, _)| !reached.contains_key(*ino)) {
+            let body = dir.body.read();
+            let entries = body.dir().into_iter().flat_map(|index| index.iter());
+            parents.extend(entries.filter(|e| e.entry.kind == Kind::Directory).map(|e| (e.entry.ino.0, ino)));
+        }
+        let removed = replayed.said.removed.iter().map(|(inode, _)| *inode).collect();
+        Unreached { scans, parents, removed }
+    }
+
+    fn cause(&self, ino: u32, generation: u64) -> Cause {
+        let mut path = vec![ino];
+        let mut seen = HashSet::from([ino]);
+        while let Some(&above) = self.parents.get(&path[path.len() - 1]) {
+            if !seen.insert(above) {
+                // No tree ever had this: the move that closed the circle came last, so it was not synced.
+                let circle = path.iter().position(|&ino| ino == above).expect("it was seen");
+                path.push(above);
+                let moves = path[circle..].windows(2).filter_map(|link| self.moved(link[0], link[1]));
+                let last = moves.max_by_key(|(_, pair)| pair.partner.transaction);
+                return last.map_or(Cause::NeverThere, |(dir, pair)| Cause::Move(dir, pair.seq));
+            }
+            path.push(above);
+        }
+        if path.len() == 1 && self.removed.contains(&(ino, generation)) {
+            return Cause::Removed;
+        }
+        // The highest never came to be: what was moved there first of all that is on the way.
+        let mut moves = path.windows(2).rev().filter_map(|link| self.moved(link[0], link[1]));
+        moves.next().map_or(Cause::NeverThere, |(dir, pair)| Cause::Move(dir, pair.seq))
+    }
+
+    /// The move, if it was one and is in doubt, by which `ino` came into `dir`.
+    fn moved(&self, ino: u32, dir: u32) -> Option<(u32, &Pair)> {
+        let came = self.scans.get(&dir)?.counted().filter(|pair| !pair.leaves && pair.ino == ino).last()?;
+        came.in_doubt.then_some((dir, came))
+    }
+}
+
+/// Of two numbers of a log's records.
+fn earlier(a: u32, b: u32) -> u32 {
+    if (a.wrapping_sub(b) as i32) < 0 { a } else { b }
+}
+
+fn note(stamps: &mut HashMap<u32, u64>, ino: u32, time: u64) {
+    let known = stamps.entry(ino).or_insert(time);
+    *known = time.max(*known);
+}
+
+#[cold]
+fn bad_entry(ino: u32, what: &str) -> Error {
+    Error::message(
+        libc::EUCLEAN,
+        "recover::reach",
+        format!("directory {ino} {what}; lode fsck --repair mends it"),
+    )
+}
