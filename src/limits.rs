@@ -14,6 +14,8 @@ pub const FILE_BYTES_MAX: u64 = (1 << 44) - 4096;
 pub const POOL_BLOCKS_MAX: u64 = 1 << 31;
 /// Smallest pool, in bytes.
 pub const POOL_BYTES_MIN: u64 = 1 << 20;
+/// Longest label of a pool, in bytes.
+pub const LABEL_BYTES_MAX: usize = 63;
 /// Hard links to one file (as ext4 has it).
 pub const LINKS_MAX: u32 = 65_000;
 /// Links to one directory, subdirectories and two: as many as xfs allows, for the count has 32 bits here and

@@ -321,6 +321,35 @@ fn a_copy_that_fails_takes_no_small_write_with_it() {
     check(&files);
 }
 
+/// Its descriptor was closed meanwhile, and names another file by then.
+#[test]
+fn a_blocked_write_goes_to_the_file_that_its_descriptor_named() {
+    let (files, key) = files_on(memfd(), None);
+    let fd = create(&files, "file", &[1; 64 * KIB]);
+    let before = files.fs().statfs().blocks_free;
+    let ticket = files.submit_pwrite(fd, vec![2; 32 * KIB].into(), 0).unwrap();
+    let mut write = pin!(files.pwrite_async(fd, vec![3; 16].into(), 5000));
+    let mut read = pin!(files.pread_async(fd, vec![0; 16].into(), 9000));
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(write.as_mut().poll(&mut context).is_pending() && read.as_mut().poll(&mut context).is_pending());
+    files.close(fd).unwrap();
+    files.unlink(b"file").unwrap();
+    let other = create(&files, "other", &[9; 64 * KIB]);
+    assert_eq!(other, fd, "the number is used again");
+    key.set(true);
+    ticket.wait().unwrap();
+    let (_, written) = block_on(write).0;
+    let (seen, read) = block_on(read).0;
+    assert_eq!((written.unwrap(), read.unwrap(), &seen[..]), (16, 16, [2; 16].as_slice()));
+    assert!(content(&files, other) == [9; 64 * KIB]);
+    check(&files);
+    drop(ticket);
+    files.close(other).unwrap();
+    files.unlink(b"other").unwrap();
+    files.fs().sync().unwrap();
+    assert!(files.fs().statfs().blocks_free >= before, "the file without a name went with its last call");
+}
+
 /// Who finds a file taken copies before it has it; a write is still all there or not at all, and nothing is lost.
 #[test]
 fn writers_of_one_file_copy_side_by_side() {

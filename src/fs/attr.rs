@@ -242,12 +242,17 @@ fn falls_by_chown(cred: &Cred, body: &Body) -> u32 {
 
 /// The kernel's rules for chmod, chown, utimens and truncate.
 fn check_setattr(cred: &Cred, body: &Body, set: &SetAttr) -> Result<()> {
-    if let Some(size) = set.size {
+    if set.size.is_some() {
         check_writable(body)?;
-        if size > FILE_BYTES_MAX {
-            return Err(Error::new(libc::EFBIG, "attr::setattr"));
-        }
     }
+    check_permitted(cred, body, set)?;
+    match set.size {
+        Some(size) if size > FILE_BYTES_MAX => Err(Error::new(libc::EFBIG, "attr::setattr")),
+        _ => Ok(()),
+    }
+}
+
+fn check_permitted(cred: &Cred, body: &Body, set: &SetAttr) -> Result<()> {
     if !cred.enforce || cred.is_root() {
         return Ok(());
     }

@@ -25,7 +25,7 @@ mod open;
 pub mod table;
 
 use crate::error::{Error, Result};
-use crate::fs::{Cred, Fs, Ino, Kind, Node};
+use crate::fs::{Cred, Fs, Ino, Kind, Node, Step};
 use crate::limits::{OPEN_FILES_MAX, PATH_BYTES_MAX, WALK_RETRIES_MAX};
 use crate::media::Media;
 use crate::mover::EngineKind;
@@ -61,6 +61,43 @@ struct File {
     offset: Lock<u64>,
 }
 
+/// The file that one read or write is of: what its descriptor names when it begins. A call that was blocked goes on with
+/// that one, which is open until then, whatever the descriptor names meanwhile.
+pub struct OpenFile<M: Media> {
+    fd: Fd,
+    kept: Option<Kept<M>>,
+}
+
+struct Kept<M: Media> {
+    fs: Arc<Fs<M>>,
+    /// None only once it is dropped.
+    file: Option<Arc<File>>,
+}
+
+impl<M: Media> OpenFile<M> {
+    pub fn of(fd: Fd) -> OpenFile<M> {
+        OpenFile { fd, kept: None }
+    }
+
+    /// The call is over.
+    pub fn let_go(&mut self) {
+        self.kept = None;
+    }
+}
+
+impl<M: Media> Drop for Kept<M> {
+    fn drop(&mut self) {
+        self.file.take().into_iter().for_each(|file| release(&self.fs, file));
+    }
+}
+
+/// Gives the open of a file back when its last descriptor has gone, and the last call that keeps it.
+fn release<M: Media>(fs: &Fs<M>, file: Arc<File>) {
+    if let Some(file) = Arc::into_inner(file) {
+        fs.release_node(&file.node);
+    }
+}
+
 impl<M: Media> Files<M> {
     /// `cred` decides permissions and ownership, `umask` the mode of new files.
     pub fn new(fs: Arc<Fs<M>>, cred: Cred, umask: u32) -> Files<M> {
@@ -84,7 +121,7 @@ impl<M: Media> Files<M> {
     /// Closes a descriptor. The number is free on return.
     pub fn close(&self, fd: Fd) -> Result<()> {
         let file = usize::try_from(fd).ok().and_then(|n| self.table.take(n));
-        self.release(file.ok_or(Error::new(libc::EBADF, "files::close"))?);
+        release(&self.fs, file.ok_or(Error::new(libc::EBADF, "files::close"))?);
         Ok(())
     }
 
@@ -140,11 +177,22 @@ impl<M: Media> Files<M> {
         }
     }
 
-    /// Gives the open of a file back when its last descriptor has gone.
-    fn release(&self, file: Arc<File>) {
-        if let Some(file) = Arc::into_inner(file) {
-            self.fs.release_node(&file.node);
+    /// One try of a read or write. See [`OpenFile`].
+    #[inline]
+    fn try_on<T, W>(
+        &self,
+        of: &mut OpenFile<M>,
+        run: impl FnOnce(&File) -> Result<Step<T, W>>,
+    ) -> Result<Step<T, W>> {
+        if let Some(file) = of.kept.as_ref().and_then(|kept| kept.file.as_ref()) {
+            return run(file);
         }
+        let file = self.file(of.fd)?;
+        let step = run(&file)?;
+        if matches!(step, Step::Blocked(_)) {
+            of.kept = Some(Kept { fs: self.fs.clone(), file: Some(Arc::clone(&file)) });
+        }
+        Ok(step)
     }
 
     /// Where `path` starts: at a descriptor or, for an absolute path or AT_FDCWD, at the root.
@@ -247,7 +295,7 @@ impl<M: Media> Drop for Pinned<'_, M> {
 impl<M: Media> Drop for Files<M> {
     fn drop(&mut self) {
         for file in self.table.drain() {
-            self.release(file);
+            release(&self.fs, file);
         }
     }
 }

@@ -28,7 +28,7 @@
 
 use super::alloc::Block;
 use super::types::Time;
-use crate::limits::{POOL_BLOCKS_MAX, POOL_BYTES_MIN};
+use crate::limits::{LABEL_BYTES_MAX, POOL_BLOCKS_MAX, POOL_BYTES_MIN};
 use crate::media::{Addr, LINE, Words, crc32c, crc32c_words};
 
 pub const BLOCK: usize = 4096;
@@ -136,7 +136,7 @@ impl Super {
         put32(&mut b, 64, BLOCK as u32);
         b[68] = self.data_in_place as u8;
         let label = self.label.as_bytes();
-        assert!(label.len() <= 63);
+        assert!(label.len() <= LABEL_BYTES_MAX);
         b[72..72 + label.len()].copy_from_slice(label);
         let crc = crc32c(&b[16..], get32(&b, 8));
         put32(&mut b, 12, crc);

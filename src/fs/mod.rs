@@ -750,6 +750,7 @@ impl<M: Media> Fs<M> {
             name_bytes_max: crate::limits::NAME_BYTES_MAX as u32,
             fsid: u64::from_le_bytes(uuid[..8].try_into().unwrap())
                 ^ u64::from_le_bytes(uuid[8..].try_into().unwrap()),
+            read_only: self.core.read_only,
         }
     }
 

@@ -19,7 +19,7 @@ use super::format::*;
 use super::inode::{self, Inode};
 use super::log::{self, Batch, Owner};
 use super::*;
-use crate::limits::{POOL_BLOCKS_MAX, POOL_BYTES_MIN};
+use crate::limits::{LABEL_BYTES_MAX, POOL_BLOCKS_MAX, POOL_BYTES_MIN};
 use crate::media::LINE;
 use crate::sync::primitive::Mutex;
 
@@ -43,25 +43,31 @@ pub(super) struct Ticker {
     thread: JoinHandle<()>,
 }
 
+impl MkfsOptions {
+    /// EINVAL for what no pool can have; `bytes`, where it is known, is to be the size of the pool.
+    pub fn check(&self, bytes: Option<u64>) -> Result<()> {
+        let sizes = POOL_BYTES_MIN..=POOL_BLOCKS_MAX * BLOCK as u64 + BLOCK as u64 - 1;
+        if let Some(bytes) = bytes.filter(|bytes| !sizes.contains(bytes)) {
+            let message = format!(
+                "a pool has from {} MiB to {} TiB; this one would have {bytes} bytes: choose another size",
+                POOL_BYTES_MIN >> 20,
+                (POOL_BLOCKS_MAX * BLOCK as u64) >> 40,
+            );
+            return Err(Error::message(libc::EINVAL, "mount::mkfs", message));
+        }
+        if self.label.len() > LABEL_BYTES_MAX {
+            let message = format!("a label has at most {LABEL_BYTES_MAX} bytes");
+            return Err(Error::message(libc::EINVAL, "mount::mkfs", message));
+        }
+        Ok(())
+    }
+}
+
 impl<M: Media> Fs<M> {
     /// Makes an empty file system. EEXIST where one is there and `force` is not set.
     pub fn mkfs(media: M, options: &MkfsOptions) -> Result<M> {
+        options.check(Some(media.len()))?;
         let blocks = media.len() / BLOCK as u64;
-        if media.len() < POOL_BYTES_MIN || blocks > POOL_BLOCKS_MAX {
-            return Err(Error::message(
-                libc::EINVAL,
-                "mount::mkfs",
-                format!(
-                    "a pool has from {} MiB to {} TiB; this one would have {} bytes: choose another size",
-                    POOL_BYTES_MIN >> 20,
-                    (POOL_BLOCKS_MAX * BLOCK as u64) >> 40,
-                    media.len()
-                ),
-            ));
-        }
-        if options.label.len() > 63 {
-            return Err(Error::message(libc::EINVAL, "mount::mkfs", "a label has at most 63 bytes"));
-        }
         if media.is_used(Addr(0), media.len()) {
             let message = "a guest runs whose memory is in this pool: stop it first";
             return Err(Error::message(libc::EBUSY, "mount::mkfs", message));

@@ -206,6 +206,8 @@ pub struct StatFs {
     pub inodes_free: u64,
     pub name_bytes_max: u32,
     pub fsid: u64,
+    /// Nothing of it can be changed.
+    pub read_only: bool,
 }
 
 /// `RENAME_*` of renameat2.

@@ -93,10 +93,10 @@ thread_local! {
     static LOCAL: RefCell<Option<Rc<Local>>> = const { RefCell::new(None) };
 }
 
-/// The worker that this thread is. A call of its own: see `switch`.
+/// The worker that this thread is; none, too, where the thread ends and what it had is gone. A call of its own: see `switch`.
 #[inline(never)]
 fn with_local<T>(f: impl FnOnce(&Rc<Local>) -> T) -> Option<T> {
-    LOCAL.with_borrow(|local| local.as_ref().map(f))
+    LOCAL.try_with(|local| local.borrow().as_ref().map(f)).ok().flatten()
 }
 
 /// The uthread that calls.

@@ -312,7 +312,8 @@ int lode_open(lode_fs *fs, const char *path, int flags, mode_t mode);
 int lode_openat(lode_fs *fs, int dirfd, const char *path, int flags, mode_t mode);
 
 /**
- * Closes a descriptor. A call that uses it in another thread ends first. The space of an unlinked file
+ * Closes a descriptor. A call that uses it in another thread ends first, or, where it waits for a copy,
+ * goes on with the file that it began with. The space of an unlinked file
  * is free when its last descriptor is closed. Errors: EBADF. Closing makes nothing more durable.
  */
 int lode_close(lode_fs *fs, int fd);
@@ -369,8 +370,8 @@ int lode_ftruncate(lode_fs *fs, int fd, off_t length);
 
 /**
  * Reserves, punches or zeros a range of bytes. mode: 0 or FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE (with
- * KEEP_SIZE), FALLOC_FL_ZERO_RANGE. Errors: EBADF, EFBIG, EINVAL, ENOSPC, EOPNOTSUPP (other modes),
- * EROFS. Durable.
+ * KEEP_SIZE), FALLOC_FL_ZERO_RANGE, FALLOC_FL_UNSHARE_RANGE (as 0: nothing is shared). Errors: EBADF, EFBIG,
+ * EINVAL, ENOSPC, EOPNOTSUPP (other modes), EROFS. Durable.
  */
 int lode_fallocate(lode_fs *fs, int fd, int mode, off_t offset, off_t len);
 

@@ -37,19 +37,14 @@ impl<T> Failed for *const T {
 /// Runs one function of the interface on what the handle at this address stands for.
 #[inline]
 pub fn on<T: Held, R: Failed>(call: &'static str, handle: usize, run: impl FnOnce(&T) -> Result<R>) -> R {
-    let answer = catch_unwind(AssertUnwindSafe(|| handle::with(handle, run)));
-    match answer {
-        Ok(Ok(value)) => value,
-        Ok(Err(error)) => {
-            fail(call, error);
-            R::FAILED
-        }
-        Err(_) => {
+    // Within the call: whoever waits for its end to close the handle knows of it.
+    let run = |held: &T| {
+        catch_unwind(AssertUnwindSafe(|| run(held))).unwrap_or_else(|_| {
             handle::distrust::<T>(handle);
-            fail(call, panicked());
-            R::FAILED
-        }
-    }
+            Err(panicked())
+        })
+    };
+    without_pool(call, || handle::with(handle, run))
 }
 
 /// Runs one function of the interface on an open pool.

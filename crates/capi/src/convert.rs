@@ -136,6 +136,7 @@ pub fn statvfs(fs: &StatFs) -> libc::statvfs {
     out.f_favail = fs.inodes_free;
     out.f_fsid = fs.fsid;
     out.f_namemax = fs.name_bytes_max.into();
+    out.f_flag = if fs.read_only { libc::ST_RDONLY } else { 0 };
     out
 }
 

@@ -6,7 +6,7 @@ use crate::pools::{self, lode_fs};
 use libc::{mode_t, off_t, size_t, ssize_t};
 use lodestone::Error;
 use lodestone::account::{Op, Phase};
-use lodestone::fs::files::{AT_FDCWD, Files, Written};
+use lodestone::fs::files::{AT_FDCWD, Files, OpenFile, Written};
 use lodestone::fs::{Fs, Lent, LentRoom, ReadStep, Step, WriteStep, WriteUnderWay};
 use lodestone::media::Pool;
 use lodestone::wait::lets_others_run;
@@ -140,7 +140,8 @@ pub unsafe extern "C" fn lode_openat(
     on_pool("lode_openat", fs, |pool| pool.files.openat(dirfd, unsafe { string(path) }?, flags, mode))
 }
 
-/// Closes a descriptor. A call that uses it in another thread ends first. The space of an unlinked file
+/// Closes a descriptor. A call that uses it in another thread ends first, or, where it waits for a copy,
+/// goes on with the file that it began with. The space of an unlinked file
 /// is free when its last descriptor is closed. Errors: EBADF. Closing makes nothing more durable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lode_close(fs: *mut lode_fs, fd: c_int) -> c_int {
@@ -158,10 +159,11 @@ pub unsafe extern "C" fn lode_dup(fs: *mut lode_fs, fd: c_int) -> c_int {
 /// Errors: EBADF, EFAULT, EINVAL, EIO (bad media), EISDIR.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lode_read(fs: *mut lode_fs, fd: c_int, buf: *mut c_void, count: size_t) -> ssize_t {
+    let mut of = OpenFile::of(fd);
     read_outside("lode_read", fs, |files, keeps| {
         // SAFETY: the contract at the head of the header; `read_outside` waits before it returns.
         let room = unsafe { LentRoom::new(output(buf, count)?) }.waiting(keeps);
-        files.begin_read(fd, room)
+        files.begin_read(&mut of, room)
     })
 }
 
@@ -174,10 +176,11 @@ pub unsafe extern "C" fn lode_pread(
     count: size_t,
     offset: off_t,
 ) -> ssize_t {
+    let mut of = OpenFile::of(fd);
     read_outside("lode_pread", fs, |files, keeps| {
         // SAFETY: the contract at the head of the header; `read_outside` waits before it returns.
         let room = unsafe { LentRoom::new(output(buf, count)?) }.waiting(keeps);
-        files.begin_pread(fd, room, offset)
+        files.begin_pread(&mut of, room, offset)
     })
 }
 
@@ -194,10 +197,11 @@ pub unsafe extern "C" fn lode_write(
     buf: *const c_void,
     count: size_t,
 ) -> ssize_t {
+    let mut of = OpenFile::of(fd);
     write_outside("lode_write", fs, |files, keeps| {
         // SAFETY: the contract at the head of the header; `write_outside` waits before it returns.
         let bytes = unsafe { Lent::new(input(buf, count)?) }.waiting(keeps);
-        files.begin_write(fd, bytes)
+        files.begin_write(&mut of, bytes)
     })
 }
 
@@ -211,10 +215,11 @@ pub unsafe extern "C" fn lode_pwrite(
     count: size_t,
     offset: off_t,
 ) -> ssize_t {
+    let mut of = OpenFile::of(fd);
     write_outside("lode_pwrite", fs, |files, keeps| {
         // SAFETY: the contract at the head of the header; `write_outside` waits before it returns.
         let bytes = unsafe { Lent::new(input(buf, count)?) }.waiting(keeps);
-        files.begin_pwrite(fd, bytes, offset)
+        files.begin_pwrite(&mut of, bytes, offset)
     })
 }
 
@@ -240,8 +245,8 @@ pub unsafe extern "C" fn lode_ftruncate(fs: *mut lode_fs, fd: c_int, length: off
 }
 
 /// Reserves, punches or zeros a range of bytes. mode: 0 or FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE (with
-/// KEEP_SIZE), FALLOC_FL_ZERO_RANGE. Errors: EBADF, EFBIG, EINVAL, ENOSPC, EOPNOTSUPP (other modes),
-/// EROFS. Durable.
+/// KEEP_SIZE), FALLOC_FL_ZERO_RANGE, FALLOC_FL_UNSHARE_RANGE (as 0: nothing is shared). Errors: EBADF, EFBIG,
+/// EINVAL, ENOSPC, EOPNOTSUPP (other modes), EROFS. Durable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lode_fallocate(
     fs: *mut lode_fs,

@@ -3,7 +3,7 @@
 //! Tickets are numbers, looked up, so that one that is stale is an error instead of a crash.
 
 use crate::call::{on, without_pool};
-use crate::convert::{input, output, store, string};
+use crate::convert::{efault, input, output, store, string};
 use crate::handle::{Handles, Held};
 use crate::pools::{bad_option, engine, options, pairs};
 use libc::off_t;
@@ -121,6 +121,9 @@ pub unsafe extern "C" fn lode_media_map(
     opts: *const c_char,
 ) -> *mut lode_media {
     without_pool("lode_media_map", || {
+        if start.is_null() {
+            return Err(efault());
+        }
         // SAFETY: the contract at the head of the header.
         let (domain, settings) = unsafe { (string(domain)?, Settings::parse(&options(opts)?)?) };
         let domain = parse_domain(&String::from_utf8_lossy(domain))?;

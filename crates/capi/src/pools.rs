@@ -14,6 +14,7 @@ use lodestone::limits::OPEN_FILES_MAX;
 use lodestone::media::{Domain, Pool, PoolOptions};
 use lodestone::mover::class::{Class, UnknownClass};
 use lodestone::mover::{EngineKind, UnknownEngine};
+use lodestone::wait::{self, Ending, Holding};
 use parking_lot::Mutex;
 use std::ffi::{OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
@@ -121,6 +122,8 @@ pub unsafe extern "C" fn lode_mkfs(path: *const c_char, size: u64, opts: *const 
         // SAFETY: the contract at the head of the header.
         let (path, opts) = unsafe { (string(path)?, options(opts)?) };
         let settings = mkfs_settings(&opts)?;
+        // Before anything is made or changed.
+        settings.check((size != 0).then_some(size))?;
         let path = Path::new(OsStr::from_bytes(path)).to_owned();
         let pool_options = PoolOptions { force: settings.force, ..PoolOptions::default() };
         let pool = Pool::create(&[path], (size != 0).then_some(size), &pool_options)?;
@@ -142,9 +145,20 @@ fn open(path: &Path, settings: &OpenSettings) -> Result<(OpenPool, Option<String
     Ok((OpenPool { files, streams, tickets, device }, about_profile))
 }
 
+/// Nobody else has it.
+struct Alone<'a>(&'a Arc<Fs<Pool>>);
+
+impl Ending for Alone<'_> {
+    fn look(&self) -> bool {
+        Arc::strong_count(self.0) == 1
+    }
+}
+
 fn close(handle: &Handle<OpenPool>) -> Result<()> {
     // Descriptors first: files without a name go with them.
     let fs = handle.empty(|pool| Arc::clone(pool.files.fs()))?;
+    // Calls that wait for copies hold nothing but the file system, and the file that they wait for.
+    wait::until(&Alone(&fs), None, Holding::Nothing);
     let closed = handle.check().and_then(|()| fs.close());
     fs.abandon();
     handle.give_back();

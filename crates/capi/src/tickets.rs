@@ -6,7 +6,7 @@ use crate::file::Waiting;
 use crate::media::lode_ticket;
 use crate::pools::{OpenPool, lode_fs};
 use libc::{off_t, size_t, ssize_t};
-use lodestone::fs::files::{Files, Written};
+use lodestone::fs::files::{Files, OpenFile, Written};
 use lodestone::fs::{Fs, Lent, LentRoom, ReadUnderWay, Step, WriteUnderWay};
 use lodestone::limits::COPY_TICKETS_MAX;
 use lodestone::media::Pool;
@@ -48,10 +48,11 @@ pub unsafe extern "C" fn lode_pread_async(
     count: size_t,
     offset: off_t,
 ) -> lode_ticket {
+    let mut of = OpenFile::of(fd);
     ask("lode_pread_async", fs, |files| {
         // SAFETY: the contract at the head of the header: until the ticket has ended the buffer is the read's.
         let room = unsafe { LentRoom::new(output(buf, count)?) };
-        Ok(match files.begin_pread(fd, room, offset)? {
+        Ok(match files.begin_pread(&mut of, room, offset)? {
             Step::Done(read) => Tried::Asked(Asked::Ended(read as ssize_t)),
             Step::UnderWay(read, copy) => Tried::Asked(Asked::Reads(read as ssize_t, copy)),
             Step::Blocked(write) => Tried::Blocked(write, files.fs().clone()),
@@ -74,10 +75,11 @@ pub unsafe extern "C" fn lode_pwrite_async(
     count: size_t,
     offset: off_t,
 ) -> lode_ticket {
+    let mut of = OpenFile::of(fd);
     ask("lode_pwrite_async", fs, |files| {
         // SAFETY: the contract at the head of the header: until the ticket has ended the buffer stays as it is.
         let bytes = unsafe { Lent::new(input(buf, count)?) };
-        Ok(match files.begin_pwrite(fd, bytes, offset)? {
+        Ok(match files.begin_pwrite(&mut of, bytes, offset)? {
             Step::Done(written) => Tried::Asked(Asked::Ended(files.sync_written(written)? as ssize_t)),
             Step::UnderWay(written, copy) => Tried::Asked(Asked::Writes(written, copy)),
             Step::Blocked(write) => Tried::Blocked(write, files.fs().clone()),

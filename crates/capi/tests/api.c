@@ -11,6 +11,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -100,10 +101,15 @@ static void pools(void)
     FAILS(EROFS, lode_open(other, "left-open", O_RDWR, 0));
     CHECK(lode_open(other, "left-open", O_CREAT | O_RDONLY, 0600) == 0 && lode_fsync(other, 0) == 0);
     CHECK(lode_sync(other) == 0);
+    struct statvfs whole;
+    CHECK(lode_statvfs(other, "/", &whole) == 0 && whole.f_flag & ST_RDONLY);
+    FAILS(EROFS, lode_truncate(other, "left-open", (off_t)1 << 50));
     CHECK(lode_close_pool(other) == 0);
 
     fs = lode_open_pool(pool_path, "umask=022");
     CHECK(fs);
+    CHECK(lode_statvfs(fs, "/", &whole) == 0 && !(whole.f_flag & ST_RDONLY));
+    FAILS(EFBIG, lode_truncate(fs, "left-open", (off_t)1 << 50));
     CHECK(lode_rmdir(fs, "kept") == 0 && lode_unlink(fs, "left-open") == 0);
 }
 
@@ -786,6 +792,91 @@ static void *use_tickets(void *arg)
     return NULL;
 }
 
+static int first_fd;
+
+static void *writes_much(void *turn)
+{
+    (void)turn;
+    CHECK(lode_pwrite(fs, first_fd, sources[1], COPY, 0) == COPY);
+    return NULL;
+}
+
+static void *writes_into_it(void *turn)
+{
+    (void)turn;
+    CHECK(lode_pwrite(fs, first_fd, "new", 3, 100) == 3);
+    return NULL;
+}
+
+static void *closes_and_opens(void *turn)
+{
+    (void)turn;
+    CHECK(lode_close(fs, first_fd) == 0);
+    CHECK(lode_open(fs, "second", O_RDWR, 0) == first_fd);
+    return NULL;
+}
+
+/* A call goes on with the file that it began with. */
+static void a_number_used_again_misleads_no_call(void)
+{
+    char bytes[3];
+    CHECK(lode_close_pool(fs) == 0);
+    CHECK((fs = lode_open_pool(pool_path, "assume=memory,engine=emu")));
+    int second = lode_open(fs, "second", O_RDWR | O_CREAT, 0644);
+    CHECK(second >= 0 && lode_pwrite(fs, second, "old", 3, 100) == 3 && lode_close(fs, second) == 0);
+    CHECK((first_fd = lode_open(fs, "first", O_RDWR | O_CREAT, 0644)) == second);
+    lode_uthread *all[] = { lode_spawn(writes_much, NULL), lode_spawn(writes_into_it, NULL),
+                            lode_spawn(closes_and_opens, NULL) };
+    CHECK(all[0] && all[1] && all[2] && lode_run(1) == 0);
+    for (int i = 0; i < 3; i++)
+        CHECK(lode_join(all[i], NULL) == 0);
+    CHECK(lode_pread(fs, first_fd, bytes, 3, 100) == 3 && memcmp(bytes, "old", 3) == 0);
+    CHECK((second = lode_open(fs, "first", O_RDONLY, 0)) >= 0);
+    CHECK(lode_pread(fs, second, bytes, 3, 100) == 3 && memcmp(bytes, "new", 3) == 0);
+    CHECK(lode_close(fs, second) == 0 && lode_close(fs, first_fd) == 0);
+    CHECK(lode_unlink(fs, "first") == 0 && lode_unlink(fs, "second") == 0);
+}
+
+static void *closes_the_pool(void *turn)
+{
+    (void)turn;
+    CHECK(lode_close_pool(fs) == 0);
+    int file = open(pool_path, O_RDWR);
+    CHECK(file >= 0 && flock(file, LOCK_EX | LOCK_NB) == 0 && close(file) == 0);
+    return NULL;
+}
+
+/* Who has closed it has it no more, whoever waited for a copy of his. */
+static void a_close_waits_for_who_waits(void)
+{
+    CHECK((first_fd = lode_open(fs, "first", O_RDWR | O_CREAT, 0644)) >= 0);
+    lode_uthread *one = lode_spawn(writes_much, NULL), *other = lode_spawn(closes_the_pool, NULL);
+    CHECK(one && other && lode_run(1) == 0 && lode_join(one, NULL) == 0 && lode_join(other, NULL) == 0);
+    CHECK((fs = lode_open_pool(pool_path, NULL)) && lode_unlink(fs, "first") == 0);
+}
+
+/* Options are looked at before anything is made. */
+static void a_refused_pool_leaves_nothing(void)
+{
+    char path[4096], opts[128];
+    snprintf(path, sizeof path, "%s.refused", pool_path);
+    snprintf(opts, sizeof opts, "label=%064d", 1);
+    FAILS(EINVAL, lode_mkfs(path, 8 << 20, opts));
+    FAILS(EINVAL, lode_mkfs(path, 4096, NULL));
+    CHECK(access(path, F_OK) == -1 && errno == ENOENT);
+}
+
+static int late_fd;
+
+/* The calling thread's own memory is gone by then. */
+static void used_at_exit(void)
+{
+    if (lode_pwrite(fs, late_fd, "late", 4, 0) != 4 || lode_close_pool(fs) != 0 || unlink(pool_path) != 0) {
+        fprintf(stderr, "what runs at exit failed: %s\n", lode_last_error());
+        _exit(1);
+    }
+}
+
 static void files_are_used_by_ticket(void)
 {
     static const char *const engines[] = { "cpu", "semaphore", "delegate", "emu", "emu-ioat" };
@@ -840,9 +931,11 @@ int main(int argc, char **argv)
     a_pool_may_close_under_calls();
     uthreads_run_and_are_joined();
     files_are_used_by_ticket();
+    a_number_used_again_misleads_no_call();
+    a_close_waits_for_who_waits();
+    a_refused_pool_leaves_nothing();
     forked_children_are_told();
-    CHECK(lode_close_pool(fs) == 0);
-    CHECK(unlink(pool_path) == 0);
+    CHECK((late_fd = lode_open(fs, "late", O_RDWR | O_CREAT, 0644)) >= 0 && atexit(used_at_exit) == 0);
     printf("api: %u checks passed\n", checks);
     return 0;
 }

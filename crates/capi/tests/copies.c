@@ -301,7 +301,7 @@ static void mapped_ranges(void)
     FAILS_NULL(EFAULT, lode_media_map(start, MEDIA_BYTES, NULL, NULL));
     FAILS_NULL(EINVAL, lode_media_map(start, MEDIA_BYTES, "hope", NULL));
     FAILS_NULL(EINVAL, lode_media_map(start, 0, "memory", NULL));
-    FAILS_NULL(EINVAL, lode_media_map(NULL, 4096, "memory", NULL));
+    FAILS_NULL(EFAULT, lode_media_map(NULL, 4096, "memory", NULL));
     FAILS_NULL(EINVAL, lode_media_map(start, MEDIA_BYTES, "memory", "size=4096"));
     for (unsigned n = 0; n < ENGINE_COUNT; n++) {
         char opts[100];

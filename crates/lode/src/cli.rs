@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use clap::{Arg, ArgAction, Args, Command, CommandFactory, Parser, Subcommand, ValueEnum};
 
-use lodestone::limits::{MEMORY_BYTES_MAX, MEMORY_BYTES_MIN, POOL_BLOCKS_MAX, POOL_BYTES_MIN};
+use lodestone::limits::{
+    LABEL_BYTES_MAX, MEMORY_BYTES_MAX, MEMORY_BYTES_MIN, POOL_BLOCKS_MAX, POOL_BYTES_MIN,
+};
 use lodestone::mover::class::{Class, UnknownClass};
 use lodestone::mover::{EngineKind, UnknownEngine};
 
@@ -21,8 +23,6 @@ use crate::target::{PoolPath, Target, parse_pool_path};
 
 /// Largest pool, in bytes.
 const POOL_BYTES_MAX: u64 = POOL_BLOCKS_MAX * 4096;
-/// Longest label, in bytes.
-const LABEL_BYTES_MAX: usize = 63;
 /// Most runs of a measured command.
 const COST_RUNS_MAX: i64 = 1000;
 /// Longest that the idle load is watched, in seconds.

@@ -989,6 +989,18 @@ fn fsck_finds_says_and_repairs() {
     assert_eq!((&finding["kind"], &finding["path"]), (&"data".into(), &"/file".into()));
     assert_eq!((&finding["from"], &finding["repaired"]), (&0.into(), &false.into()));
 
+    // The code is what is known of the pool, whoever reads the rest.
+    for (to, code) in [("/dev/full", 8), ("/dev/null", 4)] {
+        let to = File::options().write(true).open(to).unwrap();
+        let status = Command::new(LODE)
+            .current_dir(&dir.0)
+            .args(["fsck", "p"])
+            .stdout(to)
+            .stderr(Stdio::null())
+            .status();
+        assert_eq!(status.unwrap().code(), Some(code));
+    }
+
     let ran = dir.run(&["fsck", "p", "--repair"]);
     let out = String::from_utf8(ran.out).unwrap();
     assert_eq!(ran.code, Some(1), "{out}{}", ran.err);

@@ -2,7 +2,7 @@
 //!
 //! Errors come in Linux's order: a negative offset, a bad descriptor, a wrong access mode, a wrong kind.
 
-use super::{AT_FDCWD, Fd, File, Files};
+use super::{AT_FDCWD, Fd, File, Files, OpenFile};
 use crate::error::{Error, Result};
 use crate::fs::space::check_mode;
 use crate::fs::{
@@ -36,82 +36,91 @@ impl Written {
 impl<M: Media> Files<M> {
     /// Reads at the file offset and moves it; 0 at the end of file.
     pub fn read(&self, fd: Fd, dst: &mut [u8]) -> Result<usize> {
-        self.fs.read_and_wait(clamp_mut(dst), |dst| self.begin_read(fd, dst))
+        let mut of = OpenFile::of(fd);
+        self.fs.read_and_wait(dst, |dst| self.begin_read(&mut of, dst))
     }
 
     /// As [`read`](Files::read), up to where it would wait for a copy: see [`Fs::begin_read`].
-    pub fn begin_read(&self, fd: Fd, dst: LentRoom) -> ReadStep<usize> {
-        let file = self.file(fd)?;
-        file.check_read()?;
-        let mut offset = file.offset.write();
-        let step = self.fs.begin_read(&file.node, *offset, dst)?;
-        if let Step::Done(n) | Step::UnderWay(n, _) = &step {
-            *offset += *n as u64;
-        }
-        Ok(step)
+    pub fn begin_read(&self, of: &mut OpenFile<M>, mut dst: LentRoom) -> ReadStep<usize> {
+        self.try_on(of, |file| {
+            file.check_read()?;
+            let mut offset = file.offset.write();
+            let step = self.fs.begin_read(&file.node, *offset, dst.first(RW_BYTES_MAX))?;
+            if let Step::Done(n) | Step::UnderWay(n, _) = &step {
+                *offset += *n as u64;
+            }
+            Ok(step)
+        })
     }
 
     /// Reads at `offset`; the file offset stays.
     #[inline]
     pub fn pread(&self, fd: Fd, dst: &mut [u8], offset: i64) -> Result<usize> {
-        self.fs.read_and_wait(dst, |dst| self.begin_pread(fd, dst, offset))
+        let mut of = OpenFile::of(fd);
+        self.fs.read_and_wait(dst, |dst| self.begin_pread(&mut of, dst, offset))
     }
 
     /// As [`pread`](Files::pread), up to where it would wait for a copy: see [`Fs::begin_read`].
     #[inline]
-    pub fn begin_pread(&self, fd: Fd, mut dst: LentRoom, offset: i64) -> ReadStep<usize> {
+    pub fn begin_pread(&self, of: &mut OpenFile<M>, mut dst: LentRoom, offset: i64) -> ReadStep<usize> {
         let offset = unsigned(offset)?;
-        let file = self.file(fd)?;
-        if file.readable() {
-            check_end(offset, dst.len())?;
-        }
-        file.check_read()?;
-        self.fs.begin_read(&file.node, offset, dst.first(RW_BYTES_MAX))
+        self.try_on(of, |file| {
+            if file.readable() {
+                check_end(offset, dst.len())?;
+            }
+            file.check_read()?;
+            self.fs.begin_read(&file.node, offset, dst.first(RW_BYTES_MAX))
+        })
     }
 
     /// Writes at the file offset, or with O_APPEND at the end of file, and moves the offset.
     pub fn write(&self, fd: Fd, src: &[u8]) -> Result<usize> {
-        let written = self.fs.write_and_wait(src, |src| self.begin_write(fd, src))?;
+        let mut of = OpenFile::of(fd);
+        let written = self.fs.write_and_wait(src, |src| self.begin_write(&mut of, src))?;
         self.sync_written(written)
     }
 
     /// As [`write`](Files::write), up to where it would wait for a copy: see [`Fs::begin_write`]. Then
     /// [`sync_written`](Files::sync_written).
-    pub fn begin_write(&self, fd: Fd, src: Lent) -> WriteStep<Written> {
-        let file = self.file(fd)?;
-        file.check_write()?;
-        let mut offset = file.offset.write();
-        let step = self.write_file(&file, *offset, src)?;
-        if let Step::Done(written) | Step::UnderWay(written, _) = &step {
-            *offset = written.end;
-        }
-        Ok(step)
+    pub fn begin_write(&self, of: &mut OpenFile<M>, src: Lent) -> WriteStep<Written> {
+        self.try_on(of, |file| {
+            file.check_write()?;
+            let mut offset = file.offset.write();
+            let step = self.write_file(file, *offset, src)?;
+            if let Step::Done(written) | Step::UnderWay(written, _) = &step {
+                *offset = written.end;
+            }
+            Ok(step)
+        })
     }
 
     /// Writes at `offset`, the file offset stays. With O_APPEND the bytes go to the end of file
     /// whatever `offset` is, as on Linux.
     #[inline]
     pub fn pwrite(&self, fd: Fd, src: &[u8], offset: i64) -> Result<usize> {
-        let written = self.fs.write_and_wait(src, |src| self.begin_pwrite(fd, src, offset))?;
+        let mut of = OpenFile::of(fd);
+        let written = self.fs.write_and_wait(src, |src| self.begin_pwrite(&mut of, src, offset))?;
         self.sync_written(written)
     }
 
     /// As [`pwrite`](Files::pwrite), up to where it would wait for a copy: see [`Fs::begin_write`]. Then
     /// [`sync_written`](Files::sync_written).
     #[inline]
-    pub fn begin_pwrite(&self, fd: Fd, src: Lent, offset: i64) -> WriteStep<Written> {
+    pub fn begin_pwrite(&self, of: &mut OpenFile<M>, src: Lent, offset: i64) -> WriteStep<Written> {
         let offset = unsigned(offset)?;
-        let file = self.file(fd)?;
-        file.check_write()?;
-        check_end(offset, src.bytes().len())?;
-        self.write_file(&file, offset, src)
+        self.try_on(of, |file| {
+            file.check_write()?;
+            check_end(offset, src.bytes().len())?;
+            self.write_file(file, offset, src)
+        })
     }
 
     /// Begins to write at `offset`; the ticket says when it is done. Until then reads and writes of these bytes wait for
     /// it. O_SYNC and O_DSYNC are the caller's business: [`fsync`](Files::fsync) waits for it, too.
     pub fn submit_pwrite(&self, fd: Fd, bytes: Box<[u8]>, offset: i64) -> Result<WriteTicket<M>> {
+        let mut of = OpenFile::of(fd);
         let begin = &mut |src: Lent| {
-            Ok(match self.begin_pwrite(fd, src, offset)? {
+            Ok(match self.begin_pwrite(&mut of, src, offset)? {
                 Step::Done(written) => Step::Done(written.bytes),
                 Step::UnderWay(written, write) => Step::UnderWay(written.bytes, write),
                 Step::Blocked(write) => Step::Blocked(write),
@@ -194,9 +203,6 @@ impl<M: Media> Files<M> {
     }
 
     fn set_size(&self, cred: &Cred, node: &Node, size: u64) -> Result<()> {
-        if size > FILE_BYTES_MAX {
-            return Err(Error::new(libc::EFBIG, "files::set_size"));
-        }
         self.fs.setattr_node(cred, node, &SetAttr { size: Some(size), ..SetAttr::default() }).map(|_| ())
     }
 
@@ -289,9 +295,3 @@ fn check_end(offset: u64, len: usize) -> Result<()> {
 }
 
 const END_MAX: u64 = i64::MAX as u64;
-
-#[inline]
-fn clamp_mut(dst: &mut [u8]) -> &mut [u8] {
-    let len = dst.len().min(RW_BYTES_MAX);
-    &mut dst[..len]
-}

@@ -24,7 +24,7 @@ use std::ptr::NonNull;
 use std::task::{Context, Poll, ready};
 
 use super::*;
-use crate::fs::files::{Fd, Files, Written};
+use crate::fs::files::{Fd, Files, OpenFile, Written};
 use crate::wait::look_again;
 
 /// A task that waits for copies, one after the other.
@@ -93,7 +93,7 @@ enum Stage<M: Media> {
 #[must_use = "futures do nothing unless they are polled"]
 pub struct Transferring<'a, M: Media> {
     files: &'a Files<M>,
-    fd: Fd,
+    of: OpenFile<M>,
     what: What,
     /// Its own, lent to a copy; none once they were given back.
     bytes: Option<NonNull<[u8]>>,
@@ -109,19 +109,26 @@ unsafe impl<M: Media> Sync for Transferring<'_, M> {}
 impl<'a, M: Media> Transferring<'a, M> {
     fn new(files: &'a Files<M>, fd: Fd, what: What, bytes: Box<[u8]>) -> Transferring<'a, M> {
         let bytes = Some(NonNull::from(Box::leak(bytes)));
-        Transferring { files, fd, what, bytes, stage: Stage::Begins, waits: Waits::default() }
+        Transferring {
+            files,
+            of: OpenFile::of(fd),
+            what,
+            bytes,
+            stage: Stage::Begins,
+            waits: Waits::default(),
+        }
     }
 
     fn begin(&mut self) -> Result<Stage<M>> {
-        let (files, fd) = (self.files, self.fd);
+        let (files, of) = (self.files, &mut self.of);
         let mut bytes = self.bytes.expect("a future is not polled after its end");
         match self.what {
             What::Read { offset } => {
                 // SAFETY: the future's own, which it uses no more until the copy has ended, as its stage says.
                 let room = unsafe { LentRoom::new(bytes.as_mut()) };
                 let step = match offset {
-                    Some(offset) => files.begin_pread(fd, room, offset)?,
-                    None => files.begin_read(fd, room)?,
+                    Some(offset) => files.begin_pread(of, room, offset)?,
+                    None => files.begin_read(of, room)?,
                 };
                 Ok(match step {
                     Step::Done(read) => Stage::Ended(read),
@@ -133,8 +140,8 @@ impl<'a, M: Media> Transferring<'a, M> {
                 // SAFETY: as above.
                 let bytes = unsafe { Lent::new(bytes.as_ref()) };
                 let step = match offset {
-                    Some(offset) => files.begin_pwrite(fd, bytes, offset)?,
-                    None => files.begin_write(fd, bytes)?,
+                    Some(offset) => files.begin_pwrite(of, bytes, offset)?,
+                    None => files.begin_write(of, bytes)?,
                 };
                 Ok(match step {
                     Step::Done(written) => self.written(written),
@@ -199,6 +206,7 @@ impl<M: Media> Future for Transferring<'_, M> {
     /// Panics where it was ready before.
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<(Box<[u8]>, Result<usize>)> {
         let done = ready!(self.go_on(context));
+        self.of.let_go();
         Poll::Ready((self.give_back().expect("a future is not polled after its end"), done))
     }
 }

@@ -15,6 +15,13 @@ const PLACE_MIN: u64 = 0x1000_0000_0000;
 const PLACE_STEP: u64 = 1 << 32;
 const PLACE_STEPS: u64 = 1 << 13;
 
+/// EINVAL for more than any host has.
+fn whole_blocks(size: u64) -> Result<u64> {
+    size.checked_next_multiple_of(BLOCK).ok_or_else(|| {
+        Error::message(libc::EINVAL, "heap::create", format!("a heap cannot have {size} bytes"))
+    })
+}
+
 /// Where a heap is mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Place {
@@ -70,7 +77,7 @@ impl Heap<Span> {
         let span = SpanOptions {
             assume: options.open.assume,
             prefault: options.open.prefault,
-            size: options.size.map(|size| size.next_multiple_of(BLOCK)),
+            size: options.size.map(whole_blocks).transpose().map_err(named)?,
             force: options.force,
             ..SpanOptions::default()
         };

@@ -34,17 +34,28 @@ pub fn run(args: &cli::Fsck) -> Result<()> {
             return Err(Failure::Ended(ExitCode::from(NOT_CHECKED)));
         }
     };
-    let mut out = Output::new();
-    if args.json {
-        out.json(&document)?;
-    } else {
-        document.print(&mut out)?;
-    }
-    out.finish()?;
-    match document.code() {
+    // Who reads the code alone gets it whether or not anybody reads the rest.
+    let code = match (document.code(), say(args, &document)) {
+        (code, Ok(()) | Err(Failure::ReaderGone)) => code,
+        (code, Err(failure)) => {
+            failure.report();
+            code.max(NOT_CHECKED)
+        }
+    };
+    match code {
         0 => Ok(()),
         code => Err(Failure::Ended(ExitCode::from(code))),
     }
+}
+
+fn say(args: &cli::Fsck, document: &Document) -> Result<()> {
+    let mut out = Output::new();
+    if args.json {
+        out.json(document)?;
+    } else {
+        document.print(&mut out)?;
+    }
+    out.finish()
 }
 
 fn look(args: &cli::Fsck) -> lodestone::Result<Document> {
