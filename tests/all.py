@@ -259,7 +259,7 @@ def demo():
 def fuzz():
     """Every fuzzer for a minute, from the committed corpus; nightly for longer, other inputs each time, and under address sanitizer."""
     if not OPTIONS.nightly:
-        return fuzz_once("--same", minutes=20)
+        return fuzz_once("--same", "--jobs", "4", minutes=20)
     return together(
         fuzz_once("--seconds", "1800", minutes=90),
         fuzz_once("--seconds", "600", "--sanitizer", "address", minutes=60),
@@ -297,7 +297,7 @@ def races():
 # One after the other; the lanes of a stage run side by side: where the one waits for a last crate, a test or a guest's boot, the
 # other has both cores.
 STAGES = [
-    ([lint, cargo, mount, guest], [build, crash, c_api, fio_engine, install, heap, kills, fuzz, wsp]),
+    ([lint, cargo, mount], [build, crash, c_api, fio_engine, install, heap, kills, fuzz, wsp, guest]),
     ([schedules, races, demo],),
 ]
 # The others use what `build` makes.

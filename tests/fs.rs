@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use lodestone::fs::{Attr, Cred, Fs, Ino, Kind, MkfsOptions, OpenOptions, RENAME_EXCHANGE, SetAttr};
+use lodestone::fs::{
+    Attr, Cred, DataMode, Fs, Ino, Kind, MkfsOptions, OpenOptions, RENAME_EXCHANGE, SetAttr, SetTime, Time,
+};
 use lodestone::media::{Domain, Media, Pool, PoolOptions};
 
 type F = Arc<Fs<Pool>>;
@@ -459,6 +461,82 @@ fn a_full_pool_says_so_and_recovers() {
         let fs = crash(fs);
         assert!(content(&fs, find(&fs, Ino::ROOT, "again").unwrap().ino) == pattern(1, 4 << 20));
     }
+}
+
+/// Files of one block each until nothing more fits.
+fn fill(fs: &F) -> u32 {
+    (0..)
+        .find(|n| {
+            let made = fs.create(&root(), Ino::ROOT, format!("f{n}").as_bytes(), 0o644, 0, libc::O_EXCL);
+            let Ok((attr, _)) = made else { return true };
+            let wrote = fs.write(&root(), attr.ino, 0, &pattern(*n as u64, 4096), false);
+            fs.release(attr.ino);
+            fs.forget(attr.ino, 1);
+            wrote.is_err()
+        })
+        .unwrap()
+}
+
+/// As `rm -r` does, which removes what a listing showed; and what changes in place needs blocks, too.
+#[test]
+fn a_full_pool_can_be_emptied_at_once() {
+    for assume in [Domain::Memory, Domain::PageCache] {
+        let fs = open(Fs::mkfs(pool(16 << 20, Some(assume)), &MkfsOptions::default()).unwrap());
+        let made = fill(&fs);
+        let first = find(&fs, Ino::ROOT, "f0").unwrap().ino;
+        for n in 0..2000 {
+            let set = SetAttr { size: Some(if n % 2 == 0 { 1001 } else { 3003 }), ..SetAttr::default() };
+            fs.setattr(&root(), first, &set).unwrap_or_else(|e| panic!("{assume}, the {n}th: {e}"));
+        }
+        for name in names(&fs, Ino::ROOT) {
+            let removed = fs.unlink(&root(), Ino::ROOT, name.as_bytes());
+            removed.unwrap_or_else(|e| panic!("{assume}, {name} of {made}: {e}"));
+        }
+        assert!(names(&fs, Ino::ROOT).is_empty());
+        fs.sync().unwrap();
+    }
+}
+
+/// Somebody else frees, and takes, all the time.
+#[test]
+fn what_does_not_fit_is_told_so() {
+    let fs = open(Fs::mkfs(pool(16 << 20, Some(Domain::PageCache)), &MkfsOptions::default()).unwrap());
+    let (large, busy) = (make(&fs, Ino::ROOT, "large"), make(&fs, Ino::ROOT, "busy"));
+    let stop = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while stop.load(Ordering::Acquire) == 0 {
+                fs.write(&root(), busy, 0, &[1; 4096], false).unwrap();
+            }
+        });
+        for _ in 0..5 {
+            let refused = fs.fallocate(&root(), large, 0, 0, 1 << 40);
+            assert_eq!(refused.unwrap_err().errno(), libc::ENOSPC);
+            let value = fs.setxattr(&root(), large, b"user.value", &[1; 60_000], 0);
+            value.unwrap();
+        }
+        stop.store(1, Ordering::Release);
+    });
+}
+
+/// Its owner's write takes the set-id bit of a file that is overwritten in place: with the times.
+#[test]
+fn an_overwrite_in_place_that_takes_set_id_bits_keeps_its_times() {
+    let options = MkfsOptions { data: DataMode::InPlace, ..MkfsOptions::default() };
+    let fs = open(Fs::mkfs(pool(8 << 20, Some(Domain::Memory)), &options).unwrap());
+    let owner = Cred { uid: 1000, gid: 1000, groups: Vec::new(), enforce: true };
+    let ino = make(&fs, Ino::ROOT, "f");
+    fs.write(&root(), ino, 0, &[1; 8192], false).unwrap();
+    let set = SetAttr { mode: Some(0o4755), uid: Some(1000), gid: Some(1000), ..SetAttr::default() };
+    fs.setattr(&root(), ino, &set).unwrap();
+    let long_ago = Some(SetTime::To(Time { sec: 1_000_000_000, nsec: 0 }));
+    let set = SetAttr { mode: Some(0o4755), mtime: long_ago, atime: long_ago, ..SetAttr::default() };
+    let before = fs.setattr(&root(), ino, &set).unwrap();
+    fs.write(&owner, ino, 0, &[2; 4096], false).unwrap();
+    let after = find(&fs, Ino::ROOT, "f").unwrap();
+    assert!(after.mode & 0o7777 == 0o755 && after.mtime != before.mtime, "{after:?}");
+    let left = find(&crash(fs), Ino::ROOT, "f").unwrap();
+    assert_eq!((left.mode, left.mtime, left.ctime), (after.mode, after.mtime, after.ctime));
 }
 
 #[test]

@@ -36,6 +36,10 @@ impl<M: Media> Fs<M> {
     }
 
     pub fn setattr_node(&self, cred: &Cred, node: &Node, set: &SetAttr) -> Result<Attr> {
+        self.with_room(|| self.try_setattr(cred, node, set))
+    }
+
+    fn try_setattr(&self, cred: &Cred, node: &Node, set: &SetAttr) -> Result<Attr> {
         let inode = &node.inode;
         let mut body = self.table.change(inode);
         while set.size.is_some()

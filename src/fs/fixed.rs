@@ -296,20 +296,30 @@ impl<M: Media> Fs<M> {
             }
         };
         if let Some(run) = run {
-            if self.core.media.is_used(block_addr(run.start), bytes_of(run)) {
+            let in_use = || self.core.media.is_used(block_addr(run.start), bytes_of(run));
+            let used = || {
                 let message = "a guest, or a copy of one, runs in it: stop that first";
-                return Err(Error::message(libc::EBUSY, SITE, message));
+                Error::message(libc::EBUSY, SITE, message)
+            };
+            if in_use() {
+                return Err(used());
             }
             let flushed = self.core.media.zero_nt(stamp_of(run), STAMP_BYTES as usize)?;
             self.core.fence(flushed);
+            // Who says that he uses it looks at the stamp afterwards: one of the two sees the other.
+            if in_use() {
+                self.store_stamp(&inode, run)?;
+                return Err(used());
+            }
             self.sync()?;
         }
-        {
+        self.with_room(|| {
             let mut body = self.table.change(&inode);
             let guard = self.core.enter()?;
             self.remove_mark(&inode, &mut body, &guard)?;
             self.tidy_log(&inode, &mut body, &guard);
-        }
+            Ok(())
+        })?;
         self.sync()
     }
 

@@ -229,6 +229,8 @@ struct Room {
     releases: u64,
     /// For copies, and for those who copy ahead.
     waited: bool,
+    /// How often there was room that syncs had made.
+    tries: u32,
 }
 
 /// What all parts of a mounted file system share.
@@ -452,6 +454,8 @@ pub struct Fs<M: Media> {
 /// Syncs until everything that was freed may be reused: one covers the operation that freed it, one the state
 /// line that names its epoch, and where that was log cleaning one the log's new head.
 const SYNCS_TO_FREE: usize = 3;
+/// So often an operation tries again in a pool that is full and whose syncs free something.
+const ROOM_TRIES_MAX: u32 = 8;
 
 impl<M: Media> Fs<M> {
     pub fn media(&self) -> &M {
@@ -622,13 +626,25 @@ impl<M: Media> Fs<M> {
     /// For [`make_room`](Fs::make_room), before an operation that may find the pool full.
     #[inline]
     fn room(&self) -> Room {
-        Room { releases: self.releases(), waited: false }
+        Room { releases: self.releases(), waited: false, tries: 0 }
+    }
+
+    /// Runs an operation, again where the pool was full and there is room by then.
+    #[inline]
+    fn with_room<T>(&self, mut run: impl FnMut() -> Result<T>) -> Result<T> {
+        let mut room = self.room();
+        loop {
+            match run() {
+                Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut room) => {}
+                done => return done,
+            }
+        }
     }
 
     /// Makes room where the pool is full only because what was freed is not synced yet, or because copies use it; true
     /// where it is worth trying again. Room that others have made since counts.
     #[cold]
-    fn make_room(&self, Room { releases, waited }: &mut Room) -> bool {
+    fn make_room(&self, Room { releases, waited, tries }: &mut Room) -> bool {
         // Once: there may always be others.
         if !std::mem::replace(waited, true) {
             let (ahead, copies) = (self.pause_copies_ahead(), self.core.copies.keep_blocks());
@@ -640,9 +656,11 @@ impl<M: Media> Fs<M> {
                 return true;
             }
         }
-        if !self.core.deferring {
+        if !self.core.deferring || *tries == ROOM_TRIES_MAX {
             return false;
         }
+        // Others may free, and take, for ever.
+        *tries += 1;
         let (now, waits) = {
             let _no_release = self.syncing.lock();
             let waits = self.core.alloc.deferred() != alloc::Deferred::default() || self.slots.has_deferred();

@@ -387,6 +387,7 @@ impl<M: Media> Fs<M> {
         self.finish_reads();
         self.reclaim_orphans();
         self.write_back()?;
+        self.finish_reads(); // those that began meanwhile keep what was freed
         self.settle_durably()?;
         if self.core.deferring {
             self.settle()?; // the heads of cleaned logs

@@ -477,17 +477,20 @@ impl<M: Media> Fs<M> {
 
     fn remove(&self, cred: &Cred, dir: Ino, name: &[u8], want_dir: bool) -> Result<()> {
         check_old_name(name, libc::EISDIR)?;
-        let pin = pin();
-        let dir = self.inode_pinned(dir, &pin)?;
-        let victim = {
-            let mut body = self.table.change(dir);
-            let guard = self.core.enter()?;
-            let victim = self.remove_locked(cred, dir, &mut body, (&guard, &pin), name, want_dir)?;
-            self.tidy_log(dir, &mut body, &guard);
-            victim
-        };
-        self.reclaim_if_unused(victim);
-        Ok(())
+        // Its record may find the pool full, and what waits for a sync make room.
+        self.with_room(|| {
+            let pin = pin();
+            let dir = self.inode_pinned(dir, &pin)?;
+            let victim = {
+                let mut body = self.table.change(dir);
+                let guard = self.core.enter()?;
+                let victim = self.remove_locked(cred, dir, &mut body, (&guard, &pin), name, want_dir)?;
+                self.tidy_log(dir, &mut body, &guard);
+                victim
+            };
+            self.reclaim_if_unused(victim);
+            Ok(())
+        })
     }
 
     fn reclaim_if_unused(&self, inode: &Inode) {

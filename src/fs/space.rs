@@ -134,6 +134,8 @@ impl<M: Media> Fs<M> {
 
     #[cold]
     pub(super) fn give_back(&self, fresh: &[Run], e: Error) -> Error {
+        // Nothing of what was stored to them may come after what others store.
+        self.core.fence(Flushed::issued());
         for &run in fresh {
             self.core.free(run, None);
         }

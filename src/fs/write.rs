@@ -308,7 +308,7 @@ impl<M: Media> Fs<M> {
         watch: &mut Watch,
     ) -> Result<Written> {
         let inode = &*node.inode;
-        let mode = body.mode;
+        let (mode, seq) = (body.mode, body.log.seq());
         let batch = &mut Batch::new();
         self.drop_set_id(cred, inode, body, batch);
         let uncapped = self.drop_capability(body, batch);
@@ -324,9 +324,10 @@ impl<M: Media> Fs<M> {
             }
         };
         match &written {
-            Ok(_) if uncapped => self.capability_dropped(body, guard),
-            Ok(_) => {}
-            Err(_) => body.mode = mode,
+            Err(_) if body.log.seq() == seq => body.mode = mode,
+            // It was committed, even where its data met bad media afterwards.
+            _ if uncapped => self.capability_dropped(body, guard),
+            _ => {}
         }
         written
     }
@@ -492,9 +493,8 @@ impl<M: Media> Fs<M> {
         let src = src.bytes();
         let before = (body.mtime, body.ctime);
         (body.mtime, body.ctime) = (now, now);
-        if batch.is_empty() {
-            body.attr_record(inode.atime.load(Ordering::Relaxed), 0, batch);
-        }
+        // The batch may have one without the times: this one counts.
+        body.attr_record(inode.atime.load(Ordering::Relaxed), 0, batch);
         if let Err(e) = self.commit(inode, body, batch, guard, Class::Data, Flushed::issued()) {
             (body.mtime, body.ctime) = before;
             return Err(e);

@@ -70,20 +70,13 @@ impl<M: Media> Fs<M> {
             return self.fix_by_text(cred, ino, value, flags);
         }
         let inode = self.inode(ino)?;
-        let mut room = self.room();
-        loop {
-            let done = {
-                let mut body = self.table.change(&inode);
-                let guard = self.core.enter()?;
-                let done = self.set_locked(cred, &inode, &mut body, &guard, name, value, flags);
-                self.tidy_log(&inode, &mut body, &guard);
-                done
-            };
-            match done {
-                Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut room) => continue,
-                done => return done,
-            }
-        }
+        self.with_room(|| {
+            let mut body = self.table.change(&inode);
+            let guard = self.core.enter()?;
+            let done = self.set_locked(cred, &inode, &mut body, &guard, name, value, flags);
+            self.tidy_log(&inode, &mut body, &guard);
+            done
+        })
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -203,10 +196,13 @@ impl<M: Media> Fs<M> {
         let count = value.len().div_ceil(BLOCK) as u32;
         let full = || Error::new(libc::ENOSPC, "xattr::store_blocks");
         let run = self.core.alloc.alloc(count, Class::Data, None).ok_or_else(full)?;
-        if run.count < count {
+        let run = if run.count == count {
+            run
+        } else {
+            // That looked at some of the pool only.
             self.core.free(run, None);
-            return Err(full());
-        }
+            self.core.alloc.alloc_whole(count).ok_or_else(full)?
+        };
         match self.core.media.copy_nt(block_addr(run.start), value) {
             Ok(flushed) => {
                 self.core.fence(flushed);
@@ -238,17 +234,19 @@ impl<M: Media> Fs<M> {
             return self.unfix(cred, ino);
         }
         let inode = self.inode(ino)?;
-        let mut body = self.table.change(&inode);
-        let guard = self.core.enter()?;
-        check_alive(&body)?;
-        permit_name(cred, &body, name, true)?;
-        check_name(&body, name)?;
-        if !body.xattrs.iter().any(|x| *x.name == *name) {
-            return Err(Error::new(libc::ENODATA, "xattr::removexattr"));
-        }
-        let done = self.unset(&inode, &mut body, &guard, name, Batch::new());
-        self.tidy_log(&inode, &mut body, &guard);
-        done
+        self.with_room(|| {
+            let mut body = self.table.change(&inode);
+            let guard = self.core.enter()?;
+            check_alive(&body)?;
+            permit_name(cred, &body, name, true)?;
+            check_name(&body, name)?;
+            if !body.xattrs.iter().any(|x| *x.name == *name) {
+                return Err(Error::new(libc::ENODATA, "xattr::removexattr"));
+            }
+            let done = self.unset(&inode, &mut body, &guard, name, Batch::new());
+            self.tidy_log(&inode, &mut body, &guard);
+            done
+        })
     }
 
     /// A fixed file is one like others from now on.

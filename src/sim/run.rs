@@ -538,16 +538,19 @@ impl Run<'_> {
     ) -> Result<(), Violation> {
         *at.lock() = op.to_string();
         let done = machine.apply(op).map_err(plain)?;
-        self.refused(&done, machine)?;
+        self.refused(op, &done, machine)?;
         let tree = machine.tree().map_err(plain)?;
         history.passed(op, done.is_ok(), tree);
         Ok(())
     }
 
-    /// Only a full pool may refuse for want of space.
-    fn refused(&mut self, done: &Result<(), i32>, machine: &Machine) -> Result<(), Violation> {
+    /// Only a full pool may refuse for want of space, and none may refuse to remove a name.
+    fn refused(&mut self, op: &Op, done: &Result<(), i32>, machine: &Machine) -> Result<(), Violation> {
         if *done != Err(libc::ENOSPC) {
             return Ok(());
+        }
+        if matches!(op, Op::Unlink(_) | Op::Rmdir(_)) {
+            return Err(plain(format!("no space for {op}")));
         }
         self.tally.refused += 1;
         let stat = machine.fs().statfs();
@@ -573,7 +576,7 @@ impl Run<'_> {
         let last = machine.fs().media().crash_point();
         machine.fs().media().record(None);
         let done = done?;
-        self.refused(&done, machine)?;
+        self.refused(op, &done, machine)?;
         let after = history.push(machine.tree().map_err(plain)?);
         let points = std::mem::take(&mut *points.lock());
         let deferring = self.start.place.domain == Domain::PageCache;

@@ -466,6 +466,8 @@ impl<M: Media> Fs<M> {
 
     /// Stores a lane's completion word for what has ended at its front; whether there was anything.
     fn advance(&self, lane: usize) -> bool {
+        // A close waits until what this frees is free.
+        let _inside = self.core.epochs.enter();
         let mut ended: SmallVec<[Arc<WriteUnderWay>; 4]> = SmallVec::new();
         {
             let mut state = self.core.copies.lanes[lane].lock();
@@ -649,7 +651,11 @@ impl<M: Media> Fs<M> {
 
     /// The same of a read.
     pub fn read_has_ended(&self, read: &ReadUnderWay) -> bool {
-        self.try_end_copy(&read.copy)
+        let ended = self.try_end_copy(&read.copy);
+        if ended {
+            self.end_read(read); // nobody need ask again
+        }
+        ended
     }
 
     /// Waits until a read has all its bytes. The caller holds nothing of the file system. EIO for bad media.
@@ -687,6 +693,8 @@ impl<M: Media> Fs<M> {
     }
 
     fn end_read(&self, read: &ReadUnderWay) {
+        // As in `advance`.
+        let _inside = self.core.epochs.enter();
         for (run, reuse) in self.core.copies.reads.end(read) {
             self.core.free(run, reuse);
         }

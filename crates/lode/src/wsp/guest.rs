@@ -179,6 +179,12 @@ impl<'a> Guest<'a> {
     fn uses_ram(&self, mut qmp: Qmp) -> Result<Qmp> {
         if let Some(part) = self.config.part() {
             let used = Span::use_part(&self.config.ram, part)?;
+            // It may have been given to others since it was looked at; from now on it is not. (Of a device the kernel maps
+            // nothing that is only read: there this was looked at before.)
+            match open_ram_to_read(&self.config) {
+                Err(e) if e.errno() == libc::EOPNOTSUPP => {}
+                looked => drop(looked?),
+            }
             qmp.run_with("getfd", json!({ "fdname": "lode-use" }), used.as_fd())?;
         }
         Ok(qmp)
