@@ -181,7 +181,7 @@ impl<'a> Guest<'a> {
             let used = Span::use_part(&self.config.ram, part)?;
             // It may have been given to others since it was looked at; from now on it is not. (Of a device the kernel maps
             // nothing that is only read: there this was looked at before.)
-            match open_ram_to_read(&self.config) {
+            match open_ram_to_read(self.config) {
                 Err(e) if e.errno() == libc::EOPNOTSUPP => {}
                 looked => drop(looked?),
             }
