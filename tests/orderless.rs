@@ -6,6 +6,7 @@ use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
 
 use lodestone::fs::files::{Fd, Files};
 use lodestone::fs::format::{LANES, completion_addr};
@@ -22,14 +23,9 @@ const POOL_BYTES: u64 = 32 << 20;
 const KIB: usize = 1 << 10;
 
 /// A device that ends no copy before it is told to: it does nothing then, and the CPU copies.
-struct Gate {
-    open: Arc<(Mutex<bool>, Condvar)>,
-    begun: Arc<AtomicUsize>,
-    /// Where the last was to go.
-    last: Arc<Mutex<u64>>,
-}
+struct Gate(Key);
 
-#[derive(Clone)]
+#[derive(Clone, Default)]
 struct Key {
     open: Arc<(Mutex<bool>, Condvar)>,
     begun: Arc<AtomicUsize>,
@@ -70,17 +66,17 @@ impl<M: Media> Engine<M> for Gate {
         batch: &[RawTransfer],
         _: Option<u32>,
     ) -> Result<Ticket, Refused> {
-        *self.last.lock().unwrap() = batch[0].at.0;
-        Ok(Ticket::in_slot(0, self.begun.fetch_add(1, Ordering::SeqCst)))
+        *self.0.last.lock().unwrap() = batch[0].at.0;
+        Ok(Ticket::in_slot(0, self.0.begun.fetch_add(1, Ordering::SeqCst)))
     }
 
     fn poll(&self, _: &Ticket) -> bool {
-        *self.open.0.lock().unwrap()
+        *self.0.open.0.lock().unwrap()
     }
 
     fn wait(&self, _: Ticket) -> Completion {
-        let open = self.open.0.lock().unwrap();
-        drop(self.open.1.wait_while(open, |open| !*open).unwrap());
+        let open = self.0.open.0.lock().unwrap();
+        drop(self.0.open.1.wait_while(open, |open| !*open).unwrap());
         Completion { status: Status::Failed, bytes: 0, crc: 0, durability: Durability::Fence, nanoseconds: 1 }
     }
 
@@ -97,10 +93,9 @@ fn files_on<M: Media>(media: M, engine: Option<EngineKind>) -> (Files<M>, Key) {
 fn files_of<M: Media>(media: M, engine: Option<EngineKind>) -> (Files<M>, Key) {
     let options = OpenOptions { engine: engine.unwrap_or_default(), ..OpenOptions::default() };
     let fs = Fs::open(media, &options).unwrap();
-    let key = Key { open: Arc::default(), begun: Arc::default(), last: Arc::default() };
+    let key = Key::default();
     if engine.is_none() {
-        let gate = Gate { open: key.open.clone(), begun: key.begun.clone(), last: key.last.clone() };
-        fs.mover().give(Box::new(gate), SimEngine::limits());
+        fs.mover().give(Box::new(Gate(key.clone())), SimEngine::limits());
     }
     (Files::new(fs, Cred::root(), 0), key)
 }
@@ -174,7 +169,7 @@ fn only_what_overlaps_a_write_waits_for_it() {
             files.fsync(fd).unwrap();
             waits("fsync");
         });
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(20));
         opened.store(true, Ordering::SeqCst);
         key.set(true);
     });
@@ -183,6 +178,47 @@ fn only_what_overlaps_a_write_waits_for_it() {
     let all = content(&files, fd);
     assert_eq!(all.len(), 250 * KIB);
     assert_eq!((all[0], all[64 * KIB], all[100 * KIB], all[128 * KIB], all[200 * KIB]), (3, 2, 5, 3, 4));
+    check(&files);
+}
+
+/// While somebody waits until no write of a file is under way, none begins that would be: otherwise writers of which some
+/// copy always is would put him off for ever.
+#[test]
+fn who_needs_a_file_at_rest_has_his_turn() {
+    const SLOTS: usize = 500;
+    let (files, key) = files_on(memfd(), None);
+    let fd = create(&files, "file", &[1; 16 * KIB]);
+    files.truncate(b"file", (SLOTS * 16 * KIB) as i64).unwrap();
+    let begun = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let (files, begun) = (&files, &begun);
+        let write = |n| files.submit_pwrite(fd, vec![2; 16 * KIB].into(), (n * 16 * KIB) as i64).unwrap();
+        let first = write(0);
+        let truncate = scope.spawn(|| files.truncate(b"file", 20 * KIB as i64).unwrap());
+        let writer = scope.spawn(move || {
+            let begin = |n| {
+                let ticket = write(n);
+                begun.store(n, Ordering::SeqCst);
+                std::thread::sleep(Duration::from_millis(5));
+                ticket
+            };
+            (1..SLOTS).map(begin).collect::<Vec<_>>()
+        });
+        // None begins any more once the truncate waits.
+        let mut last = usize::MAX;
+        while last != begun.load(Ordering::SeqCst) && !writer.is_finished() {
+            last = begun.load(Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        let waited = !writer.is_finished();
+        key.set(true);
+        truncate.join().unwrap();
+        let tickets = writer.join().unwrap();
+        assert!(tickets.iter().chain([&first]).all(|ticket| ticket.wait().unwrap() == 16 * KIB));
+        assert!(waited, "a writer was always quicker");
+    });
+    let all = content(&files, fd);
+    assert!(all[..16 * KIB] == [2; 16 * KIB] && all.len() == SLOTS * 16 * KIB);
     check(&files);
 }
 
@@ -229,7 +265,7 @@ fn files_may_go_while_they_are_written() {
     files.unlink(b"gone").unwrap();
     std::thread::scope(|scope| {
         let closing = scope.spawn(|| files.close(fd).unwrap());
-        std::thread::sleep(std::time::Duration::from_millis(5));
+        std::thread::sleep(Duration::from_millis(5));
         key.set(true);
         closing.join().unwrap();
     });
@@ -247,7 +283,7 @@ fn a_pool_that_closes_waits_for_its_copies() {
     let fs = files.fs().clone();
     std::thread::scope(|scope| {
         let closing = scope.spawn(|| fs.close().unwrap());
-        std::thread::sleep(std::time::Duration::from_millis(5));
+        std::thread::sleep(Duration::from_millis(5));
         key.set(true);
         closing.join().unwrap();
     });
@@ -574,7 +610,7 @@ fn futures_of_files_are_woken_when_their_copies_have_ended() {
                     assert!(pending > 0, "it did not wait for the write");
                     done.unwrap();
                 });
-                std::thread::sleep(std::time::Duration::from_millis(20));
+                std::thread::sleep(Duration::from_millis(20));
                 assert!(!reads.is_finished() && !writes.is_finished() && !syncs.is_finished());
                 key.set(true);
                 writes.join().unwrap();
@@ -624,7 +660,7 @@ fn a_future_that_is_dropped_waits_for_its_copy() {
         assert!(poll(never.as_mut()) && key.begun() == 2, "it has not begun: the write is in its way");
         drop(never);
         scope.spawn(|| {
-            std::thread::sleep(std::time::Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(10));
             key.set(true);
         });
         drop(write);

@@ -6,7 +6,6 @@ use super::alloc::{Class, Runs};
 use super::format::*;
 use super::inode::{Body, Data};
 use super::log::Batch;
-use super::offload::Needs;
 use super::write::{check_writable, set_gid_that_falls, set_id_that_falls};
 use super::*;
 use crate::limits::FILE_BYTES_MAX;
@@ -41,14 +40,10 @@ impl<M: Media> Fs<M> {
 
     fn try_setattr(&self, cred: &Cred, node: &Node, set: &SetAttr) -> Result<Attr> {
         let inode = &node.inode;
-        let mut body = self.table.change(inode);
-        while set.size.is_some()
-            && let Some(write) = body.writes.in_the_way(|| Needs::None)
-        {
-            drop(body);
-            self.finish(&write);
-            body = self.table.change(inode);
-        }
+        let mut body = match set.size {
+            Some(_) => self.change_at_rest(inode),
+            None => self.table.change(inode),
+        };
         let guard = self.core.enter()?;
         let body = &mut *body;
         if body.dead {

@@ -25,7 +25,6 @@ use super::format::*;
 use super::index::Mapping;
 use super::inode::{Body, Data, Xattr};
 use super::log::{Batch, block_addr};
-use super::offload::Needs;
 use super::write::{Counted, WriteFields, write_records};
 use super::xattr::value_record;
 use super::*;
@@ -236,12 +235,7 @@ impl<M: Media> Fs<M> {
         let mut room = self.room();
         loop {
             let done = {
-                let mut body = self.table.change(inode);
-                if let Some(write) = body.writes.in_the_way(|| Needs::None) {
-                    drop(body);
-                    self.finish(&write);
-                    continue;
-                }
+                let mut body = self.change_at_rest(inode);
                 let guard = self.core.enter()?;
                 // Others may have written to it, or removed it, meanwhile.
                 if self.is_fixed_so(cred, inode, &body, bytes_of(run))? {

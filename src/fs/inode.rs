@@ -3,7 +3,7 @@
 //! Replay is one function for the lazy load after a clean mount and for recovery. It trusts nothing:
 //! a record whose numbers do not fit the pool is damage, reported, never followed.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use std::collections::{HashMap, VecDeque};
 
@@ -41,6 +41,8 @@ pub struct Inode {
     pub shared_for: AtomicU8,
     /// Made in this mount: lines that its log has from the start.
     pub born_lines: u8,
+    /// Calls that wait until no write of it is under way: meanwhile none is handed over.
+    pub stills: AtomicU32,
     pub generation: u64,
     /// Packed. Outside the lock, because reads set it.
     pub atime: AtomicU64,
@@ -757,6 +759,7 @@ pub fn assemble(header: &SlotHeader, owner: &Owner, body: Body, atime: u64) -> I
         lost: AtomicBool::new(false),
         shared_for: AtomicU8::new(0),
         born_lines: 0,
+        stills: AtomicU32::new(0),
         uses: AtomicU64::new(0),
         linkable: AtomicBool::new(false),
         body: BodyLock::new(body),

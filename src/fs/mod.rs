@@ -713,8 +713,7 @@ impl<M: Media> Fs<M> {
         if inode.kind == Kind::Directory && self.settle_pairs().is_err() {
             return; // the file system is poisoned: nothing is used again
         }
-        self.finish_writes_of(inode);
-        let mut body = self.table.change(inode);
+        let mut body = self.change_at_rest(inode);
         let guard = self.core.epochs.enter();
         let reuse = self.core.reuse_after(&guard);
         if body.dead || self.links(inode) > 0 || !at_close && inode.uses.load(Ordering::Acquire) > 0 {

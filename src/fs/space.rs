@@ -7,7 +7,6 @@ use super::format::*;
 use super::index::Mapping;
 use super::inode::Body;
 use super::log::Batch;
-use super::offload::Needs;
 use super::write::{WriteFields, check_writable, write_records};
 use super::*;
 use crate::limits::FILE_BYTES_MAX;
@@ -36,12 +35,7 @@ impl<M: Media> Fs<M> {
         let mut room = self.room();
         loop {
             let done = {
-                let mut body = self.table.change(&node.inode);
-                if let Some(write) = body.writes.in_the_way(|| Needs::None) {
-                    drop(body);
-                    self.finish(&write);
-                    continue;
-                }
+                let mut body = self.change_at_rest(&node.inode);
                 let guard = self.core.enter()?;
                 check_allocatable(&body)?;
                 let mode = body.mode;

@@ -21,6 +21,7 @@
 //! one record.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use crossbeam_utils::Backoff;
@@ -80,6 +81,15 @@ struct Input<'a> {
     /// Packed time.
     now: u64,
     engine: Via,
+}
+
+/// What of a write at `offset` the largest file holds; all where that is nothing, which is refused.
+#[inline]
+fn up_to_largest(src: Lent, offset: u64) -> Lent {
+    match FILE_BYTES_MAX.saturating_sub(offset) {
+        0 => src,
+        room => src.first(usize::try_from(room).unwrap_or(usize::MAX)),
+    }
 }
 
 /// Where a file's pages from this one on would lie with those before it.
@@ -170,16 +180,17 @@ impl<M: Media> Core<M> {
 
 impl<M: Media> Fs<M> {
     /// Writes `src` at `offset`, or, with `append`, at the end of file; returns the offset after the
-    /// last byte. At most 0x7ffff000 bytes, as write(2). Atomic with `data=cow`: after a crash all of it
+    /// last byte. At most 0x7ffff000 bytes, as write(2), and no more than the largest file holds. Atomic with `data=cow`: after a crash all of it
     /// is there or none. Set-id bits are dropped unless `cred` is the superuser.
     ///
     /// EFBIG behind the largest file, ENOSPC with nothing changed, EIO for bad media.
     pub fn write_at(&self, cred: &Cred, node: &Node, offset: u64, src: &[u8], append: bool) -> Result<u64> {
         self.write_and_wait(src, |src| self.begin_write(cred, node, offset, src, append))
+            .map(|range| range.end)
     }
 
     /// As [`write_at`](Fs::write_at), up to where it would wait for a copy: that is then the caller's to wait for, with
-    /// nothing of the file system held.
+    /// nothing of the file system held. The range that it writes.
     pub fn begin_write(
         &self,
         cred: &Cred,
@@ -187,16 +198,17 @@ impl<M: Media> Fs<M> {
         offset: u64,
         src: Lent,
         append: bool,
-    ) -> WriteStep<u64> {
+    ) -> WriteStep<Range<u64>> {
         let inode = &*node.inode;
-        let mut input = Input { offset, bytes: src.first(WRITE_BYTES_MAX), now: 0, engine: node.engine() };
+        let src = src.first(WRITE_BYTES_MAX);
+        let mut input = Input { offset, bytes: up_to_largest(src, offset), now: 0, engine: node.engine() };
         let mut watch = self.core.ledger.begin(Op::Write, input.bytes.bytes().len());
         let mut room = self.room();
         loop {
             let done = {
                 let mut ahead = None;
                 if is_shared(inode) && !append {
-                    ahead = self.copy_ahead(&input)?;
+                    ahead = self.copy_ahead(inode, &input)?;
                     watch.did(Phase::Copy);
                 }
                 let mut body = self.table.change(inode);
@@ -205,6 +217,7 @@ impl<M: Media> Fs<M> {
                 watch.did(Phase::Wait);
                 if append {
                     input.offset = body.size;
+                    input.bytes = up_to_largest(src, input.offset);
                 }
                 if let Some(write) = self.in_the_way(&mut body, &input) {
                     watch.forget();
@@ -218,8 +231,8 @@ impl<M: Media> Fs<M> {
             match done {
                 Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut room) => continue,
                 Err(e) => return Err(e),
-                Ok((end, None)) => return Ok(Step::Done(end)),
-                Ok((end, Some(write))) => return Ok(Step::UnderWay(end, write)),
+                Ok((end, None)) => return Ok(Step::Done(input.offset..end)),
+                Ok((end, Some(write))) => return Ok(Step::UnderWay(input.offset..end, write)),
             }
         }
     }
@@ -595,7 +608,7 @@ impl<M: Media> Fs<M> {
         let offloads = self.core.mover.takes(engine, whole_pages)
             && batch.is_empty()
             && ahead.is_none()
-            && self.offloads(engine, whole_pages, src);
+            && self.offloads(inode, engine, whole_pages, src);
         let verify = self.core.verifies(len) && !offloads;
         let mut sink = Sink::new(verify.then_some(0), engine);
         sink.parts = offloads.then(Parts::new);
@@ -683,12 +696,16 @@ impl<M: Media> Fs<M> {
     /// Stores whole pages in new blocks while somebody else has the file: in front of its lock there is nothing else to do,
     /// and writers of disjoint ranges copy side by side. None where that cannot be known to be what the write needs.
     #[cold]
-    fn copy_ahead(&self, &Input { offset, bytes: src, engine, .. }: &Input) -> Result<Option<Ahead<'_, M>>> {
+    fn copy_ahead(
+        &self,
+        inode: &Inode,
+        &Input { offset, bytes: src, engine, .. }: &Input,
+    ) -> Result<Option<Ahead<'_, M>>> {
         let core = &self.core;
         let len = src.bytes().len();
         let fits = offset.checked_add(len as u64).is_some_and(|end| end <= FILE_BYTES_MAX);
         let whole_pages = len > 0 && len.is_multiple_of(BLOCK) && offset.is_multiple_of(PAGE) && fits;
-        let offloads = core.mover.takes(engine, len) && self.offloads(engine, len, src);
+        let offloads = core.mover.takes(engine, len) && self.offloads(inode, engine, len, src);
         if !whole_pages || offloads || core.sb.data_in_place || core.ordered {
             return Ok(None);
         }
@@ -747,10 +764,13 @@ impl<M: Media> Fs<M> {
 
     /// Whether the record of a write, alone in its operation, is committed before an engine has copied: then it may turn out
     /// not to have happened. Not on an ordinary file: what was synced has to verify until a state line says so durably, and
-    /// such a record has no checksum.
+    /// such a record has no checksum. And not while somebody waits that no such write is under way.
     #[inline(never)]
-    fn offloads(&self, engine: Via, bytes: usize, src: Lent) -> bool {
-        self.core.mover.outlives(engine, bytes, waits(src)) && !self.core.deferring && !self.core.ordered
+    fn offloads(&self, inode: &Inode, engine: Via, bytes: usize, src: Lent) -> bool {
+        self.core.mover.outlives(engine, bytes, waits(src))
+            && !self.core.deferring
+            && !self.core.ordered
+            && inode.stills.load(Ordering::Relaxed) == 0
     }
 
     /// Hands over what was put together for an engine, and commits while it copies. None where it has copied, or was waited

@@ -2,6 +2,8 @@
 //!
 //! Errors come in Linux's order: a negative offset, a bad descriptor, a wrong access mode, a wrong kind.
 
+use std::ops::Range;
+
 use super::{AT_FDCWD, Fd, File, Files, OpenFile};
 use crate::error::{Error, Result};
 use crate::fs::space::check_mode;
@@ -133,22 +135,16 @@ impl<M: Media> Files<M> {
     fn write_file(&self, file: &File, offset: u64, src: Lent) -> WriteStep<Written> {
         let flags = file.flags();
         let synced = (flags & O_DSYNC != 0).then(|| (file.node.ino(), flags & O_SYNC != O_SYNC));
-        let mut src = src.first(RW_BYTES_MAX);
+        let src = src.first(RW_BYTES_MAX);
         if src.bytes().is_empty() {
             return Ok(Step::Done(Written { bytes: 0, end: offset, synced: None }));
         }
         let append = flags & O_APPEND != 0;
-        if !append {
-            let room = FILE_BYTES_MAX.saturating_sub(offset);
-            if room == 0 {
-                return Err(Error::new(libc::EFBIG, "files::write"));
-            }
-            src = src.first(usize::try_from(room).unwrap_or(usize::MAX));
-        }
-        let bytes = src.bytes().len();
+        let written =
+            |range: Range<u64>| Written { bytes: (range.end - range.start) as usize, end: range.end, synced };
         Ok(match self.fs.begin_write(&self.cred, &file.node, offset, src, append)? {
-            Step::Done(end) => Step::Done(Written { bytes, end, synced }),
-            Step::UnderWay(end, write) => Step::UnderWay(Written { bytes, end, synced }, write),
+            Step::Done(range) => Step::Done(written(range)),
+            Step::UnderWay(range, write) => Step::UnderWay(written(range), write),
             Step::Blocked(write) => Step::Blocked(write),
         })
     }

@@ -36,6 +36,7 @@ use smallvec::SmallVec;
 use super::format::*;
 use super::index::{MappedRun, Mapping};
 use super::log::Batch;
+use super::statline::Changing;
 use super::write::{WriteFields, write_records};
 use super::*;
 use crate::media::Fault;
@@ -486,7 +487,6 @@ impl<M: Media> Fs<M> {
         }
         let poisoned = self.core.failed.load(Ordering::Acquire);
         for write in &ended {
-            self.core.copies.writes.fetch_sub(1, Ordering::Relaxed);
             if poisoned {
                 write.failed.store(true, Ordering::Release);
             } else if !write.failed.load(Ordering::Acquire) {
@@ -497,6 +497,8 @@ impl<M: Media> Fs<M> {
             }
             write.inode.lock().take();
             write.over.store(true, Ordering::Release);
+            // Not before: as long as there are any, who finds no block free waits for them.
+            self.core.copies.writes.fetch_sub(1, Ordering::Release);
             write.copy.bell.0.ring();
         }
         !ended.is_empty()
@@ -741,6 +743,21 @@ impl<M: Media> Fs<M> {
         }
     }
 
+    /// Waits until no write of this file is under way, and has its body. Meanwhile none is handed over: beside writers of
+    /// which some copy is always under way this would never return.
+    pub(super) fn change_at_rest<'a>(&'a self, inode: &'a Inode) -> Changing<'a> {
+        let mut body = self.table.change(inode);
+        if body.writes.any() {
+            let _still = Still::of(inode);
+            while let Some(write) = body.writes.in_the_way(|| Needs::None) {
+                drop(body);
+                self.finish(&write);
+                body = self.table.change(inode);
+            }
+        }
+        body
+    }
+
     /// Waits for the writes of one file.
     pub(super) fn finish_writes_of(&self, inode: &Inode) {
         if self.core.copies.writes.load(Ordering::Acquire) == 0 {
@@ -866,6 +883,22 @@ pub(super) fn restoring_records(body: &Body, ranges: impl Iterator<Item = Pages>
             let fields = WriteFields { start: 0, len: 0, size: 0, mtime: 0, crc: None, flags };
             write_records(batch, extents, &fields);
         }
+    }
+}
+
+/// Somebody waits for all writes of a file.
+struct Still<'a>(&'a Inode);
+
+impl Still<'_> {
+    fn of(inode: &Inode) -> Still<'_> {
+        inode.stills.fetch_add(1, Ordering::Relaxed);
+        Still(inode)
+    }
+}
+
+impl Drop for Still<'_> {
+    fn drop(&mut self) {
+        self.0.stills.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

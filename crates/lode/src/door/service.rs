@@ -12,7 +12,6 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use lodestone::fs::{Attr, Cred, Fs, Ino, SetAttr};
-use lodestone::limits::FILE_BYTES_MAX;
 use lodestone::media::Media;
 use lodestone::{Error, Result};
 
@@ -94,11 +93,6 @@ impl<M: Media> Service<M> {
     /// can change, and a large direct write arrives as several requests at once: only their offsets say
     /// which part is which, "at the end" would shuffle them.
     pub fn write(&self, caller: Caller, ino: Ino, offset: u64, data: &[u8], kill: bool) -> Result<Written> {
-        let room = FILE_BYTES_MAX.saturating_sub(offset);
-        if room == 0 && !data.is_empty() {
-            return Err(Error::new(libc::EFBIG, "door::write"));
-        }
-        let data = &data[..data.len().min(usize::try_from(room).unwrap_or(usize::MAX))];
         let set_id_fell = kill && self.has_set_id(ino)?;
         let cred = writer(caller, kill);
         let cred = if set_id_fell { self.member(cred, caller, ino)? } else { cred };
@@ -128,10 +122,11 @@ impl<M: Media> Service<M> {
             let step = (len - done).min(COPY_STEP_BYTES as u64) as usize;
             let copied = with_buffer(step, |buffer| {
                 let got = self.fs.read(from.0, from.1 + done, buffer)?;
-                if got > 0 {
-                    self.fs.write(&cred, to.0, to.1 + done, &buffer[..got], false)?;
+                let at = to.1 + done;
+                match got {
+                    0 => Ok(0),
+                    _ => self.fs.write(&cred, to.0, at, &buffer[..got], false).map(|end| (end - at) as usize),
                 }
-                Ok(got)
             });
             match copied {
                 Ok(0) => break,

@@ -64,6 +64,12 @@ pub fn with_ram<T>(place: &Place, config: &Config, look: impl FnOnce(&Span) -> R
     }
 }
 
+/// Says that somebody is about to use memory in a pool, as long as this is open anywhere; None where it is in none. Before
+/// memory is opened, which looks whether it is still the guest's: from here on it cannot be given to others.
+pub fn use_ram(config: &Config) -> Result<Option<OwnedFd>> {
+    config.part().map(|part| Span::use_part(&config.ram, part)).transpose()
+}
+
 /// Memory that is made, where it is a file; all of it is taken from the host now, or was from its pool. Over a pool only by
 /// `force`.
 pub fn make_ram(config: &Config, force: bool) -> Result<Span> {
@@ -125,19 +131,21 @@ pub struct Guest<'a> {
     config: &'a Config,
     place: &'a Place,
     mode: Mode,
+    /// Of memory in a pool, by [`use_ram`].
+    used: Option<OwnedFd>,
     qmp: Option<Qmp>,
     child: Option<Child>,
 }
 
 impl<'a> Guest<'a> {
-    /// One that is to be started.
-    pub fn new(config: &'a Config, place: &'a Place, mode: Mode) -> Guest<'a> {
-        Guest { config, place, mode, qmp: None, child: None }
+    /// One that is to be started, on memory that is used.
+    pub fn new(config: &'a Config, place: &'a Place, mode: Mode, used: Option<OwnedFd>) -> Guest<'a> {
+        Guest { config, place, mode, used, qmp: None, child: None }
     }
 
     /// One that runs.
     pub fn running(config: &'a Config, place: &'a Place) -> Result<Guest<'a>> {
-        let mut guest = Guest::new(config, place, Mode::Boot);
+        let mut guest = Guest::new(config, place, Mode::Boot, None);
         let stream = place.connect("qmp");
         let stream =
             stream.map_err(|e| Error::io(e, SITE, "cannot reach the emulator at", &place.dir.join("qmp")))?;
@@ -176,15 +184,8 @@ impl<'a> Guest<'a> {
     }
 
     /// Has the emulator say, as long as it lives, that it uses its part of a pool.
-    fn uses_ram(&self, mut qmp: Qmp) -> Result<Qmp> {
-        if let Some(part) = self.config.part() {
-            let used = Span::use_part(&self.config.ram, part)?;
-            // It may have been given to others since it was looked at; from now on it is not. (Of a device the kernel maps
-            // nothing that is only read: there this was looked at before.)
-            match open_ram_to_read(self.config) {
-                Err(e) if e.errno() == libc::EOPNOTSUPP => {}
-                looked => drop(looked?),
-            }
+    fn uses_ram(&mut self, mut qmp: Qmp) -> Result<Qmp> {
+        if let Some(used) = self.used.take() {
             qmp.run_with("getfd", json!({ "fdname": "lode-use" }), used.as_fd())?;
         }
         Ok(qmp)

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::emulator::Mode;
 use super::guest::{
-    Guest, identity_of, make_slot, open_ram, open_ram_to_read, open_slot, slot_path, with_ram,
+    Guest, identity_of, make_slot, open_ram, open_ram_to_read, open_slot, slot_path, use_ram, with_ram,
 };
 use super::place::{Config, Guests, Place, remove_if_there};
 use super::pooled::Kept;
@@ -159,11 +159,12 @@ fn resume(place: &Place, config: &Config, force: bool) -> lodestone::Result<Entr
             None => guest.end(),
         }
     }
+    let used = use_ram(config)?;
     let media = open_ram(config)?;
     let ram = Ram::new(&media, config.ram_bytes)?;
     let generation = wsp::cycle::suspended(&ram)?.generation;
     let slot = open_slot(config, generation)?;
-    let mut guest = Guest::new(config, place, Mode::Resume);
+    let mut guest = Guest::new(config, place, Mode::Resume, used);
     let opened = begun.elapsed();
     let mut done = wsp::resume(&ram, &slot, &mut guest, |seal| disks_fit(seal, force))?;
     done.start += opened;
@@ -230,12 +231,13 @@ fn resume_clone(place: &Place, config: &Config, clone: &Place, force: bool) -> l
         return Err(Error::message(libc::EEXIST, "wsp::resume", message));
     }
     there(config)?;
+    let used = use_ram(config)?;
     let media = open_ram_to_read(config)?;
     let ram = Ram::new(&media, config.ram_bytes)?;
     let slot = open_slot(config, wsp::cycle::suspended(&ram)?.generation)?;
     let copy = Config { clone_of: Some(place.name.clone()), failed: 0, ..config.clone() };
     clone.write_config(&copy).map_err(failed)?;
-    let mut guest = Guest::new(&copy, clone, Mode::Clone);
+    let mut guest = Guest::new(&copy, clone, Mode::Clone, used);
     let done = wsp::resume_clone(&ram, &slot, &mut guest, |seal| disks_fit(seal, force))?;
     let clock = guest.set_clock();
     Ok(entry("clone", &done, media.domain().name(), &clock))

@@ -9,7 +9,7 @@ use lodestone::wsp::{Machine, Ram, State};
 use serde_json::json;
 
 use super::emulator::{self, Mode};
-use super::guest::{Guest, make_ram, make_slot, open_ram, slot_path};
+use super::guest::{Guest, make_ram, make_slot, open_ram, slot_path, use_ram};
 use super::place::{Config, Guests, Place, VERSION, is_hugetlbfs, remove_if_there};
 use super::pooled::{self, PoolFile};
 use crate::cli::wsp::{Accel, WspStart};
@@ -80,7 +80,7 @@ pub fn boot(
     fresh: bool,
 ) -> lodestone::Result<()> {
     let was_made = take_place(config, before)?;
-    let memory = || -> lodestone::Result<()> {
+    let memory = || {
         // Memory of another guest, or of one whose description is lost.
         let is_ours =
             before.is_some_and(|before| before.ram == config.ram && before.ram_offset == config.ram_offset);
@@ -95,21 +95,22 @@ pub fn boot(
         }
         std::fs::create_dir_all(&config.slots)
             .map_err(|e| Error::io(e, SITE, "cannot make the directory", &config.slots))?;
+        let used = use_ram(config)?;
         let media = make_ram(config, fresh || is_ours)?;
         let ram = Ram::new(&media, config.ram_bytes)?;
         let mut image = [0; 16];
         rustix::rand::getrandom(&mut image, rustix::rand::GetRandomFlags::empty())
             .map_err(|e| Error::message(e.raw_os_error(), SITE, "the kernel gives no random numbers"))?;
         ram.begin(image)?;
-        make_slot(config, 1)
+        make_slot(config, 1).map(|()| used)
     };
-    memory().and_then(|()| write_config(place, config)).inspect_err(|_| {
+    let used = memory().and_then(|used| write_config(place, config).map(|()| used)).inspect_err(|_| {
         // Nobody would know of it.
         if let Some(file) = config.pooled.as_ref().filter(|_| was_made) {
             let _ = file.remove(config.ram_number);
         }
     })?;
-    let mut guest = Guest::new(config, place, Mode::Boot);
+    let mut guest = Guest::new(config, place, Mode::Boot, used);
     guest.spawn()?;
     guest.go_on().inspect_err(|_| guest.end())
 }
