@@ -182,7 +182,10 @@ fn a_bell_that_is_broken_keeps_nobody_for_ever() {
 fn what_never_ends_is_waited_for_as_long_as_asked() {
     let never = Arc::new(Request::default());
     let begun = Instant::now();
-    assert!(!for_at_most(&*never, WHILE) && !for_at_most(&Silent(never), WHILE));
+    assert!(
+        !for_at_most(&*never, WHILE, Holding::Something)
+            && !for_at_most(&Silent(never), WHILE, Holding::Nothing)
+    );
     assert!(begun.elapsed() >= 2 * WHILE);
 }
 

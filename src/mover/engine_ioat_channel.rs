@@ -25,7 +25,7 @@ use super::engine_ioat_memory::{Memory, Place};
 use super::engine_port::Refused;
 use super::ioat::{self, CHANNEL_BYTES, DESCRIPTOR_BYTES, Descriptor, State, Status};
 use super::pairing::Part;
-use crate::wait::{Ending, for_at_most};
+use crate::wait::{Ending, Holding, for_at_most};
 
 /// Descriptors of one channel.
 pub(super) const RING: usize = 4096;
@@ -373,7 +373,7 @@ fn until(bound: Duration, came_true: impl Fn() -> bool) -> bool {
         }
     }
 
-    for_at_most(&Answer(came_true), bound)
+    for_at_most(&Answer(came_true), bound, Holding::Something)
 }
 
 #[cfg(test)]

@@ -212,6 +212,10 @@ impl Shared {
             let message = format!("a runtime has 1 to {WORKERS_MAX} workers, not {workers}");
             return Err(Error::message(libc::EINVAL, "runtime::run", message));
         }
+        if LOCAL.try_with(|_| ()).is_err() {
+            let message = "this thread ends, and can run nothing any more: run uthreads on another";
+            return Err(Error::message(libc::EAGAIN, "runtime::run", message));
+        }
         if with_local(|_| ()).is_some() {
             let message = "a uthread cannot run a runtime: its worker would wait for itself";
             return Err(Error::message(libc::EDEADLK, "runtime::run", message));

@@ -38,9 +38,9 @@ pub fn until(ending: &(impl Ending + ?Sized), due: Option<Instant>, holding: Hol
     climb(ending, due, None, holding).expect("it ends, or goes on")
 }
 
-/// As [`until`], for a time at most; whether it has ended. For what may never end; the caller keeps its thread.
-pub fn for_at_most(ending: &(impl Ending + ?Sized), time: Duration) -> bool {
-    ending.look() || climb(ending, None, Some(Instant::now() + time), Holding::Something).is_some()
+/// As [`until`], for a time at most; whether it has ended. For what may never end.
+pub fn for_at_most(ending: &(impl Ending + ?Sized), time: Duration, holding: Holding) -> bool {
+    ending.look() || climb(ending, None, Some(Instant::now() + time), holding).is_some()
 }
 
 /// The polling rung alone, for a time that is cut to what one wait may poll for; whether it has ended.

@@ -6,6 +6,8 @@
 use lodestone::Error;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
 
 struct Last {
     /// The C function that failed.
@@ -20,6 +22,40 @@ thread_local! {
     static LAST: RefCell<Last> = const {
         RefCell::new(Last { call: "", error: None, text: None, errno_text: None })
     };
+}
+
+/// What may do a lot when it goes, and leaves errno as a call has set it.
+pub struct Quiet<T>(ManuallyDrop<T>);
+
+impl<T> Quiet<T> {
+    pub fn new(value: T) -> Quiet<T> {
+        Quiet(ManuallyDrop::new(value))
+    }
+}
+
+impl<T> Deref for Quiet<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> DerefMut for Quiet<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
+
+impl<T> Drop for Quiet<T> {
+    fn drop(&mut self) {
+        // SAFETY: the C library gives every thread its errno.
+        let errno = unsafe { *libc::__errno_location() };
+        // SAFETY: nobody uses it after this, and nobody else drops it.
+        unsafe { ManuallyDrop::drop(&mut self.0) };
+        // SAFETY: as above.
+        unsafe { *libc::__errno_location() = errno };
+    }
 }
 
 /// Sets errno and remembers the sentence.

@@ -2,6 +2,7 @@
 
 use crate::call::{done, on_pool, without_pool};
 use crate::convert::{input, output, store, string};
+use crate::failure::Quiet;
 use crate::pools::{self, lode_fs};
 use libc::{mode_t, off_t, size_t, ssize_t};
 use lodestone::Error;
@@ -37,13 +38,15 @@ impl Drop for Waiting {
 fn read_outside(
     call: &'static str,
     fs: *mut lode_fs,
-    mut begin: impl FnMut(&Files<Pool>, bool) -> ReadStep<usize>,
+    fd: c_int,
+    mut begin: impl FnMut(&Files<Pool>, &mut OpenFile<Pool>, bool) -> ReadStep<usize>,
 ) -> ssize_t {
+    let mut of = Quiet::new(OpenFile::of(fd));
     let keeps = !lets_others_run();
     loop {
         let tried = tried(call, fs, |files| {
             let shared = || files.fs().clone();
-            Ok(match begin(files, keeps)? {
+            Ok(match begin(files, &mut of, keeps)? {
                 Step::Done(n) => Tried::Done(n as ssize_t),
                 Step::UnderWay(n, read) => Tried::UnderWay(n, read, shared()),
                 Step::Blocked(write) => Tried::Blocked(write, shared()),
@@ -65,13 +68,15 @@ fn read_outside(
 fn write_outside(
     call: &'static str,
     fs: *mut lode_fs,
-    mut begin: impl FnMut(&Files<Pool>, bool) -> WriteStep<Written>,
+    fd: c_int,
+    mut begin: impl FnMut(&Files<Pool>, &mut OpenFile<Pool>, bool) -> WriteStep<Written>,
 ) -> ssize_t {
+    let mut of = Quiet::new(OpenFile::of(fd));
     let keeps = !lets_others_run();
     loop {
         let tried = tried(call, fs, |files| {
             let shared = || files.fs().clone();
-            Ok(match begin(files, keeps)? {
+            Ok(match begin(files, &mut of, keeps)? {
                 Step::Done(written) => Tried::Done(files.sync_written(written)? as ssize_t),
                 Step::UnderWay(written, write) => Tried::UnderWay(written, write, shared()),
                 Step::Blocked(write) => Tried::Blocked(write, shared()),
@@ -159,11 +164,10 @@ pub unsafe extern "C" fn lode_dup(fs: *mut lode_fs, fd: c_int) -> c_int {
 /// Errors: EBADF, EFAULT, EINVAL, EIO (bad media), EISDIR.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lode_read(fs: *mut lode_fs, fd: c_int, buf: *mut c_void, count: size_t) -> ssize_t {
-    let mut of = OpenFile::of(fd);
-    read_outside("lode_read", fs, |files, keeps| {
+    read_outside("lode_read", fs, fd, |files, of, keeps| {
         // SAFETY: the contract at the head of the header; `read_outside` waits before it returns.
         let room = unsafe { LentRoom::new(output(buf, count)?) }.waiting(keeps);
-        files.begin_read(&mut of, room)
+        files.begin_read(of, room)
     })
 }
 
@@ -176,11 +180,10 @@ pub unsafe extern "C" fn lode_pread(
     count: size_t,
     offset: off_t,
 ) -> ssize_t {
-    let mut of = OpenFile::of(fd);
-    read_outside("lode_pread", fs, |files, keeps| {
+    read_outside("lode_pread", fs, fd, |files, of, keeps| {
         // SAFETY: the contract at the head of the header; `read_outside` waits before it returns.
         let room = unsafe { LentRoom::new(output(buf, count)?) }.waiting(keeps);
-        files.begin_pread(&mut of, room, offset)
+        files.begin_pread(of, room, offset)
     })
 }
 
@@ -197,11 +200,10 @@ pub unsafe extern "C" fn lode_write(
     buf: *const c_void,
     count: size_t,
 ) -> ssize_t {
-    let mut of = OpenFile::of(fd);
-    write_outside("lode_write", fs, |files, keeps| {
+    write_outside("lode_write", fs, fd, |files, of, keeps| {
         // SAFETY: the contract at the head of the header; `write_outside` waits before it returns.
         let bytes = unsafe { Lent::new(input(buf, count)?) }.waiting(keeps);
-        files.begin_write(&mut of, bytes)
+        files.begin_write(of, bytes)
     })
 }
 
@@ -215,11 +217,10 @@ pub unsafe extern "C" fn lode_pwrite(
     count: size_t,
     offset: off_t,
 ) -> ssize_t {
-    let mut of = OpenFile::of(fd);
-    write_outside("lode_pwrite", fs, |files, keeps| {
+    write_outside("lode_pwrite", fs, fd, |files, of, keeps| {
         // SAFETY: the contract at the head of the header; `write_outside` waits before it returns.
         let bytes = unsafe { Lent::new(input(buf, count)?) }.waiting(keeps);
-        files.begin_pwrite(&mut of, bytes, offset)
+        files.begin_pwrite(of, bytes, offset)
     })
 }
 

@@ -188,8 +188,8 @@ pub unsafe extern "C" fn lode_heap_open(path: *const c_char, opts: *const c_char
 pub unsafe extern "C" fn lode_heap_close(heap: *mut lode_heap) -> c_int {
     without_pool("lode_heap_close", || {
         let handle = HEAPS.of(heap.addr())?;
-        let usable = handle.check();
-        let closed = handle.empty(|open| match usable {
+        // Asked after all calls have ended: the last of them may have panicked.
+        let closed = handle.empty(|open| match handle.check() {
             Ok(()) => open.heap.close().map(drop),
             // What a panic left behind is recovered at the next opening.
             Err(e) => Err(e),

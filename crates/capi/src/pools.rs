@@ -20,6 +20,7 @@ use std::ffi::{OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// An open pool. Every function takes one; it may be used by any number of threads.
 pub struct lode_fs {
@@ -145,6 +146,9 @@ fn open(path: &Path, settings: &OpenSettings) -> Result<(OpenPool, Option<String
     Ok((OpenPool { files, streams, tickets, device }, about_profile))
 }
 
+/// Copies take less, unless nobody is left to wait for them.
+const CALLS_WAIT_MAX: Duration = Duration::from_secs(2);
+
 /// Nobody else has it.
 struct Alone<'a>(&'a Arc<Fs<Pool>>);
 
@@ -157,8 +161,9 @@ impl Ending for Alone<'_> {
 fn close(handle: &Handle<OpenPool>) -> Result<()> {
     // Descriptors first: files without a name go with them.
     let fs = handle.empty(|pool| Arc::clone(pool.files.fs()))?;
-    // Calls that wait for copies hold nothing but the file system, and the file that they wait for.
-    wait::until(&Alone(&fs), None, Holding::Nothing);
+    // Calls that wait for copies hold nothing but the file system, and the file that they wait for. One may never go on: that
+    // of a uthread of this thread, in an exit that another called. Without it all is durable, too, only the lock stays.
+    wait::for_at_most(&Alone(&fs), CALLS_WAIT_MAX, Holding::Nothing);
     let closed = handle.check().and_then(|()| fs.close());
     fs.abandon();
     handle.give_back();

@@ -2,6 +2,7 @@
 
 use crate::call::{on_pool, without_pool};
 use crate::convert::{input, output};
+use crate::failure::Quiet;
 use crate::file::Waiting;
 use crate::media::lode_ticket;
 use crate::pools::{OpenPool, lode_fs};
@@ -48,11 +49,10 @@ pub unsafe extern "C" fn lode_pread_async(
     count: size_t,
     offset: off_t,
 ) -> lode_ticket {
-    let mut of = OpenFile::of(fd);
-    ask("lode_pread_async", fs, |files| {
+    ask("lode_pread_async", fs, fd, |files, of| {
         // SAFETY: the contract at the head of the header: until the ticket has ended the buffer is the read's.
         let room = unsafe { LentRoom::new(output(buf, count)?) };
-        Ok(match files.begin_pread(&mut of, room, offset)? {
+        Ok(match files.begin_pread(of, room, offset)? {
             Step::Done(read) => Tried::Asked(Asked::Ended(read as ssize_t)),
             Step::UnderWay(read, copy) => Tried::Asked(Asked::Reads(read as ssize_t, copy)),
             Step::Blocked(write) => Tried::Blocked(write, files.fs().clone()),
@@ -75,11 +75,10 @@ pub unsafe extern "C" fn lode_pwrite_async(
     count: size_t,
     offset: off_t,
 ) -> lode_ticket {
-    let mut of = OpenFile::of(fd);
-    ask("lode_pwrite_async", fs, |files| {
+    ask("lode_pwrite_async", fs, fd, |files, of| {
         // SAFETY: the contract at the head of the header: until the ticket has ended the buffer stays as it is.
         let bytes = unsafe { Lent::new(input(buf, count)?) };
-        Ok(match files.begin_pwrite(&mut of, bytes, offset)? {
+        Ok(match files.begin_pwrite(of, bytes, offset)? {
             Step::Done(written) => Tried::Asked(Asked::Ended(files.sync_written(written)? as ssize_t)),
             Step::UnderWay(written, copy) => Tried::Asked(Asked::Writes(written, copy)),
             Step::Blocked(write) => Tried::Blocked(write, files.fs().clone()),
@@ -132,9 +131,11 @@ pub unsafe extern "C" fn lode_wait(fs: *mut lode_fs, ticket: lode_ticket) -> ssi
 fn ask(
     call: &'static str,
     fs: *mut lode_fs,
-    mut begin: impl FnMut(&Files<Pool>) -> Result<Tried>,
+    fd: c_int,
+    mut begin: impl FnMut(&Files<Pool>, &mut OpenFile<Pool>) -> Result<Tried>,
 ) -> lode_ticket {
     static NEXT: AtomicI64 = AtomicI64::new(1);
+    let mut of = Quiet::new(OpenFile::of(fd));
     loop {
         let mut blocked = None;
         let answer = on_pool(call, fs, |pool| {
@@ -142,7 +143,7 @@ fn ask(
                 let message = format!("nobody waited for {COPY_TICKETS_MAX} reads and writes: wait for some");
                 return Err(Error::message(libc::EAGAIN, "capi::tickets", message));
             }
-            match begin(&pool.files)? {
+            match begin(&pool.files, &mut of)? {
                 Tried::Asked(asked) => {
                     let number = NEXT.fetch_add(1, Ordering::Relaxed);
                     pool.tickets.lock().insert(number, asked);

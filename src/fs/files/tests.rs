@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::fs::{Attr, MkfsOptions, OpenOptions, RENAME_EXCHANGE, RENAME_NOREPLACE, SetTime, Time, acl};
-use crate::limits::{LINKS_MAX, SUBDIRECTORIES_MAX};
+use crate::limits::{FILE_BYTES_MAX, LINKS_MAX, SUBDIRECTORIES_MAX};
 use crate::media::{Pool, PoolOptions};
 use libc::{O_APPEND, O_CREAT, O_DIRECTORY, O_EXCL, O_PATH, O_RDONLY, O_RDWR, O_TMPFILE, O_WRONLY};
 use std::sync::atomic::AtomicBool;
@@ -126,6 +126,25 @@ fn permissions_are_those_of_the_identity() {
     make(&anna, "shared/closed/f", "");
     fails(libc::EACCES, ben.stat(b"shared/closed/f"));
     fails(libc::EACCES, ben.open(b"shared/closed/f", O_PATH, 0));
+}
+
+/// A write ends with the largest file, wherever it was to begin; the next is refused.
+#[test]
+fn writes_fill_up_the_largest_file() {
+    let files = files();
+    let fd = files.open(b"f", O_RDWR | O_CREAT, 0o666).unwrap();
+    let appender = files.open(b"f", O_WRONLY | O_APPEND, 0).unwrap();
+    let largest = FILE_BYTES_MAX as i64;
+    files.ftruncate(fd, largest - 10).unwrap();
+    assert_eq!(files.write(appender, &[7; 100]).unwrap(), 10);
+    assert_eq!(files.lseek(appender, 0, libc::SEEK_CUR).unwrap(), FILE_BYTES_MAX);
+    fails(libc::EFBIG, files.write(appender, &[7; 100]));
+    assert_eq!(files.pwrite(fd, &[8; 100], largest - 3).unwrap(), 3);
+    fails(libc::EFBIG, files.pwrite(fd, &[8; 1], largest));
+    assert_eq!(files.pwrite(fd, &[], largest).unwrap(), 0);
+    let mut end = [0; 20];
+    assert_eq!(files.pread(fd, &mut end, largest - 11).unwrap(), 11);
+    assert_eq!(end[..11], [0, 7, 7, 7, 7, 7, 7, 7, 8, 8, 8]);
 }
 
 #[test]

@@ -503,14 +503,27 @@ fn read_rings<M: Media>(media: &M, layout: &Layout, keys: Keys, settled: u64) ->
 fn fetch_elsewhere<M: Media>(media: &M, layout: &Layout, keys: Keys, entries: &mut Vec<u64>) -> Result<()> {
     let Some((Entry::Elsewhere { at, words, crc }, _)) = decode(entries, layout)? else { return Ok(()) };
     let bytes = (words * 8) as usize;
-    let fetched = read_words(media, Addr(at), words as usize)?;
     let is_whole = media.crc32c(Addr(at), bytes, keys.seed)? == crc;
     if !media.verified(&[(Addr(at), bytes)], is_whole) {
         return Err(damaged(OPEN, format!("a large commit's record at {at:#x} is not as it was written")));
     }
+    // As long as the heap at most, which may be forged and longer than there is memory.
+    let mut fetched = Vec::new();
+    let no_memory = |_| {
+        let message = format!("a large commit's record at {at:#x} needs {bytes} bytes of memory to be read");
+        Error::message(libc::ENOMEM, OPEN, message)
+    };
+    fetched.try_reserve_exact(words as usize).map_err(no_memory)?;
+    for first in (0..words).step_by(FETCH_WORDS) {
+        let count = FETCH_WORDS.min((words - first) as usize);
+        fetched.extend(read_words(media, Addr(at + first * 8), count)?);
+    }
     *entries = fetched;
     Ok(())
 }
+
+/// Words that are read at once.
+const FETCH_WORDS: usize = 1 << 13;
 
 fn decode<'a>(words: &'a [u64], layout: &Layout) -> Result<Option<(Entry<'a>, &'a [u64])>> {
     Entry::decode(words, layout)

@@ -27,9 +27,12 @@ pub fn run(args: &cli::Fsck) -> Result<()> {
             let message = about(&args.pool, &e);
             complain(&message);
             if args.json {
+                let refused = Refused { pool: name(&args.pool), result: "not-checked", error: message };
                 let mut out = Output::new();
-                out.json(&Refused { pool: name(&args.pool), result: "not-checked", error: message })?;
-                out.finish()?;
+                match out.json(&refused).and_then(|()| out.finish()) {
+                    Ok(()) | Err(Failure::ReaderGone) => {}
+                    Err(failure) => drop(failure.report()),
+                }
             }
             return Err(Failure::Ended(ExitCode::from(NOT_CHECKED)));
         }
