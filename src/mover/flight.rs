@@ -811,7 +811,7 @@ impl Flight {
     }
 
     /// How somebody who waited for all of it saw its end.
-    pub(super) fn was_seen(&mut self, seen: Seen) {
+    pub(crate) fn was_seen(&mut self, seen: Seen) {
         self.batches.iter_mut().for_each(|batch| batch.seen = Some(seen));
     }
 
