@@ -98,7 +98,8 @@ pub fn decide(job: &Job, capability: &Capability, limits: &Limits, share: f32) -
         return Decision::Engine { head: head as usize, tail: tail as usize, route };
     }
     if capability.shares_reads {
-        let engine = (job.bytes as f32 * share) as usize / LINE * LINE;
+        // A float may be more than all of it.
+        let engine = ((job.bytes as f32 * share) as usize / LINE * LINE).min(job.bytes);
         if engine >= SHARE_BYTES_MIN && job.bytes - engine >= SHARE_BYTES_MIN {
             return Decision::Shared { engine };
         }
@@ -399,6 +400,8 @@ mod tests {
         // A share that is too small is none.
         assert_eq!(of(Direction::Read, 64 << 10, 0.1), past(0, 0));
         assert_eq!(of(Direction::Read, 64 << 10, 0.95), past(0, 0));
+        // Nor is there one where the product is rounded beyond all of it.
+        assert_eq!(of(Direction::Read, (16 << 20) + 63, 1.0), past(0, 0));
         let alone = Capability { shares_reads: false, ..DMA };
         assert_eq!(decide(&job(Direction::Read, 64 << 10), &alone, &LIMITS, 0.5), past(0, 0));
     }
