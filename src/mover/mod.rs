@@ -298,6 +298,7 @@ impl<'a, M: Media> Running<'a, M> {
 impl<M: Media> Mover<M> {
     /// `kind` is the engine of whoever names none.
     pub fn new(media: &M, kind: EngineKind, profile: Profile) -> Mover<M> {
+        node::note_allowed();
         let known = |region| {
             let number = media.node(region)?;
             node::nodes().iter().find(|node| node.number == number).cloned()
