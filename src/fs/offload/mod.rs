@@ -648,10 +648,23 @@ impl<M: Media> Fs<M> {
     /// As [`wait_for_write`](Fs::wait_for_write), however it ends: for who wants to touch the same pages.
     pub fn wait_until_over(&self, write: &Arc<WriteUnderWay>) {
         self.climb(&write.copy);
-        // It may stand behind others in its lane.
-        let look = || self.is_over(write);
-        wait::until(&Ends { copy: &write.copy, look }, None, Holding::Nothing);
+        while !self.is_over(write) {
+            let next = self.next_to_end(write);
+            self.climb(&next.copy);
+            // Somebody else may be about to advance the lane, or take it back; then its bell rings.
+            let look = || self.is_over(&next);
+            wait::until(&Ends { copy: &next.copy, look }, None, Holding::Nothing);
+        }
         self.finish(write);
+    }
+
+    /// What keeps a write from being over whose copy has ended: the first of its lane, for which nobody else may wait; at
+    /// last it is that itself.
+    fn next_to_end(&self, write: &Arc<WriteUnderWay>) -> Arc<WriteUnderWay> {
+        let lane = self.core.copies.lanes[write.ticket.lane as usize].lock();
+        // One that came later is first where this one has just left the lane.
+        let first = lane.under_way.front().filter(|first| first.ticket.seq < write.ticket.seq);
+        first.unwrap_or(write).clone()
     }
 
     /// Whether it is; ends what engines are through with.
