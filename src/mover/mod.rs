@@ -673,7 +673,7 @@ impl<M: Media> Mover<M> {
         let own_time = own_time?;
         if until < bytes && done == until {
             let engine = (done as u64, completion.nanoseconds);
-            scheduler.shared(bytes, engine, ((bytes - until) as u64, own_time));
+            scheduler.shared(bytes, engine, ((bytes - until) as u64, own_time), end.is_late());
         }
         Ok(())
     }
