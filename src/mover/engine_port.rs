@@ -405,6 +405,14 @@ pub struct End {
     pub told: bool,
 }
 
+impl End {
+    /// It was over when somebody asked for the first time, and the engine does not say since when: its time is an upper
+    /// bound.
+    pub(super) fn is_late(&self) -> bool {
+        !self.told && self.seen == Seen::AtOnce
+    }
+}
+
 /// Waits for a ticket's end, which is expected at `due`, if anybody knows.
 pub fn await_end<M: Media>(
     engine: &dyn Engine<M>,

@@ -729,15 +729,16 @@ impl<M: Media> Mover<M> {
         let batch = &flight.batches[n];
         let run = self.running(batch.kind).expect("it took the batch");
         let bytes = batch.bytes();
+        let end = End { completion, seen: batch.seen(flight.looked), told };
         if let (Some((whole, own, own_ns)), 1) = (flight.shared.take(), flight.batches.len())
             && own + completion.bytes == whole as u64
         {
-            run.scheduler.shared(whole, (completion.bytes, completion.nanoseconds), (own, own_ns));
+            let engine = (completion.bytes, completion.nanoseconds);
+            run.scheduler.shared(whole, engine, (own, own_ns), end.is_late());
         }
         let batch = &mut flight.batches[n];
         let (mut done, sum, to_media) =
             (self.ended(&completion, bytes), batch.sum, batch.transfers[0].is_to_media());
-        let end = End { completion, seen: batch.seen(flight.looked), told };
         run.met(batch.expected, done == bytes, &end);
         let writes_back = to_media && completion.durability == Durability::WriteBack;
         if done > 0
@@ -811,7 +812,7 @@ impl Flight {
     }
 
     /// How somebody who waited for all of it saw its end.
-    pub(super) fn was_seen(&mut self, seen: Seen) {
+    pub(crate) fn was_seen(&mut self, seen: Seen) {
         self.batches.iter_mut().for_each(|batch| batch.seen = Some(seen));
     }
 

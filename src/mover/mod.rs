@@ -298,6 +298,7 @@ impl<'a, M: Media> Running<'a, M> {
 impl<M: Media> Mover<M> {
     /// `kind` is the engine of whoever names none.
     pub fn new(media: &M, kind: EngineKind, profile: Profile) -> Mover<M> {
+        node::note_allowed();
         let known = |region| {
             let number = media.node(region)?;
             node::nodes().iter().find(|node| node.number == number).cloned()
@@ -672,7 +673,7 @@ impl<M: Media> Mover<M> {
         let own_time = own_time?;
         if until < bytes && done == until {
             let engine = (done as u64, completion.nanoseconds);
-            scheduler.shared(bytes, engine, ((bytes - until) as u64, own_time));
+            scheduler.shared(bytes, engine, ((bytes - until) as u64, own_time), end.is_late());
         }
         Ok(())
     }

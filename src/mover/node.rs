@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, LazyLock};
 
-use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
+use rustix::process::getpid;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
 /// A node with CPUs.
 #[derive(Clone, Debug)]
@@ -16,22 +17,42 @@ impl Node {
         &self.cpus
     }
 
-    /// Keeps the calling thread on its CPUs; where the host forbids it, it runs anywhere.
+    /// Keeps the calling thread on those of its CPUs that the process may use; where that is none, or the host forbids it,
+    /// the thread runs on any that the process may use.
     pub(super) fn keep_thread(&self) {
         keep_thread_on(self.cpus.iter().copied());
     }
 }
 
-/// Lets the calling thread run on all CPUs, whatever the thread that started it is kept on.
+/// Lets the calling thread run on all CPUs of the process, whatever the thread that started it is kept on.
 pub(super) fn free_thread() {
     keep_thread_on(0..CpuSet::MAX_CPU);
 }
 
+/// Where the process may run, by its first thread: `taskset`, a service's `CPUAffinity`. Asked once, because a program
+/// keeps its own threads where it likes later.
+static ALLOWED: LazyLock<Option<CpuSet>> = LazyLock::new(|| sched_getaffinity(Some(getpid())).ok());
+
+/// Notes where the process may run, unless that was done before.
+pub(super) fn note_allowed() {
+    LazyLock::force(&ALLOWED);
+}
+
 fn keep_thread_on(cpus: impl Iterator<Item = usize>) {
-    let mut set = CpuSet::new();
-    cpus.filter(|cpu| *cpu < CpuSet::MAX_CPU).for_each(|cpu| set.set(cpu));
+    let set = within(cpus, ALLOWED.as_ref());
     if let Err(e) = sched_setaffinity(None, &set) {
         tracing::debug!("a thread that copies stays where it was started: {e}");
+    }
+}
+
+/// Those of the CPUs that are allowed; all that are where none of them is. Where nobody knows, all of them.
+fn within(cpus: impl Iterator<Item = usize>, allowed: Option<&CpuSet>) -> CpuSet {
+    let mut set = CpuSet::new();
+    let is_allowed = |cpu: &usize| *cpu < CpuSet::MAX_CPU && allowed.is_none_or(|set| set.is_set(*cpu));
+    cpus.filter(is_allowed).for_each(|cpu| set.set(cpu));
+    match allowed {
+        Some(allowed) if set.count() == 0 => *allowed,
+        _ => set,
     }
 }
 
@@ -83,5 +104,21 @@ mod tests {
         assert_eq!(cpu_list("5"), Some(vec![5]));
         assert_eq!(cpu_list("\n"), Some(vec![]));
         assert_eq!(cpu_list("3-x"), None);
+    }
+
+    #[test]
+    fn threads_stay_where_the_process_may_run() {
+        let set = |cpus: &[usize]| {
+            let mut set = CpuSet::new();
+            cpus.iter().for_each(|cpu| set.set(*cpu));
+            set
+        };
+        let allowed = set(&[1, 2, 9]);
+        let within = |cpus: &[usize], allowed: Option<&CpuSet>| super::within(cpus.iter().copied(), allowed);
+        assert!(within(&[0, 1, 2, 3], Some(&allowed)) == set(&[1, 2]));
+        assert!(super::within(0..CpuSet::MAX_CPU, Some(&allowed)) == allowed);
+        assert!(within(&[4, 5], Some(&allowed)) == allowed, "a node that the process may not use");
+        assert!(within(&[4, 5], None) == set(&[4, 5]), "nobody knows");
+        assert!(within(&[4, CpuSet::MAX_CPU], None) == set(&[4]));
     }
 }

@@ -2,8 +2,9 @@
 //!
 //! A time that was seen exactly moves the average towards itself. One that was seen after a sleep is an upper bound,
 //! and an average that follows upper bounds would never come down again, because who expects a long wait sleeps for
-//! long. So an average that is above such a bound falls to it, and one that is below gives way a little: until somebody
-//! wakes early enough to see the end itself.
+//! long. So an average that is above such a bound falls to it, and gives way a little at least: until somebody wakes early
+//! enough to see the end itself. Whoever asks only after the end may come at any time later: where nothing is known his
+//! bound is no beginning.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -35,12 +36,12 @@ impl Pacing {
         let known = f32::from_bits(pace.load(Ordering::Relaxed));
         let found = ns.max(1) as f32 / (before + bytes).max(1) as f32;
         let next = match seen {
+            // It had ended long before, perhaps: its caller came late.
+            Seen::AtOnce if known == 0.0 => return,
+            Seen::AtOnce => found.min(known),
             _ if known == 0.0 => found,
             Seen::Watched => known + (found - known) * WEIGHT,
-            _ if found < known => found,
-            Seen::AfterNap => known * GIVES_WAY,
-            // It had ended long before, perhaps: its caller came late.
-            Seen::AtOnce => known,
+            Seen::AfterNap => found.min(known * GIVES_WAY),
         };
         pace.store(next.to_bits(), Ordering::Relaxed);
     }
@@ -105,8 +106,23 @@ mod tests {
     }
 
     #[test]
+    fn a_pace_that_is_far_too_long_is_left_again() {
+        let (pacing, truth) = (Pacing::default(), 15_000);
+        pacing.learn(BYTES, 0, 5_000_000_000, Seen::AfterNap);
+        let mut samples = 0;
+        while expected(&pacing) > 2 * truth {
+            // Each sleep lasts as long as was expected, so that no bound is below the average.
+            pacing.learn(BYTES, 0, expected(&pacing).max(truth), Seen::AfterNap);
+            samples += 1;
+            assert!(samples <= 200, "{}", expected(&pacing));
+        }
+    }
+
+    #[test]
     fn who_comes_late_teaches_an_upper_bound_only() {
         let pacing = Pacing::default();
+        pacing.learn(BYTES, 0, 5_000_000_000, Seen::AtOnce);
+        assert_eq!(pacing.expected_ns(BYTES as usize, 0), None, "no beginning");
         pacing.learn(BYTES, 0, 10_000, Seen::Watched);
         pacing.learn(BYTES, 0, 900_000, Seen::AtOnce);
         about(expected(&pacing), 10_000);

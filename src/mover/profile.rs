@@ -16,6 +16,8 @@ pub const THRESHOLD_BYTES_MAX: usize = 1 << 30;
 pub const IN_FLIGHT_MAX: u32 = 4096;
 /// Highest bandwidth that anybody can have measured, in bytes a second.
 pub const BANDWIDTH_BYTES_PER_S_MAX: u64 = 1 << 44;
+/// Lowest one, other than 0 where nobody measured: what is expected by a lower one says nothing.
+pub const BANDWIDTH_BYTES_PER_S_MIN: u64 = 1_000_000;
 
 /// Bandwidths are kept by size, in so many bins.
 pub const BINS: usize = 5;

@@ -13,8 +13,8 @@ use toml::{Table, Value};
 use super::EngineKind;
 use super::identity::Machine;
 use super::profile::{
-    BANDWIDTH_BYTES_PER_S_MAX, BINS, Bandwidths, Bins, CONCURRENCY_MAX, IN_FLIGHT_MAX, Lane, NEVER, Profile,
-    SMALLEST_BYTES, THRESHOLD_BYTES_MAX,
+    BANDWIDTH_BYTES_PER_S_MAX, BANDWIDTH_BYTES_PER_S_MIN, BINS, Bandwidths, Bins, CONCURRENCY_MAX,
+    IN_FLIGHT_MAX, Lane, NEVER, Profile, SMALLEST_BYTES, THRESHOLD_BYTES_MAX,
 };
 
 /// Version of the format; files of others are refused.
@@ -306,9 +306,9 @@ impl Keys {
     }
 
     fn rates(&mut self, key: &str) -> Result<Bins, String> {
-        let most = BANDWIDTH_BYTES_PER_S_MAX;
-        let rate =
-            |value: Value| value.as_integer().and_then(|n| u64::try_from(n).ok()).filter(|n| *n <= most);
+        let (least, most) = (BANDWIDTH_BYTES_PER_S_MIN, BANDWIDTH_BYTES_PER_S_MAX);
+        let is_rate = |n: &u64| *n == 0 || (least..=most).contains(n);
+        let rate = |value: Value| value.as_integer().and_then(|n| u64::try_from(n).ok()).filter(is_rate);
         let rates: Option<Vec<u64>> = match self.take(key)? {
             Value::Array(values) => values.into_iter().map(rate).collect(),
             _ => None,
@@ -316,7 +316,11 @@ impl Keys {
         match rates {
             Some(none) if none.is_empty() => Ok([0; BINS]),
             Some(rates) if rates.len() == BINS => Ok(std::array::from_fn(|bin| rates[bin])),
-            _ => Err(self.wrong(key, &format!("{BINS} numbers of bytes a second up to {most}, or none"))),
+            _ => {
+                let wanted =
+                    format!("{BINS} numbers of bytes a second, 0 or from {least} to {most}, or none");
+                Err(self.wrong(key, &wanted))
+            }
         }
     }
 
@@ -434,8 +438,9 @@ mod tests {
                 "remote_read_all = [1]",
                 "`remote_read_all` in [cpu.bandwidth]: 5 numbers",
             ),
-            ("remote_read_all = []", "remote_read_all = [1, 2, 3, 4, -5]", "5 numbers"),
-            ("remote_read_all = []", "remote_read_all = [1, 2, 3, 4, 1152921504606846976]", "5 numbers"),
+            ("remote_read_all = []", "remote_read_all = [0, 0, 0, 0, -5]", "5 numbers"),
+            ("remote_read_all = []", "remote_read_all = [0, 0, 0, 0, 1152921504606846976]", "5 numbers"),
+            ("remote_read_all = []", "remote_read_all = [0, 0, 0, 0, 999999]", "0 or from 1000000 to"),
             ("emulated = true", "emulated = 1", "`emulated` in [media]: true or false"),
             ("cpus = 2", "cpus = ", "line"),
         ] {

@@ -33,6 +33,8 @@ const SHARE_BYTES_MIN: usize = 8 << 10;
 const CHANNELS_COUNTED: usize = 8;
 /// Bandwidths are averages over at least so long.
 const WINDOW_NS: u64 = 50_000_000;
+/// An engine that ends before the CPU's share of a read is through is taken to be so much faster than was known.
+const FASTER: f32 = 17.0 / 16.0;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
@@ -98,7 +100,8 @@ pub fn decide(job: &Job, capability: &Capability, limits: &Limits, share: f32) -
         return Decision::Engine { head: head as usize, tail: tail as usize, route };
     }
     if capability.shares_reads {
-        let engine = (job.bytes as f32 * share) as usize / LINE * LINE;
+        // A float may be more than all of it.
+        let engine = ((job.bytes as f32 * share) as usize / LINE * LINE).min(job.bytes);
         if engine >= SHARE_BYTES_MIN && job.bytes - engine >= SHARE_BYTES_MIN {
             return Decision::Shared { engine };
         }
@@ -240,9 +243,16 @@ impl Scheduler {
         }
     }
 
-    /// A read of `bytes` was shared: what each copied, and in how many nanoseconds.
-    pub fn shared(&self, bytes: usize, engine: (u64, u64), cpu: (u64, u64)) {
-        let (bin, now) = (bin(bytes), self.began.elapsed().as_nanos() as u64);
+    /// A read of `bytes` was shared: what each copied, and in how many nanoseconds. `late`: the engine had ended before
+    /// anybody looked, so that its time is the CPU's.
+    pub fn shared(&self, bytes: usize, engine: (u64, u64), cpu: (u64, u64), late: bool) {
+        self.shared_at(self.began.elapsed().as_nanos() as u64, bytes, engine, cpu, late);
+    }
+
+    fn shared_at(&self, now: u64, bytes: usize, engine: (u64, u64), cpu: (u64, u64), late: bool) {
+        let bin = bin(bytes);
+        // By its time it would never be faster than the share that it was given: the share could only fall.
+        let engine = if late { self.engine.faster(bin, engine) } else { engine };
         self.engine.add(bin, engine, now);
         self.cpu.add(bin, cpu, now);
     }
@@ -274,6 +284,12 @@ impl Bandwidth {
         for (bin, rate) in self.bins.iter().zip(bytes_per_s) {
             bin.average.store((*rate as f32 / 1e9).to_bits(), Ordering::Relaxed);
         }
+    }
+
+    /// What is learnt from a time that is an upper bound: a step above what is known, or more where the bound says so.
+    fn faster(&self, bin: usize, (bytes, nanoseconds): (u64, u64)) -> (u64, u64) {
+        let step = self.of(bin).map_or(nanoseconds, |known| (bytes as f32 / (known * FASTER)) as u64);
+        (bytes, nanoseconds.min(step).max(1))
     }
 
     fn add(&self, bin: usize, (bytes, nanoseconds): (u64, u64), now: u64) {
@@ -399,6 +415,8 @@ mod tests {
         // A share that is too small is none.
         assert_eq!(of(Direction::Read, 64 << 10, 0.1), past(0, 0));
         assert_eq!(of(Direction::Read, 64 << 10, 0.95), past(0, 0));
+        // Nor is there one where the product is rounded beyond all of it.
+        assert_eq!(of(Direction::Read, (16 << 20) + 63, 1.0), past(0, 0));
         let alone = Capability { shares_reads: false, ..DMA };
         assert_eq!(decide(&job(Direction::Read, 64 << 10), &alone, &LIMITS, 0.5), past(0, 0));
     }
@@ -428,6 +446,37 @@ mod tests {
         assert_eq!(scheduler.share(64 << 10), 0.75, "the window is not over");
         add(&scheduler.engine, 1500, 2 * WINDOW_NS);
         assert_eq!(scheduler.share(64 << 10), 0.5);
+    }
+
+    /// Reads that are shared as the scheduler says, one a window, by an engine that is so many times as fast as the CPU.
+    fn shared_reads(scheduler: &Scheduler, faster: f32, windows: u64) -> f32 {
+        let bytes = 64 << 10;
+        let from = scheduler.engine.bins[bin(bytes)].since.load(Ordering::Relaxed);
+        for window in 1..=windows {
+            let engine = (bytes as f32 * scheduler.share(bytes)) as u64;
+            let own = bytes as u64 - engine;
+            let (took, own_ns) = ((engine as f32 / faster) as u64, own);
+            let late = took <= own_ns;
+            let seen_ns = took.max(own_ns);
+            scheduler.shared_at(from + window * WINDOW_NS, bytes, (engine, seen_ns), (own, own_ns), late);
+        }
+        scheduler.share(bytes)
+    }
+
+    #[test]
+    fn the_share_rises_where_the_engine_waits_for_the_cpu_and_falls_where_the_cpu_waits() {
+        let scheduler = Scheduler::new(1);
+        let mut before = shared_reads(&scheduler, 3.0, 1);
+        assert_eq!(before, 0.5);
+        for _ in 0..15 {
+            let now = shared_reads(&scheduler, 3.0, 1);
+            assert!(now > before, "{now} after {before}");
+            before = now;
+        }
+        let at_last = shared_reads(&scheduler, 3.0, 20);
+        assert!((0.74..0.77).contains(&at_last), "{at_last}");
+        let at_last = shared_reads(&scheduler, 1.0, 3);
+        assert!((0.49..0.52).contains(&at_last), "{at_last}");
     }
 
     #[test]

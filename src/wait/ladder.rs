@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::bell::{Bell, Seat};
-use super::rung::{POLL_TOTAL_MAX, Rung, Situation, rung};
+use super::rung::{POLL_MAX, POLL_TOTAL_MAX, Rung, Situation, rung};
 use super::sleeper::Sleeper;
 use super::uthread::{self, Uthreads};
 use super::{Holding, pause};
@@ -26,8 +26,15 @@ pub enum Seen {
     AtOnce,
     /// Between two looks that follow each other closely.
     Watched,
-    /// After a sleep.
+    /// After a sleep, or anything else that took as long.
     AfterNap,
+}
+
+impl Seen {
+    /// By a look so long after the one before: a uthread's yield may last as long as others run.
+    fn after(gap: Duration) -> Seen {
+        if gap <= POLL_MAX { Seen::Watched } else { Seen::AfterNap }
+    }
 }
 
 /// Waits until it has ended, which is expected at `due`, if anybody knows.
@@ -45,7 +52,7 @@ pub fn for_at_most(ending: &(impl Ending + ?Sized), time: Duration, holding: Hol
 
 /// The polling rung alone, for a time that is cut to what one wait may poll for; whether it has ended.
 pub fn poll_for(ending: &(impl Ending + ?Sized), time: Duration) -> bool {
-    !cfg!(shuttle) && poll(ending, Instant::now(), time.min(POLL_TOTAL_MAX), pause::moment).0
+    !cfg!(shuttle) && poll(ending, Instant::now(), time.min(POLL_TOTAL_MAX), pause::moment).0.is_some()
 }
 
 /// None at `deadline`.
@@ -79,18 +86,18 @@ fn climb(
             // Under a model checker time is nothing that passes.
             Rung::Poll(_) | Rung::Yield(_) if cfg!(shuttle) => Duration::MAX,
             Rung::Poll(time) => {
-                let (ended, at) = poll(ending, now, time, pause::moment);
-                if ended {
-                    return Some(Seen::Watched);
+                let (seen, at) = poll(ending, now, time, pause::moment);
+                if seen.is_some() {
+                    return seen;
                 }
                 (polled, now) = (polled + (at - now), at);
                 continue;
             }
             Rung::Yield(time) => {
                 let yield_now = uthread.map_or(pause::moment as fn(), |uthread| uthread.yield_now);
-                let (ended, at) = poll(ending, now, time, yield_now);
-                if ended {
-                    return Some(Seen::Watched);
+                let (seen, at) = poll(ending, now, time, yield_now);
+                if seen.is_some() {
+                    return seen;
                 }
                 (polled, now) = (polled + (at - now), at);
                 continue;
@@ -106,15 +113,22 @@ fn climb(
     }
 }
 
-/// Looks again and again, for so long; whether it has ended, and the time then.
-fn poll(ending: &(impl Ending + ?Sized), from: Instant, time: Duration, pause: impl Fn()) -> (bool, Instant) {
+/// Looks again and again, for so long; how its end was seen, if it was, and the time then.
+fn poll(
+    ending: &(impl Ending + ?Sized),
+    from: Instant,
+    time: Duration,
+    pause: impl Fn(),
+) -> (Option<Seen>, Instant) {
+    let mut before = from;
     loop {
         pause();
         let ended = ending.look();
         let now = Instant::now();
         if ended || now - from >= time {
-            return (ended, now);
+            return (ended.then(|| Seen::after(now - before)), now);
         }
+        before = now;
     }
 }
 
@@ -180,5 +194,17 @@ impl Drop for Rest<'_> {
         if let Sleeps::Uthread { waker, strangers: true, .. } = &self.sleeps {
             waker.wake_by_ref();
         }
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_long_after_the_one_before_is_no_watch() {
+        assert_eq!(Seen::after(Duration::ZERO), Seen::Watched);
+        assert_eq!(Seen::after(POLL_MAX), Seen::Watched);
+        assert_eq!(Seen::after(POLL_MAX + Duration::from_nanos(1)), Seen::AfterNap);
     }
 }

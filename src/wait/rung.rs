@@ -11,7 +11,7 @@ pub const POLL_MAX: Duration = Duration::from_micros(10);
 pub const POLL_TOTAL_MAX: Duration = Duration::from_micros(30);
 /// A sleep that nobody ends lasts so much longer than it should, in a hurry (`slack`).
 pub(super) const NAP_LATE: Duration = Duration::from_micros(20);
-/// Where nobody rings and nothing is expected: the shortest sleep, and the longest.
+/// Where nobody rings: the shortest sleep, and the longest, because an expectation may be wrong by any factor.
 const NAP_MIN: Duration = Duration::from_micros(5);
 const NAP_MAX: Duration = Duration::from_millis(1);
 /// Where a bell is to ring, a sleeper looks again after so long all the same.
@@ -61,7 +61,7 @@ pub(super) fn rung(now: &Situation) -> Rung {
 /// can be as exact as that. The later it is the less a little more matters.
 pub fn look_again(waited: Duration, left: Option<Duration>) -> Duration {
     match left {
-        Some(left) if left > NAP_LATE + NAP_MIN => left - NAP_LATE,
+        Some(left) if left > NAP_LATE + NAP_MIN => (left - NAP_LATE).min(NAP_MAX),
         _ => (waited / 4).clamp(NAP_MIN, NAP_MAX),
     }
 }
@@ -92,6 +92,7 @@ mod tests {
             (Some(us(11)), false, false, Rung::Sleep(NAP_MIN)),
             (Some(us(1000)), false, false, Rung::Sleep(us(980))),
             (Some(us(1000)), false, true, Rung::Park(us(980))),
+            (Some(us(5_000_000)), false, false, Rung::Sleep(NAP_MAX)),
             // Unknown: one attempt where nobody rings.
             (None, false, false, Rung::Poll(us(10))),
             (None, false, true, Rung::Yield(us(10))),

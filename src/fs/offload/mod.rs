@@ -43,7 +43,7 @@ use crate::media::Fault;
 use crate::mover::engine_port::RawTransfer;
 use crate::mover::flight::Flight;
 use crate::sync::primitive;
-use crate::wait::{self, Bell, Ending, Holding, Seat};
+use crate::wait::{self, Bell, Ending, Holding, Seat, Seen};
 pub use future::{Syncing, Transferring};
 pub use lent::{Lent, LentRoom};
 pub use reads::Reads;
@@ -404,8 +404,16 @@ impl<M: Media> Fs<M> {
 
     /// Waits for an engine, if it is not through.
     fn end_copy(&self, copy: &Copy) {
+        self.end_seen(copy, None);
+    }
+
+    /// The same for who has waited for it, and how he saw its end.
+    fn end_seen(&self, copy: &Copy, seen: Option<Seen>) {
         let mut flight = copy.flight.lock();
         let Some(under_way) = &mut *flight else { return };
+        if let Some(seen) = seen {
+            under_way.was_seen(seen);
+        }
         // SAFETY: begun by `hand_over`.
         let ended = self.core.media.watch(|media| unsafe { self.core.mover.end(media, under_way) });
         if let Err(fault) = ended {
@@ -413,24 +421,31 @@ impl<M: Media> Fs<M> {
         }
         *flight = None;
         copy.ended.store(true, Ordering::Release);
+        drop(flight);
+        // Who looked meanwhile found it locked.
+        copy.bell.0.ring();
     }
 
-    /// Whether a copy has ended; ends it if its engine is through, and has the engine tell otherwise.
-    fn try_end_copy(&self, copy: &Copy) -> bool {
+    /// Whether its engine is through with a copy; has the engine tell otherwise.
+    fn is_through(&self, copy: &Copy) -> bool {
         if copy.has_ended() {
             return true;
         }
         // Who has the lock waits for the engine.
         let Some(mut flight) = copy.flight.try_lock() else { return false };
-        let through = flight.as_mut().is_none_or(|flight| {
+        flight.as_mut().is_none_or(|flight| {
             self.copy_has_ended(flight)
                 || copy.rings && {
                     self.core.mover.listen(flight, &copy.seat, &Waker::from(copy.bell.clone()));
                     // It may have rung before.
                     self.copy_has_ended(flight)
                 }
-        });
-        drop(flight);
+        })
+    }
+
+    /// Whether a copy has ended; ends it if its engine is through, and has the engine tell otherwise.
+    fn try_end_copy(&self, copy: &Copy) -> bool {
+        let through = self.is_through(copy);
         if through {
             self.end_copy(copy);
         }
@@ -632,8 +647,24 @@ impl<M: Media> Fs<M> {
 
     /// As [`wait_for_write`](Fs::wait_for_write), however it ends: for who wants to touch the same pages.
     pub fn wait_until_over(&self, write: &Arc<WriteUnderWay>) {
-        self.climb(&write.copy, || self.is_over(write));
+        self.climb(&write.copy);
+        while !self.is_over(write) {
+            let next = self.next_to_end(write);
+            self.climb(&next.copy);
+            // Somebody else may be about to advance the lane, or take it back; then its bell rings.
+            let look = || self.is_over(&next);
+            wait::until(&Ends { copy: &next.copy, look }, None, Holding::Nothing);
+        }
         self.finish(write);
+    }
+
+    /// What keeps a write from being over whose copy has ended: the first of its lane, for which nobody else may wait; at
+    /// last it is that itself.
+    fn next_to_end(&self, write: &Arc<WriteUnderWay>) -> Arc<WriteUnderWay> {
+        let lane = self.core.copies.lanes[write.ticket.lane as usize].lock();
+        // One that came later is first where this one has just left the lane.
+        let first = lane.under_way.front().filter(|first| first.ticket.seq < write.ticket.seq);
+        first.unwrap_or(write).clone()
     }
 
     /// Whether it is; ends what engines are through with.
@@ -662,9 +693,7 @@ impl<M: Media> Fs<M> {
 
     /// Waits until a read has all its bytes. The caller holds nothing of the file system. EIO for bad media.
     pub fn wait_for_read(&self, read: &ReadUnderWay) -> Result<()> {
-        let look = || self.try_end_copy(&read.copy);
-        self.accounted(Op::Read, &read.copy, || self.climb(&read.copy, look));
-        self.end_copy(&read.copy);
+        self.accounted(Op::Read, &read.copy, || self.climb(&read.copy));
         self.end_read(read);
         read.copy.fault.lock().map_or(Ok(()), |fault| Err(fault.into()))
     }
@@ -677,8 +706,9 @@ impl<M: Media> Fs<M> {
         }
     }
 
-    /// Waits as the ladder has it. A thread of its own helps where an engine lets it.
-    fn climb(&self, copy: &Copy, look: impl Fn() -> bool) {
+    /// Waits for a copy as the ladder has it, and ends it. A thread of its own helps where an engine lets it.
+    fn climb(&self, copy: &Copy) {
+        let look = || self.is_through(copy);
         if !wait::lets_others_run()
             && let Some(flight) = copy.flight.try_lock()
             && let Some(flight) = &*flight
@@ -691,7 +721,9 @@ impl<M: Media> Fs<M> {
             let goes_on = || look() || copy.held_back() != Some(before);
             wait::until(&Ends { copy, look: goes_on }, None, Holding::Nothing);
         }
-        wait::until(&Ends { copy, look }, copy.due, Holding::Nothing);
+        let seen = wait::until(&Ends { copy, look }, copy.due, Holding::Nothing);
+        // Who came late knows less of its end than who looked before.
+        self.end_seen(copy, Some(seen).filter(|seen| *seen != Seen::AtOnce));
     }
 
     fn end_read(&self, read: &ReadUnderWay) {
@@ -700,7 +732,6 @@ impl<M: Media> Fs<M> {
         for (run, reuse) in self.core.copies.reads.end(read) {
             self.core.free(run, reuse);
         }
-        read.copy.bell.0.ring();
     }
 
     /// Ends what engines are through with, at the front of a lane.

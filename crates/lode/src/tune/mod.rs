@@ -133,7 +133,9 @@ fn media(options: &TuneOptions, plan: &Plan) -> Result<Pool> {
         return opened.map(|(media, _)| media).map_err(|e| about(pool.as_os_str(), &e));
     }
     let assume = Some(options.assume.unwrap_or(Domain::Memory));
-    let pool = Pool::memfd(plan.pool_bytes(), &PoolOptions { assume, ..PoolOptions::default() })?;
+    // No site has more.
+    let files = plan.files(allowed_cores()?.len());
+    let pool = Pool::memfd(plan.pool_bytes(files), &PoolOptions { assume, ..PoolOptions::default() })?;
     Ok(Fs::mkfs(pool, &MkfsOptions::default())?)
 }
 
@@ -196,9 +198,7 @@ impl Session<'_> {
         let pool_nodes: Vec<Option<u32>> = (0..regions).map(|region| media.node(region)).collect();
         let (sites, site_note) = plan::sites(&nodes, &pool_nodes, &allowed_cores()?);
         let cpus = sites.iter().map(|site| site.cpus.len()).max().unwrap_or(1);
-        let devices = plan.engines.iter().any(|kind| !kind.bounds_itself());
-        let most = if devices { plan::device_counts(cpus).into_iter().max() } else { None };
-        let files = most.unwrap_or(cpus).max(cpus);
+        let files = plan.files(cpus);
         let pool = description.regions.first().map_or(String::new(), |region| show(&region.path).to_string());
         Ok(Session { plan, sites, site_note, regions, files, pool })
     }

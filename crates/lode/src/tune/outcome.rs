@@ -2,8 +2,8 @@
 
 use lodestone::mover::EngineKind;
 use lodestone::mover::profile::{
-    BANDWIDTH_BYTES_PER_S_MAX, BINS, Bandwidths, Bins, CONCURRENCY_MAX, IN_FLIGHT_MAX, Lane, NEVER, Profile,
-    bin,
+    BANDWIDTH_BYTES_PER_S_MAX, BANDWIDTH_BYTES_PER_S_MIN, BINS, Bandwidths, Bins, CONCURRENCY_MAX,
+    IN_FLIGHT_MAX, Lane, NEVER, Profile, bin,
 };
 
 use super::measure::Row;
@@ -59,6 +59,8 @@ pub fn bandwidths(rows: &[Row], engine: EngineKind) -> Bandwidths {
             if Some(row.threads) == threads {
                 let rate = row.spread(Turn::bytes_per_s).median.round() as u64;
                 let best = &mut bins[bin(row.bytes)];
+                // What is slower than a profile may say counts as not measured.
+                let rate = if rate < BANDWIDTH_BYTES_PER_S_MIN { 0 } else { rate };
                 *best = (*best).max(rate.min(BANDWIDTH_BYTES_PER_S_MAX));
             }
         }

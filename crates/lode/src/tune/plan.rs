@@ -36,6 +36,8 @@ const FILE_BYTES_MIN: u64 = 2 * OP_BYTES_MAX as u64;
 /// Of the free space, files take one part in so many: each write goes to new blocks, and some of the old ones are freed
 /// late.
 const FREE_PARTS: u64 = 4;
+/// What a pool has beside that, for the file system itself.
+const POOL_BYTES_MORE: u64 = 64 * MIB;
 
 pub struct Plan {
     /// Besides the CPU.
@@ -63,11 +65,23 @@ impl Plan {
         Plan { engines: engines.collect(), rounds, slice, files_bytes, last_level_cache_bytes: cache }
     }
 
+    /// As many as copy at a time, with so many CPUs.
+    pub fn files(&self, cpus: usize) -> usize {
+        let devices = self.engines.iter().any(|kind| !kind.bounds_itself());
+        let most = if devices { device_counts(cpus).into_iter().max() } else { None };
+        most.unwrap_or(cpus).max(cpus).max(1)
+    }
+
+    /// Bytes of so many files together, with room: many files are more than the caches ask for.
+    fn together_bytes(&self, files: usize) -> u64 {
+        self.files_bytes.max(files as u64 * FILE_BYTES_MIN)
+    }
+
     /// Bytes of each of `files` files in a pool with so much free space. The message says how much is wanted.
     pub fn file_bytes(&self, files: usize, free: u64) -> Result<u64, String> {
+        let together = self.together_bytes(files).min(free / FREE_PARTS);
         let files = files as u64;
-        let bytes =
-            (self.files_bytes.min(free / FREE_PARTS) / files) / OP_BYTES_MAX as u64 * OP_BYTES_MAX as u64;
+        let bytes = (together / files) / OP_BYTES_MAX as u64 * OP_BYTES_MAX as u64;
         match bytes >= FILE_BYTES_MIN {
             true => Ok(bytes),
             false => Err(format!(
@@ -78,9 +92,9 @@ impl Plan {
         }
     }
 
-    /// Bytes of a pool that is made for the measure.
-    pub fn pool_bytes(&self) -> u64 {
-        self.files_bytes * FREE_PARTS + 64 * MIB
+    /// Bytes of a pool that is made for the measure in so many files.
+    pub fn pool_bytes(&self, files: usize) -> u64 {
+        self.together_bytes(files) * FREE_PARTS + POOL_BYTES_MORE
     }
 }
 
@@ -200,7 +214,18 @@ mod tests {
         assert_eq!(plan.file_bytes(2, 200 * MIB), Ok(24 * MIB));
         let said = plan.file_bytes(2, 60 * MIB).unwrap_err();
         assert!(said.contains("60 MiB free") && said.contains("takes 64 MiB"), "{said}");
-        assert!(plan.file_bytes(2, plan.pool_bytes()).is_ok());
+        assert!(plan.file_bytes(2, plan.pool_bytes(2)).is_ok());
+    }
+
+    #[test]
+    fn a_file_for_each_of_many_cpus_fits_the_pool_that_is_made() {
+        for (cpus, quick) in [1, 17, 64, 256].into_iter().flat_map(|cpus| [(cpus, true), (cpus, false)]) {
+            let plan = Plan { last_level_cache_bytes: None, ..Plan::new(&[], quick) };
+            let files = plan.files(cpus);
+            assert!(files >= cpus);
+            let bytes = plan.file_bytes(files, plan.pool_bytes(files) - POOL_BYTES_MORE).unwrap();
+            assert!(bytes >= FILE_BYTES_MIN, "{cpus} CPUs, quick {quick}: {bytes}");
+        }
     }
 
     #[test]
