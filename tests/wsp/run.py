@@ -346,9 +346,23 @@ def clones(context):
     host.wait_requests("one", 2)
     for name in ("one", "two"):
         host.run("stop", name)
-        host.run("rm", name)
-    expect(sorted(guest["name"] for guest in host.json("list")["guests"]) == ["db"], "clones are still listed")
+    host.run("rm", "one")
+    # Whoever asks for it again and again takes nothing from the original.
+    for _ in range(2):
+        expect("is a clone" in host.refused("resume", "two", "--boot-after", "1"), "a dead clone")
+    host.run("resume", "--all", "--boot-after", "1")
+    host.wait_requests("db", 3)
+    host.whole("db")
+    # Memory that was replaced meanwhile is not the guest's.
+    ram = host.ram("db")
+    os.rename(ram, ram + ".away")
+    shutil.copy(ram + ".away", ram)
+    expect("other memory" in host.refused("suspend", "db"), "memory that was replaced")
+    os.rename(ram + ".away", ram)
+    host.run("suspend", "db")
     goes_on(host)
+    host.run("rm", "two")
+    expect(sorted(guest["name"] for guest in host.json("list")["guests"]) == ["db"], "clones are still listed")
 
 
 def repeated(context):

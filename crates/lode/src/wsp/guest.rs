@@ -158,6 +158,20 @@ impl<'a> Guest<'a> {
         Ok(self.state()? == "running")
     }
 
+    /// ESTALE where the emulator maps something else than the memory that stands at its path: that was moved or replaced while
+    /// the guest ran, and a record there would speak of what the guest never stored to. Who cannot look believes it.
+    pub fn maps_its_ram(&self) -> Result<()> {
+        let looked = self.place.process().map(|process| super::touched::maps_ram(process, self.config));
+        if !matches!(looked, Some(Ok(Some(false)))) {
+            return Ok(());
+        }
+        let message = format!(
+            "its emulator has other memory than {}, which was moved or replaced while the guest ran: put the former back",
+            self.config.memory()
+        );
+        Err(Error::message(libc::ESTALE, SITE, message))
+    }
+
     /// In the emulator's words.
     fn state(&mut self) -> Result<String> {
         let status = self.qmp()?.run("query-status", json!({}))?;

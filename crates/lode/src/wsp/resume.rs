@@ -62,10 +62,11 @@ pub fn run(guests: &Guests, args: &WspResume) -> Result<()> {
     }
 }
 
-/// Those that could be resumed.
+/// Those that could be resumed. A clone's description names its original's image, which is not its own to resume.
 pub fn suspended(guests: &Guests) -> Result<Vec<Place>> {
     let is_suspended = |place: &Place| {
-        let record = place.config().ok().filter(|_| !place.is_alive()).and_then(|config| {
+        let config = place.config().ok().filter(|config| config.clone_of.is_none() && !place.is_alive());
+        let record = config.and_then(|config| {
             with_ram(place, &config, |media| wsp::cycle::suspended(&Ram::new(media, config.ram_bytes)?)).ok()
         });
         record.is_some()
@@ -119,7 +120,8 @@ fn one(place: &Place, clone: Option<&Place>, force: bool, boot_after: Option<u32
         }
         Err(e) => {
             let message = format!("guest {}: {e}", place.name);
-            if clone.is_some() || place.is_alive() {
+            // Memory and slots that a clone's description names are its original's: nothing may be put aside for it.
+            if clone.is_some() || config.clone_of.is_some() || place.is_alive() {
                 return ended("failed", None, Some(message));
             }
             config.failed += 1;
@@ -151,6 +153,7 @@ fn resume(place: &Place, config: &Config, force: bool) -> lodestone::Result<Entr
     there(config)?;
     if place.is_alive() {
         let mut guest = Guest::running(config, place)?;
+        guest.maps_its_ram()?;
         if guest.runs()? {
             return Err(Error::message(libc::EALREADY, "wsp::resume", "it runs"));
         }
@@ -266,6 +269,10 @@ fn disks_fit(seal: &Seal, force: bool) -> lodestone::Result<()> {
 
 /// After too many resumes that failed: memory and slot are put aside, the guest boots on new ones.
 fn boot_instead(place: &Place, config: &mut Config) -> lodestone::Result<std::path::PathBuf> {
+    if config.clone_of.is_some() {
+        let message = "it is a clone: its memory is its original's";
+        return Err(Error::message(libc::ESTALE, "wsp::resume", message));
+    }
     if config.pooled.is_none() && config.ram.exists() && !config.ram.is_file() {
         let message =
             "its memory is a device, of which there is one: its image cannot be kept; boot it with --fresh";

@@ -137,6 +137,7 @@ fn one(place: &Place) -> Result<Entry> {
     }
     let mut guest = Guest::running(&config, place).map_err(failed)?;
     let media = open_ram(&config).map_err(failed)?;
+    guest.maps_its_ram().map_err(failed)?;
     let ram = Ram::new(&media, config.ram_bytes).map_err(failed)?;
     let written = super::report::written_by_device(&config.ram);
     let opened = begun.elapsed();
