@@ -326,7 +326,28 @@ def changed(context):
     host.run("resume", "db", "--force")
     host.wait_requests("db", 3)
     host.whole("db")
+    relative(context, host)
     context.note = "version, machine, processor, command line, disk" if package else "machine, processor, command line, disk"
+
+
+def relative(context, host):
+    """A disk that is named relative to where the guest was started is looked at there."""
+    disk = os.path.join(context.work, "relative.img")
+    write(disk, bytes(1 << 20))
+    drive = ("-drive", "if=none,id=relative,file=relative.img,format=raw", "-device", "virtio-blk-pci,drive=relative")
+    words = ("start", "relative", "--ram", "64M", "--media", host.media, "--", *drive)
+    process = host.start_process(*words, cwd=context.work)
+    _, err = process.communicate(timeout=60)
+    expect(process.returncode == 0, err.decode())
+    os.rename(disk, disk + ".away")
+    said = host.refused("suspend", "relative")
+    expect(disk in said and "runs on" in said, said)
+    os.rename(disk + ".away", disk)
+    host.run("suspend", "relative")
+    write(disk, bytes(1 << 20))
+    said = host.refused("resume", "relative")
+    expect(disk in said and "written to" in said, said)
+    host.run("rm", "relative", "--force")
 
 
 def clones(context):
@@ -785,7 +806,7 @@ def keep(context):
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--lode", default=os.path.join(TARGET, "release", "lode"))
+    parser.add_argument("--lode", type=os.path.abspath, default=os.path.join(TARGET, "release", "lode"))
     parser.add_argument("--logs", default=os.path.join(TARGET, "test-logs", "wsp"))
     parser.add_argument("--media", default="")
     parser.add_argument("--only", default="")

@@ -276,9 +276,10 @@ impl<'a> Guest<'a> {
     }
 
     fn identity(&mut self) -> Result<Vec<u8>> {
+        let config = self.config;
         let emulator = Emulator::of(self.qmp()?)?;
-        let disks = identity::disks_of(self.qmp()?)?;
-        let identity = Identity { emulator, command: command_line(self.config), disks };
+        let disks = identity::disks_of(self.qmp()?, &config.cwd)?;
+        let identity = Identity { emulator, command: command_line(config), disks };
         Ok(serde_json::to_vec(&identity).expect("our documents have string keys only"))
     }
 }
