@@ -9,7 +9,7 @@ use lodestone::wsp::image::Seal;
 use lodestone::wsp::{self, Machine, Ram};
 use serde::Serialize;
 
-use super::emulator::Mode;
+use super::emulator::{self, Mode};
 use super::guest::{
     Guest, identity_of, make_slot, open_ram, open_ram_to_read, open_slot, slot_path, use_ram, with_ram,
 };
@@ -225,6 +225,9 @@ fn resume_clone(place: &Place, config: &Config, clone: &Place, force: bool) -> l
             "wsp::resume",
             "a clone has another name than its original",
         ));
+    }
+    if let Some(why) = emulator::refused_for_clone(&config.options) {
+        return Err(Error::message(libc::EOPNOTSUPP, "wsp::resume", why));
     }
     clone.make().map_err(failed)?;
     let _lock = clone.lock().map_err(failed)?;
