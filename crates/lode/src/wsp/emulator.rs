@@ -195,6 +195,11 @@ pub fn refused_option(options: &[String]) -> Option<&'static str> {
         }
         _ => None,
     };
+    if shares_memory(options) {
+        return Some(
+            "shared memory besides the guest's own is in no image: give share=off, or memory-backend-ram, or leave it out",
+        );
+    }
     let of_stdio = options.iter().any(|option| option == "stdio" || option.starts_with("stdio,"));
     options
         .iter()
@@ -381,5 +386,30 @@ mod tests {
         }
         assert!(refused_option(&["-serial".into(), "stdio".into()]).is_some());
         assert!(refused_option(&["-kernel".into(), "vmlinux".into()]).is_none());
+    }
+
+    #[test]
+    fn memory_that_no_image_would_have_is_refused() {
+        let shares = |object: &str| refused_option(&["-object".into(), object.into()]).is_some();
+        for object in [
+            "memory-backend-file,id=m,share=on,mem-path=/m,size=1M",
+            "memory-backend-ram,id=m,size=1M,share=yes",
+            "memory-backend-memfd,id=m,size=1M",
+            "qom-type=memory-backend-shm,id=m",
+            r#"{"qom-type":"memory-backend-file","share":true}"#,
+            r#"{"qom-type":"memory-backend-memfd"}"#,
+        ] {
+            assert!(shares(object), "{object}");
+        }
+        for object in [
+            "memory-backend-file,id=m,mem-path=/m,,share=on,size=1M",
+            "memory-backend-memfd,id=m,size=1M,share=off",
+            "memory-backend-ram,id=m,size=1M",
+            r#"{"qom-type":"memory-backend-memfd","share":false}"#,
+            "rng-random,id=r",
+        ] {
+            assert!(!shares(object), "{object}");
+        }
+        assert!(refused_option(&["-device".into(), "ivshmem-doorbell,vectors=1,chardev=c".into()]).is_some());
     }
 }
