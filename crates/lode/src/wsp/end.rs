@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use lodestone::wsp::{Machine, Ram, State};
+use lodestone::wsp::{Machine, State};
 
-use super::guest::{Guest, open_ram};
+use super::guest::{Guest, record_there};
 use super::place::{Config, Guests, Place};
 use super::pooled::Kept;
 use super::start::forget;
@@ -82,14 +82,23 @@ fn remove(place: &Place, force: bool) -> Result<()> {
         Err(failure) => return Err(failure),
     };
     if let Some(config) = config.filter(|config| config.clone_of.is_none()) {
-        let record = open_ram(&config).and_then(|media| Ram::new(&media, config.ram_bytes)?.record());
-        let is_suspended = matches!(&record, Ok(Some(record)) if record.state == State::Suspended);
-        let in_use = record.as_ref().err().filter(|e| e.errno() == libc::EBUSY);
-        if let Some(e) = in_use {
-            return Err(Failure::failed(format_args!("guest {}: {e}", place.name)));
-        }
-        if is_suspended && !force {
-            return Err(Failure::failed(format_args!("guest {} is suspended: --force loses it", place.name)));
+        match record_there(&config) {
+            Err(e) if e.errno() == libc::EBUSY => {
+                return Err(Failure::failed(format_args!("guest {}: {e}", place.name)));
+            }
+            Err(e) if !force => {
+                return Err(Failure::failed(format_args!(
+                    "guest {}: whether it is suspended cannot be told: {e}; mend that, or lose what may be there with --force",
+                    place.name
+                )));
+            }
+            Ok(Some(record)) if record.state == State::Suspended && !force => {
+                return Err(Failure::failed(format_args!(
+                    "guest {} is suspended: --force loses it",
+                    place.name
+                )));
+            }
+            _ => {}
         }
         let failed = |e: lodestone::Error| Failure::failed(format_args!("guest {}: {e}", place.name));
         // Those that lie elsewhere stay there.

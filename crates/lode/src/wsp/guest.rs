@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use lodestone::error::{Error, Result};
 use lodestone::media::{Addr, Domain, Span, SpanOptions};
-use lodestone::wsp::image::SEAL_BYTES;
-use lodestone::wsp::{Machine, Saved, Seal};
+use lodestone::wsp::image::{RECORD_STRIDE_BYTES, RECORDS, SEAL_BYTES};
+use lodestone::wsp::{Machine, Ram, Record, Saved, Seal};
 use rustix::fs::FlockOperation;
 use serde_json::json;
 
@@ -61,6 +61,30 @@ pub fn with_ram<T>(place: &Place, config: &Config, look: impl FnOnce(&Span) -> R
             look(&open_ram(config)?)
         }
         media => look(&media?),
+    }
+}
+
+/// The record of a guest's memory. None where nothing could be resumed from it: it is gone, was cut short, has become others', or
+/// has no record that verifies. After any other error nobody knows, and whoever would remove it asks.
+pub fn record_there(config: &Config) -> Result<Option<Record>> {
+    let is_gone = |e: &Error| match e.errno() {
+        libc::ENOENT => true,
+        // So says the pool of a part that is no longer the guest's.
+        libc::ESTALE => config.pooled.is_some(),
+        _ => false,
+    };
+    let end =
+        config.ram_offset.saturating_add(config.ram_bytes).saturating_add(RECORDS * RECORD_STRIDE_BYTES);
+    match std::fs::metadata(&config.ram) {
+        Ok(about) if about.is_file() && about.len() < end => return Ok(None),
+        Ok(_) => {}
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(Error::io(e, SITE, "cannot examine", &config.ram)),
+    }
+    match open_ram(config) {
+        Ok(media) => Ram::new(&media, config.ram_bytes)?.record(),
+        Err(e) if is_gone(&e) => Ok(None),
+        Err(e) => Err(e),
     }
 }
 

@@ -9,7 +9,7 @@ use lodestone::wsp::{Machine, Ram, State};
 use serde_json::json;
 
 use super::emulator::{self, Mode};
-use super::guest::{Guest, make_ram, make_slot, open_ram, slot_path, use_ram};
+use super::guest::{Guest, make_ram, make_slot, open_ram, record_there, slot_path, use_ram};
 use super::place::{Config, Guests, Place, VERSION, is_hugetlbfs, remove_if_there};
 use super::pooled::{self, PoolFile};
 use crate::cli::wsp::{Accel, WspStart};
@@ -193,11 +193,10 @@ fn foreign(config: &Config) -> lodestone::Result<()> {
 
 /// A suspended guest is not lost by a boot that nobody meant.
 fn discards_nothing(place: &Place, config: &Config, fresh: bool) -> Result<()> {
-    if fresh || !config.ram.exists() {
+    if fresh {
         return Ok(());
     }
-    let record = open_ram(config).and_then(|media| Ram::new(&media, config.ram_bytes)?.record());
-    match record {
+    match record_there(config) {
         Ok(Some(record))
             if record.state == State::Suspended && slot_path(config, record.generation).exists() =>
         {
@@ -206,9 +205,12 @@ fn discards_nothing(place: &Place, config: &Config, fresh: bool) -> Result<()> {
                 place.name, record.generation
             )))
         }
+        Ok(_) => Ok(()),
         Err(e) if e.errno() == libc::EBUSY => Err(Failure::failed(format_args!("guest {}: {e}", place.name))),
-        // Nothing that could be resumed.
-        _ => Ok(()),
+        Err(e) => Err(Failure::failed(format_args!(
+            "guest {}: whether it is suspended cannot be told: {e}; mend that, or lose what may be there with --fresh",
+            place.name
+        ))),
     }
 }
 
