@@ -206,8 +206,10 @@ impl<'a> Guest<'a> {
     pub fn spawn(&mut self) -> Result<&mut Qmp> {
         let spawned = emulator::spawn(self.config, self.place, self.mode);
         let spawned = spawned.map_err(|failure| Error::message(libc::EIO, SITE, words(&failure)))?;
-        self.place.note_process(spawned.id())?;
+        let number = spawned.id();
         self.child = Some(spawned);
+        // One that nobody knows of would be left behind.
+        self.place.note_process(number).inspect_err(|_| self.end())?;
         let stream = self.place.connect("qmp");
         let qmp = stream.map_err(|e| Error::io(e, SITE, "cannot reach the emulator of", &self.place.dir));
         match qmp.and_then(Qmp::begin).and_then(|qmp| self.uses_ram(qmp)) {
