@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Child;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lodestone::error::{Error, Result};
 use lodestone::media::{Addr, Domain, Span, SpanOptions};
@@ -28,6 +28,9 @@ const SITE: &str = "wsp::guest";
 /// A slot is made before it is needed, so that nothing has to be found for it when power fails. A state that is longer makes it
 /// longer.
 const SLOT_BYTES: usize = SEAL_BYTES + (1 << 20);
+/// What an emulator has left to do when it has said that a state was not moved.
+const FINISH_WAIT_MAX: Duration = Duration::from_secs(5);
+const FINISH_PAUSE: Duration = Duration::from_millis(1);
 /// The emulator gives its memory back before it is gone.
 const END_WAIT_MAX: Duration = Duration::from_secs(10);
 
@@ -406,6 +409,11 @@ impl Machine for Guest<'_> {
     }
 
     fn go_on(&mut self) -> Result<()> {
+        // An emulator says that it failed to move a state before it is ready to go on.
+        let begun = Instant::now();
+        while self.state()? == "finish-migrate" && begun.elapsed() < FINISH_WAIT_MAX {
+            std::thread::sleep(FINISH_PAUSE);
+        }
         self.qmp()?.run("cont", json!({})).map(drop)
     }
 
