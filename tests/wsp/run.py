@@ -401,6 +401,21 @@ def repeated(context):
     expect(sorted(os.listdir(kept)) == ["ram", os.path.basename(slot)], f"kept: {os.listdir(kept)}")
     host.run("suspend", "db")
     goes_on(host)
+    # Memory that is a file of its own gets a name that nobody has, and goes with the guest.
+    memory, other = (os.path.join(host.media, name) for name in ("vm.ram", "vm.ram.kept.1"))
+    write(other, b"somebody's file")
+    host.run("start", "own", "--ram", "64M", "--media", memory)
+    host.run("suspend", "own")
+    flip(host.slot("own"), SEAL_BYTES + 5, 0)
+    status, _, said = host.status("resume", "own", "--boot-after", "1")
+    expect(status == 1 and "booted instead" in said, said)
+    host.run("stop", "own")
+    expect(os.path.exists(memory + ".kept.2") and read(other) == b"somebody's file", f"{os.listdir(host.media)}")
+    expect("put aside" in host.refused("rm", "own"), "an image that was kept is lost")
+    host.run("rm", "own", "--force")
+    expect(read(other) == b"somebody's file", "somebody's file is gone")
+    expect(not [name for name in os.listdir(host.media) if name in ("vm.ram", "vm.ram.kept.2")], f"{os.listdir(host.media)}")
+    os.remove(other)
 
 
 def power(context):

@@ -58,17 +58,9 @@ fn kept_images(config: &Config) -> Vec<PathBuf> {
     entries.filter(is_kept).collect()
 }
 
-/// Removes the memory of an image that was put aside, where that is in a pool; the rest goes with the guest's directory.
+/// Removes the memory of an image that was put aside, where that lies elsewhere; the rest goes with the guest's directory.
 fn remove_kept(image: &Path) -> lodestone::Result<()> {
-    let path = image.join(Kept::NAME);
-    let Ok(text) = std::fs::read(&path) else { return Ok(()) };
-    match serde_json::from_slice::<Kept>(&text) {
-        Ok(kept) => kept.file.remove(kept.number),
-        Err(e) => {
-            let message = format!("{} is not understood: {e}", path.display());
-            Err(lodestone::Error::message(libc::EPROTO, "wsp::end", message))
-        }
-    }
+    Kept::read(image)?.map_or(Ok(()), |kept| kept.remove())
 }
 
 fn remove(place: &Place, force: bool) -> Result<()> {
