@@ -545,6 +545,12 @@ def words(context):
     status, _, said = host.status("start", "x", "--ram", "64M", "--media", host.media, "--", "-nonsense")
     expect(status == 1 and "nonsense" in said and said.count("\n") == 1, said)
     host.status("rm", "--force", "x")
+    elsewhere = copy.copy(host)
+    elsewhere.guests = os.path.join(context.work, "elsewhere")
+    for more in ([], ["--fresh"]):
+        said = elsewhere.refused("start", "z", "--ram", "512M", "--media", host.ram("db"), *more)
+        expect("a guest runs in" in said, f"memory is given away under a guest: {said}")
+    host.wait_requests("db", 2)
     foreign = os.path.join(context.work, "foreign")
     write(foreign, b"somebody's file")
     status, _, said = host.status("start", "y", "--ram", "64M", "--media", foreign)

@@ -12,7 +12,7 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 use lodestone::error::{Error, Result};
-use lodestone::media::{Addr, Domain, Span, SpanOptions};
+use lodestone::media::{Addr, Domain, Part, Span, SpanOptions};
 use lodestone::wsp::image::{RECORD_STRIDE_BYTES, RECORDS, SEAL_BYTES};
 use lodestone::wsp::{Machine, Ram, Record, Saved, Seal};
 use rustix::fs::FlockOperation;
@@ -31,6 +31,9 @@ const SLOT_BYTES: usize = SEAL_BYTES + (1 << 20);
 /// What an emulator has left to do when it has said that a state was not moved.
 const FINISH_WAIT_MAX: Duration = Duration::from_secs(5);
 const FINISH_PAUSE: Duration = Duration::from_millis(1);
+/// A user of memory that is about to end.
+const USER_WAIT_MAX: Duration = Duration::from_secs(1);
+const USER_PAUSE: Duration = Duration::from_millis(1);
 /// The emulator gives its memory back before it is gone.
 const END_WAIT_MAX: Duration = Duration::from_secs(10);
 
@@ -91,10 +94,35 @@ pub fn record_there(config: &Config) -> Result<Option<Record>> {
     }
 }
 
-/// Says that somebody is about to use memory in a pool, as long as this is open anywhere; None where it is in none. Before
-/// memory is opened, which looks whether it is still the guest's: from here on it cannot be given to others.
+/// Says that somebody is about to use memory, as long as this is open anywhere. In a pool before memory is opened, which looks
+/// whether it is still the guest's: from here on it cannot be given to others. None where a file system has no such locks.
 pub fn use_ram(config: &Config) -> Result<Option<OwnedFd>> {
-    config.part().map(|part| Span::use_part(&config.ram, part)).transpose()
+    match config.part() {
+        Some(part) => Span::use_part(&config.ram, part).map(Some),
+        None => Ok(Span::use_part(&config.ram, all_of(config)).ok()),
+    }
+}
+
+/// EBUSY where somebody uses memory that is in no pool; a pool looks for itself.
+pub fn refuse_used(config: &Config) -> Result<()> {
+    if config.pooled.is_some() || !config.ram.exists() {
+        return Ok(());
+    }
+    let begun = Instant::now();
+    // Who cannot look is told by what comes after.
+    while Span::is_part_used(&config.ram, all_of(config)).unwrap_or(false) {
+        if begun.elapsed() > USER_WAIT_MAX {
+            let message = format!("a guest runs in {}: stop that first", config.memory());
+            return Err(Error::message(libc::EBUSY, SITE, message));
+        }
+        // An emulator that was killed has not let go of all at once.
+        std::thread::sleep(USER_PAUSE);
+    }
+    Ok(())
+}
+
+fn all_of(config: &Config) -> Part {
+    Part { offset: config.ram_offset, bytes: config.ram_bytes + config.trailer_bytes }
 }
 
 /// Memory that is made, where it is a file; all of it is taken from the host now, or was from its pool. Over a pool only by
@@ -158,7 +186,7 @@ pub struct Guest<'a> {
     config: &'a Config,
     place: &'a Place,
     mode: Mode,
-    /// Of memory in a pool, by [`use_ram`].
+    /// By [`use_ram`].
     used: Option<OwnedFd>,
     qmp: Option<Qmp>,
     child: Option<Child>,
@@ -226,7 +254,7 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Has the emulator say, as long as it lives, that it uses its part of a pool.
+    /// Has the emulator say, as long as it lives, that it uses its memory.
     fn uses_ram(&mut self, mut qmp: Qmp) -> Result<Qmp> {
         if let Some(used) = self.used.take() {
             qmp.run_with("getfd", json!({ "fdname": "lode-use" }), used.as_fd())?;
