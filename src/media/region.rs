@@ -208,6 +208,17 @@ impl OpenRegion {
         Ok(file)
     }
 
+    /// Whether somebody uses any of a part of what is at `path`: false, too, where the kernel has no such locks.
+    pub fn is_part_used(path: &Path, part: Range<u64>) -> Result<bool> {
+        const SITE: &str = "media::region::is_part_used";
+        Self::kind_of(path)?;
+        let file = rustix::fs::open(path, OFlags::RDONLY | OPEN_FLAGS, Mode::empty())
+            .map_err(|e| cannot("open", SITE, path, e))?;
+        let uses = use_of(&part);
+        let found = ofd::conflict(file.as_raw_fd(), uses.start as i64, (uses.end - uses.start) as i64);
+        Ok(matches!(found, Some(Some(_))))
+    }
+
     /// As [`Region::is_used`], of all of it.
     pub fn is_used(&self) -> bool {
         self.file.is_used(&(0..self.bytes.max(1)))

@@ -163,6 +163,11 @@ impl Span {
         OpenRegion::use_part(path, part.offset..part.offset.saturating_add(part.bytes))
     }
 
+    /// Whether somebody says that of any of a part.
+    pub fn is_part_used(path: &Path, part: Part) -> Result<bool> {
+        OpenRegion::is_part_used(path, part.offset..part.offset.saturating_add(part.bytes))
+    }
+
     /// Anonymous memory of so many bytes; pages are taken at first use.
     pub fn memfd(bytes: u64, options: &SpanOptions) -> Result<Span> {
         let options = SpanOptions { size: None, ..*options };

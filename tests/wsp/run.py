@@ -326,7 +326,28 @@ def changed(context):
     host.run("resume", "db", "--force")
     host.wait_requests("db", 3)
     host.whole("db")
+    relative(context, host)
     context.note = "version, machine, processor, command line, disk" if package else "machine, processor, command line, disk"
+
+
+def relative(context, host):
+    """A disk that is named relative to where the guest was started is looked at there."""
+    disk = os.path.join(context.work, "relative.img")
+    write(disk, bytes(1 << 20))
+    drive = ("-drive", "if=none,id=relative,file=relative.img,format=raw", "-device", "virtio-blk-pci,drive=relative")
+    words = ("start", "relative", "--ram", "64M", "--media", host.media, "--", *drive)
+    process = host.start_process(*words, cwd=context.work)
+    _, err = process.communicate(timeout=60)
+    expect(process.returncode == 0, err.decode())
+    os.rename(disk, disk + ".away")
+    said = host.refused("suspend", "relative")
+    expect("runs on" in said, said)
+    os.rename(disk + ".away", disk)
+    host.run("suspend", "relative")
+    write(disk, bytes(1 << 20))
+    said = host.refused("resume", "relative")
+    expect(disk in said and "written to" in said, said)
+    host.run("rm", "relative", "--force")
 
 
 def clones(context):
@@ -346,9 +367,23 @@ def clones(context):
     host.wait_requests("one", 2)
     for name in ("one", "two"):
         host.run("stop", name)
-        host.run("rm", name)
-    expect(sorted(guest["name"] for guest in host.json("list")["guests"]) == ["db"], "clones are still listed")
+    host.run("rm", "one")
+    # Whoever asks for it again and again takes nothing from the original.
+    for _ in range(2):
+        expect("is a clone" in host.refused("resume", "two", "--boot-after", "1"), "a dead clone")
+    host.run("resume", "--all", "--boot-after", "1")
+    host.wait_requests("db", 3)
+    host.whole("db")
+    # Memory that was replaced meanwhile is not the guest's.
+    ram = host.ram("db")
+    os.rename(ram, ram + ".away")
+    shutil.copy(ram + ".away", ram)
+    expect("other memory" in host.refused("suspend", "db"), "memory that was replaced")
+    os.rename(ram + ".away", ram)
+    host.run("suspend", "db")
     goes_on(host)
+    host.run("rm", "two")
+    expect(sorted(guest["name"] for guest in host.json("list")["guests"]) == ["db"], "clones are still listed")
 
 
 def repeated(context):
@@ -366,6 +401,21 @@ def repeated(context):
     expect(sorted(os.listdir(kept)) == ["ram", os.path.basename(slot)], f"kept: {os.listdir(kept)}")
     host.run("suspend", "db")
     goes_on(host)
+    # Memory that is a file of its own gets a name that nobody has, and goes with the guest.
+    memory, other = (os.path.join(host.media, name) for name in ("vm.ram", "vm.ram.kept.1"))
+    write(other, b"somebody's file")
+    host.run("start", "own", "--ram", "64M", "--media", memory)
+    host.run("suspend", "own")
+    flip(host.slot("own"), SEAL_BYTES + 5, 0)
+    status, _, said = host.status("resume", "own", "--boot-after", "1")
+    expect(status == 1 and "booted instead" in said, said)
+    host.run("stop", "own")
+    expect(os.path.exists(memory + ".kept.2") and read(other) == b"somebody's file", f"{os.listdir(host.media)}")
+    expect("put aside" in host.refused("rm", "own"), "an image that was kept is lost")
+    host.run("rm", "own", "--force")
+    expect(read(other) == b"somebody's file", "somebody's file is gone")
+    expect(not [name for name in os.listdir(host.media) if name in ("vm.ram", "vm.ram.kept.2")], f"{os.listdir(host.media)}")
+    os.remove(other)
 
 
 def power(context):
@@ -478,6 +528,7 @@ def words(context):
     said = host.refused("start", "db")
     expect("is suspended" in said and "--fresh" in said, said)
     expect("is suspended" in host.refused("rm", "db"), "rm of a suspended guest")
+    unknown(host)
     expect("does not run" in host.refused("suspend", "db"), "suspend of a suspended guest")
     expect("does not run" in host.refused("stop", "db"), "stop of a suspended guest")
     goes_on(host)
@@ -494,6 +545,12 @@ def words(context):
     status, _, said = host.status("start", "x", "--ram", "64M", "--media", host.media, "--", "-nonsense")
     expect(status == 1 and "nonsense" in said and said.count("\n") == 1, said)
     host.status("rm", "--force", "x")
+    elsewhere = copy.copy(host)
+    elsewhere.guests = os.path.join(context.work, "elsewhere")
+    for more in ([], ["--fresh"]):
+        said = elsewhere.refused("start", "z", "--ram", "512M", "--media", host.ram("db"), *more)
+        expect("a guest runs in" in said, f"memory is given away under a guest: {said}")
+    host.wait_requests("db", 2)
     foreign = os.path.join(context.work, "foreign")
     write(foreign, b"somebody's file")
     status, _, said = host.status("start", "y", "--ram", "64M", "--media", foreign)
@@ -501,6 +558,19 @@ def words(context):
     for said in (host.run("status", "db"), host.run("status")):
         expect("db: runs" in said, said)
     expect("db" in host.run("list") and host.json("status")["guests"][0]["name"] == "db", "list and status")
+
+
+def unknown(host):
+    """Memory that cannot be looked at may be suspended: nothing of it is lost unasked."""
+    ram = host.ram("db")
+    os.rename(ram, ram + ".away")
+    os.symlink(ram, ram)
+    for words in (["rm", "db"], ["start", "db"]):
+        said = host.refused(*words)
+        expect("cannot be told" in said and "--f" in said, said)
+    os.remove(ram)
+    os.rename(ram + ".away", ram)
+    expect(os.path.exists(host.slot("db")), "its slot is gone")
 
 
 def pooled(context):
@@ -771,7 +841,7 @@ def keep(context):
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--lode", default=os.path.join(TARGET, "release", "lode"))
+    parser.add_argument("--lode", type=os.path.abspath, default=os.path.join(TARGET, "release", "lode"))
     parser.add_argument("--logs", default=os.path.join(TARGET, "test-logs", "wsp"))
     parser.add_argument("--media", default="")
     parser.add_argument("--only", default="")

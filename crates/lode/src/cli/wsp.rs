@@ -80,7 +80,7 @@ pub struct WspStart {
     /// Take the media for persistent memory of this kind (emulation)
     #[arg(long, value_name = "DOMAIN")]
     pub assume: Option<Assume>,
-    /// Boot although the guest is suspended, or its memory is another's: what was there is lost
+    /// Boot although the guest is suspended, or that cannot be told, or its memory is another's: what was there is lost
     #[arg(long)]
     pub fresh: bool,
     /// Print one JSON document
@@ -179,7 +179,7 @@ pub struct WspRm {
     /// Which guests
     #[arg(required = true, value_name = "NAME", value_parser = parse_name)]
     pub names: Vec<String>,
-    /// Also one that is suspended: it is lost
+    /// Also one that is suspended, or of which that cannot be told: it is lost
     #[arg(long)]
     pub force: bool,
 }

@@ -195,11 +195,93 @@ pub fn refused_option(options: &[String]) -> Option<&'static str> {
         }
         _ => None,
     };
+    if shares_memory(options) {
+        return Some(
+            "shared memory besides the guest's own is in no image: give share=off, or memory-backend-ram, or leave it out",
+        );
+    }
     let of_stdio = options.iter().any(|option| option == "stdio" || option.starts_with("stdio,"));
     options
         .iter()
         .find_map(of)
         .or(of_stdio.then_some("a guest has no terminal: give another place than stdio"))
+}
+
+/// Options by which a clone would store to what is its original's: `-snapshot` covers disks of `-drive` and `-hda` alone.
+pub fn refused_for_clone(options: &[String]) -> Option<&'static str> {
+    let names = |names: &[&str]| {
+        options
+            .iter()
+            .any(|o| o.strip_prefix('-').is_some_and(|o| names.contains(&o.trim_start_matches('-'))))
+    };
+    let has = |words: &[&str]| options.iter().any(|o| words.iter().any(|word| o.contains(word)));
+    if names(&["blockdev"]) {
+        return Some(
+            "a clone would write to a disk of -blockdev: give the guest its disks by --disk or -drive",
+        );
+    }
+    if options.iter().flat_map(|option| option.split(',')).any(is_snapshot_off) {
+        return Some("a clone would write to a disk with snapshot=off: leave that out");
+    }
+    if names(&["virtfs", "fsdev"]) {
+        return Some("a clone would write to the directory that the guest shares with its host");
+    }
+    if has(&["vhost-user", "vhost-scsi"]) {
+        return Some(
+            "a clone would share its original's vhost-user or vhost-scsi device, and what that writes to",
+        );
+    }
+    if shares_memory(options) {
+        return Some("a clone would store to other shared memory of its original: leave that out");
+    }
+    if names(&["readconfig"]) {
+        return Some("what -readconfig says cannot be looked at: give those options themselves");
+    }
+    None
+}
+
+fn is_snapshot_off(part: &str) -> bool {
+    match part.split_once('=') {
+        // By `-set drive.ID.snapshot=off`, too.
+        Some((name, value)) => name.ends_with("snapshot") && !is_on(value),
+        None => part == "nosnapshot",
+    }
+}
+
+fn is_on(value: &str) -> bool {
+    ["on", "yes", "true", "y"].contains(&value)
+}
+
+/// Whether a guest has memory besides its own that others may have, too: that is in no state (`x-ignore-shared`).
+fn shares_memory(options: &[String]) -> bool {
+    let objects = options.windows(2).filter(|words| ["-object", "--object"].contains(&words[0].as_str()));
+    objects.map(|words| &words[1]).any(|object| is_shared_backend(object))
+        || options.iter().any(|option| option.starts_with("ivshmem-doorbell"))
+}
+
+fn is_shared_backend(object: &str) -> bool {
+    // What QEMU does where the option does not say.
+    let is_shared = |kind: &str, share: Option<bool>| {
+        let by_itself = ["memory-backend-memfd", "memory-backend-shm", "memory-backend-epc"].contains(&kind);
+        kind.starts_with("memory-backend-") && share.unwrap_or(by_itself)
+    };
+    if let Ok(object) = serde_json::from_str::<serde_json::Value>(object) {
+        return is_shared(object["qom-type"].as_str().unwrap_or_default(), object["share"].as_bool());
+    }
+    // A comma in a value is doubled.
+    let object = object.replace(",,", "");
+    let (mut kind, mut share) = ("", None);
+    for (n, part) in object.split(',').enumerate() {
+        match part.split_once('=') {
+            Some(("qom-type", name)) => kind = name,
+            Some(("share", value)) => share = Some(is_on(value)),
+            None if n == 0 => kind = part,
+            None if part == "share" => share = Some(true),
+            None if part == "noshare" => share = Some(false),
+            _ => {}
+        }
+    }
+    is_shared(kind, share)
 }
 
 #[cfg(test)]
@@ -268,11 +350,66 @@ mod tests {
     }
 
     #[test]
+    fn clones_of_guests_with_disks_that_they_would_write_to_are_refused() {
+        let refused = |options: &[&str]| {
+            let options: Vec<String> = options.iter().map(|option| option.to_string()).collect();
+            refused_for_clone(&options)
+        };
+        for options in [
+            &["-blockdev", "driver=file,node-name=n,filename=/d"],
+            &["--blockdev", r#"{"driver":"file"}"#],
+            &["-drive", "file=/d,snapshot=off,if=virtio"],
+            &["-drive", "file=/d,snapshot=n"],
+            &["-set", "drive.d.snapshot=off"],
+            &["-virtfs", "local,path=/d,mount_tag=d,security_model=none"],
+            &["-fsdev", "local,id=d,path=/d"],
+            &["-device", "vhost-user-blk-pci,chardev=c"],
+            &["-object", "memory-backend-file,id=m,share=on,mem-path=/m,size=1M"],
+            &["-readconfig", "/c"],
+        ] {
+            assert!(refused(options).is_some(), "{options:?}");
+        }
+        for options in [
+            &["-hda", "/d"],
+            &["-drive", "file=/d,if=virtio,snapshot=on"],
+            &["-append", "blockdev"],
+            &["-netdev", "user,id=n"],
+        ] {
+            assert_eq!(refused(options), None, "{options:?}");
+        }
+    }
+
+    #[test]
     fn what_is_ours_cannot_be_given() {
         for option in ["-m", "--smp", "-incoming", "-S", "-nographic"] {
             assert!(refused_option(&[option.to_string()]).is_some(), "{option}");
         }
         assert!(refused_option(&["-serial".into(), "stdio".into()]).is_some());
         assert!(refused_option(&["-kernel".into(), "vmlinux".into()]).is_none());
+    }
+
+    #[test]
+    fn memory_that_no_image_would_have_is_refused() {
+        let shares = |object: &str| refused_option(&["-object".into(), object.into()]).is_some();
+        for object in [
+            "memory-backend-file,id=m,share=on,mem-path=/m,size=1M",
+            "memory-backend-ram,id=m,size=1M,share=yes",
+            "memory-backend-memfd,id=m,size=1M",
+            "qom-type=memory-backend-shm,id=m",
+            r#"{"qom-type":"memory-backend-file","share":true}"#,
+            r#"{"qom-type":"memory-backend-memfd"}"#,
+        ] {
+            assert!(shares(object), "{object}");
+        }
+        for object in [
+            "memory-backend-file,id=m,mem-path=/m,,share=on,size=1M",
+            "memory-backend-memfd,id=m,size=1M,share=off",
+            "memory-backend-ram,id=m,size=1M",
+            r#"{"qom-type":"memory-backend-memfd","share":false}"#,
+            "rng-random,id=r",
+        ] {
+            assert!(!shares(object), "{object}");
+        }
+        assert!(refused_option(&["-device".into(), "ivshmem-doorbell,vectors=1,chardev=c".into()]).is_some());
     }
 }

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use lodestone::wsp::{Machine, Ram, State};
+use lodestone::wsp::{Machine, State};
 
-use super::guest::{Guest, open_ram};
+use super::guest::{Guest, record_there};
 use super::place::{Config, Guests, Place};
 use super::pooled::Kept;
 use super::start::forget;
@@ -58,17 +58,9 @@ fn kept_images(config: &Config) -> Vec<PathBuf> {
     entries.filter(is_kept).collect()
 }
 
-/// Removes the memory of an image that was put aside, where that is in a pool; the rest goes with the guest's directory.
+/// Removes the memory of an image that was put aside, where that lies elsewhere; the rest goes with the guest's directory.
 fn remove_kept(image: &Path) -> lodestone::Result<()> {
-    let path = image.join(Kept::NAME);
-    let Ok(text) = std::fs::read(&path) else { return Ok(()) };
-    match serde_json::from_slice::<Kept>(&text) {
-        Ok(kept) => kept.file.remove(kept.number),
-        Err(e) => {
-            let message = format!("{} is not understood: {e}", path.display());
-            Err(lodestone::Error::message(libc::EPROTO, "wsp::end", message))
-        }
-    }
+    Kept::read(image)?.map_or(Ok(()), |kept| kept.remove())
 }
 
 fn remove(place: &Place, force: bool) -> Result<()> {
@@ -82,14 +74,23 @@ fn remove(place: &Place, force: bool) -> Result<()> {
         Err(failure) => return Err(failure),
     };
     if let Some(config) = config.filter(|config| config.clone_of.is_none()) {
-        let record = open_ram(&config).and_then(|media| Ram::new(&media, config.ram_bytes)?.record());
-        let is_suspended = matches!(&record, Ok(Some(record)) if record.state == State::Suspended);
-        let in_use = record.as_ref().err().filter(|e| e.errno() == libc::EBUSY);
-        if let Some(e) = in_use {
-            return Err(Failure::failed(format_args!("guest {}: {e}", place.name)));
-        }
-        if is_suspended && !force {
-            return Err(Failure::failed(format_args!("guest {} is suspended: --force loses it", place.name)));
+        match record_there(&config) {
+            Err(e) if e.errno() == libc::EBUSY => {
+                return Err(Failure::failed(format_args!("guest {}: {e}", place.name)));
+            }
+            Err(e) if !force => {
+                return Err(Failure::failed(format_args!(
+                    "guest {}: whether it is suspended cannot be told: {e}; mend that, or lose what may be there with --force",
+                    place.name
+                )));
+            }
+            Ok(Some(record)) if record.state == State::Suspended && !force => {
+                return Err(Failure::failed(format_args!(
+                    "guest {} is suspended: --force loses it",
+                    place.name
+                )));
+            }
+            _ => {}
         }
         let failed = |e: lodestone::Error| Failure::failed(format_args!("guest {}: {e}", place.name));
         // Those that lie elsewhere stay there.

@@ -9,12 +9,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Child;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lodestone::error::{Error, Result};
-use lodestone::media::{Addr, Domain, Span, SpanOptions};
-use lodestone::wsp::image::SEAL_BYTES;
-use lodestone::wsp::{Machine, Saved, Seal};
+use lodestone::media::{Addr, Domain, Part, Span, SpanOptions};
+use lodestone::wsp::image::{RECORD_STRIDE_BYTES, RECORDS, SEAL_BYTES};
+use lodestone::wsp::{Machine, Ram, Record, Saved, Seal};
 use rustix::fs::FlockOperation;
 use serde_json::json;
 
@@ -28,6 +28,12 @@ const SITE: &str = "wsp::guest";
 /// A slot is made before it is needed, so that nothing has to be found for it when power fails. A state that is longer makes it
 /// longer.
 const SLOT_BYTES: usize = SEAL_BYTES + (1 << 20);
+/// What an emulator has left to do when it has said that a state was not moved.
+const FINISH_WAIT_MAX: Duration = Duration::from_secs(5);
+const FINISH_PAUSE: Duration = Duration::from_millis(1);
+/// A user of memory that is about to end.
+const USER_WAIT_MAX: Duration = Duration::from_secs(1);
+const USER_PAUSE: Duration = Duration::from_millis(1);
 /// The emulator gives its memory back before it is gone.
 const END_WAIT_MAX: Duration = Duration::from_secs(10);
 
@@ -64,10 +70,59 @@ pub fn with_ram<T>(place: &Place, config: &Config, look: impl FnOnce(&Span) -> R
     }
 }
 
-/// Says that somebody is about to use memory in a pool, as long as this is open anywhere; None where it is in none. Before
-/// memory is opened, which looks whether it is still the guest's: from here on it cannot be given to others.
+/// The record of a guest's memory. None where nothing could be resumed from it: it is gone, was cut short, has become others', or
+/// has no record that verifies. After any other error nobody knows, and whoever would remove it asks.
+pub fn record_there(config: &Config) -> Result<Option<Record>> {
+    let is_gone = |e: &Error| match e.errno() {
+        libc::ENOENT => true,
+        // So says the pool of a part that is no longer the guest's.
+        libc::ESTALE => config.pooled.is_some(),
+        _ => false,
+    };
+    let end =
+        config.ram_offset.saturating_add(config.ram_bytes).saturating_add(RECORDS * RECORD_STRIDE_BYTES);
+    match std::fs::metadata(&config.ram) {
+        Ok(about) if about.is_file() && about.len() < end => return Ok(None),
+        Ok(_) => {}
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(Error::io(e, SITE, "cannot examine", &config.ram)),
+    }
+    match open_ram(config) {
+        Ok(media) => Ram::new(&media, config.ram_bytes)?.record(),
+        Err(e) if is_gone(&e) => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// Says that somebody is about to use memory, as long as this is open anywhere. In a pool before memory is opened, which looks
+/// whether it is still the guest's: from here on it cannot be given to others. None where a file system has no such locks.
 pub fn use_ram(config: &Config) -> Result<Option<OwnedFd>> {
-    config.part().map(|part| Span::use_part(&config.ram, part)).transpose()
+    match config.part() {
+        Some(part) => Span::use_part(&config.ram, part).map(Some),
+        None => Ok(Span::use_part(&config.ram, all_of(config)).ok()),
+    }
+}
+
+/// EBUSY where somebody uses memory that is in no pool; a pool looks for itself.
+pub fn refuse_used(config: &Config) -> Result<()> {
+    if config.pooled.is_some() || !config.ram.exists() {
+        return Ok(());
+    }
+    let begun = Instant::now();
+    // Who cannot look is told by what comes after.
+    while Span::is_part_used(&config.ram, all_of(config)).unwrap_or(false) {
+        if begun.elapsed() > USER_WAIT_MAX {
+            let message = format!("a guest runs in {}: stop that first", config.memory());
+            return Err(Error::message(libc::EBUSY, SITE, message));
+        }
+        // An emulator that was killed has not let go of all at once.
+        std::thread::sleep(USER_PAUSE);
+    }
+    Ok(())
+}
+
+fn all_of(config: &Config) -> Part {
+    Part { offset: config.ram_offset, bytes: config.ram_bytes + config.trailer_bytes }
 }
 
 /// Memory that is made, where it is a file; all of it is taken from the host now, or was from its pool. Over a pool only by
@@ -131,7 +186,7 @@ pub struct Guest<'a> {
     config: &'a Config,
     place: &'a Place,
     mode: Mode,
-    /// Of memory in a pool, by [`use_ram`].
+    /// By [`use_ram`].
     used: Option<OwnedFd>,
     qmp: Option<Qmp>,
     child: Option<Child>,
@@ -158,6 +213,20 @@ impl<'a> Guest<'a> {
         Ok(self.state()? == "running")
     }
 
+    /// ESTALE where the emulator maps something else than the memory that stands at its path: that was moved or replaced while
+    /// the guest ran, and a record there would speak of what the guest never stored to. Who cannot look believes it.
+    pub fn maps_its_ram(&self) -> Result<()> {
+        let looked = self.place.process().map(|process| super::touched::maps_ram(process, self.config));
+        if !matches!(looked, Some(Ok(Some(false)))) {
+            return Ok(());
+        }
+        let message = format!(
+            "its emulator has other memory than {}, which was moved or replaced while the guest ran: put the former back",
+            self.config.memory()
+        );
+        Err(Error::message(libc::ESTALE, SITE, message))
+    }
+
     /// In the emulator's words.
     fn state(&mut self) -> Result<String> {
         let status = self.qmp()?.run("query-status", json!({}))?;
@@ -168,8 +237,10 @@ impl<'a> Guest<'a> {
     pub fn spawn(&mut self) -> Result<&mut Qmp> {
         let spawned = emulator::spawn(self.config, self.place, self.mode);
         let spawned = spawned.map_err(|failure| Error::message(libc::EIO, SITE, words(&failure)))?;
-        self.place.note_process(spawned.id())?;
+        let number = spawned.id();
         self.child = Some(spawned);
+        // One that nobody knows of would be left behind.
+        self.place.note_process(number).inspect_err(|_| self.end())?;
         let stream = self.place.connect("qmp");
         let qmp = stream.map_err(|e| Error::io(e, SITE, "cannot reach the emulator of", &self.place.dir));
         match qmp.and_then(Qmp::begin).and_then(|qmp| self.uses_ram(qmp)) {
@@ -183,7 +254,7 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Has the emulator say, as long as it lives, that it uses its part of a pool.
+    /// Has the emulator say, as long as it lives, that it uses its memory.
     fn uses_ram(&mut self, mut qmp: Qmp) -> Result<Qmp> {
         if let Some(used) = self.used.take() {
             qmp.run_with("getfd", json!({ "fdname": "lode-use" }), used.as_fd())?;
@@ -262,9 +333,10 @@ impl<'a> Guest<'a> {
     }
 
     fn identity(&mut self) -> Result<Vec<u8>> {
+        let config = self.config;
         let emulator = Emulator::of(self.qmp()?)?;
-        let disks = identity::disks_of(self.qmp()?)?;
-        let identity = Identity { emulator, command: command_line(self.config), disks };
+        let disks = identity::disks_of(self.qmp()?, &config.cwd)?;
+        let identity = Identity { emulator, command: command_line(config), disks };
         Ok(serde_json::to_vec(&identity).expect("our documents have string keys only"))
     }
 }
@@ -365,6 +437,11 @@ impl Machine for Guest<'_> {
     }
 
     fn go_on(&mut self) -> Result<()> {
+        // An emulator says that it failed to move a state before it is ready to go on.
+        let begun = Instant::now();
+        while self.state()? == "finish-migrate" && begun.elapsed() < FINISH_WAIT_MAX {
+            std::thread::sleep(FINISH_PAUSE);
+        }
         self.qmp()?.run("cont", json!({})).map(drop)
     }
 

@@ -14,6 +14,8 @@ use serde_json::{Value, json};
 use super::qmp::Qmp;
 
 const SITE: &str = "wsp::identity";
+/// Those whose `filename` is a path, whatever it looks like.
+const LOCAL_DRIVERS: [&str; 3] = ["file", "host_device", "host_cdrom"];
 
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
@@ -96,22 +98,59 @@ impl Emulator {
     }
 }
 
-/// Files of the disks that an emulator has, with those that they are based on.
-pub fn disks_of(qmp: &mut Qmp) -> Result<Vec<Disk>> {
+/// Files of the disks that an emulator has, with those that they are based on; it runs in the directory `cwd`.
+pub fn disks_of(qmp: &mut Qmp, cwd: &Path) -> Result<Vec<Disk>> {
     let blocks = qmp.run("query-block", json!({}))?;
     let mut paths: Vec<PathBuf> = Vec::new();
     for block in blocks.as_array().into_iter().flatten() {
         let mut image = &block["inserted"]["image"];
         while let Some(file) = image["filename"].as_str() {
-            paths.push(PathBuf::from(file));
+            paths.extend(files_of(file)?.into_iter().map(|file| cwd.join(file)));
             image = &image["backing-image"];
         }
     }
-    // What is no file (a disk over the network) cannot be looked at.
-    paths.retain(|path| path.exists());
     paths.sort();
     paths.dedup();
     paths.iter().map(|path| Disk::of(path)).collect()
+}
+
+/// Local files that a name of the emulator's stands for; none for a disk over the network, which nobody here can look at.
+fn files_of(name: &str) -> Result<Vec<PathBuf>> {
+    let Some(described) = name.strip_prefix("json:") else {
+        return Ok(if name.is_empty() || has_protocol(name) { Vec::new() } else { vec![name.into()] });
+    };
+    // One that is too long is cut by the emulator.
+    let described: Value = serde_json::from_str(described).map_err(|e| {
+        let message = format!("the emulator has a disk {name}, whose files cannot be told from that: {e}");
+        Error::message(libc::EPROTO, SITE, message)
+    })?;
+    let mut files = Vec::new();
+    named_in(&described, &mut files);
+    Ok(files)
+}
+
+/// Values of `filename`, however deep; options may be nested, or written with dots.
+fn named_in(described: &Value, files: &mut Vec<PathBuf>) {
+    match described {
+        Value::Object(options) => options.iter().for_each(|(key, value)| match value.as_str() {
+            Some(file) if key.rsplit('.').next() == Some("filename") => {
+                let driver =
+                    key.strip_suffix("filename").and_then(|before| options.get(&format!("{before}driver")));
+                let is_local = driver.and_then(Value::as_str).is_some_and(|d| LOCAL_DRIVERS.contains(&d));
+                if is_local || !(file.is_empty() || has_protocol(file)) {
+                    files.push(file.into());
+                }
+            }
+            _ => named_in(value, files),
+        }),
+        Value::Array(values) => values.iter().for_each(|value| named_in(value, files)),
+        _ => {}
+    }
+}
+
+/// As the emulator sees it: a colon before the first slash (`nbd://`, `rbd:`).
+fn has_protocol(name: &str) -> bool {
+    name.split('/').next().is_some_and(|first| first.contains(':'))
 }
 
 impl Disk {
@@ -182,6 +221,25 @@ mod tests {
         }
         let e = now.fits(&Emulator { version: "10.0.2".into(), ..emulator() }).unwrap_err().to_string();
         assert!(e.contains("10.0.2") && e.contains("7.2.22"), "{e}");
+    }
+
+    #[test]
+    fn local_files_are_told_from_disks_elsewhere() {
+        let files = |name: &str| files_of(name).unwrap();
+        assert_eq!(files("disk.img"), [Path::new("disk.img")]);
+        assert_eq!(files("./a:b"), [Path::new("./a:b")]);
+        for elsewhere in ["nbd://host/disk", "nbd:unix:/socket", "rbd:pool/disk", "null-co://", ""] {
+            assert!(files(elsewhere).is_empty(), "{elsewhere}");
+        }
+        let nested = r#"json:{"driver":"qcow2","file":{"driver":"file","filename":"a:b"},"backing":{"file.filename":"/c"}}"#;
+        let mut found = files(nested);
+        found.sort();
+        assert_eq!(found, [Path::new("/c"), Path::new("a:b")]);
+        assert!(files(r#"json:{"driver":"nbd","server":{"host":"h","port":"1"}}"#).is_empty());
+        assert!(
+            files(r#"json:{"driver":"raw","file":{"driver":"http","filename":"http://h/d"}}"#).is_empty()
+        );
+        assert!(files_of(r#"json:{"driver":"qcow2","fil"#).is_err(), "one that was cut");
     }
 
     #[test]

@@ -15,7 +15,7 @@
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -274,8 +274,10 @@ impl Place {
     pub fn kill_emulator(&self, at_most: Duration) -> bool {
         let number = self.process().and_then(|n| rustix::process::Pid::from_raw(n as i32));
         let Some(process) = number else { return !self.is_alive() };
-        let standard_output = format!("/proc/{}/fd/1", process.as_raw_nonzero());
-        if fs::read_link(standard_output).is_ok_and(|path| path == self.dir.join("alive")) {
+        // By the file itself, for its path may have been given in several ways.
+        let file = |path: PathBuf| fs::metadata(path).map(|about| (about.dev(), about.ino())).ok();
+        let standard_output = file(format!("/proc/{}/fd/1", process.as_raw_nonzero()).into());
+        if standard_output.is_some() && standard_output == file(self.dir.join("alive")) {
             let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
         }
         self.wait_end(at_most)
@@ -407,6 +409,20 @@ mod tests {
         assert!(place.is_alive(), "as long as anybody has it");
         drop(other);
         assert!(!place.is_alive() && place.wait_end(Duration::ZERO));
+    }
+
+    #[test]
+    fn an_emulator_is_killed_however_its_directory_is_called() {
+        let (dir, place) = place("kill");
+        let mut sleep = std::process::Command::new("sleep");
+        let mut child = sleep.arg("600").stdout(place.life().unwrap()).spawn().unwrap();
+        // What it was started with is open in it, too.
+        drop(sleep);
+        place.note_process(child.id()).unwrap();
+        std::os::unix::fs::symlink(&dir.0, dir.0.join("link")).unwrap();
+        let other = Place { name: "g".into(), dir: dir.0.join("link").join("g") };
+        assert!(other.kill_emulator(Duration::from_secs(60)) && !place.is_alive());
+        child.wait().unwrap();
     }
 
     #[test]

@@ -40,17 +40,53 @@ pub struct PoolFile {
     pub path: PathBuf,
 }
 
-/// What is written beside the slots of an image that was put aside: its memory stays where it is.
+/// What is written beside the slots of an image that was put aside, where its memory is not beside them.
 #[derive(Serialize, Deserialize, Debug)]
-#[serde(deny_unknown_fields)]
-pub struct Kept {
-    pub file: PoolFile,
-    pub number: u64,
+#[serde(untagged)]
+pub enum Kept {
+    /// It stays where it is.
+    InPool { file: PoolFile, number: u64 },
+    /// It got another name, within its file system.
+    Moved { path: PathBuf, inode: u64 },
 }
 
 impl Kept {
     /// The name of that document.
     pub const NAME: &str = "memory.json";
+
+    pub fn write(&self, image: &Path) -> Result<()> {
+        let path = image.join(Kept::NAME);
+        let text = serde_json::to_string(self).expect("our documents have string keys only");
+        fs::write(&path, text + "\n").map_err(|e| Error::io(e, SITE, "cannot write", &path))
+    }
+
+    /// None of an image that has its memory beside its slots.
+    pub fn read(image: &Path) -> Result<Option<Kept>> {
+        let path = image.join(Kept::NAME);
+        let text = match fs::read(&path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(Error::io(e, SITE, "cannot read", &path)),
+        };
+        serde_json::from_slice(&text).map(Some).map_err(|e| {
+            Error::message(libc::EPROTO, SITE, format!("{} is not understood: {e}", path.display()))
+        })
+    }
+
+    /// Removes the memory, unless something else is there by now.
+    pub fn remove(&self) -> Result<()> {
+        match self {
+            Kept::InPool { file, number } => file.remove(*number),
+            Kept::Moved { path, inode } => match fs::symlink_metadata(path) {
+                Ok(about) if about.ino() == *inode => {
+                    fs::remove_file(path).map_err(|e| Error::io(e, SITE, "cannot remove", path))
+                }
+                Ok(_) => Ok(()),
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+                Err(e) => Err(Error::io(e, SITE, "cannot remove", path)),
+            },
+        }
+    }
 }
 
 impl PoolFile {
@@ -322,6 +358,28 @@ fn with_pool<T>(pool: &Path, does: impl FnOnce(&Files<Pool>) -> Result<T>) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_that_was_put_aside_is_removed_and_no_other() {
+        let dir = std::env::temp_dir().join(format!("lode-wsp-kept-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        assert!(Kept::read(&dir).unwrap().is_none());
+        let path = dir.join("vm.img.kept.1");
+        fs::write(&path, b"memory").unwrap();
+        let inode = fs::metadata(&path).unwrap().ino();
+        Kept::Moved { path: path.clone(), inode: inode + 1 }.remove().unwrap();
+        assert!(path.exists(), "somebody else's");
+        Kept::Moved { path: path.clone(), inode }.write(&dir).unwrap();
+        let kept = Kept::read(&dir).unwrap().unwrap();
+        kept.remove().unwrap();
+        assert!(!path.exists());
+        kept.remove().unwrap();
+        fs::write(dir.join(Kept::NAME), r#"{"file":{"pool":"/p","path":"/g.ram"},"number":7}"#).unwrap();
+        assert!(matches!(Kept::read(&dir).unwrap(), Some(Kept::InPool { number: 7, .. })));
+        fs::write(dir.join(Kept::NAME), "{}").unwrap();
+        assert!(Kept::read(&dir).is_err());
+        fs::remove_dir_all(&dir).unwrap();
+    }
 
     #[test]
     fn what_would_reach_beyond_is_refused() {

@@ -1,15 +1,18 @@
 //! `lode wsp resume`: what was suspended goes on, each guest for itself.
 
-use std::path::Path;
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use lodestone::error::Error;
 use lodestone::media::Media;
 use lodestone::wsp::image::Seal;
 use lodestone::wsp::{self, Machine, Ram};
+use rustix::io::Errno;
 use serde::Serialize;
 
-use super::emulator::Mode;
+use super::emulator::{self, Mode};
 use super::guest::{
     Guest, identity_of, make_slot, open_ram, open_ram_to_read, open_slot, slot_path, use_ram, with_ram,
 };
@@ -20,6 +23,8 @@ use super::suspend::words;
 use crate::cli::wsp::WspResume;
 use crate::failure::{Failure, Output, Result, complain};
 use crate::target::show;
+
+const SITE: &str = "wsp::resume";
 
 #[derive(Serialize, Debug)]
 struct Outcome {
@@ -62,10 +67,11 @@ pub fn run(guests: &Guests, args: &WspResume) -> Result<()> {
     }
 }
 
-/// Those that could be resumed.
+/// Those that could be resumed. A clone's description names its original's image, which is not its own to resume.
 pub fn suspended(guests: &Guests) -> Result<Vec<Place>> {
     let is_suspended = |place: &Place| {
-        let record = place.config().ok().filter(|_| !place.is_alive()).and_then(|config| {
+        let config = place.config().ok().filter(|config| config.clone_of.is_none() && !place.is_alive());
+        let record = config.and_then(|config| {
             with_ram(place, &config, |media| wsp::cycle::suspended(&Ram::new(media, config.ram_bytes)?)).ok()
         });
         record.is_some()
@@ -119,7 +125,8 @@ fn one(place: &Place, clone: Option<&Place>, force: bool, boot_after: Option<u32
         }
         Err(e) => {
             let message = format!("guest {}: {e}", place.name);
-            if clone.is_some() || place.is_alive() {
+            // Memory and slots that a clone's description names are its original's: nothing may be put aside for it.
+            if clone.is_some() || config.clone_of.is_some() || place.is_alive() {
                 return ended("failed", None, Some(message));
             }
             config.failed += 1;
@@ -145,14 +152,15 @@ fn one(place: &Place, clone: Option<&Place>, force: bool, boot_after: Option<u32
 
 fn resume(place: &Place, config: &Config, force: bool) -> lodestone::Result<Entry> {
     if config.clone_of.is_some() && !place.is_alive() {
-        return Err(Error::message(libc::ESTALE, "wsp::resume", "it is a clone, whose memory ended with it"));
+        return Err(Error::message(libc::ESTALE, SITE, "it is a clone, whose memory ended with it"));
     }
     let begun = Instant::now();
     there(config)?;
     if place.is_alive() {
         let mut guest = Guest::running(config, place)?;
+        guest.maps_its_ram()?;
         if guest.runs()? {
-            return Err(Error::message(libc::EALREADY, "wsp::resume", "it runs"));
+            return Err(Error::message(libc::EALREADY, SITE, "it runs"));
         }
         match go_on(config, &mut guest)? {
             Some(entry) => return Ok(entry),
@@ -184,7 +192,7 @@ fn go_on(config: &Config, guest: &mut Guest) -> lodestone::Result<Option<Entry>>
     let begun = Instant::now();
     if config.clone_of.is_some() {
         let message = "it is a clone that was not resumed to the end: stop it, and make another";
-        return Err(Error::message(libc::ESTALE, "wsp::resume", message));
+        return Err(Error::message(libc::ESTALE, SITE, message));
     }
     let media = open_ram(config)?;
     let Some(generation) = wsp::go_on_standing(&Ram::new(&media, config.ram_bytes)?, guest)? else {
@@ -215,20 +223,19 @@ fn entry(what: &str, done: &wsp::Resumed, domain: &str, clock: &str) -> Entry {
 
 /// Memory is private to the clone, and so is what it writes to its disks.
 fn resume_clone(place: &Place, config: &Config, clone: &Place, force: bool) -> lodestone::Result<Entry> {
-    let failed = |failure: Failure| Error::message(libc::EIO, "wsp::resume", words(failure));
+    let failed = |failure: Failure| Error::message(libc::EIO, SITE, words(failure));
     if clone.name == place.name {
-        return Err(Error::message(
-            libc::EINVAL,
-            "wsp::resume",
-            "a clone has another name than its original",
-        ));
+        return Err(Error::message(libc::EINVAL, SITE, "a clone has another name than its original"));
+    }
+    if let Some(why) = emulator::refused_for_clone(&config.options) {
+        return Err(Error::message(libc::EOPNOTSUPP, SITE, why));
     }
     clone.make().map_err(failed)?;
     let _lock = clone.lock().map_err(failed)?;
     let is_ours = clone.config().map(|c| c.clone_of.is_some());
     if clone.is_alive() || is_ours.is_ok_and(|is_clone| !is_clone) {
         let message = format!("there is a guest {} already: choose another name, or remove it", clone.name);
-        return Err(Error::message(libc::EEXIST, "wsp::resume", message));
+        return Err(Error::message(libc::EEXIST, SITE, message));
     }
     there(config)?;
     let used = use_ram(config)?;
@@ -252,7 +259,7 @@ fn there(config: &Config) -> lodestone::Result<()> {
                 "its memory, {}, is missing: bring it back, or boot the guest with lode wsp start",
                 config.memory()
             );
-            Err(Error::message(libc::ENOENT, "wsp::resume", message))
+            Err(Error::message(libc::ENOENT, SITE, message))
         }
     }
 }
@@ -265,11 +272,15 @@ fn disks_fit(seal: &Seal, force: bool) -> lodestone::Result<()> {
 }
 
 /// After too many resumes that failed: memory and slot are put aside, the guest boots on new ones.
-fn boot_instead(place: &Place, config: &mut Config) -> lodestone::Result<std::path::PathBuf> {
+fn boot_instead(place: &Place, config: &mut Config) -> lodestone::Result<PathBuf> {
+    if config.clone_of.is_some() {
+        let message = "it is a clone: its memory is its original's";
+        return Err(Error::message(libc::ESTALE, SITE, message));
+    }
     if config.pooled.is_none() && config.ram.exists() && !config.ram.is_file() {
         let message =
             "its memory is a device, of which there is one: its image cannot be kept; boot it with --fresh";
-        return Err(Error::message(libc::EOPNOTSUPP, "wsp::resume", message));
+        return Err(Error::message(libc::EOPNOTSUPP, SITE, message));
     }
     config.failed = 0;
     let Some(file) = &config.pooled else {
@@ -283,40 +294,32 @@ fn boot_instead(place: &Place, config: &mut Config) -> lodestone::Result<std::pa
     config.pooled = Some(next);
     (config.ram, config.ram_offset, config.ram_number) = (fixed.path, fixed.offset, fixed.number);
     // Before anything fails: the image that is kept is no longer the guest's.
-    place.write_config(config).map_err(|f| Error::message(libc::EIO, "wsp::resume", words(f)))?;
+    place.write_config(config).map_err(|f| Error::message(libc::EIO, SITE, words(f)))?;
     let before = config.clone();
     super::start::boot(place, config, Some(&before), false)?;
     Ok(kept)
 }
 
 /// Moves memory and slots to where they are kept; memory in a pool stays in its place, under its name.
-fn put_aside(config: &Config) -> lodestone::Result<std::path::PathBuf> {
-    const SITE: &str = "wsp::resume";
+fn put_aside(config: &Config) -> lodestone::Result<PathBuf> {
     let mut n = 1;
     let kept = loop {
         let kept = config.slots.join(format!("kept.{n}"));
         match std::fs::create_dir(&kept) {
-            Ok(()) => break kept,
-            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => n += 1,
+            Ok(()) => match put_memory_aside(config, &kept, n) {
+                Ok(true) => break kept,
+                // Somebody has a file of the name that memory would get.
+                Ok(false) => drop(std::fs::remove_dir(&kept)),
+                Err(e) => {
+                    let _ = std::fs::remove_dir(&kept);
+                    return Err(e);
+                }
+            },
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
             Err(e) => return Err(Error::io(e, SITE, "cannot make", &kept)),
         }
+        n += 1;
     };
-    // Memory moves within its own file system only.
-    let aside = match config.ram.parent() == Some(&config.slots) {
-        true => kept.join("ram"),
-        false => config.ram.with_extension(format!("kept.{n}")),
-    };
-    let moved = |from: &Path, to: &Path| {
-        std::fs::rename(from, to).map_err(|e| Error::io(e, SITE, "cannot put aside", from))
-    };
-    if let Some(file) = &config.pooled {
-        let note = kept.join(Kept::NAME);
-        let memory = Kept { file: file.clone(), number: config.ram_number };
-        let text = serde_json::to_string(&memory).expect("our documents have string keys only");
-        std::fs::write(&note, text + "\n").map_err(|e| Error::io(e, SITE, "cannot write", &note))?;
-    } else if config.ram.exists() {
-        moved(&config.ram, &aside)?;
-    }
     let entries =
         std::fs::read_dir(&config.slots).map_err(|e| Error::io(e, SITE, "cannot list", &config.slots))?;
     for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
@@ -325,4 +328,53 @@ fn put_aside(config: &Config) -> lodestone::Result<std::path::PathBuf> {
         }
     }
     Ok(kept)
+}
+
+fn moved(from: &Path, to: &Path) -> lodestone::Result<()> {
+    std::fs::rename(from, to).map_err(|e| Error::io(e, SITE, "cannot put aside", from))
+}
+
+/// Whether it could be: not where a file of the name is there already.
+fn put_memory_aside(config: &Config, kept: &Path, n: u32) -> lodestone::Result<bool> {
+    if let Some(file) = &config.pooled {
+        Kept::InPool { file: file.clone(), number: config.ram_number }.write(kept)?;
+        return Ok(true);
+    }
+    let ram = &config.ram;
+    if !ram.exists() {
+        return Ok(true);
+    }
+    if ram.parent() == Some(&config.slots) {
+        return moved(ram, &kept.join("ram")).map(|()| true);
+    }
+    // Memory moves within its own file system only. Its whole name stays: vm.ram and vm.img may be two guests'.
+    let mut path = ram.clone().into_os_string();
+    path.push(format!(".kept.{n}"));
+    let path = PathBuf::from(path);
+    let about = std::fs::symlink_metadata(ram).map_err(|e| Error::io(e, SITE, "cannot examine", ram))?;
+    // Before it moves, so that it is found by whoever removes it.
+    Kept::Moved { path: path.clone(), inode: about.ino() }.write(kept)?;
+    match rename_to_new(ram, &path) {
+        Ok(()) => Ok(true),
+        Err(e) => {
+            let _ = std::fs::remove_file(kept.join(Kept::NAME));
+            match e.kind() {
+                ErrorKind::AlreadyExists => Ok(false),
+                _ => Err(Error::io(e, SITE, "cannot put aside", ram)),
+            }
+        }
+    }
+}
+
+/// Replaces nothing.
+fn rename_to_new(from: &Path, to: &Path) -> std::io::Result<()> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        // A file system that does not know how.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) if to.symlink_metadata().is_err() => {
+            std::fs::rename(from, to)
+        }
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Err(ErrorKind::AlreadyExists.into()),
+        renamed => Ok(renamed?),
+    }
 }

@@ -9,7 +9,7 @@ use lodestone::wsp::{Machine, Ram, State};
 use serde_json::json;
 
 use super::emulator::{self, Mode};
-use super::guest::{Guest, make_ram, make_slot, open_ram, slot_path, use_ram};
+use super::guest::{Guest, make_ram, make_slot, open_ram, record_there, refuse_used, slot_path, use_ram};
 use super::place::{Config, Guests, Place, VERSION, is_hugetlbfs, remove_if_there};
 use super::pooled::{self, PoolFile};
 use crate::cli::wsp::{Accel, WspStart};
@@ -79,6 +79,8 @@ pub fn boot(
     before: Option<&Config>,
     fresh: bool,
 ) -> lodestone::Result<()> {
+    // Whatever is asked for: a guest's memory is not overwritten under it.
+    refuse_used(config)?;
     let was_made = take_place(config, before)?;
     let memory = || {
         // Memory of another guest, or of one whose description is lost.
@@ -95,8 +97,12 @@ pub fn boot(
         }
         std::fs::create_dir_all(&config.slots)
             .map_err(|e| Error::io(e, SITE, "cannot make the directory", &config.slots))?;
-        let used = use_ram(config)?;
+        // In a pool it is there already; elsewhere it is made now.
+        let mut used = if config.pooled.is_some() { use_ram(config)? } else { None };
         let media = make_ram(config, fresh || is_ours)?;
+        if config.pooled.is_none() {
+            used = use_ram(config)?;
+        }
         let ram = Ram::new(&media, config.ram_bytes)?;
         let mut image = [0; 16];
         rustix::rand::getrandom(&mut image, rustix::rand::GetRandomFlags::empty())
@@ -142,6 +148,7 @@ pub fn forget(config: &Config) -> lodestone::Result<()> {
         file.remove(config.ram_number)?;
         return forget_slots(config);
     }
+    refuse_used(config)?;
     forget_slots(config)?;
     match config.ram.is_file() {
         true => remove(&config.ram),
@@ -193,11 +200,10 @@ fn foreign(config: &Config) -> lodestone::Result<()> {
 
 /// A suspended guest is not lost by a boot that nobody meant.
 fn discards_nothing(place: &Place, config: &Config, fresh: bool) -> Result<()> {
-    if fresh || !config.ram.exists() {
+    if fresh {
         return Ok(());
     }
-    let record = open_ram(config).and_then(|media| Ram::new(&media, config.ram_bytes)?.record());
-    match record {
+    match record_there(config) {
         Ok(Some(record))
             if record.state == State::Suspended && slot_path(config, record.generation).exists() =>
         {
@@ -206,9 +212,12 @@ fn discards_nothing(place: &Place, config: &Config, fresh: bool) -> Result<()> {
                 place.name, record.generation
             )))
         }
+        Ok(_) => Ok(()),
         Err(e) if e.errno() == libc::EBUSY => Err(Failure::failed(format_args!("guest {}: {e}", place.name))),
-        // Nothing that could be resumed.
-        _ => Ok(()),
+        Err(e) => Err(Failure::failed(format_args!(
+            "guest {}: whether it is suspended cannot be told: {e}; mend that, or lose what may be there with --fresh",
+            place.name
+        ))),
     }
 }
 

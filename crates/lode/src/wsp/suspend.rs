@@ -1,7 +1,6 @@
 //! `lode wsp suspend`: several guests at a time, those with the highest priority first.
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use lodestone::media::Media;
@@ -13,6 +12,9 @@ use super::place::{Guests, Place};
 use super::report::{Entry, phases};
 use crate::cli::wsp::WspSuspend;
 use crate::failure::{Failure, Output, Result, complain};
+
+/// Longer than a suspend takes where nothing hangs and little is written back, and short beside what a power supply holds.
+const TURN_MAX: Duration = Duration::from_millis(20);
 
 pub fn run(guests: &Guests, args: &WspSuspend) -> Result<()> {
     // Who is interrupted here would leave guests standing.
@@ -55,7 +57,7 @@ pub struct Outcome {
 pub struct Ended {
     pub name: String,
     pub priority: i32,
-    /// Since the trigger.
+    /// Since the trigger, until the image was durable, or the suspend had failed.
     pub done_us: u64,
     #[serde(flatten)]
     pub entry: Option<Entry>,
@@ -98,23 +100,24 @@ pub fn all(places: Vec<Place>, window: Option<Duration>, begun: Instant) -> Outc
     let mut queue: Vec<(i32, Place)> =
         places.into_iter().map(|place| (place.config().map_or(0, |config| config.priority), place)).collect();
     queue.sort_by_key(|(priority, _)| std::cmp::Reverse(*priority));
-    let (next, ended) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    let work = || {
-        while let Some((priority, place)) = queue.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let result = one(place);
-            let done_us = begun.elapsed().as_micros() as u64;
-            let (entry, error) = match result {
-                Ok(entry) => (Some(entry), None),
-                Err(failure) => (None, Some(words(failure))),
-            };
-            let guest = Ended { name: place.name.clone(), priority: *priority, done_us, entry, error };
-            ended.lock().expect("nobody panics with it").push(guest);
-        }
-    };
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(queue.len());
+    let turns = Turns::new(std::thread::available_parallelism().map_or(1, |n| n.get()));
+    let ended = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
-        (1..threads).for_each(|_| drop(scope.spawn(work)));
-        work();
+        for (n, (priority, place)) in queue.iter().enumerate() {
+            turns.begin(n);
+            let (turns, ended) = (&turns, &ended);
+            scope.spawn(move || {
+                let result = one(place, begun);
+                turns.end(n);
+                let (done, entry, error) = match result {
+                    Ok((durable, entry)) => (durable, Some(entry), None),
+                    Err(failure) => (begun.elapsed(), None, Some(words(failure))),
+                };
+                let (name, done_us) = (place.name.clone(), done.as_micros() as u64);
+                let guest = Ended { name, priority: *priority, done_us, entry, error };
+                ended.lock().expect("nobody panics with it").push(guest);
+            });
+        }
     });
     let guests = ended.into_inner().expect("nobody panics with it");
     let window_us = window.map(|window| window.as_micros() as u64);
@@ -123,7 +126,42 @@ pub fn all(places: Vec<Place>, window: Option<Duration>, begun: Instant) -> Outc
     Outcome { guests, window_us, within_window, total_us: begun.elapsed().as_micros() as u64 }
 }
 
-fn one(place: &Place) -> Result<Entry> {
+/// Who is suspended now: as many as there are processors, so that those that began first have them, and whoever takes longer than
+/// a suspend does is no longer counted. It waits for its emulator, which may hang, or for its media, and holds up none.
+struct Turns {
+    at_most: usize,
+    running: Mutex<Vec<(usize, Instant)>>,
+    ended: Condvar,
+}
+
+impl Turns {
+    fn new(at_most: usize) -> Turns {
+        Turns { at_most, running: Mutex::default(), ended: Condvar::new() }
+    }
+
+    /// Waits for `n`'s turn.
+    fn begin(&self, n: usize) {
+        let mut running = self.running.lock().expect("nobody panics with it");
+        loop {
+            let left = |since: &Instant| TURN_MAX.checked_sub(since.elapsed());
+            let mut counted: Vec<Duration> = running.iter().filter_map(|(_, since)| left(since)).collect();
+            counted.sort();
+            if counted.len() < self.at_most {
+                running.push((n, Instant::now()));
+                return;
+            }
+            running = self.ended.wait_timeout(running, counted[0]).expect("nobody panics with it").0;
+        }
+    }
+
+    fn end(&self, n: usize) {
+        self.running.lock().expect("nobody panics with it").retain(|(other, _)| *other != n);
+        self.ended.notify_all();
+    }
+}
+
+/// And when, since `trigger`, the image was durable: nobody whose power fails waits for the emulator's end.
+fn one(place: &Place, trigger: Instant) -> Result<(Duration, Entry)> {
     let begun = Instant::now();
     let _lock = place.lock()?;
     let failed = |e: lodestone::Error| Failure::failed(format_args!("guest {}: {e}", place.name));
@@ -137,6 +175,7 @@ fn one(place: &Place) -> Result<Entry> {
     }
     let mut guest = Guest::running(&config, place).map_err(failed)?;
     let media = open_ram(&config).map_err(failed)?;
+    guest.maps_its_ram().map_err(failed)?;
     let ram = Ram::new(&media, config.ram_bytes).map_err(failed)?;
     let written = super::report::written_by_device(&config.ram);
     let opened = begun.elapsed();
@@ -159,12 +198,35 @@ fn one(place: &Place) -> Result<Entry> {
         clock: None,
     };
     place.note(&entry);
-    Ok(entry)
+    let durable = begun.duration_since(trigger) + opened + done.prepare + done.write_back + done.finish;
+    Ok((durable, entry))
 }
 
 pub fn words(failure: Failure) -> String {
     match failure {
         Failure::Failed(message) | Failure::Usage(message) => message,
         _ => "it failed".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_hangs_holds_up_none() {
+        let turns = Turns::new(1);
+        // None of them ends.
+        (0..3).for_each(|n| turns.begin(n));
+        let running = turns.running.lock().unwrap().clone();
+        assert_eq!(running.iter().map(|(n, _)| *n).collect::<Vec<_>>(), [0, 1, 2]);
+        turns.end(1);
+        assert_eq!(turns.running.lock().unwrap().len(), 2);
+        let turns = Turns::new(2);
+        (0..1000).for_each(|n| {
+            turns.begin(n);
+            turns.end(n);
+        });
+        assert!(turns.running.lock().unwrap().is_empty());
     }
 }

@@ -46,6 +46,35 @@ pub fn touched(process: u32, config: &Config) -> io::Result<Vec<(Addr, usize)>> 
     Ok(found)
 }
 
+/// Whether process `process` maps the memory that stands at the guest's path. None where it maps nothing of that size: it is no
+/// emulator, but what started one.
+pub fn maps_ram(process: u32, config: &Config) -> io::Result<Option<bool>> {
+    let maps = std::fs::read_to_string(format!("/proc/{process}/maps"))?;
+    let about = std::fs::metadata(&config.ram)?;
+    let part = Part { offset: config.ram_offset, bytes: config.ram_bytes };
+    if mapped(&maps, &about, part).is_some() {
+        return Ok(Some(true));
+    }
+    let mut shared = maps.lines().filter_map(Mapped::of).filter(|m| m.bytes() >= part.bytes).peekable();
+    if shared.peek().is_none() {
+        return Ok(None);
+    }
+    // Some file systems (btrfs, overlayfs) are named otherwise there than by stat; the emulator has its memory open, too.
+    Ok(Some(shared.any(|m| m.offset == part.offset) && has_open(process, &about)?))
+}
+
+fn has_open(process: u32, file: &std::fs::Metadata) -> io::Result<bool> {
+    for entry in std::fs::read_dir(format!("/proc/{process}/fd"))? {
+        // What was closed meanwhile is not there.
+        if let Ok(about) = std::fs::metadata(entry?.path())
+            && (about.dev(), about.ino()) == (file.dev(), file.ino())
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 fn add(found: &mut Vec<(Addr, usize)>, at: u64, bytes: u64) {
     match found.last_mut() {
         Some((last, len)) if at <= last.0 + *len as u64 + GAP_BYTES => *len = (at + bytes - last.0) as usize,
@@ -53,26 +82,45 @@ fn add(found: &mut Vec<(Addr, usize)>, at: u64, bytes: u64) {
     }
 }
 
-/// Where a part of a file is mapped, shared, by a mapping that begins with it.
-fn mapped(maps: &str, file: &std::fs::Metadata, part: Part) -> Option<(u64, u64)> {
-    let Part { offset: wanted, bytes } = part;
-    let dev = if file.rdev() != 0 { None } else { Some(file.dev()) };
-    maps.lines().find_map(|line| {
+/// A line of `/proc/PID/maps` with a shared mapping.
+struct Mapped {
+    start: u64,
+    end: u64,
+    offset: u64,
+    dev: (u64, u64),
+    inode: u64,
+}
+
+impl Mapped {
+    fn of(line: &str) -> Option<Mapped> {
+        let hexadecimal = |text| u64::from_str_radix(text, 16).ok();
         let mut fields = line.split_whitespace();
         let (start, end) = fields.next()?.split_once('-')?;
-        let hexadecimal = |text| u64::from_str_radix(text, 16).ok();
-        let (start, end) = (hexadecimal(start)?, hexadecimal(end)?);
         let (flags, offset) = (fields.next()?, hexadecimal(fields.next()?)?);
         let (major, minor) = fields.next()?.split_once(':')?;
-        let inode: u64 = fields.next()?.parse().ok()?;
-        let is_it = inode == file.ino()
-            && dev.is_none_or(|dev| {
-                (Some(rustix::fs::major(dev) as u64), Some(rustix::fs::minor(dev) as u64))
-                    == (hexadecimal(major), hexadecimal(minor))
-            });
-        (is_it && flags.ends_with('s') && offset == wanted && end - start >= bytes)
-            .then(|| (start, start + bytes))
-    })
+        let inode = fields.next()?.parse().ok()?;
+        let (start, end) = (hexadecimal(start)?, hexadecimal(end)?);
+        let dev = (hexadecimal(major)?, hexadecimal(minor)?);
+        flags.ends_with('s').then_some(Mapped { start, end, offset, dev, inode })
+    }
+
+    fn bytes(&self) -> u64 {
+        self.end - self.start
+    }
+
+    /// A device is known by its node's inode alone.
+    fn is_of(&self, file: &std::fs::Metadata) -> bool {
+        let dev = file.dev();
+        let dev = (rustix::fs::major(dev).into(), rustix::fs::minor(dev).into());
+        self.inode == file.ino() && (file.rdev() != 0 || self.dev == dev)
+    }
+}
+
+/// Where a part of a file is mapped, shared, by a mapping that begins with it.
+fn mapped(maps: &str, file: &std::fs::Metadata, part: Part) -> Option<(u64, u64)> {
+    let mut shared = maps.lines().filter_map(Mapped::of);
+    let found = shared.find(|m| m.is_of(file) && m.offset == part.offset && m.bytes() >= part.bytes)?;
+    Some((found.start, found.start + part.bytes))
 }
 
 #[cfg(test)]
@@ -115,6 +163,13 @@ mod tests {
         assert!(total < 4 << 20, "what was not stored to is not found: {found:?}");
         let more = touched(std::process::id(), &guest(&path, 0, 2 * bytes));
         assert!(more.is_err(), "not all of it is mapped");
+        let maps = |ram: &Path, bytes| maps_ram(std::process::id(), &guest(ram, 0, bytes)).unwrap();
+        assert_eq!(maps(&path, bytes), Some(true));
+        assert_eq!(maps(&path, 1 << 50), None, "who maps nothing so large is no emulator");
+        let replaced = path.with_extension("replaced");
+        std::fs::write(&replaced, b"").unwrap();
+        assert_eq!(maps(&replaced, bytes), Some(false));
+        std::fs::remove_file(&replaced).unwrap();
         drop(span);
         let part = Part { offset: 8 << 20, bytes: 4 << 20 };
         let span = Span::open_part(&path, part, &SpanOptions::default()).unwrap();
