@@ -1,7 +1,6 @@
 //! Uthreads: results and panics, waiting of every kind, where they run, and what becomes of those that run off their
 //! stack.
 
-use std::collections::HashSet;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -162,24 +161,26 @@ fn movable_ones_are_stolen_where_they_wait() {
     let handle = runtime
         .spawn(move || {
             let moved = Arc::new(AtomicBool::new(false));
-            let all: Vec<_> = (0..8)
-                .map(|_| {
-                    let moved = moved.clone();
-                    let body = move || {
-                        let mut seen = HashSet::new();
-                        let begun = Instant::now();
-                        // As long as it takes until an idle worker finds one.
-                        while !moved.load(Ordering::Relaxed) && begun.elapsed() < Duration::from_secs(60) {
-                            seen.insert(here());
-                            moved.fetch_or(seen.len() > 1, Ordering::Relaxed);
-                            yield_now();
-                        }
-                    };
-                    // SAFETY: it holds a set and a time, which belong to no thread.
-                    unsafe { movable.spawn_movable(body) }.unwrap()
-                })
-                .collect();
-            all.into_iter().for_each(|handle| value(handle.join()));
+            let begun = Instant::now();
+            let goes_on = move || begun.elapsed() < Duration::from_secs(60);
+            while !moved.load(Ordering::Relaxed) && goes_on() {
+                let home = here();
+                let all: Vec<_> = (0..8)
+                    .map(|_| {
+                        let moved = moved.clone();
+                        let body = move || {
+                            // What begins elsewhere ends there: a worker with some of its own takes no others.
+                            while here() == home && !moved.load(Ordering::Relaxed) && goes_on() {
+                                yield_now();
+                                moved.fetch_or(here() != home, Ordering::Relaxed);
+                            }
+                        };
+                        // SAFETY: it holds a time and the name of a thread, which belong to no thread.
+                        unsafe { movable.spawn_movable(body) }.unwrap()
+                    })
+                    .collect();
+                all.into_iter().for_each(|handle| value(handle.join()));
+            }
             moved.load(Ordering::Relaxed)
         })
         .unwrap();

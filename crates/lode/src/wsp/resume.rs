@@ -26,6 +26,9 @@ use crate::target::show;
 
 const SITE: &str = "wsp::resume";
 
+/// How long an emulator lives that answers nobody any more.
+const ENDS_MAX: Duration = Duration::from_secs(2);
+
 #[derive(Serialize, Debug)]
 struct Outcome {
     name: String,
@@ -156,8 +159,7 @@ fn resume(place: &Place, config: &Config, force: bool) -> lodestone::Result<Entr
     }
     let begun = Instant::now();
     there(config)?;
-    if place.is_alive() {
-        let mut guest = Guest::running(config, place)?;
+    if let Some(mut guest) = standing(config, place)? {
         guest.maps_its_ram()?;
         if guest.runs()? {
             return Err(Error::message(libc::EALREADY, SITE, "it runs"));
@@ -184,6 +186,18 @@ fn resume(place: &Place, config: &Config, force: bool) -> lodestone::Result<Entr
     drop(slot);
     let _ = remove_if_there(&slot_path(config, generation));
     Ok(entry("resume", &done, media.domain().name(), &clock))
+}
+
+/// A guest whose emulator is there. One that ends just now is not: whoever suspended it was killed when he had told it to.
+fn standing<'a>(config: &'a Config, place: &'a Place) -> lodestone::Result<Option<Guest<'a>>> {
+    if !place.is_alive() {
+        return Ok(None);
+    }
+    match Guest::running(config, place) {
+        Ok(guest) => Ok(Some(guest)),
+        Err(_) if place.wait_end(ENDS_MAX) => Ok(None),
+        Err(e) => Err(e),
+    }
 }
 
 /// Whoever suspended the guest was killed at it, and the emulator is still there. Before the record was written the guest
