@@ -10,6 +10,7 @@ use super::copy::features;
 use super::open::join_domains;
 use super::pool::Pool;
 use super::region::{Region, RegionKind};
+use super::span::Span;
 use super::{Domain, Isa, Media, domain};
 
 /// A pool, as `lode info` shows it.
@@ -64,6 +65,13 @@ pub struct Pages {
     pub huge_bytes: u64,
     /// The page size of the mapping itself: above 4096 for hugetlbfs and device-dax.
     pub kernel_page_bytes: u64,
+}
+
+impl Span {
+    /// The region that it is; none of a range that was mapped already.
+    pub fn describe(&self) -> Option<RegionDescription> {
+        self.region().map(describe_region)
+    }
 }
 
 impl Pool {

@@ -235,6 +235,13 @@ impl Span {
         })
     }
 
+    pub(super) fn region(&self) -> Option<&Region> {
+        match &self.held {
+            Held::Region(region) => Some(region),
+            Held::Range { .. } => None,
+        }
+    }
+
     /// What it is, for people.
     pub fn name(&self) -> String {
         match &self.held {

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use super::node::nodes;
-use crate::media::{Description, RegionDescription, RegionKind};
+use crate::media::{RegionDescription, RegionKind};
 
 /// What every file that is not on DAX lies in.
 pub const DRAM: &str = "dram";
@@ -56,9 +56,9 @@ impl Machine {
     }
 }
 
-/// What the bytes of a pool lie in: each once, in order.
-pub fn memory(pool: &Description) -> Vec<String> {
-    let mut memory: Vec<String> = pool.regions.iter().map(memory_of).collect();
+/// What the bytes of these regions lie in: each once, in order.
+pub fn memory(regions: &[RegionDescription]) -> Vec<String> {
+    let mut memory: Vec<String> = regions.iter().map(memory_of).collect();
     memory.sort();
     memory.dedup();
     memory
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn what_is_not_on_dax_is_dram() {
         let pool = Pool::memfd(1 << 20, &PoolOptions::default()).unwrap();
-        assert_eq!(memory(&pool.describe()), [DRAM]);
+        assert_eq!(memory(&pool.describe().regions), [DRAM]);
         let region = pool.describe().regions[0].clone();
         let of =
             |kind, path: &str| memory_of(&RegionDescription { kind, path: path.into(), ..region.clone() });
@@ -163,6 +163,6 @@ mod tests {
                 ..region.clone()
             })
             .to_vec();
-        assert_eq!(memory(&two), ["dax0.0", "dax1.0"]);
+        assert_eq!(memory(&two.regions), ["dax0.0", "dax1.0"]);
     }
 }

@@ -723,6 +723,9 @@ int lode_closedir(lode_fs *fs, lode_dir *dir);
  *   engine=ENGINE           who copies, as lode_open_pool explains it
  *   concurrency=N           copies at a time of semaphore, and threads of delegate
  *   threshold=BYTES         engines get copies from this size on, at least 4096; smaller ones the caller copies
+ *   profile=FILE            what engines are worth, as `lode tune` wrote it, but for what the two above say; else the
+ *                           file that LODE_PROFILE names. One that is damaged or was made on another machine is not
+ *                           used: defaults are, and lode_last_error() says why.
  *
  * Errors: EACCES, EBUSY (in use), EEXIST (a pool is there: force), EINVAL (an option; an empty file), EIO, EMFILE
  * (256 are open, or 1024 regions mapped), ENOENT, ENOMEM, ENOSPC. Durable: the file, where it was made.
@@ -733,7 +736,8 @@ lode_media *lode_media_open(const char *path,
 /**
  * As lode_media_open for bytes bytes at start that the caller has mapped, and keeps mapped until lode_media_close
  * has returned. domain says what makes stores to them durable, and is believed: "cpu-cache" (a fence), "memory" (a
- * write-back and a fence), "page-cache" (msync), "volatile" (nothing). opts: ro, engine=, concurrency=, threshold=.
+ * write-back and a fence), "page-cache" (msync), "volatile" (nothing). opts: ro, engine=, concurrency=, threshold=,
+ * profile=.
  * Errors: EFAULT, EINVAL, EMFILE.
  */
 lode_media *lode_media_map(void *start,

@@ -4,8 +4,10 @@
 
 use crate::call::{on, without_pool};
 use crate::convert::{efault, input, output, store, string};
+use crate::failure::remark;
 use crate::handle::{Handles, Held};
 use crate::pools::{bad_option, engine, options, pairs};
+use crate::profile;
 use libc::off_t;
 use lodestone::error::{Error, Result};
 use lodestone::limits::{COPY_PARTS_MAX, COPY_TICKETS_MAX};
@@ -13,13 +15,12 @@ use lodestone::media::{Addr, Domain, Media, Span, SpanOptions};
 use lodestone::mover::EngineKind;
 use lodestone::mover::copies::{Copied, Copies, CopyOptions};
 use lodestone::mover::engine_port::{Dram, RawTransfer, Route};
-use lodestone::mover::profile::Profile;
 use lodestone::mover::ticket::RawTicket;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::ffi::{OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 
 /// Slow memory to copy to and from, without a pool: any number of threads may use it.
@@ -85,6 +86,9 @@ impl Held for OpenMedia {
 ///   engine=ENGINE           who copies, as lode_open_pool explains it
 ///   concurrency=N           copies at a time of semaphore, and threads of delegate
 ///   threshold=BYTES         engines get copies from this size on, at least 4096; smaller ones the caller copies
+///   profile=FILE            what engines are worth, as `lode tune` wrote it, but for what the two above say; else the
+///                           file that LODE_PROFILE names. One that is damaged or was made on another machine is not
+///                           used: defaults are, and lode_last_error() says why.
 ///
 /// Errors: EACCES, EBUSY (in use), EEXIST (a pool is there: force), EINVAL (an option; an empty file), EIO, EMFILE
 /// (256 are open, or 1024 regions mapped), ENOENT, ENOMEM, ENOSPC. Durable: the file, where it was made.
@@ -105,13 +109,14 @@ pub unsafe extern "C" fn lode_media_open(path: *const c_char, opts: *const c_cha
                 Span::memfd(bytes, &settings.span)?
             }
         };
-        open(span, settings)
+        open("lode_media_open", span, settings)
     })
 }
 
 /// As lode_media_open for bytes bytes at start that the caller has mapped, and keeps mapped until lode_media_close
 /// has returned. domain says what makes stores to them durable, and is believed: "cpu-cache" (a fence), "memory" (a
-/// write-back and a fence), "page-cache" (msync), "volatile" (nothing). opts: ro, engine=, concurrency=, threshold=.
+/// write-back and a fence), "page-cache" (msync), "volatile" (nothing). opts: ro, engine=, concurrency=, threshold=,
+/// profile=.
 /// Errors: EFAULT, EINVAL, EMFILE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lode_media_map(
@@ -133,14 +138,25 @@ pub unsafe extern "C" fn lode_media_map(
         }
         // SAFETY: the contract above, and at the head of the header.
         let span = unsafe { Span::mapped(start.cast(), bytes, domain, read_only) }?;
-        open(span, settings)
+        open("lode_media_map", span, settings)
     })
 }
 
-fn open(span: Span, settings: Settings) -> Result<*mut lode_media> {
+fn open(call: &'static str, span: Span, settings: Settings) -> Result<*mut lode_media> {
     let handle = MEDIA.take()?;
-    let name = span.name();
-    let copies = Copies::new(span, settings.engine, settings.profile);
+    let (name, region) = (span.name(), span.describe());
+    let (mut profile, about_profile) =
+        profile::of_regions(settings.profile.as_deref(), region.as_ref().map(std::slice::from_ref));
+    if let Some(concurrency) = settings.concurrency {
+        profile.concurrency = concurrency;
+    }
+    if let Some(bytes) = settings.threshold {
+        profile = profile.handing_over_from(bytes);
+    }
+    if let Some(why) = about_profile {
+        remark(call, why);
+    }
+    let copies = Copies::new(span, settings.engine, profile);
     let (engine, tickets) = (AtomicUsize::new(place_of(settings.engine)), Mutex::default());
     Ok(handle.fill(OpenMedia { copies, name, engine, tickets }).cast())
 }
@@ -470,13 +486,16 @@ fn parse_domain(name: &str) -> Result<Domain> {
 struct Settings {
     span: SpanOptions,
     engine: EngineKind,
-    profile: Profile,
+    profile: Option<PathBuf>,
+    concurrency: Option<usize>,
+    threshold: Option<usize>,
 }
 
 impl Settings {
     fn parse(opts: &str) -> Result<Settings> {
+        let (span, engine_kind) = (SpanOptions::default(), EngineKind::Cpu);
         let mut settings =
-            Settings { span: SpanOptions::default(), engine: EngineKind::Cpu, profile: Profile::default() };
+            Settings { span, engine: engine_kind, profile: None, concurrency: None, threshold: None };
         for (option, key, value) in pairs(opts) {
             let number = |value: &str| value.parse::<u64>().map_err(|_| bad_option(option));
             match (key, value) {
@@ -487,13 +506,14 @@ impl Settings {
                 ("assume", Some(domain)) => settings.span.assume = Some(parse_domain(domain)?),
                 ("engine", Some(name)) => settings.engine = engine(name)?,
                 ("concurrency", Some(copies)) => match number(copies)? {
-                    copies @ 1..=CONCURRENCY_MAX => settings.profile.concurrency = copies as usize,
+                    copies @ 1..=CONCURRENCY_MAX => settings.concurrency = Some(copies as usize),
                     _ => return Err(invalid(format!("{option}: 1 to {CONCURRENCY_MAX}"))),
                 },
                 ("threshold", Some(bytes)) => {
-                    let bytes = usize::try_from(number(bytes)?).map_err(|_| bad_option(option))?;
-                    settings.profile = settings.profile.handing_over_from(bytes);
+                    settings.threshold =
+                        Some(usize::try_from(number(bytes)?).map_err(|_| bad_option(option))?);
                 }
+                ("profile", Some(file)) if !file.is_empty() => settings.profile = Some(PathBuf::from(file)),
                 _ => return Err(bad_option(option)),
             }
         }

@@ -135,7 +135,8 @@ pub unsafe extern "C" fn lode_mkfs(path: *const c_char, size: u64, opts: *const 
 /// The pool, and why its profile is not used, where that is so.
 fn open(path: &Path, settings: &OpenSettings) -> Result<(OpenPool, Option<String>)> {
     let media = Pool::open(path, &settings.pool)?;
-    let (profile, about_profile) = profile::of_pool(settings.profile.as_deref(), &media);
+    let (profile, about_profile) =
+        profile::of_regions(settings.profile.as_deref(), Some(&media.describe().regions));
     let (read_only, engine) = (settings.pool.read_only, settings.engine);
     let class = settings.class.map_or_else(class_of_environment, |class| Ok(Some(class)))?;
     let open_options = OpenOptions { read_only, engine, class, profile, ..OpenOptions::default() };

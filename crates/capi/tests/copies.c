@@ -66,6 +66,16 @@ static void opening(void)
     CHECK(lode_copy_from_media(media, 100000, back, 1, 0, NULL) == 0 && back[0] == 0);
     CHECK(lode_media_close(media) == 0);
 
+    /* A profile is advice. */
+    char profile[3100], with_profile[3200];
+    snprintf(profile, sizeof profile, "%s.profile", path);
+    snprintf(with_profile, sizeof with_profile, "engine=semaphore,concurrency=3,profile=%s", profile);
+    media = lode_media_open(path, with_profile);
+    CHECK(media && strstr(lode_last_error(), profile) && strstr(lode_last_error(), "cannot be read"));
+    CHECK(lode_copy_to_media(media, 0, "x", 1, LODE_COPY_DURABLE, NULL) == 0);
+    CHECK(lode_media_close(media) == 0);
+    FAILS_NULL(EINVAL, lode_media_open(path, "profile="));
+
     char pool[3100];
     snprintf(pool, sizeof pool, "%s.pool", path);
     CHECK(lode_mkfs(pool, 16 << 20, NULL) == 0);

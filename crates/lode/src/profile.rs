@@ -52,7 +52,7 @@ impl Found {
 
 /// The profile for a pool, which is logged where it is refused.
 pub fn of_pool(named: Option<&Path>, pool: &Pool) -> Profile {
-    let found = find(named, Some(&memory(&pool.describe())));
+    let found = find(named, Some(&memory(&pool.describe().regions)));
     if let Some(complaint) = found.complaint() {
         tracing::warn!("{complaint}");
     }

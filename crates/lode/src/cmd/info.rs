@@ -194,7 +194,10 @@ fn describe(pool: &OsStr, args: &cli::Info) -> Result<(About, Option<Vec<String>
         Ok((media, _)) => {
             let info = Fs::probe(&media).map_err(|e| about(pool, &e))?;
             let d = media.describe();
-            Ok((About { media: Some(MediaFacts::of(&d)), ..About::of_info(pool, &info) }, Some(memory(&d))))
+            Ok((
+                About { media: Some(MediaFacts::of(&d)), ..About::of_info(pool, &info) },
+                Some(memory(&d.regions)),
+            ))
         }
         Err(e) if e.errno() == libc::EBUSY => in_use(pool, &e).map(|about| (about, None)),
         Err(e) => Err(e.into()),

@@ -90,7 +90,7 @@ pub fn run(options: &TuneOptions) -> Result<String> {
     let media = media(options, &plan)?;
     let description = media.describe();
     let machine = Machine::here();
-    let old = Old::read(place.as_deref(), &machine, &memory(&description));
+    let old = Old::read(place.as_deref(), &machine, &memory(&description.regions));
     let busy = busy_share(machine.cpus)?;
     let session = Session::new(&plan, &description, &media)?;
     let (measured, media) = session.run(media)?;
@@ -352,7 +352,7 @@ fn conclude(
         machine: Where::of(&machine),
         media: MediaFacts {
             pool: options.pool.as_deref().map(|pool| show(pool).to_string()),
-            memory: memory(description),
+            memory: memory(&description.regions),
             domain: description.domain.name(),
             emulated: description.emulated,
             regions: session.regions,
