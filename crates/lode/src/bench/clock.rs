@@ -21,6 +21,8 @@ pub struct Clock {
     pub stamp_ns: f64,
 }
 
+/// Threads with such names stand for a device.
+const DEVICE_THREADS: &str = "lode-emu";
 const CALIBRATION: Duration = Duration::from_millis(40);
 const STAMP_COST_SAMPLES: u32 = 20_000;
 
@@ -93,6 +95,19 @@ fn invariant_tsc() -> bool {
 pub fn process_cpu_s() -> f64 {
     let t = clock_gettime(ClockId::ProcessCPUTime);
     t.tv_sec as f64 + t.tv_nsec as f64 / 1e9
+}
+
+/// CPU seconds of the threads of this process that stand for a device; none where the kernel does not tell.
+pub fn device_cpu_s() -> f64 {
+    let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let ns = |dir: std::path::PathBuf| -> Option<f64> {
+        let name = std::fs::read_to_string(dir.join("comm")).ok()?;
+        if !name.starts_with(DEVICE_THREADS) {
+            return None;
+        }
+        std::fs::read_to_string(dir.join("schedstat")).ok()?.split(' ').next()?.parse().ok()
+    };
+    threads.filter_map(|thread| ns(thread.path())).sum::<f64>() / 1e9
 }
 
 /// CPU time that the calling thread has used, user and system, in nanoseconds.

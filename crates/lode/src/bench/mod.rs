@@ -46,7 +46,7 @@ use lodestone::media::{Domain, Media, Pool, PoolOptions};
 use lodestone::mover::EngineKind;
 use lodestone::{Error, Result};
 
-pub use clock::process_cpu_s;
+pub use clock::{device_cpu_s, process_cpu_s};
 pub use table::digits;
 pub use turns::{allowed_cores, pin_thread};
 pub use worker::{Pages, Random};
@@ -190,6 +190,11 @@ fn promise_of(pool: &Pool) -> &'static str {
     }
 }
 
+/// Where the kernel writes a file's pages back, it does so in threads of its own.
+fn scope_of(domain: Domain) -> CpuScope {
+    if domain == Domain::PageCache { CpuScope::Machine } else { CpuScope::Process }
+}
+
 /// A fresh pool with all its memory touched. A path that holds something already is refused.
 fn make_pool(path: &Path, bytes: u64, domain: Domain) -> Result<Pool> {
     let options = PoolOptions { assume: Some(domain), prefault: true, ..PoolOptions::default() };
@@ -258,6 +263,7 @@ fn own_contestants(
     let system = match engine {
         EngineKind::Cpu if i == 0 => "lode".to_string(),
         EngineKind::Cpu => format!("lode-{domain}"),
+        engine if engine.emulated() => format!("lode-{engine} (emulated)"),
         engine => format!("lode-{engine}"),
     };
     if i == 0 {
@@ -271,7 +277,8 @@ fn own_contestants(
     if engine != EngineKind::Cpu && fs.mover().engine(engine).is_none() {
         return Ok(Err(format!("{system}: it cannot be used on this machine; lode info says why")));
     }
-    let all = contestants(plan, &system, CpuScope::Process, promise, true, &mut |file, tag| {
+    let scope = if engine.emulated() { CpuScope::BesideDevice } else { scope_of(domain) };
+    let all = contestants(plan, &system, scope, promise, true, &mut |file, tag| {
         Ok(Box::new(LodeWorker::new(fs.clone(), file, tag, plan.file_bytes)?))
     })?;
     Ok(Ok((fs, all)))
@@ -284,7 +291,7 @@ fn limit(plan: &Plan, place: &mut Place) -> Result<Vec<Contestant>> {
     place.remove_later(&path);
     let mapping = Arc::new(Mapping::open(&path)?);
     let promise = "durable, no file system";
-    contestants(plan, "limit", CpuScope::Process, promise, false, &mut |file, _| {
+    contestants(plan, "limit", scope_of(plan.assume[0]), promise, false, &mut |file, _| {
         let (file_bytes, append_max) = (plan.file_bytes, plan.append_bytes_max);
         Ok(Box::new(LimitWorker::new(pool.clone(), mapping.clone(), file, file_bytes, append_max)))
     })

@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use lodestone::{Error, Result};
 use rustix::thread::CpuSet;
 
-use super::clock::{Clock, Histogram, machine_cpu_s, process_cpu_s};
+use super::clock::{Clock, Histogram, device_cpu_s, machine_cpu_s, process_cpu_s};
 use super::report::{Row, median};
 use super::rows::RowSpec;
 use super::worker::{Buffers, Job, Slice, Worker, run};
@@ -36,6 +36,8 @@ impl<W: Worker> Seat for W {
 pub enum CpuScope {
     /// It runs in the calling threads.
     Process,
+    /// The same beside threads that stand for a device: its time is no processor's.
+    BesideDevice,
     /// Kernel threads work for it too.
     Machine,
 }
@@ -44,14 +46,32 @@ impl CpuScope {
     pub fn name(self) -> &'static str {
         match self {
             CpuScope::Process => "process",
+            CpuScope::BesideDevice => "process, without the emulated device",
             CpuScope::Machine => "machine",
         }
     }
 
-    fn now_s(self) -> f64 {
+    /// What to subtract from [`since`](CpuScope::since).
+    fn begin(self) -> f64 {
         match self {
             CpuScope::Process => process_cpu_s(),
             CpuScope::Machine => machine_cpu_s(),
+            // To ask for the device's time takes time itself: not between two readings.
+            CpuScope::BesideDevice => {
+                let device_s = device_cpu_s();
+                process_cpu_s() - device_s
+            }
+        }
+    }
+
+    fn since(self, begun: f64) -> f64 {
+        match self {
+            CpuScope::Process => process_cpu_s() - begun,
+            CpuScope::Machine => machine_cpu_s() - begun,
+            CpuScope::BesideDevice => {
+                let process_s = process_cpu_s();
+                (process_s - device_cpu_s() - begun).max(0.0)
+            }
         }
     }
 }
@@ -137,10 +157,10 @@ impl Crew {
             member.tasks.as_ref().expect("the crew is at work").send(task).map_err(|_| died())?;
         }
         let ready: Result<Vec<_>> = members.iter().map(Member::event).collect();
-        let cpu = contestant.scope.now_s();
+        let cpu = contestant.scope.begin();
         gates.go.store(true, Ordering::Release);
         let done = ready.and_then(|_| members.iter().try_for_each(|m| m.event().map(drop)));
-        let cpu_s = contestant.scope.now_s() - cpu;
+        let cpu_s = contestant.scope.since(cpu);
         gates.counted.store(true, Ordering::Release);
         members.iter().for_each(Member::unpark);
         done?;
@@ -194,7 +214,7 @@ impl Crew {
         let rates = of(&|r| r.ops / r.wall_s);
         let ops_per_s = median(&rates);
         let cpu_s_per_op = match who.scope {
-            CpuScope::Process => median(&of(&|r| r.cpu_s / r.ops)),
+            CpuScope::Process | CpuScope::BesideDevice => median(&of(&|r| r.cpu_s / r.ops)),
             // Steps of 10 ms are too coarse for one round: all rounds together.
             CpuScope::Machine => {
                 let sum = |f: &dyn Fn(&Round) -> f64| -> f64 { rounds.iter().map(f).sum() };

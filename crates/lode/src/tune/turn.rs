@@ -12,11 +12,9 @@ use lodestone::mover::schedule::Direction;
 
 use super::bed::Bed;
 use super::plan::OP_BYTES_MAX;
-use crate::bench::{Pages, Random, pin_thread, process_cpu_s};
+use crate::bench::{Pages, Random, device_cpu_s, pin_thread, process_cpu_s};
 use crate::failure::{Failure, Result};
 
-/// Threads with such names stand for a device.
-const DEVICE_THREADS: &str = "lode-emu";
 /// Consecutive writes begin at different pages of the source, so that they carry different bytes.
 const SOURCES: usize = 4;
 const PAGE: usize = 4096;
@@ -76,10 +74,11 @@ pub fn turn(bed: &Bed, load: &Load<'_>) -> Result<Turn> {
         let threads: Vec<_> = (0..load.cpus.len()).map(|n| scope.spawn(work(n))).collect();
         ready.wait();
         // To ask for the device's time takes time itself: not between the two readings.
-        let (device_before, before) = (device_cpu_s(load.engine), process_cpu_s());
+        let device_s = || if load.engine.emulated() { device_cpu_s() } else { 0.0 };
+        let (device_before, before) = (device_s(), process_cpu_s());
         go.wait();
         done.wait();
-        let (after, device_after) = (process_cpu_s(), device_cpu_s(load.engine));
+        let (after, device_after) = (process_cpu_s(), device_s());
         counted.wait();
         let results: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
         (after - before, device_after - device_before, results)
@@ -181,20 +180,4 @@ fn check(bed: &Bed, load: &Load<'_>, file: &Node, offset: u64, wanted: &[u8]) ->
             load.engine, load.bytes
         ))),
     }
-}
-
-/// CPU seconds of the threads that stand for a device; none where the kernel does not tell.
-fn device_cpu_s(engine: EngineKind) -> f64 {
-    if !engine.emulated() {
-        return 0.0;
-    }
-    let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
-    let ns = |dir: std::path::PathBuf| -> Option<f64> {
-        let name = std::fs::read_to_string(dir.join("comm")).ok()?;
-        if !name.starts_with(DEVICE_THREADS) {
-            return None;
-        }
-        std::fs::read_to_string(dir.join("schedstat")).ok()?.split(' ').next()?.parse().ok()
-    };
-    threads.filter_map(|thread| ns(thread.path())).sum::<f64>() / 1e9
 }
