@@ -69,6 +69,10 @@ fn the_document_has_every_run_with_its_parts() {
         near(number("net_cpu_s"), number("cpu_s") - number("noise_s"));
         near(number("elsewhere_cpu_s"), number("net_cpu_s") - number("own_cpu_s"));
         near(number("cpu_s_per_gib"), number("net_cpu_s") * 1024.0);
+        near(number("processes_cpu_s_per_gib"), number("processes_cpu_s") * 1024.0);
+        // By process what the command's own used is all there.
+        let noise = idle["processes_cpu_s_per_s"].as_f64().unwrap() * number("wall_s");
+        assert!(number("processes_cpu_s") >= number("own_cpu_s") - noise - 1e-9, "{run}");
         assert_eq!((run["bytes"].as_u64(), run["bytes_from"].as_str()), (Some(1 << 20), Some("option")));
         sum += number("cpu_s_per_gib");
     }

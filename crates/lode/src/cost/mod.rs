@@ -28,8 +28,8 @@ use crate::target::show;
 use bytes::{BlockDevice, Counted, Printed};
 use child::{Child, Stdout};
 use energy::Source;
-use load::CpuTimes;
-use report::{Idle, Report, Run, Where};
+use load::{CpuTimes, Processes};
+use report::{Idle, Report, Run, Spent, Where};
 
 /// Share of all processors that may be busy before a measure before somebody is told. efficient-pm wants it "low"
 /// and gives no number.
@@ -87,12 +87,14 @@ fn watch_idle(time: Duration, cpus: usize, energy: Option<&Source>) -> Result<Op
         return Ok(None);
     }
     let joules_before = energy.map(Source::read).transpose()?;
+    let processes = Processes::now();
     let (before, begun) = (CpuTimes::now()?, Instant::now());
     while begun.elapsed() < time {
         check_interrupt()?;
         std::thread::sleep(ASK_EVERY.min(time.saturating_sub(begun.elapsed())));
     }
-    let (spent, seconds) = (CpuTimes::now()?.since(&before), begun.elapsed().as_secs_f64());
+    let (times, seconds) = (CpuTimes::now()?.since(&before), begun.elapsed().as_secs_f64());
+    let spent = Spent { times, processes_s: Processes::now().since(&processes) };
     let joules = energy.zip(joules_before).map(|(source, before)| source.since(&before)).transpose()?;
     let idle = Idle::of(&spent, seconds, cpus, joules);
     if !idle.quiet {
@@ -121,9 +123,11 @@ fn measure(
     };
     let joules_before = energy.map(Source::read).transpose()?;
     let block_before = block.map(BlockDevice::read).transpose()?;
+    let processes = Processes::now();
     let (before, begun) = (CpuTimes::now()?, Instant::now());
     let ended = Child::start(&options.command, stdout)?.wait()?;
-    let (wall_s, spent) = (begun.elapsed().as_secs_f64(), CpuTimes::now()?.since(&before));
+    let (wall_s, times) = (begun.elapsed().as_secs_f64(), CpuTimes::now()?.since(&before));
+    let spent = Spent { times, processes_s: Processes::now().since(&processes) + ended.cpu_s };
     let block_after = block.map(BlockDevice::read).transpose()?;
     let joules = energy.zip(joules_before).map(|(source, before)| source.since(&before)).transpose()?;
     // Of a command that failed its report says why.

@@ -49,6 +49,8 @@ pub struct Idle {
     pub cpu_s_per_s: f64,
     /// The same as a share of all processors.
     pub busy_share: f64,
+    /// As `cpu_s_per_s`, summed over processes.
+    pub processes_cpu_s_per_s: f64,
     pub steal_s_per_s: f64,
     /// Null without an energy source. Not subtracted.
     pub watts: Option<f64>,
@@ -67,6 +69,9 @@ pub struct Run {
     pub net_cpu_s: f64,
     /// What the command's own processes used, by their own account.
     pub own_cpu_s: f64,
+    /// `own_cpu_s` and what all other processes used meanwhile, less the noise by the same count: each by the scheduler's
+    /// clock, which misses nothing. Without interrupts, and processes of others that ended.
+    pub processes_cpu_s: f64,
     /// `net_cpu_s` less `own_cpu_s`: kernel threads, servers, interrupts, and what the clocks' steps lose.
     pub elsewhere_cpu_s: f64,
     pub steal_s: f64,
@@ -74,9 +79,17 @@ pub struct Run {
     /// "option", "fio" or "block".
     pub bytes_from: Option<&'static str>,
     pub cpu_s_per_gib: Option<f64>,
+    pub processes_cpu_s_per_gib: Option<f64>,
     pub gib_per_s: Option<f64>,
     pub joules: Option<f64>,
     pub joules_per_gib: Option<f64>,
+}
+
+/// CPU time between two readings.
+#[derive(Clone, Copy)]
+pub struct Spent {
+    pub times: CpuTimes,
+    pub processes_s: f64,
 }
 
 /// Over all runs; null where a run lacks the number.
@@ -86,7 +99,9 @@ pub struct Summary {
     pub net_cpu_s: Option<Spread>,
     pub own_cpu_s: Option<Spread>,
     pub elsewhere_cpu_s: Option<Spread>,
+    pub processes_cpu_s: Option<Spread>,
     pub cpu_s_per_gib: Option<Spread>,
+    pub processes_cpu_s_per_gib: Option<Spread>,
     pub gib_per_s: Option<Spread>,
     pub joules: Option<Spread>,
     pub joules_per_gib: Option<Spread>,
@@ -100,14 +115,15 @@ pub struct Spread {
 }
 
 impl Idle {
-    pub fn of(spent: &CpuTimes, seconds: f64, cpus: usize, joules: Option<f64>) -> Idle {
-        let cpu_s_per_s = spent.busy_s() / seconds;
+    pub fn of(spent: &Spent, seconds: f64, cpus: usize, joules: Option<f64>) -> Idle {
+        let cpu_s_per_s = spent.times.busy_s() / seconds;
         let busy_share = cpu_s_per_s / cpus as f64;
         Idle {
             seconds,
             cpu_s_per_s,
             busy_share,
-            steal_s_per_s: spent.steal_s() / seconds,
+            processes_cpu_s_per_s: spent.processes_s / seconds,
+            steal_s_per_s: spent.times.steal_s() / seconds,
             watts: joules.map(|j| j / seconds),
             quiet: busy_share <= IDLE_BUSY_MAX,
         }
@@ -125,7 +141,7 @@ impl Idle {
 
 impl Run {
     pub fn of(
-        spent: &CpuTimes,
+        spent: &Spent,
         wall_s: f64,
         own_cpu_s: f64,
         idle: Option<&Idle>,
@@ -133,8 +149,10 @@ impl Run {
         joules: Option<f64>,
     ) -> Run {
         let noise_s = idle.map_or(0.0, |idle| idle.cpu_s_per_s * wall_s);
-        let cpu_s = spent.busy_s();
+        let cpu_s = spent.times.busy_s();
         let net_cpu_s = cpu_s - noise_s;
+        let processes_cpu_s =
+            spent.processes_s - idle.map_or(0.0, |idle| idle.processes_cpu_s_per_s * wall_s);
         let gib = moved.map(|m| m.bytes as f64 / GIB);
         Run {
             wall_s,
@@ -143,10 +161,12 @@ impl Run {
             net_cpu_s,
             own_cpu_s,
             elsewhere_cpu_s: net_cpu_s - own_cpu_s,
-            steal_s: spent.steal_s(),
+            processes_cpu_s,
+            steal_s: spent.times.steal_s(),
             bytes: moved.map(|m| m.bytes),
             bytes_from: moved.map(|m| m.from),
             cpu_s_per_gib: gib.map(|gib| net_cpu_s / gib),
+            processes_cpu_s_per_gib: gib.map(|gib| processes_cpu_s / gib),
             gib_per_s: gib.map(|gib| gib / wall_s),
             joules,
             joules_per_gib: joules.zip(gib).map(|(joules, gib)| joules / gib),
@@ -188,7 +208,9 @@ impl Report {
             net_cpu_s: over(&|r| Some(r.net_cpu_s)),
             own_cpu_s: over(&|r| Some(r.own_cpu_s)),
             elsewhere_cpu_s: over(&|r| Some(r.elsewhere_cpu_s)),
+            processes_cpu_s: over(&|r| Some(r.processes_cpu_s)),
             cpu_s_per_gib: over(&|r| r.cpu_s_per_gib),
+            processes_cpu_s_per_gib: over(&|r| r.processes_cpu_s_per_gib),
             gib_per_s: over(&|r| r.gib_per_s),
             joules: over(&|r| r.joules),
             joules_per_gib: over(&|r| r.joules_per_gib),
@@ -211,12 +233,15 @@ impl Report {
         }
         if self.runs.iter().any(Run::pushed_others_aside) {
             // On a quiet machine it was not others: work that is over between two of the clock's steps is not counted.
-            let why = match &self.idle {
-                Some(idle) if idle.quiet => "the kernel counts in steps of 10 ms, and missed shorter work",
-                _ => "other work was pushed aside while it ran",
+            let (why, exact) = match &self.idle {
+                Some(idle) if idle.quiet => (
+                    "the kernel counts in steps of 10 ms, and missed shorter work",
+                    "own and processes are exact",
+                ),
+                _ => ("other work was pushed aside while it ran", "own is exact"),
             };
             doubts.push(format!(
-                "less is left than the command's own processes used: {why}; the net numbers are too low, own is exact"
+                "less is left than the command's own processes used: {why}; the net numbers are too low, {exact}"
             ));
         } else if self.runs.iter().any(|r| r.net_cpu_s < r.noise_s) {
             doubts.push(
@@ -242,6 +267,13 @@ impl Spread {
     }
 }
 
+/// So many ticks, and a tenth of a second more by process.
+#[cfg(test)]
+fn spent(busy: u64, steal: u64) -> Spent {
+    let times = CpuTimes { busy, steal };
+    Spent { times, processes_s: times.busy_s() + 0.1 }
+}
+
 /// A report of three runs, for the tests of what shows it.
 #[cfg(test)]
 pub fn sample(with_bytes: bool) -> Report {
@@ -256,12 +288,11 @@ pub fn sample(with_bytes: bool) -> Report {
         svg: None,
     };
     let machine = Where { cpu: "a processor".into(), cpus: 2, kernel: "6.1".into() };
-    let idle = Idle::of(&CpuTimes { busy: 8, steal: 0 }, 2.0, 2, None);
+    let idle = Idle::of(&spent(8, 0), 2.0, 2, None);
     let mut report = Report::new(&options, machine, Some(idle));
     for busy in [200, 250, 300] {
         let moved = with_bytes.then_some(Counted { bytes: 1 << 30, from: "option" });
-        let spent = CpuTimes { busy, steal: 0 };
-        report.runs.push(Run::of(&spent, 2.0, 1.5, report.idle.as_ref(), moved, None));
+        report.runs.push(Run::of(&spent(busy, 0), 2.0, 1.5, report.idle.as_ref(), moved, None));
     }
     report.energy_note = Some("not available here: no counters".into());
     report.finish();
@@ -282,6 +313,8 @@ mod tests {
         let run = &report.runs[0];
         assert!(near(run.noise_s, 0.08) && near(run.net_cpu_s, 1.92) && near(run.elsewhere_cpu_s, 0.42));
         assert!(near(run.cpu_s_per_gib.unwrap(), 1.92) && near(run.gib_per_s.unwrap(), 0.5));
+        // By process the noise was 0.18 s in two seconds.
+        assert!(near(run.processes_cpu_s, 1.92) && near(run.processes_cpu_s_per_gib.unwrap(), 1.92));
         let idle = report.idle.unwrap();
         assert!(near(idle.cpu_s_per_s, 0.04) && near(idle.busy_share, 0.02) && idle.quiet);
     }
@@ -305,19 +338,18 @@ mod tests {
     fn a_busy_machine_and_a_run_below_the_noise_are_said() {
         let mut report = sample(true);
         assert!(report.warnings.is_empty(), "{:?}", report.warnings);
-        report.idle = Some(Idle::of(&CpuTimes { busy: 200, steal: 0 }, 2.0, 2, None));
-        let spent = CpuTimes { busy: 190, steal: 50 };
-        report.runs.push(Run::of(&spent, 2.0, 0.1, report.idle.as_ref(), None, None));
+        report.idle = Some(Idle::of(&spent(200, 0), 2.0, 2, None));
+        report.runs.push(Run::of(&spent(190, 50), 2.0, 0.1, report.idle.as_ref(), None, None));
         report.finish();
         assert!(near(report.runs[3].net_cpu_s, -0.1));
         for (warning, word) in report.warnings.iter().zip(["50.0 % busy", "pushed aside", "hypervisor"]) {
             assert!(warning.contains(word), "{warning}");
         }
         assert_eq!(report.warnings.len(), 3);
-        report.idle = Some(Idle::of(&CpuTimes { busy: 1, steal: 0 }, 2.0, 2, None));
+        report.idle = Some(Idle::of(&spent(1, 0), 2.0, 2, None));
         report.finish();
         assert!(report.warnings[0].contains("steps of 10 ms"), "{:?}", report.warnings);
-        report.idle = Some(Idle::of(&CpuTimes { busy: 200, steal: 0 }, 2.0, 2, None));
+        report.idle = Some(Idle::of(&spent(200, 0), 2.0, 2, None));
         report.runs[3].elsewhere_cpu_s = -0.04;
         report.finish();
         assert!(report.warnings[1].contains("noise of a run"), "{:?}", report.warnings);

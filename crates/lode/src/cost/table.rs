@@ -19,9 +19,11 @@ const COLUMNS: &[Column] = &[
     ("net CPU s", |r| Some(r.net_cpu_s), |s| s.net_cpu_s),
     ("own", |r| Some(r.own_cpu_s), |s| s.own_cpu_s),
     ("elsewhere", |r| Some(r.elsewhere_cpu_s), |s| s.elsewhere_cpu_s),
+    ("processes", |r| Some(r.processes_cpu_s), |s| s.processes_cpu_s),
     ("steal s", |r| Some(r.steal_s), |_| None),
     ("GiB/s", |r| r.gib_per_s, |s| s.gib_per_s),
     ("CPU s/GiB", |r| r.cpu_s_per_gib, |s| s.cpu_s_per_gib),
+    ("proc s/GiB", |r| r.processes_cpu_s_per_gib, |s| s.processes_cpu_s_per_gib),
     ("J", |r| r.joules, |s| s.joules),
     ("J/GiB", |r| r.joules_per_gib, |s| s.joules_per_gib),
 ];
@@ -75,6 +77,10 @@ fn footer(out: &mut String, report: &Report) {
     let _ = writeln!(
         out,
         "own        what the command's processes used; elsewhere: kernel threads, servers, interrupts"
+    );
+    let _ = writeln!(
+        out,
+        "processes  net CPU s summed over all processes, to which the kernel is exact; without interrupts"
     );
     let _ = writeln!(out, "bytes      {}", bytes(report));
     let _ = match (&report.energy_note, report.energy_from) {
@@ -133,9 +139,13 @@ mod tests {
         };
         assert_eq!(
             cells("1 "),
-            ["1", "2.000", "2.000", "0.080", "1.920", "1.500", "0.420", "0.000", "0.500", "1.920"]
+            [
+                "1", "2.000", "2.000", "0.080", "1.920", "1.500", "0.420", "1.920", "0.000", "0.500",
+                "1.920", "1.920"
+            ]
         );
-        assert_eq!(cells("mean"), ["mean", "2.000", "2.420", "1.500", "0.920", "0.500", "2.420"]);
+        let means = ["mean", "2.000", "2.420", "1.500", "0.920", "2.420", "0.500", "2.420", "2.420"];
+        assert_eq!(cells("mean"), means);
         assert!(cells("deviation").last().unwrap() == "0.500");
         for part in ["2.0 % of all CPUs", "1 GiB in each run", "not available here", "CPU s/GiB"] {
             assert!(text.contains(part), "no {part:?} in {text}");
