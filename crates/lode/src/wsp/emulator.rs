@@ -187,6 +187,7 @@ fn format_of(disk: &Path) -> &'static str {
 pub fn refused_option(options: &[String]) -> Option<&'static str> {
     let of = |option: &String| match option.trim_start_matches('-') {
         "m" => Some("give --ram instead of -m"),
+        "mem-path" => Some("give --media instead of -mem-path"),
         "smp" => Some("give --cpus instead of -smp"),
         "accel" | "enable-kvm" => Some("give --accel instead"),
         "S" | "incoming" | "daemonize" | "pidfile" => Some("lode wsp starts and resumes the guest itself"),
@@ -195,6 +196,14 @@ pub fn refused_option(options: &[String]) -> Option<&'static str> {
         }
         _ => None,
     };
+    let names_memory = |part: &str| ["memory-backend=", "memdev="].iter().any(|name| part.starts_with(name));
+    let chooses_memory = |words: &[String]| {
+        ["machine", "M", "numa"].contains(&words[0].trim_start_matches('-'))
+            && words[1].split(',').any(names_memory)
+    };
+    if options.windows(2).any(chooses_memory) {
+        return Some("the guest's memory is what --media names: leave memory-backend= and memdev= out");
+    }
     if shares_memory(options) {
         return Some(
             "shared memory besides the guest's own is in no image: give share=off, or memory-backend-ram, or leave it out",
@@ -381,10 +390,13 @@ mod tests {
 
     #[test]
     fn what_is_ours_cannot_be_given() {
-        for option in ["-m", "--smp", "-incoming", "-S", "-nographic"] {
+        for option in ["-m", "--smp", "-incoming", "-S", "-nographic", "-mem-path"] {
             assert!(refused_option(&[option.to_string()]).is_some(), "{option}");
         }
         assert!(refused_option(&["-serial".into(), "stdio".into()]).is_some());
+        assert!(refused_option(&["-machine".into(), "q35,memory-backend=m".into()]).is_some());
+        assert!(refused_option(&["-numa".into(), "node,memdev=m".into()]).is_some());
+        assert!(refused_option(&["-machine".into(), "q35,usb=off".into()]).is_none());
         assert!(refused_option(&["-kernel".into(), "vmlinux".into()]).is_none());
     }
 

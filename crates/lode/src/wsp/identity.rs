@@ -103,15 +103,25 @@ pub fn disks_of(qmp: &mut Qmp, cwd: &Path) -> Result<Vec<Disk>> {
     let blocks = qmp.run("query-block", json!({}))?;
     let mut paths: Vec<PathBuf> = Vec::new();
     for block in blocks.as_array().into_iter().flatten() {
-        let mut image = &block["inserted"]["image"];
-        while let Some(file) = image["filename"].as_str() {
-            paths.extend(files_of(file)?.into_iter().map(|file| cwd.join(file)));
-            image = &image["backing-image"];
-        }
+        paths.extend(files_of_image(&block["inserted"]["image"])?.into_iter().map(|file| cwd.join(file)));
     }
     paths.sort();
     paths.dedup();
     paths.iter().map(|path| Disk::of(path)).collect()
+}
+
+/// Local files of an image and of those that it is based on.
+fn files_of_image(mut image: &Value) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    while let Some(file) = image["filename"].as_str() {
+        files.extend(files_of(file)?);
+        // A qcow2's clusters may lie in a file of their own.
+        if let Some(data) = image["format-specific"]["data"]["data-file"].as_str() {
+            files.extend(files_of(data)?);
+        }
+        image = &image["backing-image"];
+    }
+    Ok(files)
 }
 
 /// Local files that a name of the emulator's stands for; none for a disk over the network, which nobody here can look at.
@@ -240,6 +250,17 @@ mod tests {
             files(r#"json:{"driver":"raw","file":{"driver":"http","filename":"http://h/d"}}"#).is_empty()
         );
         assert!(files_of(r#"json:{"driver":"qcow2","fil"#).is_err(), "one that was cut");
+    }
+
+    #[test]
+    fn an_image_has_all_files_below_it() {
+        let image = json!({
+            "filename": "/top",
+            "format-specific": { "type": "qcow2", "data": { "data-file": "clusters", "data-file-raw": false } },
+            "backing-image": { "filename": "nbd://host/middle", "backing-image": { "filename": "base" } },
+        });
+        assert_eq!(files_of_image(&image).unwrap(), ["/top", "clusters", "base"].map(PathBuf::from));
+        assert!(files_of_image(&Value::Null).unwrap().is_empty(), "no medium in the drive");
     }
 
     #[test]
