@@ -311,9 +311,6 @@ impl<M: Media> Fs<M> {
     pub(super) fn write_back_redone(&self, body: &mut Body, end: Option<u32>) -> Flushed {
         let mut pending = Flushed::issued();
         let Some(redone) = &mut body.redone else { return pending };
-        if self.core.media.omits("what redo records stored is written back before they go") {
-            return pending;
-        }
         while let Some(r) =
             redone.pop_front_if(|r| end.is_none_or(|end| (end.wrapping_sub(r.seq) as i32) > 0))
         {

@@ -772,7 +772,7 @@ impl Media for SimMedia {
         moment();
         let me = me();
         let mut memory = self.memory.lock();
-        if dirty.is_empty() || self.domain == Domain::PageCache || memory.leaves_out(Step::Flush) {
+        if dirty.is_empty() || self.domain != Domain::Memory || memory.leaves_out(Step::Flush) {
             return Flushed::issued();
         }
         let (from, to) = (dirty.at().0 as usize / LINE, (dirty.at().0 as usize + dirty.len() - 1) / LINE);

@@ -271,6 +271,8 @@ pub const LONG: &[&str] = &[
     "B/bar A/ C/ !A/foo | rename B/bar A/foo ; unlink A/foo ; rename C A ; tick",
     "A/C/ B/C/! bar | rename A/C B/C ; fsync bar ; rmdir B/C ; rmdir B",
     "A/C/foo B/C/! bar | rename A/C B/C ; fsync bar ; unlink B/C/foo ; rmdir B/C ; create A/foo ; rename A B",
+    // The same, when recovery needs room for a change time and is itself cut short.
+    "foo A/ B/bar C/C=foo | churn B 26 ; chmod foo 600 ; rename B/bar A/bar ; unlink C/C ; rmdir B",
     // Numbers and blocks that others had before, with a recovery in between.
     "foo:9000 !bar | unlink foo ; crash ; create bar ; write bar 0 9000",
     "foo:9000 | truncate foo 100 ; crash ; append foo 5000 ; crash ; write foo 50 100",
