@@ -1,6 +1,7 @@
 //! Pools on files: creation, opening, labels, locks, striping, and what each mistake is answered with.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use lodestone::media::{
@@ -193,6 +194,12 @@ fn each_mistake_has_its_answer() {
     expect(create("tiny", Some(4096)), libc::EINVAL, &["needs"]);
     assert!(!dir.path("tiny").exists(), "a file made by a failed creation stays");
     assert_eq!(fs::metadata(dir.path("short")).unwrap().len(), 5);
+    // As a device may be; some file systems have no files so large.
+    let huge = fs::File::create_new(dir.path("huge")).unwrap();
+    if huge.set_len(9 << 40).is_ok() {
+        expect(create("huge", None), libc::EINVAL, &["to 8796093022208 bytes"]);
+        assert_eq!(huge.metadata().unwrap().blocks(), 0, "something was stored there");
+    }
 
     drop(Pool::create(&[dir.path("pool")], Some(4 * MIB), &options()).unwrap());
     expect(create("pool", None), libc::EEXIST, &["holds a pool", "--force"]);
@@ -343,7 +350,6 @@ fn prefault_takes_every_page() {
 
 #[test]
 fn discard_gives_whole_pages_back() {
-    use std::os::unix::fs::MetadataExt;
     let dir = Dir::new("discard");
     let paths = dir.paths(2);
     let options = PoolOptions { stripe_bytes: Some(64 << 10), ..options() };

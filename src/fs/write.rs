@@ -180,8 +180,8 @@ impl<M: Media> Core<M> {
 
 impl<M: Media> Fs<M> {
     /// Writes `src` at `offset`, or, with `append`, at the end of file; returns the offset after the
-    /// last byte. At most 0x7ffff000 bytes, as write(2), and no more than the largest file holds. Atomic with `data=cow`: after a crash all of it
-    /// is there or none. Set-id bits are dropped unless `cred` is the superuser.
+    /// last byte. At most 0x7ffff000 bytes, as write(2), and no more than the largest file holds. Atomic with
+    /// `data=cow`: after a crash all of it is there or none. Set-id bits are dropped unless `cred` is the superuser.
     ///
     /// EFBIG behind the largest file, ENOSPC with nothing changed, EIO for bad media.
     pub fn write_at(&self, cred: &Cred, node: &Node, offset: u64, src: &[u8], append: bool) -> Result<u64> {

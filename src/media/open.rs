@@ -12,7 +12,7 @@ use super::pool::{Pool, PoolOptions};
 use super::region::{OpenRegion, Region};
 use super::{Domain, RegionKind};
 use crate::error::{Error, Result};
-use crate::limits::{POOL_BYTES_MIN, REGIONS_MAX};
+use crate::limits::{POOL_BLOCKS_MAX, POOL_BYTES_MIN, REGIONS_MAX};
 
 /// Stripe unit of a new pool: one huge page, in bytes.
 const STRIPE_BYTES: u64 = 2 << 20;
@@ -198,8 +198,7 @@ fn region_bytes_for(size: u64, count: usize, stripe_bytes: u64) -> u64 {
 fn usable_bytes(smallest: u64, count: usize, stripe_bytes: u64) -> Result<u64> {
     let unit = if count == 1 { BLOCK } else { stripe_bytes };
     let min = (POOL_BYTES_MIN / count as u64).next_multiple_of(unit).max(2 * unit);
-    // Larger would overflow a file offset.
-    let max = i64::MAX as u64 / 2 / count as u64;
+    let max = POOL_BLOCKS_MAX * BLOCK / count as u64;
     let bytes = smallest & !(unit - 1);
     if (min..=max).contains(&bytes) {
         return Ok(bytes);

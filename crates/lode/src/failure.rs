@@ -98,6 +98,15 @@ impl Output {
         Output { to: io::BufWriter::with_capacity(1 << 16, io::stdout().lock()) }
     }
 
+    /// Prints for a command whose exit code says more than whether it printed: that nobody reads any more does not end it.
+    pub fn print(with: impl FnOnce(&mut Output) -> Result<()>) -> Result<()> {
+        let mut out = Output::new();
+        match with(&mut out).and_then(|()| out.finish()) {
+            Err(Failure::ReaderGone) => Ok(()),
+            printed => printed,
+        }
+    }
+
     pub fn bytes(&mut self, bytes: &[u8]) -> Result<()> {
         self.to.write_all(bytes).map_err(output_failed)
     }

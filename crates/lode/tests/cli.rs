@@ -863,6 +863,14 @@ fn a_closed_pipe_is_no_failure_and_a_full_disk_is() {
     child.stdout.take().unwrap().read_exact(&mut first).unwrap();
     let ended = child.wait_with_output().unwrap();
     assert_eq!((ended.status.code(), ended.stderr.as_slice()), (Some(0), &b""[..]));
+    // What failed counts all the same.
+    for args in
+        [&["ls", "p:/none", "p:/"][..], &["ls", "--json", "p:/none", "p:/"], &["cat", "p:/none", "p:/big"]]
+    {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        Ran::of(dir.command(args).stdout(writer).stderr(Stdio::piped())).fails(1, &["p:/none"]);
+    }
     let full = File::options().write(true).open("/dev/full").unwrap();
     for args in [&["cat", "p:/big"][..], &["ls", "p:/"], &["info"], &["--help"]] {
         let ran = Ran::of(dir.command(args).stdout(full.try_clone().unwrap()).stderr(Stdio::piped()));

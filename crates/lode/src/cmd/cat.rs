@@ -14,17 +14,18 @@ pub fn run(args: &cli::Cat) -> Result<()> {
     for path in &args.paths {
         pools.open(&path.pool, Access::Read)?;
     }
-    let mut out = Output::new();
     let mut buffer = vec![0; CHUNK_BYTES];
     let mut failures = 0;
-    for path in &args.paths {
-        let tree = pools.tree(&path.pool);
-        if let Err(e) = write(tree, path, &mut out, &mut buffer)? {
-            complain(format_args!("cannot read {path}: {}", reason(&e)));
-            failures += 1;
+    Output::print(|out| {
+        for path in &args.paths {
+            let tree = pools.tree(&path.pool);
+            if let Err(e) = write(tree, path, out, &mut buffer)? {
+                complain(format_args!("cannot read {path}: {}", reason(&e)));
+                failures += 1;
+            }
         }
-    }
-    out.finish()?;
+        Ok(())
+    })?;
     if failures == 0 { Ok(()) } else { Err(Failure::Reported) }
 }
 

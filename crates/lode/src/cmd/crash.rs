@@ -91,15 +91,13 @@ pub fn run(args: &cli::Crash) -> Result<()> {
     bar.finish_and_clear();
     let report = report.map_err(Failure::failed)?;
     let seconds = begun.elapsed().as_secs_f64();
-    let mut out = Output::new();
-    match args.json {
-        true => out.json(&document(&name, args, &report.tally, violations(&report, args), seconds))?,
+    Output::print(|out| match args.json {
+        true => out.json(&document(&name, args, &report.tally, violations(&report, args), seconds)),
         false => {
             let shown = report.broken.iter().map(|b| (b.to_string(), replay(b, args)));
-            table(&mut out, &name, args, &report.tally, shown, seconds)?;
+            table(out, &name, args, &report.tally, shown, seconds)
         }
-    }
-    out.finish()?;
+    })?;
     if report.stopped {
         return Err(Failure::failed("interrupted; what was not reached is not counted"));
     }
@@ -143,11 +141,11 @@ fn mutants(args: &cli::Crash, plan: &Plan, bar: &ProgressBar, begun: Instant) ->
 
 pub(super) fn tell_mutants(args: &cli::Crash, tried: Vec<Tried>, begun: Instant) -> Result<()> {
     let killed = tried.iter().filter(|t| t.killed_by.is_some()).count();
-    let mut out = Output::new();
-    if args.json {
-        let seconds = begun.elapsed().as_secs_f64();
-        out.json(&Mutants { mutants: tried.len(), killed, seed: args.seed, seconds, tried })?;
-    } else {
+    Output::print(|out| {
+        if args.json {
+            let seconds = begun.elapsed().as_secs_f64();
+            return out.json(&Mutants { mutants: tried.len(), killed, seed: args.seed, seconds, tried });
+        }
         for t in &tried {
             let by = match (&t.killed_by, &t.what) {
                 (Some(by), Some(what)) => {
@@ -157,9 +155,8 @@ pub(super) fn tell_mutants(args: &cli::Crash, tried: Vec<Tried>, begun: Instant)
             };
             out.line(format_args!("without {}: {by}", t.without))?;
         }
-        out.line(format_args!("{killed} of {} mutants are killed", tried.len()))?;
-    }
-    out.finish()?;
+        out.line(format_args!("{killed} of {} mutants are killed", tried.len()))
+    })?;
     if crate::interrupt::requested() {
         return Err(Failure::failed("interrupted; not every mutant was tried"));
     }

@@ -111,15 +111,16 @@ pub fn run(args: &cli::Crash, sequences: Sequences) -> Result<()> {
     bar.finish_and_clear();
     let report = report.map_err(Failure::failed)?;
     let seconds = begun.elapsed().as_secs_f64();
-    let mut out = Output::new();
-    if args.json {
-        let broken = report.broken.iter().map(|b| violation(b, args)).collect();
-        out.json(&document(&name, args, &report.tally, broken, seconds))?;
-    } else {
-        let shown = report.broken.iter().map(|b| (b.to_string(), replay(b, args)));
-        table(&mut out, &name, args, &report.tally, shown, seconds)?;
-    }
-    out.finish()?;
+    Output::print(|out| match args.json {
+        true => {
+            let broken = report.broken.iter().map(|b| violation(b, args)).collect();
+            out.json(&document(&name, args, &report.tally, broken, seconds))
+        }
+        false => {
+            let shown = report.broken.iter().map(|b| (b.to_string(), replay(b, args)));
+            table(out, &name, args, &report.tally, shown, seconds)
+        }
+    })?;
     if report.stopped {
         return Err(Failure::failed("interrupted; what was not reached is not counted"));
     }

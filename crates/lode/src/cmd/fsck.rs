@@ -28,10 +28,8 @@ pub fn run(args: &cli::Fsck) -> Result<()> {
             complain(&message);
             if args.json {
                 let refused = Refused { pool: name(&args.pool), result: "not-checked", error: message };
-                let mut out = Output::new();
-                match out.json(&refused).and_then(|()| out.finish()) {
-                    Ok(()) | Err(Failure::ReaderGone) => {}
-                    Err(failure) => drop(failure.report()),
+                if let Err(failure) = Output::print(|out| out.json(&refused)) {
+                    failure.report();
                 }
             }
             return Err(Failure::Ended(ExitCode::from(NOT_CHECKED)));
@@ -39,7 +37,7 @@ pub fn run(args: &cli::Fsck) -> Result<()> {
     };
     // Who reads the code alone gets it whether or not anybody reads the rest.
     let code = match (document.code(), say(args, &document)) {
-        (code, Ok(()) | Err(Failure::ReaderGone)) => code,
+        (code, Ok(())) => code,
         (code, Err(failure)) => {
             failure.report();
             code.max(NOT_CHECKED)
@@ -52,13 +50,7 @@ pub fn run(args: &cli::Fsck) -> Result<()> {
 }
 
 fn say(args: &cli::Fsck, document: &Document) -> Result<()> {
-    let mut out = Output::new();
-    if args.json {
-        out.json(document)?;
-    } else {
-        document.print(&mut out)?;
-    }
-    out.finish()
+    Output::print(|out| if args.json { out.json(document) } else { document.print(out) })
 }
 
 fn look(args: &cli::Fsck) -> lodestone::Result<Document> {

@@ -27,13 +27,10 @@ pub fn run(args: &cli::Ls) -> failure::Result<()> {
         };
         list(pools.tree(&path.pool), path, args, &mut listings, &mut failed);
     }
-    let mut out = Output::new();
-    if args.json {
-        out.json(&Document { listings: &listings })?;
-    } else {
-        print(&listings, args, &mut out)?;
-    }
-    out.finish()?;
+    Output::print(|out| match args.json {
+        true => out.json(&Document { listings: &listings }),
+        false => print(&listings, args, out),
+    })?;
     if failures == 0 { Ok(()) } else { Err(Failure::Reported) }
 }
 

@@ -51,19 +51,14 @@ pub fn run(guests: &Guests, args: &WspResume) -> Result<()> {
     };
     let clone = args.clone.as_deref().map(|name| guests.place(name));
     let outcomes = all(&places, clone.as_ref(), args.force, args.boot_after);
-    let mut out = Output::new();
-    match args.json {
-        true => out.json(&serde_json::json!({ "guests": outcomes }))?,
-        false => {
-            for outcome in &outcomes {
-                if let Some(entry) = &outcome.entry {
-                    out.line(format_args!("{}: {}", outcome.name, entry.sentence()))?;
-                }
-            }
-        }
-    }
     outcomes.iter().filter_map(|outcome| outcome.error.as_ref()).for_each(complain);
-    out.finish()?;
+    Output::print(|out| match args.json {
+        true => out.json(&serde_json::json!({ "guests": outcomes })),
+        false => outcomes.iter().try_for_each(|outcome| match &outcome.entry {
+            Some(entry) => out.line(format_args!("{}: {}", outcome.name, entry.sentence())),
+            None => Ok(()),
+        }),
+    })?;
     match outcomes.iter().any(|outcome| outcome.error.is_some()) {
         true => Err(Failure::Reported),
         false => Ok(()),

@@ -25,23 +25,16 @@ pub fn run(guests: &Guests, args: &WspSuspend) -> Result<()> {
         false => args.names.iter().map(|name| guests.known(name)).collect::<Result<Vec<_>>>()?,
     };
     let outcome = all(places, args.window, begun);
-    let mut out = Output::new();
-    match args.json {
-        true => out.json(&outcome)?,
-        false => {
-            for guest in &outcome.guests {
-                match &guest.entry {
-                    Some(entry) => out.line(format_args!("{}: {}", guest.name, entry.sentence()))?,
-                    None => complain(guest.error.as_deref().unwrap_or_default()),
-                }
-            }
-            if let Some(missed) = outcome.missed() {
-                complain(missed);
-            }
-        }
-    }
-    out.finish()?;
-    outcome.verdict(args.json)
+    outcome.guests.iter().filter_map(|guest| guest.error.as_ref()).for_each(complain);
+    outcome.missed().into_iter().for_each(complain);
+    Output::print(|out| match args.json {
+        true => out.json(&outcome),
+        false => outcome.guests.iter().try_for_each(|guest| match &guest.entry {
+            Some(entry) => out.line(format_args!("{}: {}", guest.name, entry.sentence())),
+            None => Ok(()),
+        }),
+    })?;
+    outcome.verdict()
 }
 
 /// What became of all.
@@ -82,13 +75,7 @@ impl Outcome {
         })
     }
 
-    fn verdict(&self, told_in_json: bool) -> Result<()> {
-        if told_in_json {
-            self.guests.iter().filter_map(|guest| guest.error.as_ref()).for_each(complain);
-            if let Some(missed) = self.missed() {
-                complain(missed);
-            }
-        }
+    fn verdict(&self) -> Result<()> {
         let failed =
             self.guests.iter().any(|guest| guest.error.is_some()) || self.within_window == Some(false);
         if failed { Err(Failure::Reported) } else { Ok(()) }
