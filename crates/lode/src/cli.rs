@@ -419,7 +419,7 @@ pub struct Bench {
 ///
 /// The time of all CPUs counts, in kernel threads and servers too, not only that of the command's processes, which
 /// stands beside it. The idle load is measured first and subtracted. Bytes are taken from --bytes, from fio's report
-/// where the command prints one (--output-format=json), or from --block. Energy is that of the processor packages
+/// where the command prints one (--output-format=json), or from --pool or --block. Energy is that of the processor packages
 /// (RAPL) unless there is a --meter.
 ///
 /// A command that fails ends the measure. What it prints is printed once it has ended; with --json, on stderr.
@@ -434,8 +434,11 @@ pub struct Cost {
     /// Bytes that each run moves; K, M, G and T are binary
     #[arg(long, value_name = "SIZE", value_parser = parse_moved)]
     pub bytes: Option<u64>,
+    /// Count what the server of this pool reads and writes, a mounted pool or its mount point, where fio reports nothing
+    #[arg(long, value_name = "POOL")]
+    pub pool: Option<OsString>,
     /// Count the sectors of this block device, a name or a path, where fio reports nothing
-    #[arg(long, value_name = "DEV")]
+    #[arg(long, value_name = "DEV", conflicts_with = "pool")]
     pub block: Option<PathBuf>,
     /// How long to watch the idle load; 0: not at all, and nothing is subtracted
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_idle)]

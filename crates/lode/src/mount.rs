@@ -258,8 +258,9 @@ fn start(pool: &Path, place: Place, options: &Options) -> Result<Server<Pool>, F
     let mount_point = attachment.dir().map(Path::to_owned);
     let listens = listening.addresses();
     tracing::info!(?listens, "state and metrics");
-    let source = Arc::new(Mounted::new(&fs, pool.to_owned(), mount_point, options.read_only(), listens));
-    Ok(Server { fs, door, attachment, signals, listening, source })
+    let source =
+        Mounted::new(&fs, door.traffic(), pool.to_owned(), mount_point, options.read_only(), listens);
+    Ok(Server { fs, door, attachment, signals, listening, source: Arc::new(source) })
 }
 
 /// On the address that was asked for, if there is one.

@@ -10,6 +10,7 @@ pub fn run(args: cli::Cost) -> Result<()> {
         runs: args.runs,
         idle: args.idle,
         bytes: args.bytes,
+        pool: args.pool,
         block: args.block,
         meter: args.meter,
         json: args.json,

@@ -1,12 +1,15 @@
-//! How many bytes a run moved: from fio's own report, or from a block device's counters.
+//! How many bytes a run moved: from fio's own report, or from the counters of a mounted pool or a block device.
 
+use std::ffi::OsStr;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
 use crate::failure::{Failure, Output, Result};
+use crate::live::client::Client;
 use crate::target::show;
+use crate::top;
 
 /// What the kernel counts a sector as, whatever the device has.
 const SECTOR_BYTES: u64 = 512;
@@ -17,7 +20,7 @@ const FIO_MAJOR_MIN: u32 = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counted {
     pub bytes: u64,
-    /// "option", "fio" or "block".
+    /// "option", "fio", "pool" or "block".
     pub from: &'static str,
 }
 
@@ -93,6 +96,58 @@ fn fio_bytes(report: &Value) -> Result<u64, String> {
     if bytes == 0 { Err("no job moved a byte".to_string()) } else { Ok(bytes) }
 }
 
+/// Who counts bytes, of the command and of everybody else.
+pub enum Counters {
+    Pool(MountedPool),
+    Block(BlockDevice),
+}
+
+impl Counters {
+    /// Bytes read and written so far.
+    pub fn read(&self) -> Result<u64> {
+        match self {
+            Counters::Pool(pool) => pool.read(),
+            Counters::Block(device) => device.read(),
+        }
+    }
+
+    /// What was moved between two readings. Nothing is an error: what stays in the kernel's cache has no cost per byte.
+    pub fn moved(&self, before: u64, after: u64) -> Result<Counted> {
+        let (from, name) = match self {
+            Counters::Pool(pool) => ("pool", &pool.name),
+            Counters::Block(device) => ("block", &device.name),
+        };
+        match after.saturating_sub(before) {
+            0 => Err(Failure::failed(format_args!(
+                "{} moved nothing while the command ran; is it the right one, and does the command sync?",
+                show(name)
+            ))),
+            bytes => Ok(Counted { bytes, from }),
+        }
+    }
+}
+
+/// A pool whose mount server counts the bytes of all requests.
+pub struct MountedPool {
+    server: Client,
+    /// As the user called it.
+    name: PathBuf,
+}
+
+impl MountedPool {
+    /// `target` is what `lode top` takes: the pool, its mount point, or the address of its metrics.
+    pub fn find(target: &OsStr) -> Result<MountedPool> {
+        let pool = MountedPool { server: top::client(target)?, name: target.into() };
+        pool.read()?;
+        Ok(pool)
+    }
+
+    fn read(&self) -> Result<u64> {
+        let served = top::ask(&self.server)?.served;
+        Ok(served.read_bytes + served.written_bytes)
+    }
+}
+
 /// A block device, or a partition of one.
 pub struct BlockDevice {
     stat: PathBuf,
@@ -115,7 +170,7 @@ impl BlockDevice {
     }
 
     /// Bytes that it has read and written since boot.
-    pub fn read(&self) -> Result<u64> {
+    fn read(&self) -> Result<u64> {
         let text = std::fs::read_to_string(&self.stat).map_err(|e| match e.kind() {
             std::io::ErrorKind::NotFound => Failure::failed(format_args!(
                 "{} is no block device of this machine; /sys/class/block lists them",
@@ -126,17 +181,6 @@ impl BlockDevice {
         block_bytes(&text).ok_or_else(|| {
             Failure::failed(format_args!("{} does not hold a device's counters", show(&self.stat)))
         })
-    }
-
-    /// What it moved between two readings. Nothing is an error: what stays in the page cache has no cost per byte.
-    pub fn moved(&self, before: u64, after: u64) -> Result<Counted> {
-        match after.saturating_sub(before) {
-            0 => Err(Failure::failed(format_args!(
-                "{} moved nothing while the command ran; is it the right device, and does the command sync?",
-                show(&self.name)
-            ))),
-            bytes => Ok(Counted { bytes, from: "block" }),
-        }
     }
 }
 
@@ -227,6 +271,7 @@ mod tests {
         std::os::unix::fs::symlink("sda1", root.join("dev/data")).unwrap();
         for name in ["sda1", "data", root.join("dev/sda1").to_str().unwrap()] {
             let device = BlockDevice::open(&root, Path::new(name)).unwrap();
+            let device = Counters::Block(device);
             assert_eq!(device.read().unwrap(), 3072, "{name}");
             assert_eq!(device.moved(1024, 3072).unwrap(), Counted { bytes: 2048, from: "block" });
             assert!(device.moved(3072, 3072).is_err());

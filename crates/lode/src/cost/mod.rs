@@ -25,7 +25,7 @@ use crate::interrupt;
 use crate::machine::Machine;
 use crate::target::show;
 
-use bytes::{BlockDevice, Counted, Printed};
+use bytes::{BlockDevice, Counted, Counters, MountedPool, Printed};
 use child::{Child, Stdout};
 use energy::Source;
 use load::{CpuTimes, Processes};
@@ -45,6 +45,8 @@ pub struct CostOptions {
     pub idle: Duration,
     /// Bytes that each run moves, where the caller knows.
     pub bytes: Option<u64>,
+    /// A mounted pool whose server counts.
+    pub pool: Option<OsString>,
     /// A block device whose sectors count.
     pub block: Option<PathBuf>,
     /// A shell command that prints joules so far.
@@ -59,7 +61,11 @@ pub struct CostOptions {
 pub fn run(options: &CostOptions) -> Result<String> {
     interrupt::catch();
     let root = Path::new("/");
-    let block = options.block.as_deref().map(|device| BlockDevice::open(root, device)).transpose()?;
+    let counters = match (&options.pool, &options.block) {
+        (Some(pool), _) => Some(Counters::Pool(MountedPool::find(pool)?)),
+        (None, Some(device)) => Some(Counters::Block(BlockDevice::open(root, device)?)),
+        (None, None) => None,
+    };
     let (energy, energy_note) = match Source::find(root, options.meter.as_deref()) {
         Ok(source) => (Some(source), None),
         Err(why) => (None, Some(why)),
@@ -70,7 +76,7 @@ pub fn run(options: &CostOptions) -> Result<String> {
     report.energy_from = energy.as_ref().map(Source::name);
     report.energy_note = energy_note;
     for number in 1..=options.runs {
-        report.runs.push(measure(options, number, block.as_ref(), energy.as_ref(), report.idle.as_ref())?);
+        report.runs.push(measure(options, number, counters.as_ref(), energy.as_ref(), report.idle.as_ref())?);
     }
     report.finish();
     deliver(&report, options)
@@ -110,7 +116,7 @@ fn watch_idle(time: Duration, cpus: usize, energy: Option<&Source>) -> Result<Op
 fn measure(
     options: &CostOptions,
     number: u32,
-    block: Option<&BlockDevice>,
+    counters: Option<&Counters>,
     energy: Option<&Source>,
     idle: Option<&Idle>,
 ) -> Result<Run> {
@@ -122,13 +128,13 @@ fn measure(
         (false, false) => Stdout::Inherited,
     };
     let joules_before = energy.map(Source::read).transpose()?;
-    let block_before = block.map(BlockDevice::read).transpose()?;
+    let counted_before = counters.map(Counters::read).transpose()?;
     let processes = Processes::now();
     let (before, begun) = (CpuTimes::now()?, Instant::now());
     let ended = Child::start(&options.command, stdout)?.wait()?;
     let (wall_s, times) = (begun.elapsed().as_secs_f64(), CpuTimes::now()?.since(&before));
     let spent = Spent { times, processes_s: Processes::now().since(&processes) + ended.cpu_s };
-    let block_after = block.map(BlockDevice::read).transpose()?;
+    let counted_after = counters.map(Counters::read).transpose()?;
     let joules = energy.zip(joules_before).map(|(source, before)| source.since(&before)).transpose()?;
     // Of a command that failed its report says why.
     let printed = match ended.status.success() {
@@ -148,8 +154,8 @@ fn measure(
     }
     let moved = match options.bytes {
         Some(bytes) => Some(Counted { bytes, from: "option" }),
-        None => match (printed.moved()?, block.zip(block_before.zip(block_after))) {
-            (None, Some((device, (before, after)))) => Some(device.moved(before, after)?),
+        None => match (printed.moved()?, counters.zip(counted_before.zip(counted_after))) {
+            (None, Some((counters, (before, after)))) => Some(counters.moved(before, after)?),
             (moved, _) => moved,
         },
     };

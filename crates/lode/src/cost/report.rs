@@ -76,7 +76,7 @@ pub struct Run {
     pub elsewhere_cpu_s: f64,
     pub steal_s: f64,
     pub bytes: Option<u64>,
-    /// "option", "fio" or "block".
+    /// "option", "fio", "pool" or "block".
     pub bytes_from: Option<&'static str>,
     pub cpu_s_per_gib: Option<f64>,
     pub processes_cpu_s_per_gib: Option<f64>,
@@ -217,7 +217,7 @@ impl Report {
         };
         if self.runs.iter().any(|r| r.bytes.is_none()) {
             self.bytes_note = Some(
-                "not known; give them with --bytes SIZE or --block DEV, or have fio print its report \
+                "not known; give them with --bytes SIZE, --pool POOL or --block DEV, or have fio print its report \
                  (--output-format=json)",
             );
         }
@@ -282,6 +282,7 @@ pub fn sample(with_bytes: bool) -> Report {
         runs: 3,
         idle: std::time::Duration::from_secs(2),
         bytes: None,
+        pool: None,
         block: None,
         meter: None,
         json: false,

@@ -105,6 +105,7 @@ fn bytes(report: &Report) -> String {
     };
     let from = match report.runs.iter().find_map(|r| r.bytes_from) {
         Some("fio") => "as fio reports",
+        Some("pool") => "as the pool's server counted, whoever caused it",
         Some("block") => "as the block device counted, whoever caused it",
         _ => "as --bytes says",
     };
@@ -156,6 +157,6 @@ mod tests {
     fn columns_that_nobody_filled_are_left_out() {
         let text = render(&sample(false));
         assert!(!text.contains("s/GiB") && !text.contains("J/GiB"), "{text}");
-        assert!(text.contains("--block DEV"), "{text}");
+        assert!(text.contains("--pool POOL or --block DEV"), "{text}");
     }
 }

@@ -40,6 +40,7 @@ use tracing::{debug_span, error};
 
 use super::pages::Pages;
 use super::service::{Caller, Service, with_buffer};
+use super::traffic::Traffic;
 use super::translate::{attributes, errno, file_type, ino, no_entry, set_time, unread};
 use super::{Cache, Door, Settings};
 
@@ -53,14 +54,15 @@ const NO_HANDLE: FileHandle = FileHandle(0);
 /// A mount that is live: the kernel and we have agreed on the protocol.
 pub struct FuseDoor<M: Media> {
     session: Session<Requests<M>>,
+    traffic: Arc<Traffic>,
 }
 
 impl<M: Media> FuseDoor<M> {
     /// Agrees with the kernel over `device`, a /dev/fuse descriptor that stands for a mount.
     pub fn open(fs: Arc<Fs<M>>, device: OwnedFd, settings: &Settings) -> io::Result<FuseDoor<M>> {
-        let kernel = Arc::new(OnceLock::new());
+        let (kernel, traffic) = (Arc::new(OnceLock::new()), Arc::<Traffic>::default());
         let requests = Requests {
-            service: Service { fs },
+            service: Service { fs, traffic: Arc::clone(&traffic) },
             settings: settings.clone(),
             zero_message_open: false,
             zero_message_opendir: false,
@@ -77,7 +79,12 @@ impl<M: Media> FuseDoor<M> {
         if kernel.set(session.notifier()).is_err() {
             unreachable!("the cell was made above");
         }
-        Ok(FuseDoor { session })
+        Ok(FuseDoor { session, traffic })
+    }
+
+    /// What goes through it.
+    pub fn traffic(&self) -> &Arc<Traffic> {
+        &self.traffic
     }
 }
 
@@ -524,7 +531,7 @@ impl<M: Media> Filesystem for Requests<M> {
         let answer = attempt(|| {
             with_buffer(size as usize, |buffer| {
                 let ino = ino(node)?;
-                let got = self.fs().read(ino, offset, buffer)?;
+                let got = self.service.read(ino, offset, buffer)?;
                 if let Some(reply) = reply.take() {
                     reply.data(&buffer[..got]);
                 }

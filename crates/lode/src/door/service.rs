@@ -15,6 +15,8 @@ use lodestone::fs::{Attr, Cred, Fs, Ino, SetAttr};
 use lodestone::media::Media;
 use lodestone::{Error, Result};
 
+use super::traffic::Traffic;
+
 /// Bytes that one copy request moves at most: a caller of copy_file_range(2) asks again for the rest, and
 /// a signal does not wait for a whole disk image.
 const COPY_REQUEST_BYTES_MAX: u64 = 16 << 20;
@@ -59,9 +61,17 @@ pub struct Written {
 
 pub struct Service<M: Media> {
     pub fs: Arc<Fs<M>>,
+    pub traffic: Arc<Traffic>,
 }
 
 impl<M: Media> Service<M> {
+    /// Reads into `buffer` from `offset` on; fewer bytes only at the end of the file.
+    pub fn read(&self, ino: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        let got = self.fs.read(ino, offset, buffer)?;
+        self.traffic.count_read(got as u64);
+        Ok(got)
+    }
+
     /// The protocol does not say whether one who truncates may keep set-id bits, so that only the
     /// superuser may. A new owner takes them from everyone: the core sees to both.
     ///
@@ -96,8 +106,9 @@ impl<M: Media> Service<M> {
         let set_id_fell = kill && self.has_set_id(ino)?;
         let cred = writer(caller, kill);
         let cred = if set_id_fell { self.member(cred, caller, ino)? } else { cred };
-        let end = self.fs.write(&cred, ino, offset, data, false)?;
-        Ok(Written { bytes: end - offset, set_id_fell })
+        let bytes = self.fs.write(&cred, ino, offset, data, false)? - offset;
+        self.traffic.count_written(bytes);
+        Ok(Written { bytes, set_id_fell })
     }
 
     /// As fallocate(2). The protocol does not say whether the caller may keep set-id bits, so that only
@@ -135,6 +146,8 @@ impl<M: Media> Service<M> {
                 Err(_) => break,
             }
         }
+        self.traffic.count_read(done);
+        self.traffic.count_written(done);
         Ok(Written { bytes: done, set_id_fell })
     }
 

@@ -119,6 +119,8 @@ fn pool(text: &mut Text, state: &State) {
 fn copies(text: &mut Text, state: &State) {
     let mover = &state.mover;
     let counters = [
+        ("served_read_bytes_total", "Bytes that requests read.", state.served.read_bytes),
+        ("served_written_bytes_total", "Bytes that requests wrote.", state.served.written_bytes),
         ("copies_total", "Copies handed over to engines.", mover.copies),
         ("copied_bytes_total", "Bytes that engines copied.", mover.bytes),
         ("copies_left_to_cpu_total", "Copies that no engine took, and the CPU made.", mover.busy),

@@ -16,6 +16,7 @@ use lodestone::mover::owners::OwnerState;
 use lodestone::mover::state::EngineState;
 use serde::{Deserialize, Serialize};
 
+use crate::door::traffic::Traffic;
 use crate::pool::uuid_text;
 use crate::target::show;
 
@@ -25,6 +26,7 @@ pub struct State {
     pub version: String,
     pub server: ServerState,
     pub pool: PoolState,
+    pub served: Served,
     pub mover: MoverState,
     pub accounting: Accounting,
 }
@@ -55,6 +57,13 @@ pub struct PoolState {
     pub inodes_free: u64,
     /// Goes on from mount to mount.
     pub sync_epoch: u64,
+}
+
+/// What requests moved that reached the server: the kernel answers some of its own cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Served {
+    pub read_bytes: u64,
+    pub written_bytes: u64,
 }
 
 /// Who copies data, and how much of it.
@@ -181,6 +190,7 @@ pub trait Source: Send + Sync {
 /// A mounted pool. It does not keep it open.
 pub struct Mounted<M: Media> {
     fs: Weak<Fs<M>>,
+    traffic: Arc<Traffic>,
     path: PathBuf,
     mount_point: Option<PathBuf>,
     read_only: bool,
@@ -194,13 +204,14 @@ pub struct Mounted<M: Media> {
 impl<M: Media> Mounted<M> {
     pub fn new(
         fs: &Arc<Fs<M>>,
+        traffic: &Arc<Traffic>,
         path: PathBuf,
         mount_point: Option<PathBuf>,
         read_only: bool,
         listens: Vec<String>,
     ) -> Mounted<M> {
-        let (fs, begun) = (Arc::downgrade(fs), Instant::now());
-        Mounted { fs, path, mount_point, read_only, listens, begun, ns: Mutex::default() }
+        let (fs, traffic, begun) = (Arc::downgrade(fs), Arc::clone(traffic), Instant::now());
+        Mounted { fs, traffic, path, mount_point, read_only, listens, begun, ns: Mutex::default() }
     }
 
     fn pool(&self, fs: &Fs<M>) -> PoolState {
@@ -247,6 +258,10 @@ impl<M: Media + Send + Sync + 'static> Source for Mounted<M> {
                 listens: self.listens.clone(),
             },
             pool: self.pool(&fs),
+            served: Served {
+                read_bytes: self.traffic.read_bytes(),
+                written_bytes: self.traffic.written_bytes(),
+            },
             mover: MoverState::of(&fs.mover().state()),
             accounting: self.accounting(&fs),
         })
@@ -354,6 +369,7 @@ pub fn example() -> State {
             inodes_free: 990,
             sync_epoch: 12,
         },
+        served: Served { read_bytes: 10 << 20, written_bytes: 20 << 20 },
         mover: MoverState {
             engine: "emu".to_owned(),
             emulated: true,

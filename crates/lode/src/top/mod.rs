@@ -8,12 +8,13 @@ mod rates;
 mod screen;
 mod table;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, IsTerminal};
 use std::time::Duration;
 
 use crate::failure::{Failure, Output, Result};
 use crate::live::client::{Client, Unanswered};
+use crate::live::state::State;
 use rates::Look;
 
 pub struct TopOptions {
@@ -25,9 +26,8 @@ pub struct TopOptions {
 }
 
 pub fn run(options: &TopOptions) -> Result<()> {
-    let address = find::address(&options.target)?;
-    let client = Client::new(address).map_err(|e| Failure::failed(format_args!("cannot ask: {e}")))?;
-    let first = client.state().map_err(|why| failure(&client, &why))?;
+    let client = client(&options.target)?;
+    let first = ask(&client)?;
     if options.json {
         let mut out = Output::new();
         out.json(&first)?;
@@ -37,12 +37,22 @@ pub fn run(options: &TopOptions) -> Result<()> {
         return screen::run(client, first, options.interval);
     }
     std::thread::sleep(options.interval);
-    let second = client.state().map_err(|why| failure(&client, &why))?;
+    let second = ask(&client)?;
     let mut out = Output::new();
     for line in table::lines(&Look::new(&first, &second)) {
         out.line(line.text())?;
     }
     out.finish()
+}
+
+/// Of the server of what was named: a mounted pool, a mount point, an address.
+pub fn client(target: &OsStr) -> Result<Client> {
+    Client::new(find::address(target)?).map_err(|e| Failure::failed(format_args!("cannot ask: {e}")))
+}
+
+/// What goes on there now.
+pub fn ask(client: &Client) -> Result<State> {
+    client.state().map_err(|why| failure(client, &why))
 }
 
 /// Why there is no answer, and what to do.

@@ -32,6 +32,7 @@ pub fn lines(look: &Look<'_>) -> Vec<Line> {
     row(title(look.state));
     row(mount(look.state));
     row(space(look.state));
+    row(served(look));
     row(copies(look));
     let tables = [classes(look), channels(look), owners(look), operations(look)];
     for (head, rows) in tables.into_iter().filter(|(_, rows)| !rows.is_empty()) {
@@ -76,6 +77,14 @@ fn space(state: &State) -> String {
         Size(pool.bytes),
         count(pool.inodes_free as f64),
         pool.sync_epoch
+    )
+}
+
+fn served(look: &Look<'_>) -> String {
+    format!(
+        "served  {}/s read, {}/s written",
+        bytes(look.moved(|state| state.served.read_bytes)),
+        bytes(look.moved(|state| state.served.written_bytes)),
     )
 }
 

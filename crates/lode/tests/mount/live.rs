@@ -121,6 +121,40 @@ fn what_is_asked_to_be_durable_is_when_it_is_answered() {
     assert!(epochs("sync", &named) >= COUNT);
 }
 
+/// The server counts every byte that a request moves, and `lode cost --pool` asks it.
+#[test]
+fn what_is_served_is_counted_to_the_byte() {
+    need_mount!();
+    let bed = Bed::mounted("cache=none");
+    bed.write("f", 3);
+    assert_eq!(fs::read(bed.rig.at("f")).unwrap().len(), 3 * MIB);
+    let served = bed.state()["served"].clone();
+    assert_eq!(
+        (number(&served["written_bytes"]), number(&served["read_bytes"])),
+        (3 * MIB as u64, 3 * MIB as u64)
+    );
+
+    let cost = |pool: &Path, command: [&str; 3]| {
+        let mut lode = lode();
+        bed.at_home(&mut lode).args(["cost", "--json", "--idle", "0", "--runs", "2", "--pool"]).arg(pool);
+        lode.arg("--").args(command).output().unwrap()
+    };
+    let from = format!("if={}", bed.rig.at("f").display());
+    let measured = cost(bed.rig.dir(), ["dd", &from, "bs=64K"]);
+    assert!(measured.status.success(), "{}", text(&measured.stderr));
+    let report: Value = serde_json::from_slice(&measured.stdout).unwrap();
+    for run in report["runs"].as_array().unwrap() {
+        assert_eq!((run["bytes_from"].as_str(), number(&run["bytes"])), (Some("pool"), 3 * MIB as u64));
+    }
+    for (pool, says) in
+        [(bed.rig.dir().to_path_buf(), "moved nothing"), (bed.rig.at("f"), "no Lodestone pool")]
+    {
+        let refused = cost(&pool, ["sleep", "0", "0"]);
+        assert_eq!(refused.status.code(), Some(1));
+        assert!(text(&refused.stderr).contains(says), "{}", text(&refused.stderr));
+    }
+}
+
 /// Aligned as direct I/O asks.
 #[repr(align(4096))]
 struct Page([u8; 4096]);
