@@ -140,15 +140,13 @@ fn what_is_served_is_counted_to_the_byte() {
         lode.arg("--").args(command).output().unwrap()
     };
     let from = format!("if={}", bed.rig.at("f").display());
-    let measured = cost(bed.rig.dir(), ["dd", &from, "bs=64K"]);
+    let measured = cost(&bed.rig.dir(), ["dd", &from, "bs=64K"]);
     assert!(measured.status.success(), "{}", text(&measured.stderr));
     let report: Value = serde_json::from_slice(&measured.stdout).unwrap();
     for run in report["runs"].as_array().unwrap() {
         assert_eq!((run["bytes_from"].as_str(), number(&run["bytes"])), (Some("pool"), 3 * MIB as u64));
     }
-    for (pool, says) in
-        [(bed.rig.dir().to_path_buf(), "moved nothing"), (bed.rig.at("f"), "no Lodestone pool")]
-    {
+    for (pool, says) in [(bed.rig.dir(), "moved nothing"), (bed.rig.at("f"), "no Lodestone pool")] {
         let refused = cost(&pool, ["sleep", "0", "0"]);
         assert_eq!(refused.status.code(), Some(1));
         assert!(text(&refused.stderr).contains(says), "{}", text(&refused.stderr));
