@@ -33,6 +33,7 @@ const UNSAFE_ALLOWED: &[(&str, &str)] = &[
     ("src/wait/pause", "an instruction that the compiler has no name for"),
     ("src/mover/engine_", "device portals and descriptors"),
     ("src/mover/vfio", "a device's registers, and what the kernel is asked for them"),
+    ("src/mover/priority", "an I/O priority, which only a system call tells"),
     ("src/mover/flight", "the bytes of copies under way, which whoever began them vouches for"),
     ("src/mover/ticket", "buffers that copies under way own or borrow"),
     ("src/sim/engine", "the bytes that a simulated device was lent"),

@@ -1,6 +1,7 @@
 //! What a program wants of its copies: that each is through soon, or that many are (EasyIO §4.4, L-apps and B-apps).
 //!
-//! A class is a pool's (`class=`, `LODE_CLASS`), an open file's or a call's; who names none has none, and is copied for as if
+//! A class is a pool's (`class=`, `LODE_CLASS`), an open file's or a call's, or follows from the I/O priority of who asks
+//! ([`priority`](super::priority)); who has none is copied for as if
 //! there were no classes. Copies of the calling thread have none either: nobody can hold those back.
 
 use std::fmt;

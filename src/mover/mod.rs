@@ -42,6 +42,7 @@ pub mod owners;
 mod pace;
 mod pacing;
 pub mod pairing;
+pub mod priority;
 pub mod profile;
 #[cfg(feature = "profile-text")]
 pub mod profile_text;

@@ -256,7 +256,9 @@ extern "C" {
  *                           emulated devices, for tests
  *   class=CLASS             what is wanted of copies that engines make: latency, each is through soon; bandwidth,
  *                           many are, and they give way to the others; bandwidth:N, likewise, with a share of
- *                           its own for each number N, instead of one for the process. Else LODE_CLASS.
+ *                           its own for each number N, instead of one for the process. Else LODE_CLASS, else the
+ *                           class of the calling thread's I/O priority (ioprio_set(2), ionice(1)): latency of
+ *                           realtime, bandwidth of idle.
  *   profile=FILE            what engines are worth, as `lode tune` wrote it; else the file that LODE_PROFILE
  *                           names. One that is damaged or was made on another machine is not used: the
  *                           pool opens with the defaults, and lode_last_error() says why.

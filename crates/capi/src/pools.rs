@@ -12,7 +12,8 @@ use lodestone::fs::files::{Files, table::Table};
 use lodestone::fs::{Cred, DataMode, Fs, MkfsOptions, OpenOptions};
 use lodestone::limits::OPEN_FILES_MAX;
 use lodestone::media::{Domain, Pool, PoolOptions};
-use lodestone::mover::class::{Class, UnknownClass};
+use lodestone::mover::class::{Class, Owner, UnknownClass};
+use lodestone::mover::priority::class_of;
 use lodestone::mover::{EngineKind, UnknownEngine};
 use lodestone::wait::{self, Ending, Holding};
 use parking_lot::Mutex;
@@ -67,7 +68,9 @@ impl Held for OpenPool {
 ///                           emulated devices, for tests
 ///   class=CLASS             what is wanted of copies that engines make: latency, each is through soon; bandwidth,
 ///                           many are, and they give way to the others; bandwidth:N, likewise, with a share of
-///                           its own for each number N, instead of one for the process. Else LODE_CLASS.
+///                           its own for each number N, instead of one for the process. Else LODE_CLASS, else the
+///                           class of the calling thread's I/O priority (ioprio_set(2), ionice(1)): latency of
+///                           realtime, bandwidth of idle.
 ///   profile=FILE            what engines are worth, as `lode tune` wrote it; else the file that LODE_PROFILE
 ///                           names. One that is damaged or was made on another machine is not used: the
 ///                           pool opens with the defaults, and lode_last_error() says why.
@@ -228,7 +231,7 @@ pub fn class(name: &str) -> Result<Class> {
 fn class_of_environment() -> Result<Option<Class>> {
     match std::env::var_os("LODE_CLASS").filter(|name| !name.is_empty()) {
         Some(name) => class(&name.to_string_lossy()).map(Some).map_err(|e| e.context("LODE_CLASS")),
-        None => Ok(None),
+        None => Ok(class_of(0, Owner::process())),
     }
 }
 

@@ -163,7 +163,8 @@ pub struct Mount {
     #[arg(long, value_name = "ENGINE", value_parser = parse_engine)]
     pub engine: Option<EngineKind>,
     /// What is wanted of copies that engines make: latency (each is through soon), bandwidth (many are, and they give way
-    /// to the others), or bandwidth:N (likewise, sharing with other numbers) [default: LODE_CLASS, else none]
+    /// to the others), or bandwidth:N (likewise, sharing with other numbers) [default: LODE_CLASS, else that of each
+    /// caller's I/O priority: latency of realtime, bandwidth of idle (ionice)]
     #[arg(long, value_name = "CLASS", value_parser = parse_class)]
     pub class: Option<Class>,
     /// What engines are worth here, as lode tune found it [default: ~/.config/lode/profile.toml, else

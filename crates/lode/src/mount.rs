@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 
 use lodestone::fs::{Fs, OpenOptions};
 use lodestone::media::{Media, Pool, PoolOptions};
+use lodestone::mover::EngineKind;
 use lodestone::mover::class::{Class, UnknownClass};
 use rustix::fs::FlockOperation;
 use rustix::mount::MountFlags;
@@ -231,6 +232,8 @@ fn start(pool: &Path, place: Place, options: &Options) -> Result<Server<Pool>, F
             threads: options.threads,
             cache: options.cache,
             write_bytes_max: options.write_bytes_max,
+            // Nobody asks for priorities where no copy would be treated otherwise.
+            class_by_priority: options.engine != EngineKind::Cpu && fs.mover().state().class.is_none(),
             sync_names: options.flags.intersects(MountFlags::SYNCHRONOUS | MountFlags::DIRSYNC),
         };
         match FuseDoor::open(Arc::clone(&fs), device, &settings) {

@@ -62,7 +62,11 @@ impl<M: Media> FuseDoor<M> {
     pub fn open(fs: Arc<Fs<M>>, device: OwnedFd, settings: &Settings) -> io::Result<FuseDoor<M>> {
         let (kernel, traffic) = (Arc::new(OnceLock::new()), Arc::<Traffic>::default());
         let requests = Requests {
-            service: Service { fs, traffic: Arc::clone(&traffic) },
+            service: Service {
+                fs,
+                class_by_priority: settings.class_by_priority,
+                traffic: Arc::clone(&traffic),
+            },
             settings: settings.clone(),
             zero_message_open: false,
             zero_message_opendir: false,
@@ -517,7 +521,7 @@ impl<M: Media> Filesystem for Requests<M> {
 
     fn read(
         &self,
-        _: &Request,
+        req: &Request,
         node: INodeNo,
         _: FileHandle,
         offset: u64,
@@ -531,7 +535,7 @@ impl<M: Media> Filesystem for Requests<M> {
         let answer = attempt(|| {
             with_buffer(size as usize, |buffer| {
                 let ino = ino(node)?;
-                let got = self.service.read(ino, offset, buffer)?;
+                let got = self.service.read(caller(req), ino, offset, buffer)?;
                 if let Some(reply) = reply.take() {
                     reply.data(&buffer[..got]);
                 }

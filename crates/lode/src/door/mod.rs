@@ -44,4 +44,6 @@ pub struct Settings {
     pub write_bytes_max: u32,
     /// Changes but for the bytes of a write are durable when they are answered, on an ordinary file too.
     pub sync_names: bool,
+    /// Copies have the class of their caller's I/O priority.
+    pub class_by_priority: bool,
 }

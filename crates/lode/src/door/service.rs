@@ -11,8 +11,10 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use lodestone::fs::{Attr, Cred, Fs, Ino, SetAttr};
+use lodestone::fs::{Attr, Cred, Fs, Ino, Node, SetAttr};
 use lodestone::media::Media;
+use lodestone::mover::class::Owner;
+use lodestone::mover::priority::class_of;
 use lodestone::{Error, Result};
 
 use super::traffic::Traffic;
@@ -61,15 +63,26 @@ pub struct Written {
 
 pub struct Service<M: Media> {
     pub fs: Arc<Fs<M>>,
+    /// What is wanted of a caller's copies follows from its I/O priority.
+    pub class_by_priority: bool,
     pub traffic: Arc<Traffic>,
 }
 
 impl<M: Media> Service<M> {
     /// Reads into `buffer` from `offset` on; fewer bytes only at the end of the file.
-    pub fn read(&self, ino: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize> {
-        let got = self.fs.read(ino, offset, buffer)?;
+    pub fn read(&self, caller: Caller, ino: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        let got = self.fs.read_at(&self.node(caller, ino)?, offset, buffer)?;
         self.traffic.count_read(got as u64);
         Ok(got)
+    }
+
+    /// For copies of this caller's. The bulk ones of a user share one part.
+    fn node(&self, caller: Caller, ino: Ino) -> Result<Node> {
+        let node = self.fs.node(ino)?;
+        if self.class_by_priority {
+            node.set_class(class_of(caller.pid, Owner::of(caller.uid)));
+        }
+        Ok(node)
     }
 
     /// The protocol does not say whether one who truncates may keep set-id bits, so that only the
@@ -106,7 +119,7 @@ impl<M: Media> Service<M> {
         let set_id_fell = kill && self.has_set_id(ino)?;
         let cred = writer(caller, kill);
         let cred = if set_id_fell { self.member(cred, caller, ino)? } else { cred };
-        let bytes = self.fs.write(&cred, ino, offset, data, false)? - offset;
+        let bytes = self.fs.write_at(&cred, &self.node(caller, ino)?, offset, data, false)? - offset;
         self.traffic.count_written(bytes);
         Ok(Written { bytes, set_id_fell })
     }
@@ -128,15 +141,19 @@ impl<M: Media> Service<M> {
         let cred = writer(caller, kill);
         let cred = if set_id_fell { self.member(cred, caller, to.0)? } else { cred };
         let len = len.min(COPY_REQUEST_BYTES_MAX);
+        let (source, target) = (self.node(caller, from.0)?, self.node(caller, to.0)?);
         let mut done = 0;
         while done < len {
             let step = (len - done).min(COPY_STEP_BYTES as u64) as usize;
             let copied = with_buffer(step, |buffer| {
-                let got = self.fs.read(from.0, from.1 + done, buffer)?;
+                let got = self.fs.read_at(&source, from.1 + done, buffer)?;
                 let at = to.1 + done;
                 match got {
                     0 => Ok(0),
-                    _ => self.fs.write(&cred, to.0, at, &buffer[..got], false).map(|end| (end - at) as usize),
+                    _ => self
+                        .fs
+                        .write_at(&cred, &target, at, &buffer[..got], false)
+                        .map(|end| (end - at) as usize),
                 }
             });
             match copied {

@@ -153,6 +153,27 @@ fn what_is_served_is_counted_to_the_byte() {
     }
 }
 
+/// A program that knows of no classes has that of its I/O priority, on a mount that has none.
+#[test]
+fn idle_priority_is_class_bandwidth() {
+    need_mount!();
+    let bed = Bed::mounted("engine=emu,cache=none,assume=memory");
+    let to = format!("of={}", bed.rig.at("f").display());
+    let copied = || {
+        let state = bed.state();
+        let engines = state["mover"]["engines"].as_array().unwrap();
+        let groups = engines.iter().flat_map(|engine| engine["groups"].as_array().unwrap().clone());
+        groups.map(|group| number(&group["bandwidth"]["bytes"])).sum::<u64>()
+    };
+    let dd = ["dd", "if=/dev/zero", &to, "bs=1M", "count=4", "status=none"];
+    succeed(Command::new(dd[0]).args(&dd[1..]));
+    assert_eq!(copied(), 0, "who says nothing has no class");
+    succeed(Command::new("ionice").arg("-c3").args(dd));
+    assert_eq!(copied(), 4 * MIB as u64);
+    let owners = bed.state()["mover"]["engines"][0]["owners"].clone();
+    assert_eq!(number(&owners[0]["owner"]), u64::from(rustix::process::getuid().as_raw()));
+}
+
 /// Aligned as direct I/O asks.
 #[repr(align(4096))]
 struct Page([u8; 4096]);
