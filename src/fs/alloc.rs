@@ -18,7 +18,7 @@
 //! consistent). `touched` is kept by the same handshake with the roles exchanged.
 //!
 //! **The reserve** is a set of real blocks, taken out of the bitmap, for deletes, truncates and log
-//! cleaning on a full pool ([`Class::Release`]). No counting on the hot path: what is free in the bitmap
+//! cleaning on a full pool ([`Class::Release`], [`Class::Last`]). No counting on the hot path: what is free in the bitmap
 //! is available to all.
 //!
 //! Invariants, executed by [`Allocator::check_state`] while nothing else runs:
@@ -122,8 +122,22 @@ pub enum Class {
     Data,
     /// Logs and inode tables: kept apart from data, so that files stay contiguous.
     Metadata,
-    /// What frees space in the end (deletes, truncates, log cleaning): may use the reserve.
+    /// What works on a full pool as long as that keeps nobody from deleting: may use half of the reserve.
     Release,
+    /// What makes room in the end, and has to work whatever was done to a full pool before: records of removals, and what is
+    /// live in a log that is cleaned. May use all of the reserve.
+    Last,
+}
+
+impl Class {
+    /// Blocks of a reserve of `target` that are left to others; none where it may not be touched.
+    fn leaves_of_reserve(self, target: u32) -> Option<u32> {
+        match self {
+            Class::Data | Class::Metadata => None,
+            Class::Release => Some(target / 2),
+            Class::Last => Some(0),
+        }
+    }
 }
 
 /// Blocks claimed twice, or outside the pool: `block` is the first of them.
@@ -562,6 +576,12 @@ impl Allocator {
         self.reserve.publish(&held);
     }
 
+    /// Part of the reserve is in use: nothing else was free.
+    #[inline]
+    pub fn is_short(&self) -> bool {
+        self.reserve.missing.load(Relaxed) != 0
+    }
+
     /// A contiguous run of 1 to `want` blocks, as long as can be found cheaply; `None` when no block is
     /// free that the class may use. 512 and more come 2 MiB-aligned where there are such runs.
     ///
@@ -580,8 +600,7 @@ impl Allocator {
                 local.count(&local.shard.allocated, run.count);
                 Some(run)
             }
-            None if class == Class::Release => self.reserve.take(want),
-            None => None,
+            None => self.reserve.take(want, class),
         }
     }
 
@@ -1257,10 +1276,15 @@ impl Reserve {
         self.missing.store(self.target.load(Relaxed) - held.len() as u32, SeqCst);
     }
 
-    /// The last run of the reserve, at most `want` blocks.
+    /// The last run of the reserve, at most `want` blocks and what the class may have of them.
     #[cold]
-    fn take(&self, want: u32) -> Option<Run> {
+    fn take(&self, want: u32, class: Class) -> Option<Run> {
+        let leaves = class.leaves_of_reserve(self.target.load(Relaxed))?;
         let mut held = self.blocks.lock();
+        let want = want.min((held.len() as u32).saturating_sub(leaves));
+        if want == 0 {
+            return None;
+        }
         let mut run = Run::new(Block(held.pop()?), 1);
         while run.count < want && held.last().is_some_and(|&block| block + 1 == run.start.0) {
             held.pop();
@@ -1632,9 +1656,9 @@ mod tests {
         let data = drain(&a, Class::Data);
         assert_eq!(data.len(), 9900);
         let first = a.alloc(64, Class::Release, None).unwrap();
-        assert_eq!(first.count, 64);
-        let rest = drain(&a, Class::Release);
-        assert_eq!((rest.len(), a.stats().free), (36, 0));
+        assert_eq!((first.count, a.alloc(1, Class::Release, None)), (50, None));
+        let rest = drain(&a, Class::Last);
+        assert_eq!((rest.len(), a.stats().free), (50, 0));
         a.free(Run::new(data[5].start, 1));
         assert_eq!((a.available(), a.stats().free), (0, 1));
         assert_eq!(a.alloc(1, Class::Data, None), None);
@@ -1811,7 +1835,8 @@ mod tests {
     }
 
     fn op(total: u32) -> impl Strategy<Value = Op> {
-        let class = prop_oneof![Just(Class::Data), Just(Class::Metadata), Just(Class::Release)];
+        let class =
+            prop_oneof![Just(Class::Data), Just(Class::Metadata), Just(Class::Release), Just(Class::Last)];
         let want = prop_oneof![Just(1u32), 1..20u32, 1..700u32];
         prop_oneof![
             6 => (want.clone(), class, proptest::option::of(0..total + 5))
@@ -1878,7 +1903,7 @@ mod tests {
         fn apply(&mut self, a: &Allocator, op: &Op, reserve: u32) {
             match *op {
                 Op::Alloc { want, class, near } => {
-                    let floor = if class == Class::Release { 0 } else { reserve };
+                    let floor = class.leaves_of_reserve(reserve).unwrap_or(reserve);
                     let near = near.map(Block);
                     match a.alloc(want, class, near) {
                         Some(run) => {
@@ -2119,7 +2144,7 @@ mod tests {
         assert_eq!(marked.iter().sum::<u64>(), 1 << 14);
         a.start();
         a.check_state();
-        assert_eq!(a.alloc(1, Class::Release, None), None);
+        assert_eq!(a.alloc(1, Class::Last, None), None);
     }
 
     #[test]

@@ -107,7 +107,10 @@ impl<M: Media> Fs<M> {
         };
         body.size = size;
         body.attr_record(atime, field::attr::TRUNCATE, batch);
-        if let Err(e) = self.commit(inode, body, batch, guard, Class::Release, Flushed::issued()) {
+        // It has to work on a full pool where it makes room.
+        let makes_room = size.div_ceil(PAGE) < old.div_ceil(PAGE);
+        let class = if makes_room { Class::Last } else { Class::Release };
+        if let Err(e) = self.commit(inode, body, batch, guard, class, Flushed::issued()) {
             return Err(self.give_back(&fresh, e));
         }
         let reuse = self.core.reuse_after(guard);

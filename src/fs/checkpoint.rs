@@ -26,10 +26,10 @@ const RUNS_MAX: usize = (BLOCK - HEAD_BYTES) / 8;
 pub(super) fn store<M: Media>(fs: &Fs<M>) -> Result<Option<u32>> {
     let body = encode(fs);
     let core = &fs.core;
-    let Some(head) = core.alloc.alloc(1, Class::Release, None) else { return Ok(None) };
+    let Some(head) = core.alloc.alloc(1, Class::Last, None) else { return Ok(None) };
     let mut runs = Runs::new();
     let blocks = body.len().div_ceil(BLOCK) as u32;
-    if core.alloc.alloc_all(blocks, Class::Release, &mut runs).is_err() || runs.len() > RUNS_MAX {
+    if core.alloc.alloc_all(blocks, Class::Last, &mut runs).is_err() || runs.len() > RUNS_MAX {
         return Ok(None);
     }
     let mut pending = Flushed::issued();

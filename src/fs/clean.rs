@@ -44,6 +44,14 @@ const CLEANINGS_MAX: usize = 2;
 const CATCH_UP_STEPS_MAX: usize = 4096;
 /// Segments without live records that go at once.
 const DEAD_SEGMENTS_MAX: usize = 256;
+/// Lines of a segment that are no record's: its head, the link to the next, and the attributes in a log that was cleaned.
+const SEGMENT_LINES_OF_ITS_OWN: u32 = 3;
+/// A log of so many closed parts is cleaned at once on a full pool, wherever.
+const SMALL_LOG_PARTS: usize = 2;
+/// With fewer lines that are dead a log is not cleaned on a full pool.
+const DEAD_LINES_MIN: u32 = 16;
+/// As many lines that are dead are enough to clean a log of any length on a full pool.
+const DEAD_LINES_WORTH_IT: u32 = 128;
 /// Entries of a directory that are looked through for the oldest of their records.
 const ENTRIES_LOOKED_THROUGH_MAX: usize = 256;
 /// Runs of pages that a sweep appends for each segment that the log grew; or [`PART_PAGES`] pages, where there
@@ -54,6 +62,24 @@ const PAGES_LINES: usize = (field::pages::WORDS + 4 * PART_PAGES).div_ceil(LINE)
 /// Types of records that may be live. All others only change what later records or DRAM know.
 const LIVE_KINDS: u16 =
     Type::Write.bit() | Type::Pages.bit() | Type::Add.bit() | Type::Xattr.bit() | Type::Symlink.bit();
+
+/// The closed parts at the head of a directory's log that have nothing live.
+fn dead_parts(inode: &Inode, body: &Body) -> usize {
+    let entries_from = entries_from(body);
+    let is_dead = |&(n, part): &(usize, Segment)| match part.kinds & LIVE_KINDS {
+        0 => true,
+        live => live == Type::Add.bit() && is_before(body.log.seq_behind(n + 1), entries_from),
+    };
+    body.log.closed(&inode.owner()).enumerate().take(DEAD_SEGMENTS_MAX).take_while(is_dead).count()
+}
+
+/// Whether enough of a directory's log is dead for it to be cleaned on a full pool.
+fn gains_by_cleaning(inode: &Inode, body: &Body) -> bool {
+    let segments = body.log.closed(&inode.owner()).count() as u32 + 1;
+    let lines = body.log.lines();
+    let dead = lines.saturating_sub(live_lines(body) + SEGMENT_LINES_OF_ITS_OWN * segments);
+    body.dir().is_ok() && dead >= (lines / 8).clamp(DEAD_LINES_MIN, DEAD_LINES_WORTH_IT)
+}
 
 /// How far the cleaner is with a file.
 #[derive(Default)]
@@ -129,23 +155,105 @@ impl<M: Media> Fs<M> {
             if body.log.lines() <= SLACK_LINES + 2 * live_lines(body) {
                 return;
             }
-            // Parts with nothing that could be live go together, unread; else one.
-            let owner = inode.owner();
-            let entries_from = entries_from(body);
-            let is_dead = |&(n, part): &(usize, Segment)| match part.kinds & LIVE_KINDS {
-                0 => true,
-                live => live == Type::Add.bit() && is_before(body.log.seq_behind(n + 1), entries_from),
-            };
-            let dead =
-                body.log.closed(&owner).enumerate().take(DEAD_SEGMENTS_MAX).take_while(is_dead).count();
-            let oldest = body.log.closed(&owner).next();
-            let cleaned = match oldest {
-                None => return,
-                Some(_) if dead > 0 => self.move_head(inode, body, guard, Live::default(), dead),
-                Some(oldest) => self.clean_segment(inode, body, guard, oldest),
-            };
-            if let Err(e) = cleaned {
-                return put_off(inode, &e);
+            match self.clean_oldest(inode, body, guard, true) {
+                Ok(0) => return,
+                Ok(_) => {}
+                Err(e) => return put_off(inode, &e),
+            }
+        }
+    }
+
+    /// On a full pool: the whole log of a directory is cleaned, if that gains room in it. A step takes no more than it gives back,
+    /// so that what the reserve keeps for this is enough, however many names there are. Whether it is worth trying again.
+    /// (On an ordinary file what was freed waits for syncs: [`make_room_over_syncs`](Fs::make_room_over_syncs).)
+    #[cold]
+    pub(super) fn make_room_in_log(&self, inode: &Inode, body: &mut Body, guard: &epoch::Guard) -> bool {
+        if self.core.deferring || !gains_by_cleaning(inode, body) {
+            return false;
+        }
+        let closed = body.log.closed(&inode.owner()).count();
+        self.clean_parts(inode, body, guard, closed) < closed
+    }
+
+    /// The same where what was freed waits for syncs: as far as the reserve goes, syncs, and so on to the end.
+    #[cold]
+    pub(super) fn make_room_over_syncs(&self, dir: Ino) -> Result<()> {
+        let mut left = None;
+        while left != Some(0) {
+            let before = left;
+            {
+                let pin = pin();
+                let inode = self.inode_pinned(dir, &pin)?;
+                let mut body = self.table.change(inode);
+                let guard = self.core.enter()?;
+                let parts = match left {
+                    None if gains_by_cleaning(inode, &body) => body.log.closed(&inode.owner()).count(),
+                    None => return Ok(()),
+                    Some(left) => left.min(body.log.closed(&inode.owner()).count()),
+                };
+                left = Some(self.clean_parts(inode, &mut body, &guard, parts));
+            }
+            (0..SYNCS_TO_FREE).try_for_each(|_| self.sync())?;
+            if left == before {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Cleans the `parts` oldest parts of a directory's log as long as there is room; how many are left.
+    fn clean_parts(&self, inode: &Inode, body: &mut Body, guard: &epoch::Guard, parts: usize) -> usize {
+        let mut left = parts;
+        while left > 0 {
+            // Attributes once: they stand behind all that goes.
+            match self.clean_oldest(inode, body, guard, left == parts) {
+                Ok(0) => return 0,
+                Ok(cleaned) => left = left.saturating_sub(cleaned),
+                Err(e) => {
+                    put_off(inode, &e);
+                    break;
+                }
+            }
+        }
+        left
+    }
+
+    /// Behind a removal on a pool that is short of room: what is dead in this log may be all that other directories' removals can
+    /// have.
+    #[cold]
+    pub(super) fn give_dead_parts_back(&self, inode: &Inode, body: &mut Body, guard: &epoch::Guard) {
+        if !gains_by_cleaning(inode, body) {
+            return;
+        }
+        let closed = body.log.closed(&inode.owner()).count();
+        // Where it is not there at once no more is taken for it than the next removals can do without.
+        let parts = match self.core.deferring && closed > SMALL_LOG_PARTS {
+            true => dead_parts(inode, body),
+            false => closed,
+        };
+        self.clean_parts(inode, body, guard, parts);
+    }
+
+    /// One step of a directory's: of its closed parts those with nothing that could be live go together, unread; else one goes.
+    /// How many did.
+    fn clean_oldest(
+        &self,
+        inode: &Inode,
+        body: &mut Body,
+        guard: &epoch::Guard,
+        with_attributes: bool,
+    ) -> Result<usize> {
+        let dead = dead_parts(inode, body);
+        let oldest = body.log.closed(&inode.owner()).next();
+        match oldest {
+            None => Ok(0),
+            Some(_) if dead > 0 => {
+                self.move_head(inode, body, guard, Live::default(), dead, with_attributes)?;
+                Ok(dead)
+            }
+            Some(oldest) => {
+                self.clean_segment(inode, body, guard, oldest, with_attributes)?;
+                Ok(1)
             }
         }
     }
@@ -166,8 +274,8 @@ impl<M: Media> Fs<M> {
             dead += 1;
         }
         match oldest {
-            _ if dead > 0 => self.move_head(inode, body, guard, Live::default(), dead),
-            Some((oldest, true)) => self.clean_segment(inode, body, guard, oldest),
+            _ if dead > 0 => self.move_head(inode, body, guard, Live::default(), dead, true),
+            Some((oldest, true)) => self.clean_segment(inode, body, guard, oldest, true),
             _ if due || body.cleaning.sweep.is_some() => self.sweep(inode, body, guard),
             _ => Ok(()),
         }
@@ -238,6 +346,7 @@ impl<M: Media> Fs<M> {
         body: &mut Body,
         guard: &epoch::Guard,
         oldest: Segment,
+        with_attributes: bool,
     ) -> Result<()> {
         let mut live = Live::default();
         let mut buffer = [0; BLOCK];
@@ -256,10 +365,11 @@ impl<M: Media> Fs<M> {
             seq = seq.wrapping_add(head.lines);
             at = end;
         }
-        self.move_head(inode, body, guard, live, 1)
+        self.move_head(inode, body, guard, live, 1, with_attributes)
     }
 
-    /// Appends what is live, then lets the `count` oldest parts go.
+    /// Appends what is live, then lets the `count` oldest parts go. Without attributes only where a record behind these parts has
+    /// them.
     fn move_head(
         &self,
         inode: &Inode,
@@ -267,14 +377,22 @@ impl<M: Media> Fs<M> {
         guard: &epoch::Guard,
         live: Live,
         count: usize,
+        with_attributes: bool,
     ) -> Result<()> {
         self.keep_times(inode, guard)?;
         let Live { mut batch, copies } = live;
-        // Attributes may have been set by any record that goes.
-        body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
+        if with_attributes {
+            // They may have been set by any record that goes.
+            body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
+        }
         let kept_from = body.log.seq_behind(count);
-        let flushed = self.append(inode, body, &mut batch, guard, Class::Release)?;
-        inode.attrs_ahead.store(false, Ordering::Relaxed);
+        let flushed = match batch.is_empty() {
+            true => Flushed::issued(),
+            false => self.append(inode, body, &mut batch, guard, Class::Last)?,
+        };
+        if with_attributes {
+            inode.attrs_ahead.store(false, Ordering::Relaxed);
+        }
         self.core.fence(flushed.and(self.write_back_redone(body, kept_from)));
         for (i, copy) in copies {
             let (seq, lines) = batch.placed(i);

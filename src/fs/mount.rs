@@ -443,7 +443,7 @@ impl<M: Media> Fs<M> {
             if inode.attrs_ahead.swap(false, Ordering::AcqRel) {
                 let mut batch = Batch::new();
                 body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
-                match self.append(&inode, &mut body, &mut batch, &guard, Class::Release) {
+                match self.append(&inode, &mut body, &mut batch, &guard, Class::Last) {
                     Ok(flushed) => pending = pending.and(flushed),
                     // A full pool keeps the older times: they were never promised.
                     Err(e) if e.errno() == libc::ENOSPC => continue,
@@ -570,7 +570,9 @@ impl SuperCopies {
 
     fn best(&self) -> std::result::Result<&Super, SuperFault> {
         match (&self.first, &self.second) {
-            (Ok(sb), _) | (Err(SuperFault::Damaged | SuperFault::Foreign), Ok(sb)) => Ok(sb),
+            (Ok(sb), _) | (Err(SuperFault::Damaged | SuperFault::Foreign | SuperFault::Newer(_)), Ok(sb)) => {
+                Ok(sb)
+            }
             (Err(SuperFault::Foreign), Err(SuperFault::Damaged)) => Err(SuperFault::Foreign),
             (Err(f), _) => Err(*f),
         }

@@ -477,20 +477,42 @@ impl<M: Media> Fs<M> {
 
     fn remove(&self, cred: &Cred, dir: Ino, name: &[u8], want_dir: bool) -> Result<()> {
         check_old_name(name, libc::EISDIR)?;
-        // Its record may find the pool full, and what waits for a sync make room.
-        self.with_room(|| {
-            let pin = pin();
-            let dir = self.inode_pinned(dir, &pin)?;
-            let victim = {
-                let mut body = self.table.change(dir);
-                let guard = self.core.enter()?;
-                let victim = self.remove_locked(cred, dir, &mut body, (&guard, &pin), name, want_dir)?;
-                self.tidy_log(dir, &mut body, &guard);
-                victim
-            };
-            self.reclaim_if_unused(victim);
-            Ok(())
-        })
+        let remove = |class| {
+            // Its record may find the pool full, and what waits for a sync make room.
+            self.with_room(|| {
+                let pin = pin();
+                let dir = self.inode_pinned(dir, &pin)?;
+                let victim = {
+                    let mut body = self.table.change(dir);
+                    let guard = self.core.enter()?;
+                    let remove = |body: &mut Body| {
+                        self.remove_locked(cred, dir, body, (&guard, &pin), (name, want_dir), class)
+                    };
+                    let mut victim = remove(&mut body);
+                    if is_full(&victim) && self.make_room_in_log(dir, &mut body, &guard) {
+                        victim = remove(&mut body);
+                    }
+                    let victim = victim?;
+                    self.tidy_log(dir, &mut body, &guard);
+                    if self.core.alloc.is_short() {
+                        self.give_dead_parts_back(dir, &mut body, &guard);
+                    }
+                    victim
+                };
+                self.reclaim_if_unused(victim);
+                Ok(())
+            })
+        };
+        // What is kept for removals alone is for those that nothing else makes room for.
+        match remove(Class::Release) {
+            removed if is_full(&removed) => {
+                if self.core.deferring {
+                    self.make_room_over_syncs(dir)?;
+                }
+                remove(Class::Last)
+            }
+            removed => removed,
+        }
     }
 
     fn reclaim_if_unused(&self, inode: &Inode) {
@@ -505,8 +527,8 @@ impl<M: Media> Fs<M> {
         dir: &Inode,
         body: &mut Body,
         (guard, pin): (&epoch::Guard, &'p Pin),
-        name: &[u8],
-        want_dir: bool,
+        (name, want_dir): (&[u8], bool),
+        class: Class,
     ) -> Result<&'p Inode> {
         permit(cred, body, X)?;
         let entry = body.dir()?.lookup(name).ok_or_else(|| absent(name))?;
@@ -527,7 +549,7 @@ impl<M: Media> Fs<M> {
         let now = now();
         let mut line = [remove_line(&entry, now)];
         let pending = Flushed::issued();
-        self.commit_lines(dir, body, (Type::Remove, &mut line), guard, Class::Release, pending)?;
+        self.commit_lines(dir, body, (Type::Remove, &mut line), guard, class, pending)?;
         body.dir_mut().remove(name);
         (body.mtime, body.ctime) = (now, now);
         self.unlinked(dir, victim, &mut child, now);
@@ -570,7 +592,7 @@ impl<M: Media> Fs<M> {
             }
             let mut batch = Batch::new();
             body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
-            match self.append(&inode, &mut body, &mut batch, guard, Class::Release) {
+            match self.append(&inode, &mut body, &mut batch, guard, Class::Last) {
                 Ok(flushed) => {
                     inode.attrs_ahead.store(false, Ordering::Relaxed);
                     // Before others append behind it.
@@ -612,7 +634,12 @@ impl<M: Media> Fs<M> {
                         continue;
                     }
                     let guard = self.core.enter()?;
-                    self.rename_in(cred, &from, &mut body, &guard, names, flags)
+                    let rename = |body: &mut Body| self.rename_in(cred, &from, body, &guard, names, flags);
+                    let done = rename(&mut body);
+                    match is_full(&done) && self.make_room_in_log(&from, &mut body, &guard) {
+                        true => rename(&mut body),
+                        false => done,
+                    }
                 } else {
                     let _tree = self.rename_lock.lock();
                     let (mut a, mut b) = self.lock_two(&from, &to);
@@ -1038,6 +1065,12 @@ fn check_name(name: &[u8], dots: i32) -> Result<()> {
 /// As [`check_name`] for a name that is looked up anyway: then one too long is found to be so.
 fn check_old_name(name: &[u8], dots: i32) -> Result<()> {
     check_name(&name[..name.len().min(NAME_BYTES_MAX)], dots)
+}
+
+/// Whether that failed for want of room.
+#[inline]
+fn is_full<T>(done: &Result<T>) -> bool {
+    done.as_ref().is_err_and(|e| e.errno() == libc::ENOSPC)
 }
 
 /// What a name is that no entry has.

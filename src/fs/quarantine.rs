@@ -187,7 +187,7 @@ impl<M: Media> Fs<M> {
                 put32(r, field::bad::COUNT, 1);
             }
             let nothing = Flushed::issued();
-            self.commit(&self.table_inode, &mut body, &mut batch, &guard, Class::Release, nothing)
+            self.commit(&self.table_inode, &mut body, &mut batch, &guard, Class::Last, nothing)
         })();
         if let Err(e) = saved {
             tracing::warn!("bad blocks could not be written down: {e}");

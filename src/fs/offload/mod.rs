@@ -577,7 +577,7 @@ impl<M: Media> Fs<M> {
         let mut batch = Batch::new();
         restoring_records(body, write.mapped.iter().map(pages_of), &mut batch);
         body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
-        self.commit(inode, body, &mut batch, guard, Class::Release, pending)?;
+        self.commit(inode, body, &mut batch, guard, Class::Last, pending)?;
         freed.into_iter().for_each(|run| self.core.free(run, write.reuse));
         Ok(())
     }

@@ -159,7 +159,7 @@ impl<M: Media> Recovery<'_, M> {
             let mut batch = Batch::new();
             offload::restoring_records(&body, pages.into_iter(), &mut batch);
             body.attr_record(atime, 0, &mut batch);
-            pending = pending.and(body.log.append(self.core, &owner, &mut batch, epoch, Class::Release)?);
+            pending = pending.and(body.log.append(self.core, &owner, &mut batch, epoch, Class::Last)?);
             table.log_end(owner.ino).store(body.log.seq(), Ordering::Relaxed);
         }
         for (owner, mut log) in repairs.seals {
@@ -191,7 +191,7 @@ impl<M: Media> Recovery<'_, M> {
             body.ctime = time;
             let mut batch = Batch::new();
             body.attr_record(node.atime.load(Ordering::Relaxed), 0, &mut batch);
-            match body.log.append(self.core, &node.owner(), &mut batch, epoch, Class::Release) {
+            match body.log.append(self.core, &node.owner(), &mut batch, epoch, Class::Last) {
                 Ok(flushed) => {
                     pending = pending.and(flushed);
                     table.log_end(ino).store(body.log.seq(), Ordering::Relaxed);

@@ -19,11 +19,12 @@
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -38,7 +39,7 @@ use lodestone::fs::{Attr, FIXED, Fs, Ino, SetAttr};
 use lodestone::media::Media;
 use tracing::{debug_span, error};
 
-use super::pages::Pages;
+use super::pages::{Kernel, Pages};
 use super::service::{Caller, Service, with_buffer};
 use super::traffic::Traffic;
 use super::translate::{attributes, errno, file_type, ino, no_entry, set_time, unread};
@@ -73,7 +74,6 @@ impl<M: Media> FuseDoor<M> {
             unread: Unread::default(),
             kernel: Arc::clone(&kernel),
             pages: Pages::new(Arc::clone(&kernel)),
-            asking: AtomicUsize::new(0),
         };
         let mut config = fuser::Config::default();
         config.n_threads = Some(settings.threads);
@@ -114,8 +114,57 @@ struct Requests<M: Media> {
     /// The way back, to make the kernel forget.
     kernel: Arc<OnceLock<Notifier>>,
     pages: Pages,
-    /// Threads that wait until the kernel has written pages.
-    asking: AtomicUsize,
+}
+
+fn answer_seek(reply: &Mutex<Option<ReplyLseek>>, found: Result<u64, Errno>) {
+    match (found, reply.lock().unwrap_or_else(PoisonError::into_inner).take()) {
+        (Ok(at), Some(reply)) => reply.offset(at as i64),
+        (Err(e), Some(reply)) => reply.error(e),
+        (_, None) => {}
+    }
+}
+
+/// An answer to SEEK_DATA or SEEK_HOLE, and the hole that it rests on: that may be data which a program stored through a mapping, and
+/// which only the kernel has so far.
+struct Found {
+    at: lodestone::Result<u64>,
+    hole: Option<Range<u64>>,
+}
+
+fn seek<M: Media>(fs: &Fs<M>, ino: Ino, from: u64, whence: i32) -> lodestone::Result<Found> {
+    let size = fs.getattr(ino)?.size;
+    let at = fs.seek(ino, from, whence);
+    let hole = match (&at, whence) {
+        (Ok(at), libc::SEEK_DATA) if *at > from => Some(from..*at),
+        (Ok(at), libc::SEEK_HOLE) if *at < size => {
+            Some(*at..fs.seek(ino, *at, libc::SEEK_DATA).unwrap_or(size).max(*at))
+        }
+        (Err(e), libc::SEEK_DATA) if e.errno() == libc::ENXIO && from < size => Some(from..size),
+        _ => None,
+    };
+    Ok(Found { at, hole })
+}
+
+/// The answer once the kernel has written what it has of the holes that it rests on.
+fn seek_written<M: Media>(
+    fs: &Fs<M>,
+    kernel: &Kernel,
+    ino: Ino,
+    (from, whence): (u64, i32),
+    mut hole: Range<u64>,
+) -> lodestone::Result<u64> {
+    while kernel.write_back(INodeNo(u64::from(ino.0)), hole.clone()) {
+        match seek(fs, ino, from, whence)? {
+            Found { hole: Some(found), .. } if found != hole => hole = found,
+            Found { at, .. } => return at,
+        }
+    }
+    all_is_data(fs, ino, from, whence)
+}
+
+/// What is right whatever the kernel has.
+fn all_is_data<M: Media>(fs: &Fs<M>, ino: Ino, from: u64, whence: i32) -> lodestone::Result<u64> {
+    if whence == libc::SEEK_DATA { Ok(from) } else { Ok(fs.getattr(ino)?.size) }
 }
 
 /// References that the kernel took to inodes which could not be read when a listing named them, so that
@@ -176,35 +225,6 @@ impl<M: Media> Requests<M> {
         }
     }
 
-    /// SEEK_DATA and SEEK_HOLE. What is a hole for us may be data that a program stored through a mapping, which only the kernel
-    /// has so far: it is asked to write that. Where nobody would be left to take its writes, all is said to be data.
-    fn seek(&self, ino: Ino, from: u64, whence: i32) -> lodestone::Result<u64> {
-        let size = self.fs().getattr(ino)?.size;
-        let mut written = None;
-        loop {
-            let found = self.fs().seek(ino, from, whence);
-            let hole = match (&found, whence) {
-                (Ok(at), libc::SEEK_DATA) if *at > from => from..*at,
-                (Ok(at), libc::SEEK_HOLE) if *at < size => {
-                    *at..self.fs().seek(ino, *at, libc::SEEK_DATA).unwrap_or(size)
-                }
-                (Err(e), libc::SEEK_DATA) if e.errno() == libc::ENXIO && from < size => from..size,
-                _ => return found,
-            };
-            if written.as_ref() == Some(&hole) {
-                return found;
-            }
-            let asking = self.asking.fetch_add(1, Ordering::AcqRel) + 1;
-            let answered = asking < self.settings.threads
-                && self.pages.write_back(INodeNo(u64::from(ino.0)), hole.clone());
-            self.asking.fetch_sub(1, Ordering::AcqRel);
-            if !answered {
-                return Ok(if whence == libc::SEEK_DATA { from } else { size });
-            }
-            written = Some(hole);
-        }
-    }
-
     /// As [`attempt`] of what changes more than the bytes of a write: durable at the answer where the mount's options say so.
     fn change<T>(&self, work: impl FnOnce() -> lodestone::Result<T>) -> Result<T, Errno> {
         attempt(|| {
@@ -242,7 +262,6 @@ impl<M: Media> Requests<M> {
             | InitFlags::FUSE_PARALLEL_DIROPS
             | InitFlags::FUSE_DO_READDIRPLUS
             | InitFlags::FUSE_READDIRPLUS_AUTO
-            | InitFlags::FUSE_ASYNC_DIO
             | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
         if self.settings.cache != Cache::None {
             wanted |= InitFlags::FUSE_EXPLICIT_INVAL_DATA | InitFlags::FUSE_CACHE_SYMLINKS;
@@ -757,14 +776,31 @@ impl<M: Media> Filesystem for Requests<M> {
 
     fn lseek(&self, _: &Request, node: INodeNo, _: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
         let _span = debug_span!("lseek", ino = node.0, offset, whence).entered();
-        let answer = attempt(|| {
-            let from =
-                u64::try_from(offset).map_err(|_| lodestone::Error::new(libc::ENXIO, "door::lseek"))?;
-            self.seek(ino(node)?, from, whence)
+        let from = offset as u64;
+        let found = attempt(|| {
+            if offset < 0 {
+                return Err(lodestone::Error::new(libc::ENXIO, "door::lseek"));
+            }
+            let ino = ino(node)?;
+            let Found { at, hole } = seek(self.fs(), ino, from, whence)?;
+            match hole {
+                Some(hole) => Ok((ino, 0, Some(hole))),
+                None => at.map(|at| (ino, at, None)),
+            }
         });
-        match answer {
-            Ok(at) => reply.offset(at as i64),
-            Err(e) => reply.error(e),
+        let (ino, hole) = match found {
+            Ok((ino, _, Some(hole))) => (ino, hole),
+            Ok((_, at, None)) => return reply.offset(at as i64),
+            Err(e) => return reply.error(e),
+        };
+        // Not here: perhaps nobody else is there to take what the kernel writes.
+        let (fs, reply) = (Arc::clone(&self.service.fs), Arc::new(Mutex::new(Some(reply))));
+        let late = Arc::clone(&reply);
+        let asked = self.pages.ask(move |kernel| {
+            answer_seek(&late, attempt(|| seek_written(&fs, kernel, ino, (from, whence), hole)));
+        });
+        if !asked {
+            answer_seek(&reply, attempt(|| all_is_data(self.fs(), ino, from, whence)));
         }
     }
 

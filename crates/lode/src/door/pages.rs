@@ -4,7 +4,7 @@
 //! On a thread of its own: the kernel waits there for pages that a request is to fill, and perhaps nobody is left to answer that
 //! request but who asked.
 
-use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 
@@ -15,16 +15,29 @@ pub struct Pages {
     /// The way back to the kernel, once there is one.
     kernel: Arc<OnceLock<Notifier>>,
     /// From the first on; none where no thread could be had.
-    told: OnceLock<Option<Sender<Range>>>,
+    told: OnceLock<Option<Sender<Job>>>,
 }
 
-struct Range {
-    node: INodeNo,
-    offset: i64,
-    /// 0: to the end.
-    bytes: i64,
-    /// Told when the kernel has done it.
-    done: Option<SyncSender<()>>,
+type Job = Box<dyn FnOnce(&Kernel) + Send>;
+
+/// What may be asked of the kernel on the thread that waits for it.
+pub struct Kernel(Notifier);
+
+impl Kernel {
+    /// Waits until the kernel has written what programs stored to these bytes through mappings, by requests that whoever serves
+    /// has to take. False where it could not be asked.
+    pub fn write_back(&self, node: INodeNo, bytes: std::ops::Range<u64>) -> bool {
+        let length = (bytes.end - bytes.start) as i64;
+        self.forget(node, bytes.start as i64, length)
+    }
+
+    fn forget(&self, node: INodeNo, offset: i64, bytes: i64) -> bool {
+        let told = self.0.inval_inode(node, offset, bytes);
+        if let Err(e) = &told {
+            error!(inode = node.0, error = %e, "the kernel keeps pages of a file that others store to");
+        }
+        told.is_ok()
+    }
 }
 
 impl Pages {
@@ -34,41 +47,23 @@ impl Pages {
 
     /// Soon after this the kernel asks again for what it has from `offset` on; for all of it where `bytes` is 0.
     pub fn forget(&self, node: INodeNo, offset: u64, bytes: u32) {
-        self.tell(Range { node, offset: offset as i64, bytes: i64::from(bytes), done: None });
+        // Where there is nobody to do it, that was said.
+        let _ = self.ask(move |kernel| _ = kernel.forget(node, offset as i64, i64::from(bytes)));
     }
 
-    /// Waits until the kernel has written what programs stored to these bytes through mappings, by requests that another thread
-    /// has to take. False where it could not be asked.
-    pub fn write_back(&self, node: INodeNo, bytes: std::ops::Range<u64>) -> bool {
-        let (done, is_done) = sync_channel(1);
-        let length = (bytes.end - bytes.start) as i64;
-        self.tell(Range { node, offset: bytes.start as i64, bytes: length, done: Some(done) });
-        is_done.recv().is_ok()
-    }
-
-    fn tell(&self, range: Range) {
-        if let Some(told) = self.told.get_or_init(|| begin(Arc::clone(&self.kernel))) {
-            // Fails where the thread panicked, which was said then.
-            let _ = told.send(range);
-        }
+    /// Does on that thread what has to wait for the kernel. False where there is none, and then nothing is done.
+    pub fn ask(&self, job: impl FnOnce(&Kernel) + Send + 'static) -> bool {
+        let told = self.told.get_or_init(|| begin(Arc::clone(&self.kernel)));
+        // Fails where the thread panicked.
+        told.as_ref().is_some_and(|told| told.send(Box::new(job)).is_ok())
     }
 }
 
 /// The thread ends with the last who tells it anything.
-fn begin(kernel: Arc<OnceLock<Notifier>>) -> Option<Sender<Range>> {
-    let (tell, told) = channel::<Range>();
-    let forget = move || {
-        for Range { node, offset, bytes, done } in told {
-            match (kernel.get().map(|kernel| kernel.inval_inode(node, offset, bytes)), done) {
-                (Some(Err(e)), _) => {
-                    error!(inode = node.0, error = %e, "the kernel keeps pages of a file that others store to");
-                }
-                // Who waits may have gone.
-                (Some(Ok(())), Some(done)) => _ = done.send(()),
-                _ => {}
-            }
-        }
-    };
+fn begin(kernel: Arc<OnceLock<Notifier>>) -> Option<Sender<Job>> {
+    let (tell, told) = channel::<Job>();
+    let kernel = Kernel(kernel.get()?.clone());
+    let forget = move || told.into_iter().for_each(|job| job(&kernel));
     match thread::Builder::new().name("lode-forget".to_owned()).spawn(forget) {
         Ok(_) => Some(tell),
         Err(e) => {

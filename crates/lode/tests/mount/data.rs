@@ -186,6 +186,33 @@ fn private_mappings_keep_to_themselves() {
     assert_eq!(fs::read(rig.at("f")).unwrap(), pattern(4096, 6));
 }
 
+/// The kernel is asked for what it has of a hole, whoever else is served meanwhile.
+#[test]
+fn holes_are_found_by_a_single_thread_and_by_many_at_once() {
+    need_mount!();
+    let rig = Rig::mounted_with("threads=1");
+    std::thread::scope(|scope| {
+        for n in 0..4 {
+            let path = rig.at(format!("f{n}"));
+            scope.spawn(move || {
+                let f = File::options().read(true).write(true).create_new(true).open(path).unwrap();
+                f.set_len(1 << 40).unwrap();
+                f.write_all_at(&[1; 4096], 1 << 30).unwrap();
+                let mut map = Mapping::of(&f, 4096, MapFlags::SHARED);
+                for _ in 0..50 {
+                    let seek = |from| rustix::fs::seek(&f, from).unwrap();
+                    assert_eq!(seek(SeekFrom::Data(1 << 20)), 1 << 30);
+                    assert_eq!(seek(SeekFrom::Hole(1 << 30)), (1 << 30) + 4096);
+                }
+                // What only the kernel has so far is data.
+                map.bytes_mut()[0] = 1;
+                assert_eq!(rustix::fs::seek(&f, SeekFrom::Data(0)).unwrap(), 0);
+                assert_eq!(rustix::fs::seek(&f, SeekFrom::Hole(0)).unwrap(), 4096);
+            });
+        }
+    });
+}
+
 #[test]
 fn holes() {
     need_mount!();
