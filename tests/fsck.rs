@@ -255,6 +255,13 @@ struct Row(&'static str, bool, Damage, What, &'static [Ino]);
 
 const ROWS: &[Row] = &[
     Row("first superblock", false, |s| s.flip(SUPER_BLOCK as usize * BLOCK + 20), What::Superblock, &[]),
+    Row(
+        "first superblock's version",
+        false,
+        |s| s.flip(SUPER_BLOCK as usize * BLOCK + 8),
+        What::Superblock,
+        &[],
+    ),
     Row("second superblock", false, |s| s.flip(POOL_BYTES - BLOCK + 20), What::Superblock, &[]),
     Row(
         "first state lines",

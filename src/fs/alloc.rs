@@ -35,13 +35,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crossbeam_utils::CachePadded;
+use crossbeam_utils::{Backoff, CachePadded};
 use smallvec::SmallVec;
 
 use crate::limits::POOL_BLOCKS_MAX;
 use crate::sync::primitive::atomic::Ordering::{Relaxed, SeqCst};
 use crate::sync::primitive::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
-use crate::sync::primitive::{Mutex, yield_now};
+use crate::sync::primitive::{Mutex, wait};
 use crate::sync::{Lock, thread};
 
 /// Blocks in a group: 2 MiB, and one cache line of bitmap.
@@ -66,8 +66,8 @@ const PROBE_GROUPS_MAX: u32 = 16;
 const PROBE_FREE_MIN: u32 = 64;
 /// Groups among which these are looked for: 8 GiB.
 const PROBE_SPAN_MAX: u32 = 4096;
-/// Times that a search waits for free blocks that another thread is moving.
-const TRANSIT_YIELDS_MAX: u32 = 10_000;
+/// Times that a search waits for free blocks that another thread is moving: a fifth of a second, nearly all of it asleep.
+const TRANSIT_WAITS_MAX: u32 = 4000;
 const MINI_STRIPES: usize = 16;
 const RESERVE_BLOCKS_MAX: u32 = 256;
 const RESERVE_BLOCKS_MIN: u32 = 8;
@@ -840,7 +840,7 @@ impl Allocator {
         if let Some(run) = self.alloc_at_cursor(local, cursor, want, ahead) {
             return Some(run);
         }
-        let mut waits = 0;
+        let (backoff, mut waits) = (Backoff::new(), 0);
         loop {
             let Some((group, bit, len)) = self.find_group(want) else {
                 if self.empty_pockets() {
@@ -848,11 +848,11 @@ impl Allocator {
                 }
                 // Exact: what is not to be found and not used is in another thread's hands, between bitmap and
                 // pocket. Not for ever, for that thread may have panicked.
-                if self.available() == 0 || waits == TRANSIT_YIELDS_MAX {
+                if self.available() == 0 || waits == TRANSIT_WAITS_MAX {
                     return None;
                 }
                 waits += 1;
-                yield_now();
+                wait(&backoff);
                 continue;
             };
             let got = self.claim(group * GROUP_BLOCKS + bit, len);

@@ -180,6 +180,8 @@ pub struct Node {
     engine: AtomicU8,
     /// What is wanted of these copies, as [`class::Class::code`].
     class: AtomicU32,
+    /// What is written through it was stored through a mapping before.
+    written_back: AtomicBool,
 }
 
 impl Clone for Node {
@@ -188,13 +190,15 @@ impl Clone for Node {
             inode: self.inode.clone(),
             engine: AtomicU8::new(self.engine.load(Ordering::Relaxed)),
             class: AtomicU32::new(self.class.load(Ordering::Relaxed)),
+            written_back: AtomicBool::new(self.written_back.load(Ordering::Relaxed)),
         }
     }
 }
 
 impl Node {
     fn new(inode: Arc<Inode>) -> Node {
-        Node { inode, engine: AtomicU8::new(0), class: AtomicU32::new(0) }
+        let (engine, class) = (AtomicU8::new(0), AtomicU32::new(0));
+        Node { inode, engine, class, written_back: AtomicBool::new(false) }
     }
 
     /// From now on this engine copies what is read and written through it; none: the one the pool was opened with.
@@ -207,6 +211,17 @@ impl Node {
     /// clone for one call makes it that call's.
     pub fn set_class(&self, class: Option<class::Class>) {
         self.class.store(class::Class::code(class), Ordering::Relaxed);
+    }
+
+    /// From now on what is written through it was stored through a mapping before, by whoever may: no capability falls, as
+    /// none does on Linux. A clone for one call makes it that call's.
+    pub fn set_written_back(&self) {
+        self.written_back.store(true, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn is_written_back(&self) -> bool {
+        self.written_back.load(Ordering::Relaxed)
     }
 
     #[inline]

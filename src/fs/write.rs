@@ -278,7 +278,9 @@ impl<M: Media> Fs<M> {
         input.now = now();
         let way = self.way(inode, body, offset, end);
         watch.did(Phase::Index);
-        let written = if set_id_that_falls(cred, body) != 0 || xattr::has_capability(body) {
+        let falls =
+            set_id_that_falls(cred, body) != 0 || xattr::has_capability(body) && !node.is_written_back();
+        let written = if falls {
             self.write_unprivileged(cred, node, (body, guard), input, ahead, way, watch)
         } else {
             match way {
@@ -324,7 +326,7 @@ impl<M: Media> Fs<M> {
         let (mode, seq) = (body.mode, body.log.seq());
         let batch = &mut Batch::new();
         self.drop_set_id(cred, inode, body, batch);
-        let uncapped = self.drop_capability(body, batch);
+        let uncapped = !node.is_written_back() && self.drop_capability(body, batch);
         let written = match way {
             Way::Redo => {
                 self.overwrite_by_redo(inode, body, guard, input, Some(batch), watch).map(|end| (end, None))

@@ -40,11 +40,13 @@ impl Pool {
         for path in paths {
             opened.push(add_region(path, size.is_some(), options.force, &opened, &mut undo)?);
         }
+        let mut smallest = opened.iter().map(|r| r.bytes).min().unwrap_or(0);
         if let Some(size) = size {
             let each = region_bytes_for(size, paths.len(), stripe_bytes);
             opened.iter_mut().try_for_each(|r| r.reserve(each))?;
+            // What is larger is used in part.
+            smallest = each;
         }
-        let smallest = opened.iter().map(|r| r.bytes).min().unwrap_or(0);
         let label = Label {
             pool_uuid: new_uuid()?,
             region_index: 0,

@@ -14,7 +14,8 @@
 
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::io::ErrorKind;
+use std::fs::File;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use clap::{ArgAction, Command};
@@ -79,22 +80,25 @@ fn standard_files() -> Vec<PathBuf> {
 }
 
 fn is_absent(file: &Path) -> bool {
-    matches!(std::fs::metadata(file), Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory))
+    use ErrorKind::{NotADirectory, NotFound, PermissionDenied};
+    matches!(std::fs::metadata(file), Err(e) if matches!(e.kind(), NotFound | NotADirectory | PermissionDenied))
 }
 
 fn read(file: &Path) -> Result<Table> {
+    // Not 1, which is for what the command came to: of `fsck`, that it repaired.
     let failed = |e: std::io::Error| {
-        Failure::failed(format_args!("cannot read the configuration file {}: {e}", show(file)))
+        Failure::usage(format_args!("cannot read the configuration file {}: {e}", show(file)))
     };
-    let size = std::fs::metadata(file).map_err(failed)?.len();
-    if size > CONFIG_BYTES_MAX {
+    let mut bytes = Vec::new();
+    let file_open = File::open(file).map_err(failed)?;
+    file_open.take(CONFIG_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > CONFIG_BYTES_MAX {
         return Err(Failure::usage(format_args!(
             "{} is no configuration file: it is larger than {}",
             show(file),
             crate::size::Size(CONFIG_BYTES_MAX)
         )));
     }
-    let bytes = std::fs::read(file).map_err(failed)?;
     let text = String::from_utf8(bytes)
         .map_err(|_| Failure::usage(format_args!("{} is no configuration file: not UTF-8", show(file))))?;
     text.parse::<Table>().map_err(|e| {

@@ -30,10 +30,10 @@ use std::time::{Duration, SystemTime};
 
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation,
-    INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, Notifier, OpenFlags, RenameFlags, ReplyAttr,
-    ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl,
-    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, Session, SessionACL, TimeOrNow,
-    WriteFlags,
+    INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, Notifier, OpenFlags, PollEvents, PollFlags,
+    PollNotifier, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
+    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite,
+    ReplyXattr, Request, Session, SessionACL, TimeOrNow, WriteFlags,
 };
 use lodestone::fs::{Attr, FIXED, Fs, Ino, SetAttr};
 use lodestone::media::Media;
@@ -586,7 +586,8 @@ impl<M: Media> Filesystem for Requests<M> {
                 .entered();
         let answer = attempt(|| {
             let (node, kill) = (ino(node)?, write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID));
-            let written = self.service.write(caller(req), node, offset, data, kill)?;
+            let written_back = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+            let written = self.service.write(caller(req), node, offset, data, (kill, written_back))?;
             if written.set_id_fell {
                 self.forget_attributes(node);
             }
@@ -772,6 +773,20 @@ impl<M: Media> Filesystem for Requests<M> {
             Ok(())
         });
         answer_empty(reply, answer);
+    }
+
+    /// The kernel asks once, and files are always ready.
+    fn poll(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: PollNotifier,
+        _: PollEvents,
+        _: PollFlags,
+        reply: ReplyPoll,
+    ) {
+        reply.error(Errno::ENOSYS);
     }
 
     fn lseek(&self, _: &Request, node: INodeNo, _: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {

@@ -110,16 +110,28 @@ impl<M: Media> Service<M> {
         Ok(cred)
     }
 
-    /// Writes `data` at `offset`. `kill` says that the writer may not keep set-id bits.
+    /// Writes `data` at `offset`. `kill` says that the writer may not keep set-id bits, `written_back` that programs stored it through a
+    /// mapping, and the kernel writes it.
     ///
     /// The offset is the kernel's for O_APPEND too. It appends under the inode's lock at a size only it
     /// can change, and a large direct write arrives as several requests at once: only their offsets say
     /// which part is which, "at the end" would shuffle them.
-    pub fn write(&self, caller: Caller, ino: Ino, offset: u64, data: &[u8], kill: bool) -> Result<Written> {
+    pub fn write(
+        &self,
+        caller: Caller,
+        ino: Ino,
+        offset: u64,
+        data: &[u8],
+        (kill, written_back): (bool, bool),
+    ) -> Result<Written> {
         let set_id_fell = kill && self.has_set_id(ino)?;
         let cred = writer(caller, kill);
         let cred = if set_id_fell { self.member(cred, caller, ino)? } else { cred };
-        let bytes = self.fs.write_at(&cred, &self.node(caller, ino)?, offset, data, false)? - offset;
+        let node = self.node(caller, ino)?;
+        if written_back {
+            node.set_written_back();
+        }
+        let bytes = self.fs.write_at(&cred, &node, offset, data, false)? - offset;
         self.traffic.count_written(bytes);
         Ok(Written { bytes, set_id_fell })
     }

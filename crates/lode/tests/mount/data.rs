@@ -213,6 +213,31 @@ fn holes_are_found_by_a_single_thread_and_by_many_at_once() {
     });
 }
 
+/// Nobody writes who may not keep it: the kernel writes what was stored before.
+#[test]
+fn write_back_of_a_mapping_takes_no_capability() {
+    need_mount!();
+    let rig = Rig::mounted();
+    let path = rig.at("program");
+    let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    file.set_len(4096).unwrap();
+    // Version 2: nothing permitted, nothing inherited.
+    let capability = [1u8, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let has = || rustix::fs::getxattr(&path, "security.capability", &mut [0u8; 64]).is_ok();
+    if rustix::fs::setxattr(&path, "security.capability", &capability, rustix::fs::XattrFlags::empty())
+        .is_err()
+    {
+        eprintln!("SKIPPED: write_back_of_a_mapping_takes_no_capability: capabilities cannot be set here");
+        return;
+    }
+    let mut map = Mapping::of(&file, 4096, MapFlags::SHARED);
+    map.bytes_mut()[0] = 1;
+    file.sync_all().unwrap();
+    assert!(has());
+    file.write_all_at(b"x", 0).unwrap();
+    assert!(!has(), "a write takes it");
+}
+
 #[test]
 fn holes() {
     need_mount!();
