@@ -64,6 +64,27 @@ impl<M: Media> Fs<M> {
         Ok(self.attr(&inode, &child))
     }
 
+    /// An inode by number, for who has kept that alone (a file handle); takes a reference, as a look-up does. Whether it is still
+    /// the same one its generation says. ESTALE where it has no name, and nobody uses it.
+    pub fn take(&self, ino: Ino) -> Result<Attr> {
+        let stale = || Error::new(libc::ESTALE, "namei::take");
+        if ino.0 == TABLE_INO || ino.0 >= self.slot_count.load(Ordering::Acquire) {
+            return Err(stale());
+        }
+        let entry = self.table.entry(ino.0);
+        // Of a slot that nobody has there is nothing to load.
+        if entry.nlink.load(Ordering::SeqCst) == 0 && entry.node.share().is_none() {
+            return Err(stale());
+        }
+        let inode = self.inode(ino)?;
+        let body = inode.body.read();
+        if body.dead || self.links(&inode) == 0 && inode.uses.load(Ordering::SeqCst) == 0 {
+            return Err(stale());
+        }
+        inode.uses.fetch_add(1, Ordering::AcqRel);
+        Ok(self.attr(&inode, &body))
+    }
+
     /// What `name` stands for in a directory whose lock the caller holds.
     #[inline]
     pub(super) fn child(

@@ -258,6 +258,7 @@ impl<M: Media> Requests<M> {
     fn agree(&mut self, config: &mut KernelConfig) {
         let mut wanted = InitFlags::FUSE_DONT_MASK
             | InitFlags::FUSE_POSIX_ACL
+            | InitFlags::FUSE_EXPORT_SUPPORT
             | InitFlags::FUSE_HANDLE_KILLPRIV_V2
             | InitFlags::FUSE_PARALLEL_DIROPS
             | InitFlags::FUSE_DO_READDIRPLUS
@@ -332,7 +333,11 @@ impl<M: Media> Filesystem for Requests<M> {
 
     fn lookup(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let _span = debug_span!("lookup", dir = parent.0, ?name).entered();
-        let answer = attempt(|| self.fs().lookup(&caller(req).cred(), ino(parent)?, name.as_bytes()));
+        let answer = attempt(|| match name.as_bytes() {
+            // Of a file handle, whatever it is.
+            b"." => self.fs().take(ino(parent)?),
+            name => self.fs().lookup(&caller(req).cred(), ino(parent)?, name),
+        });
         match answer {
             Err(e) if e.code() == libc::ENOENT && self.settings.cache != Cache::None => {
                 reply.entry(&self.remember(), &no_entry(), Generation(0));

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::{self, File, Permissions};
 use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::Path;
@@ -172,6 +173,71 @@ fn directory_times_follow_their_entries() {
     changes("mkdir", &|| fs::create_dir(rig.at("d/e")).unwrap());
     changes("rmdir", &|| fs::remove_dir(rig.at("d/e")).unwrap());
     changes("symlink", &|| symlink("x", rig.at("d/s")).unwrap());
+}
+
+/// What a server of NFS keeps of a file: its number and its generation.
+#[test]
+fn a_handle_finds_what_the_kernel_has_forgotten_and_nothing_else() {
+    need_mount!();
+    #[repr(C)]
+    struct Handle {
+        bytes: u32,
+        kind: i32,
+        content: [u8; 128],
+    }
+    let name = |path: &Path| {
+        let path = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
+        let mut handle = Handle { bytes: 128, kind: 0, content: [0; 128] };
+        let mut mount = 0i32;
+        // SAFETY: a path, room for as many bytes as it says, and for a number.
+        let named = unsafe {
+            libc::syscall(
+                libc::SYS_name_to_handle_at,
+                libc::AT_FDCWD,
+                path.as_ptr(),
+                &raw mut handle,
+                &raw mut mount,
+                0,
+            )
+        };
+        assert_eq!(named, 0, "{}", std::io::Error::last_os_error());
+        handle
+    };
+    let open = |rig: &Rig, handle: &mut Handle| {
+        let mount = File::open(rig.dir()).unwrap();
+        // SAFETY: a descriptor, and a handle that the kernel made.
+        let fd = unsafe {
+            libc::syscall(libc::SYS_open_by_handle_at, mount.as_raw_fd(), &raw mut *handle, libc::O_RDONLY)
+        };
+        if fd < 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        // SAFETY: nobody else has it.
+        Ok(unsafe { File::from_raw_fd(fd as i32) })
+    };
+    let rig = Rig::mounted();
+    fs::create_dir(rig.at("d")).unwrap();
+    fs::write(rig.at("d/f"), "content").unwrap();
+    let (mut file, mut dir) = (name(&rig.at("d/f")), name(&rig.at("d")));
+    rig.umount();
+    rig.mount("rw");
+    match open(&rig, &mut file) {
+        Err(e) if e.raw_os_error() == Some(libc::EPERM) => {
+            eprintln!(
+                "SKIPPED: a_handle_finds_what_the_kernel_has_forgotten_and_nothing_else: only root opens handles"
+            );
+            return;
+        }
+        opened => assert_eq!(std::io::read_to_string(opened.unwrap()).unwrap(), "content"),
+    }
+    assert!(open(&rig, &mut dir).unwrap().metadata().unwrap().is_dir());
+    fs::remove_file(rig.at("d/f")).unwrap();
+    assert_eq!(errno(open(&rig, &mut file)), libc::ESTALE);
+    // Another one may have its number.
+    for n in 0..50 {
+        fs::write(rig.at(format!("n{n}")), "other").unwrap();
+    }
+    assert_eq!(errno(open(&rig, &mut file)), libc::ESTALE);
 }
 
 #[test]
