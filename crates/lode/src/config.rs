@@ -43,7 +43,7 @@ pub fn apply(command: Command, arguments: &[OsString]) -> Result<Configured> {
             for file in standard_files() {
                 match read(&file) {
                     Ok(table) => configured.merge(&file, &table)?,
-                    Err(Failure::Failed(_)) if is_absent(&file) => {}
+                    Err(_) if is_absent(&file) => {}
                     Err(failure) => return Err(failure),
                 }
             }

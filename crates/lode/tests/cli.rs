@@ -845,7 +845,7 @@ fn mistakes_in_a_configuration_name_the_file() {
         dir.write("c.toml", text);
         dir.run(&["mkfs", "p", "--config", "c.toml"]).fails(2, &["c.toml", says]);
     }
-    dir.run(&["info", "--config", "none.toml"]).fails(1, &["none.toml", "No such file"]);
+    dir.run(&["info", "--config", "none.toml"]).fails(2, &["none.toml", "No such file"]);
     Ran::of(dir.command(&["info"]).env("LODE_LOG", "=,=")).fails(2, &["LODE_LOG"]);
     Ran::of(dir.command(&["mkfs", "p"]).env("LODE_SIZE", "x")).fails(2, &["(from LODE_SIZE)"]);
     assert!(!dir.path("p").exists());
