@@ -772,7 +772,10 @@ impl Media for SimMedia {
         moment();
         let me = me();
         let mut memory = self.memory.lock();
-        if dirty.is_empty() || self.domain != Domain::Memory || memory.leaves_out(Step::Flush) {
+        // Caches that power loss does not empty have nothing to leave out; but what another thread stored is then this one's to
+        // fence.
+        let left_out = self.domain == Domain::Memory && memory.leaves_out(Step::Flush);
+        if dirty.is_empty() || self.domain == Domain::PageCache || left_out {
             return Flushed::issued();
         }
         let (from, to) = (dirty.at().0 as usize / LINE, (dirty.at().0 as usize + dirty.len() - 1) / LINE);
