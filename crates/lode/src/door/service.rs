@@ -79,7 +79,8 @@ impl<M: Media> Service<M> {
     /// For copies of this caller's. The bulk ones of a user share one part.
     fn node(&self, caller: Caller, ino: Ino) -> Result<Node> {
         let node = self.fs.node(ino)?;
-        if self.class_by_priority {
+        // 0 is somebody whom this server cannot see, or the kernel; to ask for it would be to ask for ourselves.
+        if self.class_by_priority && caller.pid != 0 {
             node.set_class(class_of(caller.pid, Owner::of(caller.uid)));
         }
         Ok(node)
