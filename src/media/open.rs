@@ -63,7 +63,16 @@ impl Pool {
     /// Opens the pool whose region 0 is at `path`.
     pub fn open(path: &Path, options: &PoolOptions) -> Result<Pool> {
         let routines = Routines::choose(options.isa)?;
-        let first = OpenRegion::open(path, options.read_only)?;
+        let first = OpenRegion::open(path, options.read_only).map_err(|e| match e.errno() {
+            libc::ENOENT => {
+                let message = format!(
+                    "cannot open {0}: No such file or directory; name a pool, or make one with `lode mkfs {0}`",
+                    path.display()
+                );
+                Error::message(libc::ENOENT, OPEN, message)
+            }
+            _ => e,
+        })?;
         let label = read_label(&first)?;
         if label.region_index != 0 {
             return Err(Error::message(
@@ -85,6 +94,35 @@ impl Pool {
             opened.push(region);
         }
         assemble(opened, label, routines, options)
+    }
+
+    /// Opens the file or device at `path`, whose block 0 is damaged or holds something else, as the only region of a pool
+    /// of `bytes`, or of as many as there are. Whether it is one nobody has looked yet. None where its label says
+    /// something, or it is too short.
+    pub fn open_unlabelled(path: &Path, bytes: Option<u64>, options: &PoolOptions) -> Result<Option<Pool>> {
+        let routines = Routines::choose(options.isa)?;
+        let region = OpenRegion::open(path, options.read_only)?;
+        let has_none = |block0| matches!(block0, Block0::Damaged(_) | Block0::Blank | Block0::Foreign);
+        let bytes = bytes.unwrap_or(region.bytes & !(BLOCK - 1));
+        if bytes < POOL_BYTES_MIN || bytes > region.bytes || !has_none(Label::decode(&read_block0(&region)?))
+        {
+            return Ok(None);
+        }
+        let region_bytes = usable_bytes(bytes, 1, STRIPE_BYTES)?;
+        let paths = vec![region.path.clone()];
+        let label = Label {
+            pool_uuid: new_uuid()?,
+            region_index: 0,
+            stripe_bytes: STRIPE_BYTES,
+            region_bytes,
+            paths,
+        };
+        assemble(vec![region], label, routines, options).map(Some)
+    }
+
+    /// Writes the label of a pool that [`Pool::open_unlabelled`] opened. Durable.
+    pub fn write_label(&self) -> Result<()> {
+        write_labels(self)
     }
 
     /// A pool in anonymous memory of `bytes`; pages are taken at first use.
@@ -299,7 +337,7 @@ fn too_short(region: &OpenRegion) -> Error {
     Error::message(
         libc::EINVAL,
         OPEN,
-        format!("{path} {what}: make a pool with `lode mkfs {path} --size SIZE`"),
+        format!("{path} {what}: name a pool, or make one with `lode mkfs FILE --size SIZE`"),
     )
 }
 
@@ -346,7 +384,7 @@ fn read_label(region: &OpenRegion) -> Result<Label> {
         Block0::Blank | Block0::Foreign => Err(Error::message(
             libc::EINVAL,
             OPEN,
-            format!("{path} holds no Lodestone pool: name a pool, or make one with `lode mkfs {path}`"),
+            format!("{path} holds no Lodestone pool: name a pool, or make one with `lode mkfs FILE`"),
         )),
         Block0::Newer(version) => Err(Error::message(
             libc::EOPNOTSUPP,
@@ -358,7 +396,10 @@ fn read_label(region: &OpenRegion) -> Result<Label> {
         Block0::Damaged(why) => Err(Error::message(
             libc::EUCLEAN,
             OPEN,
-            format!("the label of {path} is damaged ({why}): restore its first {BLOCK} bytes from a copy"),
+            format!(
+                "the label of {path} is damaged ({why}): lode fsck says whether it can be written again, else restore its \
+                 first {BLOCK} bytes from a copy"
+            ),
         )),
     }
 }

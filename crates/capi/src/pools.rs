@@ -76,8 +76,9 @@ impl Held for OpenPool {
 ///                           pool opens with the defaults, and lode_last_error() says why.
 ///
 /// A pool that was not closed is recovered first. One process has a pool open at a time, except ro.
-/// Errors: EACCES, EBUSY (another process), EFAULT, EINVAL (an option, or not a pool), EIO, EMFILE (256 are
-/// open), ENOENT, ENOMEM. lode_last_error() names the file and the remedy.
+/// Errors: EACCES, EBUSY (another process), EFAULT, EINVAL (an option, or not a pool), EIO, EISDIR, EMFILE (256 are
+/// open), ENODEV (a device that is no memory), ENOENT, ENOMEM, EOPNOTSUPP and EPROTONOSUPPORT (made by a version whose format this
+/// one does not know), EUCLEAN (damaged). lode_last_error() names the file and the remedy.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lode_open_pool(path: *const c_char, opts: *const c_char) -> *mut lode_fs {
     without_pool("lode_open_pool", || {
@@ -143,7 +144,7 @@ fn open(path: &Path, settings: &OpenSettings) -> Result<(OpenPool, Option<String
     let (read_only, engine) = (settings.pool.read_only, settings.engine);
     let class = settings.class.map_or_else(class_of_environment, |class| Ok(Some(class)))?;
     let open_options = OpenOptions { read_only, engine, class, profile, ..OpenOptions::default() };
-    let fs = Fs::open(media, &open_options)?;
+    let fs = Fs::open(media, &open_options).map_err(|e| e.context(path.display()))?;
     let device = fs.statfs().fsid;
     let files = Files::new(fs, settings.cred.clone(), settings.umask);
     let (streams, tickets) = (Table::new(OPEN_FILES_MAX), Tickets::default());

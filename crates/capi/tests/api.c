@@ -48,6 +48,22 @@ static mode_t mode_of(const char *path)
     return st.st_mode;
 }
 
+/* Both superblocks are gone: said of the file by its name. */
+static void damaged_pool(void)
+{
+    char path[3100], zeros[4096] = {0};
+    snprintf(path, sizeof path, "%s.damaged", pool_path);
+    CHECK(lode_mkfs(path, 8 << 20, NULL) == 0);
+    int fd = open(path, O_RDWR);
+    CHECK(fd >= 0);
+    CHECK(pwrite(fd, zeros, sizeof zeros, 4096) == sizeof zeros);
+    CHECK(pwrite(fd, zeros, sizeof zeros, (8 << 20) - 4096) == sizeof zeros);
+    CHECK(close(fd) == 0);
+    CHECK(lode_open_pool(path, NULL) == NULL);
+    CHECK(strstr(lode_last_error(), path));
+    CHECK(unlink(path) == 0);
+}
+
 static void pools(void)
 {
     lode_fs *other;
@@ -57,6 +73,7 @@ static void pools(void)
     FAILS_NULL(ENOENT, lode_open_pool("/nonexistent/pool", NULL));
     CHECK(strstr(lode_last_error(), "/nonexistent/pool"));
     FAILS_NULL(EFAULT, lode_open_pool(NULL, NULL));
+    damaged_pool();
     FAILS_NULL(EINVAL, lode_open_pool(pool_path, "colour=red"));
     CHECK(strstr(lode_last_error(), "colour=red"));
     FAILS_NULL(EINVAL, lode_open_pool(pool_path, "assume=hope"));

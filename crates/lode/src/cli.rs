@@ -405,6 +405,10 @@ pub struct Bench {
     /// Have these copy data, each as a system of its own: cpu, semaphore, delegate, dsa, ioat, emu, emu-ioat
     #[arg(long, value_name = "ENGINE", value_delimiter = ',', value_parser = parse_engine)]
     pub engine: Vec<EngineKind>,
+    /// What engines are worth here, as lode tune found it [default: ~/.config/lode/profile.toml, else
+    /// /etc/lode/profile.toml]; one that was made on another machine, or is damaged, is not used, which is said
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
     /// Where to make the pool: a path that is free
     #[arg(long, value_name = "PATH")]
     pub pool: Option<PathBuf>,
@@ -786,7 +790,11 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
 fn parse_samples(text: &str) -> Result<u64, String> {
     match text {
         "all" => Ok(u64::MAX),
-        _ => text.parse().map_err(|_| "not a number, nor \"all\"".to_string()),
+        _ => text
+            .parse()
+            .ok()
+            .filter(|n| *n > 0)
+            .ok_or_else(|| "not a number of 1 or more, nor \"all\"".to_string()),
     }
 }
 

@@ -133,7 +133,7 @@ fn absolute(pool: &OsStr) -> Result<PathBuf, Failure> {
     let pool = Path::new(pool);
     pool.canonicalize().map_err(|e| match e.kind() {
         io::ErrorKind::NotFound => Failure::failed(format!(
-            "{}: there is no such file: make a pool with `lode mkfs`",
+            "cannot open {0}: No such file or directory; name a pool, or make one with `lode mkfs {0}`",
             pool.display()
         )),
         _ => Failure::failed(format!("{}: {e}", pool.display())),

@@ -39,6 +39,14 @@ impl Found {
         }
     }
 
+    /// The file that holds.
+    pub fn used(&self) -> Option<&Path> {
+        match self {
+            Found::Used(path, _) => Some(path),
+            _ => None,
+        }
+    }
+
     /// The one line about a profile that was refused.
     pub fn complaint(&self) -> Option<String> {
         match self {
@@ -52,11 +60,16 @@ impl Found {
 
 /// The profile for a pool, which is logged where it is refused.
 pub fn of_pool(named: Option<&Path>, pool: &Pool) -> Profile {
+    for_pool(named, pool).profile()
+}
+
+/// Likewise, with the file.
+pub fn for_pool(named: Option<&Path>, pool: &Pool) -> Found {
     let found = find(named, Some(&memory(&pool.describe().regions)));
     if let Some(complaint) = found.complaint() {
         tracing::warn!("{complaint}");
     }
-    found.profile()
+    found
 }
 
 /// Looks for a profile that suits this machine, and `memory` where a pool is looked at.

@@ -162,6 +162,11 @@ fn usage_errors_exit_2_with_one_line() {
         (&["cp", "p:/a"], "<FROM>"),
         (&["dump", "p", "minus"], "minus"),
         (&["completions", "cmd.exe"], "cmd.exe"),
+        (&["bench", "--only", "nope"], "write-rand-4k"),
+        (&["bench", "--rounds", "0"], "1 to 1000"),
+        (&["bench", "--threads", "0"], "1 to 64"),
+        (&["bench", "--peers", "zfs"], "ext4"),
+        (&["crash", "--samples", "0"], "1 or more"),
         (&["--config"], "--config"),
     ];
     for (args, says) in cases {
@@ -961,6 +966,55 @@ fn the_mount_helper_answers_to_its_names() {
 }
 
 #[test]
+fn fsck_writes_a_lost_label_again() {
+    let dir = Dir::new("lost-label");
+    let file = file_of(&dir, "file", 100_000);
+    type Damage<'a> = &'a dyn Fn(&File);
+    let cases: [(&str, Damage); 4] = [
+        ("flipped", &|f| f.write_all_at(&[0xff; 8], 40).unwrap()),
+        ("zeros", &|f| f.write_all_at(&[0; BLOCK as usize], 0).unwrap()),
+        ("overwritten", &|f| f.write_all_at(&[0x55; 512], 0).unwrap()),
+        ("longer", &|f| {
+            f.write_all_at(&[0; BLOCK as usize], 0).unwrap();
+            f.set_len(20 * MIB + 77).unwrap();
+        }),
+    ];
+    let open = |path: &Path| File::options().read(true).write(true).open(path).unwrap();
+    for (name, damage) in cases {
+        let pool = dir.pool(name, 16);
+        dir.ok(&["cp", "file", &format!("{name}:/file")]);
+        damage(&open(&pool));
+        dir.run(&["ls", &format!("{name}:/")]).fails(1, &[name]);
+        let ran = unchanged(&pool, || dir.run(&["fsck", name, "--json"]));
+        assert_eq!((ran.code, ran.err.as_str()), (Some(4), ""), "{name}");
+        let document = json(std::str::from_utf8(&ran.out).unwrap());
+        let findings = document["findings"].as_array().unwrap();
+        assert_eq!(
+            (findings.len(), &findings[0]["kind"], &findings[0]["block"]),
+            (1, &"label".into(), &0.into())
+        );
+        let ran = dir.run(&["fsck", name, "--repair"]);
+        assert_eq!(ran.code, Some(1), "{name}: {}", ran.err);
+        assert!(String::from_utf8(ran.out).unwrap().contains("label in block 0"), "{name}");
+        dir.ok(&["fsck", name]);
+        dir.ok(&["cp", &format!("{name}:/file"), "back"]);
+        assert!(fs::read(dir.path("back")).unwrap() == fs::read(&file).unwrap(), "{name}");
+        fs::remove_file(dir.path("back")).unwrap();
+    }
+
+    // One superblock is too little to go by, and of several regions none says where the others are.
+    let pool = dir.pool("half", 16);
+    open(&pool).write_all_at(&[0; 2 * BLOCK as usize], 0).unwrap();
+    dir.ok(&["mkfs", "a,b", "--size", "16M"]);
+    open(&dir.path("a")).write_all_at(&[0xff; 8], 40).unwrap();
+    for name in ["half", "a"] {
+        for args in [&["fsck", name][..], &["fsck", name, "--repair"]] {
+            unchanged(&dir.path(name), || dir.run(args)).fails(8, &[name]);
+        }
+    }
+}
+
+#[test]
 fn fsck_finds_says_and_repairs() {
     let dir = Dir::new("fsck");
     let pool = dir.pool("p", 8);
@@ -1064,4 +1118,5 @@ fn crash_counts_and_replays_what_a_file_says() {
         dir.run(&["crash", "--part", part]).fails(2, &["K/N"]);
     }
     dir.run(&["crash", "--samples", "most"]).fails(2, &["all"]);
+    dir.run(&["crash", "--workload", "/dev/zero"]).fails(1, &["/dev/zero", "more than 16 MiB"]);
 }

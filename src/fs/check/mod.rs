@@ -8,6 +8,7 @@
 //! count, as recovery would have it; [`examine`] lets recovery itself run first, on a private copy.
 
 mod image;
+mod label;
 mod repair;
 mod rewrite;
 mod scan;
@@ -30,6 +31,7 @@ use super::{Fs, OpenOptions, holds, holds_blocks};
 use crate::error::{Error, Result};
 use crate::media::{Addr, LINE, Media, Overlay};
 use image::{Image, Nonsense};
+pub use label::open_unlabelled;
 pub use repair::{Repaired, repair};
 use scan::{Damage, Stray, segment_of};
 use space::Space;
@@ -40,6 +42,8 @@ pub const FINDINGS_MAX: usize = 10_000;
 /// What is wrong.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum What {
+    /// Block 0, which says that it is a pool.
+    Label,
     /// A copy of the superblock.
     Superblock,
     /// A copy of the state lines.
@@ -98,6 +102,7 @@ impl What {
     /// For JSON.
     pub fn name(self) -> &'static str {
         match self {
+            What::Label => "label",
             What::Superblock => "superblock",
             What::StateLine => "state-line",
             What::Checkpoint => "checkpoint",
@@ -130,6 +135,7 @@ impl What {
     /// What a repair does about it.
     pub fn remedy(self) -> &'static str {
         match self {
+            What::Label => "it is written again from the superblock",
             What::Superblock | What::StateLine => "it is written again from the other copy",
             What::Checkpoint | What::BlockLost | What::BlockFree | What::Links => {
                 "the logs are read instead, and a new checkpoint is written"

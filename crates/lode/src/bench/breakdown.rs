@@ -146,13 +146,14 @@ fn deliver(breakdown: &Breakdown, options: &BenchOptions) -> Result<String> {
 fn table(breakdown: &Breakdown) -> String {
     let m = &breakdown.machine;
     let mut out = format!(
-        "{}\n{}, {} cores, Linux {}; files in {}\nthe middle one of {} rounds of {} ms; shares of what the file \
+        "{}\n{}, {} cores, Linux {}; files in {}{}\nthe middle one of {} rounds of {} ms; shares of what the file \
          system accounts for; load {:.1} before, {:.1} after\n\n{:<12} {:<14} thr",
         m.media,
         m.cpu,
         m.cores,
         m.kernel,
         m.place,
+        m.profile_note(),
         m.rounds,
         m.slice_ms,
         m.load_before,

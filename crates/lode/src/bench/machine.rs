@@ -23,6 +23,8 @@ pub struct Machine {
     pub isa: Vec<&'static str>,
     /// Where pool and tmpfs files lay.
     pub place: String,
+    /// What said which engines pay; none: the defaults.
+    pub profile: Option<String>,
     /// What the peer `ext4` stood on, where it ran.
     pub ext4: Option<String>,
     pub timer: &'static str,
@@ -61,6 +63,7 @@ impl Machine {
             media: String::new(),
             isa: ISA.iter().filter(has).copied().collect(),
             place: String::new(),
+            profile: None,
             ext4: None,
             timer: clock.source(),
             timer_ns: clock.stamp_ns,
@@ -72,6 +75,11 @@ impl Machine {
             file_bytes: 0,
             names_per_directory: 0,
         }
+    }
+
+    /// For people, behind where the files are.
+    pub fn profile_note(&self) -> String {
+        self.profile.as_ref().map_or_else(String::new, |file| format!("; engines by {file}"))
     }
 
     /// What the pool under measure says of its memory.

@@ -46,7 +46,9 @@ use lodestone::media::{Domain, Media, Pool, PoolOptions};
 use lodestone::mover::EngineKind;
 use lodestone::{Error, Result};
 
+use crate::profile;
 pub use clock::{device_cpu_s, process_cpu_s};
+pub use plan::USAGE;
 pub use table::digits;
 pub use turns::{allowed_cores, pin_thread};
 pub use worker::{Pages, Random};
@@ -82,6 +84,8 @@ pub struct BenchOptions {
     pub assume: Vec<Domain>,
     /// Engines that copy besides the CPU, each as a system of its own.
     pub engines: Vec<EngineKind>,
+    /// What engines are worth; else what other commands take.
+    pub profile: Option<PathBuf>,
     /// Where to make the pool (and `limit`'s, with `.limit` added): a path that is free. Default: tmpfs.
     pub pool: Option<PathBuf>,
     pub rounds: Option<usize>,
@@ -270,9 +274,14 @@ fn own_contestants(
         machine.set_media(&pool);
     }
     let promise = promise_of(&pool);
+    let profile = profile::for_pool(plan.profile.as_deref(), &pool);
+    if i == 0 {
+        machine.profile = profile.used().map(|file| file.display().to_string());
+    }
+    let profile = profile.profile();
     let pool = Fs::mkfs(pool, &MkfsOptions::default())?;
     place.remove_later(&path);
-    let fs = Fs::open(pool, &OpenOptions { engine, ..OpenOptions::default() })?;
+    let fs = Fs::open(pool, &OpenOptions { engine, profile, ..OpenOptions::default() })?;
     // A row of this name would be the CPU's.
     if engine != EngineKind::Cpu && fs.mover().engine(engine).is_none() {
         return Ok(Err(format!("{system}: it cannot be used on this machine; lode info says why")));

@@ -39,8 +39,9 @@ impl Place {
         system("mount", ["--make-rprivate", "/"])?;
         let root = std::env::temp_dir().join(format!("{PREFIX}{}", std::process::id()));
         std::fs::create_dir(&root)?;
-        let mounted =
-            system("mount", ["-t".as_ref(), "tmpfs".as_ref(), "lode-bench".as_ref(), root.as_os_str()]);
+        // By default it would hold half of the memory; that all fits has been looked at.
+        let what = ["-t", "tmpfs", "-o", "size=100%", "lode-bench"].map(OsStr::new);
+        let mounted = system("mount", what.into_iter().chain([root.as_os_str()]));
         if let Err(e) = mounted {
             let _ = std::fs::remove_dir(&root);
             return Err(e);

@@ -21,6 +21,8 @@ use super::worker::{Job, Names};
 
 const MIB: u64 = 1 << 20;
 const PEERS: &[&str] = &["tmpfs", "ext4"];
+/// Where options are refused.
+pub const USAGE: &str = "bench::plan";
 const THREADS_MAX: usize = 64;
 const ROUNDS_MAX: usize = 1000;
 /// A claim needs a median of at least so many.
@@ -41,6 +43,7 @@ pub struct Plan {
     pub assume: Vec<Domain>,
     /// Besides the CPU.
     pub engines: Vec<EngineKind>,
+    pub profile: Option<PathBuf>,
     pub pool: Option<PathBuf>,
     pub rounds: usize,
     pub slice: Duration,
@@ -75,6 +78,7 @@ impl Plan {
             threads: or_default(&options.threads, both),
             assume: or_default(&options.assume, vec![Domain::Memory]),
             engines: options.engines.iter().copied().filter(|e| *e != EngineKind::Cpu).collect(),
+            profile: options.profile.clone(),
             pool: options.pool.clone(),
             rounds: options.rounds.unwrap_or(if options.smoke { 2 } else { ROUNDS }),
             slice: Duration::from_millis(150),
@@ -231,8 +235,9 @@ fn or_default<T: Clone>(given: &[T], default: Vec<T>) -> Vec<T> {
     if given.is_empty() { default } else { given.to_vec() }
 }
 
+/// An option that cannot be, which the command line did not know.
 fn usage(message: String) -> Error {
-    Error::message(libc::EINVAL, "bench::plan", message)
+    Error::message(libc::EINVAL, USAGE, message)
 }
 
 fn named(options: &BenchOptions, name: &str) -> bool {

@@ -36,13 +36,14 @@ pub fn render(report: &Report) -> String {
 fn header(report: &Report) -> String {
     let m = &report.machine;
     format!(
-        "{}\n{}, {} cores, Linux {}; files in {}\n{} rounds of {} ms, systems in turn, after a warm-up; \
+        "{}\n{}, {} cores, Linux {}; files in {}{}\n{} rounds of {} ms, systems in turn, after a warm-up; \
          timer {} costs {:.0} ns per operation, not subtracted; load {:.1} before, {:.1} after\n",
         m.media,
         m.cpu,
         m.cores,
         m.kernel,
         m.place,
+        m.profile_note(),
         m.rounds,
         m.slice_ms,
         m.timer,

@@ -1,8 +1,8 @@
 //! `lode bench`: the command line of the bench.
 
-use crate::bench::BenchOptions;
+use crate::bench::{BenchOptions, USAGE};
 use crate::cli;
-use crate::failure::{Output, Result};
+use crate::failure::{Failure, Output, Result, reason};
 
 pub fn run(args: cli::Bench) -> Result<()> {
     let text = crate::bench::run(&BenchOptions {
@@ -15,11 +15,13 @@ pub fn run(args: cli::Bench) -> Result<()> {
         threads: args.threads,
         assume: args.assume.into_iter().map(cli::Assume::domain).collect(),
         engines: args.engine,
+        profile: args.profile,
         pool: args.pool,
         rounds: args.rounds,
         mount: args.mount,
         breakdown: args.breakdown,
-    })?;
+    })
+    .map_err(|e| if e.site() == USAGE { Failure::usage(reason(&e)) } else { e.into() })?;
     let mut out = Output::new();
     out.bytes(text.as_bytes())?;
     out.finish()

@@ -1,6 +1,9 @@
 //! `lode crash`: lets power fail at every point of sequences of operations, and judges what is left. Those of persistent
 //! heaps are in `crash_heap`.
 
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -21,6 +24,8 @@ use crate::failure::{Failure, Output, Result};
 pub(super) const LANE_STATES: u32 = 2;
 /// Sequences of three that are tried where none says how many.
 const SAMPLES: u64 = 1000;
+/// A file of sequences, in bytes.
+const WORKLOAD_BYTES_MAX: u64 = 16 << 20;
 pub(super) const REDRAWS_PER_SECOND: u8 = 4;
 
 #[derive(Serialize)]
@@ -177,6 +182,17 @@ impl From<Mutant> for Tried {
 
 type Sequences = (String, u64, Box<dyn Fn(u64) -> Sequence + Sync>);
 
+/// A file of sequences.
+pub fn read_text(file: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(file)?.take(WORKLOAD_BYTES_MAX + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > WORKLOAD_BYTES_MAX {
+        let message = format!("it has more than {} MiB", WORKLOAD_BYTES_MAX >> 20);
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
+    }
+    Ok(text)
+}
+
 fn sequences(args: &cli::Crash) -> Result<Sequences> {
     let length = match args.workload.to_str() {
         Some("seq1") => 1,
@@ -196,7 +212,7 @@ fn sequences(args: &cli::Crash) -> Result<Sequences> {
         let pick = move |n: u64| workload::sequence(length, Rng::new(seed << 32 ^ n).below(all));
         return Ok((name, samples, Box::new(pick)));
     }
-    let text = std::fs::read_to_string(&args.workload).map_err(|e| {
+    let text = read_text(&args.workload).map_err(|e| {
         Failure::failed(format_args!("cannot read {name}: {e}; seq1, seq2, seq3 and heap are built in"))
     })?;
     let all = workload::parse(&text).map_err(|e| Failure::failed(format_args!("{name}: {e}")))?;

@@ -10,7 +10,9 @@ use lodestone::sim::heap::run::{Broken, Image, Place, Plan, run as explore};
 use lodestone::sim::heap::workload::{self, Sequence};
 use lodestone::sim::run::Effort;
 
-use super::crash::{LANE_STATES, REDRAWS_PER_SECOND, Tried, Violation, document, table, tell_mutants};
+use super::crash::{
+    LANE_STATES, REDRAWS_PER_SECOND, Tried, Violation, document, read_text, table, tell_mutants,
+};
 use crate::cli;
 use crate::failure::{Failure, Output, Result};
 
@@ -41,7 +43,7 @@ pub fn sequences(args: &cli::Crash) -> Result<Option<Sequences>> {
         return Ok(Some(Sequences { name, count, sequence: Box::new(of) }));
     }
     // What cannot be read is told of by whoever reads it next.
-    let Ok(text) = std::fs::read_to_string(&args.workload) else { return Ok(None) };
+    let Ok(text) = read_text(&args.workload) else { return Ok(None) };
     if !workload::is_text(&text) {
         return Ok(None);
     }

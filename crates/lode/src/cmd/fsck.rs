@@ -55,10 +55,19 @@ fn say(args: &cli::Fsck, document: &Document) -> Result<()> {
 
 fn look(args: &cli::Fsck) -> lodestone::Result<Document> {
     let _waiting = Waiting::new(if args.repair { "repairing" } else { "checking" });
-    let media = Arc::new(map(Path::new(&args.pool), args.repair)?);
+    let (media, lost_label) = map(Path::new(&args.pool), args.repair)?;
+    let media = Arc::new(media);
     if args.repair {
+        if lost_label {
+            media.write_label()?;
+        }
         match check::repair(media.clone(), false) {
-            Ok(done) => return Ok(Document::new(&args.pool, &done.found, Some(&done.after))),
+            Ok(mut done) => {
+                if lost_label {
+                    done.found.add_lost_label();
+                }
+                return Ok(Document::new(&args.pool, &done.found, Some(&done.after)));
+            }
             // What is wrong is known all the same.
             Err(e) if matches!(e.errno(), libc::ENOSPC | libc::EIO) => {
                 complain(format!("not all could be repaired: {}", about(&args.pool, &e)));
@@ -66,14 +75,25 @@ fn look(args: &cli::Fsck) -> lodestone::Result<Document> {
             Err(e) => return Err(e),
         }
     }
-    Ok(Document::new(&args.pool, &check::examine(media, false)?, None))
+    let mut found = check::examine(media, false)?;
+    if lost_label && !args.repair {
+        found.add_lost_label();
+    }
+    Ok(Document::new(&args.pool, &found, None))
 }
 
-fn map(pool: &Path, writable: bool) -> lodestone::Result<Pool> {
-    match Pool::open(pool, &PoolOptions { read_only: !writable, ..PoolOptions::default() }) {
+/// Maps the pool; the bool says that its label is lost.
+fn map(pool: &Path, writable: bool) -> lodestone::Result<(Pool, bool)> {
+    let options = PoolOptions { read_only: !writable, ..PoolOptions::default() };
+    match Pool::open(pool, &options) {
         // Of device-dax there are no private copies; nothing is stored there all the same.
         Err(e) if e.errno() == libc::EOPNOTSUPP && !writable => map(pool, true),
-        opened => opened,
+        Err(e) if matches!(e.errno(), libc::EUCLEAN | libc::EINVAL) => {
+            // That it is no pool of one region is said as it was.
+            let unlabelled = check::open_unlabelled(pool, &options).ok().flatten();
+            unlabelled.map(|pool| (pool, true)).ok_or(e)
+        }
+        opened => opened.map(|pool| (pool, false)),
     }
 }
 

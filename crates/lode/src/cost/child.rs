@@ -21,6 +21,8 @@ use crate::interrupt;
 use crate::target::show;
 
 /// How long a command may take to end after it was asked to, before it is killed.
+/// What is kept of a command's output at most, in bytes.
+const OUTPUT_BYTES_MAX: u64 = 64 << 20;
 const END_WITHIN: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
@@ -79,8 +81,14 @@ impl Child {
         let mut output = Vec::new();
         if let Some(file) = &mut self.kept {
             file.rewind()
-                .and_then(|()| file.read_to_end(&mut output))
+                .and_then(|()| file.take(OUTPUT_BYTES_MAX + 1).read_to_end(&mut output))
                 .map_err(|e| Failure::failed(format_args!("cannot read what the command printed: {e}")))?;
+            if output.len() as u64 > OUTPUT_BYTES_MAX {
+                return Err(Failure::failed(format_args!(
+                    "the command printed more than {} MiB, which is kept to look for fio's report in: give --bytes",
+                    OUTPUT_BYTES_MAX >> 20
+                )));
+            }
         }
         Ok(Ended { status, cpu_s, output })
     }

@@ -5,11 +5,15 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::failure::{Failure, Result};
 use crate::target::show;
+
+/// What a meter prints at most, in bytes.
+const METER_BYTES_MAX: u64 = 4096;
 
 pub enum Source {
     Rapl(Vec<Package>),
@@ -119,17 +123,22 @@ fn number(file: &Path) -> Result<u64, String> {
 /// Runs the meter's command in a shell; it prints joules so far and nothing else.
 fn ask(command: &OsStr) -> Result<f64> {
     let name = show(Path::new(command));
-    let output = Command::new("sh")
+    let failed = |e| Failure::failed(format_args!("cannot run the meter {name}: {e}"));
+    let mut meter = Command::new("sh")
         .arg("-c")
         .arg(command)
         .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
-        .output()
-        .map_err(|e| Failure::failed(format_args!("cannot run the meter {name}: {e}")))?;
-    if !output.status.success() {
-        return Err(Failure::failed(format_args!("the meter {name} ended with {}", output.status)));
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(failed)?;
+    let mut output = Vec::new();
+    // What prints more prints no number, and ends by a pipe that nobody reads.
+    let printed = meter.stdout.take().expect("it is a pipe").take(METER_BYTES_MAX).read_to_end(&mut output);
+    let status = printed.and_then(|_| meter.wait()).map_err(failed)?;
+    if !status.success() {
+        return Err(Failure::failed(format_args!("the meter {name} ended with {status}")));
     }
-    let text = String::from_utf8_lossy(&output.stdout);
+    let text = String::from_utf8_lossy(&output);
     match text.trim().parse::<f64>() {
         Ok(joules) if joules.is_finite() => Ok(joules),
         _ => Err(Failure::failed(format_args!(

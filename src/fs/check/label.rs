@@ -1,0 +1,36 @@
+//! A pool whose label is lost: block 0 of its only region is damaged, or something has written over it.
+//!
+//! Block 0 has no second copy, and needs none where there is one region: all that it says is in the superblock. That it
+//! is such a pool both copies of the superblock must prove, each at the place that the other one names. Of several
+//! regions the label alone says where the others are, and in which order.
+
+use std::path::Path;
+
+use super::super::format::BLOCK;
+use super::super::mount::SuperCopies;
+use super::{Finding, Report, What};
+use crate::error::Result;
+use crate::media::{Media, Pool, PoolOptions};
+
+/// The pool at `path` without its label, where that is what is wrong with it: none where it is no pool of one region,
+/// or where its label is whole. [`Pool::write_label`] makes it one that opens again.
+pub fn open_unlabelled(path: &Path, options: &PoolOptions) -> Result<Option<Pool>> {
+    let Some(all) = Pool::open_unlabelled(path, None, options)? else { return Ok(None) };
+    let copies = SuperCopies::read(&all)?;
+    let (Ok(first), Ok(second)) = (copies.first, copies.second) else { return Ok(None) };
+    let bytes = first.blocks * BLOCK as u64;
+    if first != second || bytes > all.len() {
+        return Ok(None);
+    }
+    // It is locked.
+    drop(all);
+    Pool::open_unlabelled(path, Some(bytes), options)
+}
+
+impl Report {
+    /// Says, before all else, that the label is lost.
+    pub fn add_lost_label(&mut self) {
+        let detail = "the label in block 0 is damaged or overwritten";
+        self.findings.insert(0, Finding { block: Some(0), ..Finding::new(What::Label, detail) });
+    }
+}
