@@ -13,8 +13,9 @@
 //!    once it has `Ended`, to whoever waits for it, on any thread.
 //! 2. A batch is looked at only while its caller is between `submit` and `wait`: so the bytes are there, and so is media.
 //! 3. Stores are fenced by the thread that made them before it reports: a fence is for the own thread's stores only.
-//! 4. `active` is how many copy, workers and callers, and never more than `workers`. When one of them has ended, it wakes
-//!    a caller that waits for a place; and if batches are queued, it goes on with them or wakes a worker.
+//! 4. `active` is how many copy, workers and callers, and never more than `workers`. When one of them has ended and its
+//!    turn is over (`turns`), it wakes a caller that waits for a place; and if batches are queued, it goes on with them or
+//!    wakes a worker.
 //!
 //! Threads begin at the first copy that is for them: a process that forks after opening a pool (the mount server, into the
 //! background) has them where it needs them.
@@ -35,9 +36,10 @@ use super::engine_port::{
 };
 use super::manager::Channels;
 use super::node::{self, Node, free_thread};
+use super::turns::{LOOK_EVERY, Turns};
 use crate::account;
 use crate::media::Media;
-use crate::wait::{Bell, Ending, Holding, POLL_MAX, poll_for, until};
+use crate::wait::{Bell, Ending, Holding, POLL_MAX, for_at_most, poll_for, until};
 
 /// Batches in front of one region; more are refused.
 const SLOTS: usize = 128;
@@ -77,6 +79,8 @@ struct Waiting {
     active: usize,
     suspended: bool,
     closed: bool,
+    /// Of callers that want to copy.
+    turns: Turns,
 }
 
 /// Whose a slot is, as invariant 1 has it.
@@ -139,11 +143,11 @@ impl<M: Media> Slot<M> {
 }
 
 impl Waiting {
-    /// Whether a caller may begin what is its own. Who runs goes before who sleeps, or all would sleep by turns; but for
-    /// those that have slept for long.
-    fn may_overtake(&self, workers: usize) -> bool {
+    /// In how many places callers may begin what is their own. They go before batches that wait for workers, but for those
+    /// that have waited for long.
+    fn free_places(&self, workers: usize) -> usize {
         let in_time = self.batches.is_empty() || self.came.elapsed() < OVERTAKEN_MAX;
-        !self.suspended && self.active < workers && in_time
+        if in_time && !self.suspended { workers - self.active } else { 0 }
     }
 
     /// Whether a batch may be begun now.
@@ -164,12 +168,19 @@ impl<M: Media> Ending for Queue<M> {
     }
 }
 
-/// A place among those that copy, for a caller; whoever sees it has it.
+/// A place among those that copy, for a caller that sleeps; whoever sees it has it.
 struct Places<'a, M: Media>(&'a Queue<M>);
 
 impl<M: Media> Ending for Places<'_, M> {
     fn look(&self) -> bool {
-        self.0.enter()
+        let mut waiting = self.0.waiting.lock();
+        let free = waiting.free_places(self.0.workers);
+        let enters = waiting.turns.lets_sleeper_in(free, Instant::now);
+        if enters {
+            waiting.active += 1;
+            self.0.note(&waiting);
+        }
+        enters
     }
 
     fn bell(&self) -> Option<&Bell> {
@@ -193,6 +204,7 @@ impl<M: Media> Queue<M> {
                 active: 0,
                 suspended: false,
                 closed: false,
+                turns: Turns::new(),
             }),
             ready: AtomicBool::new(false),
             bell: Bell::new(),
@@ -230,8 +242,11 @@ impl<M: Media> Queue<M> {
         waiting.active -= 1;
         self.note(&waiting);
         let queued = if waiting.has_next(self.workers) { waiting.batches.len() } else { 0 };
+        let wakes_one = waiting.turns.wakes_one(Instant::now);
         drop(waiting);
-        self.places.ring_one();
+        if wakes_one {
+            self.places.ring_one();
+        }
         queued
     }
 
@@ -320,7 +335,10 @@ impl<M: Media> Queue<M> {
             Some(first) if *first == slot => {
                 waiting.has_next(self.workers) && waiting.batches.pop_front().is_some()
             }
-            _ => self.slots[slot].is(Stage::Held) && waiting.may_overtake(self.workers),
+            _ => {
+                let free = waiting.free_places(self.workers);
+                self.slots[slot].is(Stage::Held) && waiting.turns.lets_in(free, Instant::now)
+            }
         };
         if mine {
             waiting.active += 1;
@@ -330,15 +348,18 @@ impl<M: Media> Queue<M> {
         mine
     }
 
-    /// Whether the calling thread may copy what it has, and counts as one that does.
-    fn enter(&self) -> bool {
+    /// Waits until the calling thread may copy what it has, and counts as one that does.
+    fn enter(&self) {
         let mut waiting = self.waiting.lock();
-        let enters = waiting.may_overtake(self.workers);
-        if enters {
+        let free = waiting.free_places(self.workers);
+        if waiting.turns.lets_in(free, Instant::now) {
             waiting.active += 1;
             self.note(&waiting);
+            return;
         }
-        enters
+        waiting.turns.falls_asleep(Instant::now());
+        drop(waiting);
+        while !for_at_most(&Places(self), LOOK_EVERY, Holding::Something) {}
     }
 
     /// A caller's end of a copy: for who sleeps it does one more, which is cheaper than to wake a worker.
@@ -452,7 +473,7 @@ impl<M: Media> Engine<M> for Delegate<M> {
             // SAFETY: the caller's.
             return unsafe { self.submit(media, region, channel, batch, crc) };
         }
-        account::waiting(|| until(&Places(queue), None, Holding::Something));
+        account::waiting(|| queue.enter());
         // SAFETY: the caller vouches for the batch.
         let copied = catch_unwind(AssertUnwindSafe(|| unsafe { copy_batch(media, batch, crc) }));
         queue.leave_helping();

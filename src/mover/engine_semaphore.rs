@@ -1,14 +1,18 @@
 //! The calling thread, but at most so many at a time per region (efficient-pm §4, *semaphore*): beyond what a region
-//! bears, more copies at once only make each of them slower, and each burns a CPU while it waits.
+//! bears, more copies at once only make each of them slower, and each burns a CPU while it waits. Who waits sleeps, and a turn
+//! is many copies (`turns`).
+
+use std::time::Instant;
 
 use parking_lot::Mutex;
 
 use super::completion::Completion;
 use super::engine_port::{Capability, Engine, RawTransfer, Refused, Ticket, copy_batch};
 use super::manager::Channels;
+use super::turns::{LOOK_EVERY, Turns};
 use crate::account::waiting;
 use crate::media::Media;
-use crate::wait::{Bell, Ending, Holding, until};
+use crate::wait::{Bell, Ending, Holding, for_at_most};
 
 pub struct Semaphore {
     regions: Box<[Gate]>,
@@ -23,18 +27,27 @@ struct Gate {
 struct State {
     free: usize,
     suspended: bool,
+    turns: Turns,
+}
+
+impl State {
+    /// Places that callers may have now.
+    fn open(&self) -> usize {
+        if self.suspended { 0 } else { self.free }
+    }
 }
 
 /// A place that is given back.
 struct Entered<'a>(&'a Gate);
 
-/// What is waited for is a place, which whoever sees it has.
+/// What who sleeps waits for is a place, which whoever sees it has.
 impl Ending for Gate {
     fn look(&self) -> bool {
         let mut state = self.state.lock();
-        let open = state.free > 0 && !state.suspended;
-        state.free -= usize::from(open);
-        open
+        let open = state.open();
+        let has_one = state.turns.lets_sleeper_in(open, Instant::now);
+        state.free -= usize::from(has_one);
+        has_one
     }
 
     fn bell(&self) -> Option<&Bell> {
@@ -44,16 +57,29 @@ impl Ending for Gate {
 
 impl Gate {
     fn enter(&self) -> Entered<'_> {
+        let mut state = self.state.lock();
+        let open = state.open();
+        if state.turns.lets_in(open, Instant::now) {
+            state.free -= 1;
+            return Entered(self);
+        }
+        state.turns.falls_asleep(Instant::now());
+        drop(state);
         // Its caller may hold locks, and will have stores to fence.
-        until(self, None, Holding::Something);
+        while !for_at_most(self, LOOK_EVERY, Holding::Something) {}
         Entered(self)
     }
 }
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        self.0.state.lock().free += 1;
-        self.0.opened.ring_one();
+        let mut state = self.0.state.lock();
+        state.free += 1;
+        let wakes_one = state.turns.wakes_one(Instant::now);
+        drop(state);
+        if wakes_one {
+            self.0.opened.ring_one();
+        }
     }
 }
 
@@ -61,7 +87,7 @@ impl Semaphore {
     /// At most `copies` at a time in front of each region.
     pub fn new(regions: usize, copies: usize) -> Semaphore {
         let gate = |_| Gate {
-            state: Mutex::new(State { free: copies.max(1), suspended: false }),
+            state: Mutex::new(State { free: copies.max(1), suspended: false, turns: Turns::new() }),
             opened: Bell::new(),
         };
         Semaphore { regions: (0..regions).map(gate).collect() }

@@ -50,6 +50,7 @@ pub mod regulator;
 pub mod schedule;
 pub mod state;
 pub mod ticket;
+mod turns;
 pub mod vfio;
 pub mod vfio_sysfs;
 

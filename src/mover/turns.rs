@@ -1,0 +1,216 @@
+//! Whose turn it is to copy, where more callers want to than may: a turn is many copies.
+//!
+//! To put a caller to sleep and to wake it takes as much CPU time as several copies of 64 KiB. So a place that is given back
+//! is not at once another caller's: who runs and comes back for it soon keeps it, until its turn is over; only then one that
+//! sleeps is woken, and the place is kept for it. Were it woken after each copy, it would mostly come too late and sleep
+//! again, and writers that wait would cost more than writers that crowd the memory (efficient-pm §4 limits them to save
+//! CPU time). Where nobody comes back soon, each place that is given back wakes one.
+//!
+//! A decision is a function of counts and the clock, without locks and waits: those are its users', [`Semaphore`] and
+//! [`Delegate`]. That who held a place never comes back is found out by who sleeps: it looks every [`LOOK_EVERY`].
+//!
+//! [`Semaphore`]: super::engine_semaphore::Semaphore
+//! [`Delegate`]: super::engine_delegate::Delegate
+
+use std::time::{Duration, Instant};
+
+use crate::wait::POLL_MAX;
+
+/// For how long places are not given to others while callers sleep: a sleep and its two switches are a fiftieth of it, and
+/// where there are more threads than CPUs each waits as long for a CPU.
+const TURN: Duration = Duration::from_millis(1);
+/// Who has not come back after so long does something else meanwhile.
+const BACK_SOON: Duration = POLL_MAX;
+/// A gap counts as so much at most, so that it is soon found out when there are none any more.
+const GAP_MAX: Duration = Duration::from_nanos(4 * BACK_SOON.as_nanos() as u64);
+/// A place is kept so long for who was woken; it may find no CPU.
+const KEPT_MAX: Duration = Duration::from_millis(1);
+/// How often who sleeps looks by itself.
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(4);
+
+pub(super) struct Turns {
+    /// Callers that sleep, or have been woken and have not looked yet.
+    sleeping: usize,
+    /// Places that are kept for those who were woken, and since when the last of them is.
+    kept: usize,
+    kept_since: Instant,
+    began: Instant,
+    /// When a place was given back last, until somebody comes who runs.
+    given_back: Option<Instant>,
+    /// How long that takes, on average.
+    gap: Duration,
+}
+
+impl Turns {
+    pub fn new() -> Turns {
+        let now = Instant::now();
+        Turns { sleeping: 0, kept: 0, kept_since: now, began: now, given_back: None, gap: Duration::ZERO }
+    }
+
+    /// Whether who comes may have one of so many free places, without sleeping.
+    #[inline]
+    pub fn lets_in(&mut self, free: usize, now: impl FnOnce() -> Instant) -> bool {
+        // Nobody to be fair to: no clock is looked at.
+        if self.sleeping == 0 {
+            return free > 0;
+        }
+        let now = now();
+        self.came(now);
+        if self.kept > 0 && now.saturating_duration_since(self.kept_since) > KEPT_MAX {
+            self.kept = 0;
+        }
+        free > self.kept
+    }
+
+    /// Who was not let in sleeps from now on.
+    pub fn falls_asleep(&mut self, now: Instant) {
+        if self.sleeping == 0 {
+            (self.began, self.kept, self.given_back) = (now, 0, None);
+        }
+        self.sleeping += 1;
+    }
+
+    /// Whether one that sleeps, and looks, has one of so many free places; then it sleeps no more.
+    pub fn lets_sleeper_in(&mut self, free: usize, now: impl FnOnce() -> Instant) -> bool {
+        if free == 0 {
+            return false;
+        }
+        self.sleeping -= 1;
+        self.kept = self.kept.saturating_sub(1).min(self.sleeping);
+        self.began = now();
+        self.came(self.began);
+        true
+    }
+
+    /// A place was given back: whether one that sleeps is to be woken, for which it is kept.
+    #[inline]
+    pub fn wakes_one(&mut self, now: impl FnOnce() -> Instant) -> bool {
+        if self.sleeping <= self.kept {
+            return false;
+        }
+        let now = now();
+        self.given_back = Some(now);
+        let over = now.saturating_duration_since(self.began) >= TURN || self.gap > BACK_SOON;
+        if over {
+            self.kept += 1;
+            (self.kept_since, self.began) = (now, now);
+        }
+        over
+    }
+
+    fn came(&mut self, now: Instant) {
+        if let Some(since) = self.given_back.take() {
+            self.gap = (self.gap * 3 + now.saturating_duration_since(since).min(GAP_MAX)) / 4;
+        }
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    /// One place, a clock, and who comes.
+    struct Gate {
+        turns: Turns,
+        now: Instant,
+        free: usize,
+    }
+
+    impl Gate {
+        fn new(free: usize) -> Gate {
+            let turns = Turns::new();
+            Gate { now: turns.began, turns, free }
+        }
+
+        fn after(&mut self, us: u64) -> &mut Gate {
+            self.now += Duration::from_micros(us);
+            self
+        }
+
+        fn comes(&mut self) -> bool {
+            let now = self.now;
+            let in_now = self.turns.lets_in(self.free, || now);
+            self.free -= usize::from(in_now);
+            if !in_now {
+                self.turns.falls_asleep(now);
+            }
+            in_now
+        }
+
+        fn looks(&mut self) -> bool {
+            let now = self.now;
+            let in_now = self.turns.lets_sleeper_in(self.free, || now);
+            self.free -= usize::from(in_now);
+            in_now
+        }
+
+        fn goes(&mut self) -> bool {
+            let now = self.now;
+            self.free += 1;
+            self.turns.wakes_one(|| now)
+        }
+    }
+
+    #[test]
+    fn who_comes_back_soon_keeps_its_place_for_a_turn() {
+        let mut gate = Gate::new(1);
+        assert!(gate.comes());
+        assert!(!gate.comes(), "another one sleeps");
+        let mut copies = 0;
+        while !gate.after(3).goes() {
+            assert!(gate.after(1).comes(), "nobody is woken, so that the place is for who runs");
+            copies += 1;
+        }
+        let turn = TURN.as_micros() as u64 / 4;
+        assert!((turn - 2..=turn + 2).contains(&copies), "a turn had {copies} copies of 4 us");
+        // Now it is kept for who was woken, also before that one looks.
+        assert!(!gate.after(1).comes());
+        assert!(gate.after(20).looks());
+        assert!(!gate.after(3).goes(), "its turn has begun");
+    }
+
+    #[test]
+    fn where_nobody_comes_back_soon_each_place_wakes_one() {
+        let mut gate = Gate::new(1);
+        assert!(gate.comes());
+        (0..9).for_each(|_| assert!(!gate.comes()));
+        // At first it is taken for one that comes back; who sleeps finds out.
+        assert!(!gate.after(5).goes());
+        assert!(gate.after(LOOK_EVERY.as_micros() as u64).looks());
+        let mut woken = 0;
+        for _ in 0..8 {
+            if gate.after(5).goes() {
+                woken += 1;
+            }
+            assert!(gate.after(50).looks());
+        }
+        assert!(woken >= 6, "{woken} of 8");
+    }
+
+    #[test]
+    fn a_place_is_not_kept_for_ever() {
+        let mut gate = Gate::new(1);
+        assert!(gate.comes());
+        assert!(!gate.comes());
+        assert!(gate.after(1100).goes());
+        assert!(!gate.after(900).comes(), "two sleep");
+        assert!(gate.after(200).comes(), "who was woken has no CPU");
+        assert!(!gate.looks());
+        gate.goes();
+        assert!(gate.looks() && gate.turns.sleeping == 1);
+        gate.goes();
+        assert!(gate.looks() && gate.turns.sleeping == 0 && gate.turns.kept == 0);
+        gate.goes();
+        assert!(gate.comes());
+    }
+
+    #[test]
+    fn one_of_two_places_is_kept() {
+        let mut gate = Gate::new(2);
+        assert!(gate.comes() && gate.comes() && !gate.comes());
+        assert!(gate.after(1100).goes());
+        assert!(!gate.after(1).goes(), "one sleeps, and one was woken");
+        assert!(gate.comes(), "the other place is free");
+        assert!(!gate.comes() && gate.looks());
+    }
+}
