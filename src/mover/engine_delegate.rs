@@ -236,13 +236,13 @@ impl<M: Media> Queue<M> {
         Ok((slot, waiting.came))
     }
 
-    /// One copy less; how many batches wait to be begun.
-    fn leave(&self) -> usize {
+    /// One copy less, of a caller or of a worker; how many batches wait to be begun.
+    fn leave(&self, by_caller: bool) -> usize {
         let mut waiting = self.waiting.lock();
         waiting.active -= 1;
         self.note(&waiting);
         let queued = if waiting.has_next(self.workers) { waiting.batches.len() } else { 0 };
-        let wakes_one = waiting.turns.wakes_one(Instant::now);
+        let wakes_one = waiting.turns.wakes_one(by_caller, Instant::now);
         drop(waiting);
         if wakes_one {
             self.places.ring_one();
@@ -260,7 +260,7 @@ impl<M: Media> Queue<M> {
                         gap = (gap * 3 + came.saturating_duration_since(since).min(GAP_MAX)) / 4;
                     }
                     self.slots[slot].copy();
-                    self.leave();
+                    self.leave(false);
                 }
                 Err(true) => return,
                 Err(false) => {
@@ -364,12 +364,12 @@ impl<M: Media> Queue<M> {
 
     /// A caller's end of a copy: for who sleeps it does one more, which is cheaper than to wake a worker.
     fn leave_helping(&self) {
-        let mut queued = self.leave();
+        let mut queued = self.leave(true);
         if queued > 0
             && let Ok((slot, _)) = self.next()
         {
             self.slots[slot].copy();
-            queued = self.leave();
+            queued = self.leave(true);
         }
         if queued > 0 {
             self.wake_one(queued);

@@ -75,7 +75,7 @@ impl Drop for Entered<'_> {
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
         state.free += 1;
-        let wakes_one = state.turns.wakes_one(Instant::now);
+        let wakes_one = state.turns.wakes_one(true, Instant::now);
         drop(state);
         if wakes_one {
             self.0.opened.ring_one();

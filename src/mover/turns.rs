@@ -82,15 +82,20 @@ impl Turns {
         true
     }
 
-    /// A place was given back: whether one that sleeps is to be woken, for which it is kept.
+    /// A place was given back, by a caller that may come back or by somebody else: whether one that sleeps is to be woken,
+    /// for which it is kept.
     #[inline]
-    pub fn wakes_one(&mut self, now: impl FnOnce() -> Instant) -> bool {
-        if self.sleeping <= self.kept {
+    pub fn wakes_one(&mut self, by_caller: bool, now: impl FnOnce() -> Instant) -> bool {
+        if self.sleeping == 0 {
             return false;
+        }
+        if self.sleeping == self.kept {
+            // All were woken. One that came too late, because the engine's own threads took its place, sleeps again.
+            return true;
         }
         let now = now();
         self.given_back = Some(now);
-        let over = now.saturating_duration_since(self.began) >= TURN || self.gap > BACK_SOON;
+        let over = !by_caller || now.saturating_duration_since(self.began) >= TURN || self.gap > BACK_SOON;
         if over {
             self.kept += 1;
             (self.kept_since, self.began) = (now, now);
@@ -147,7 +152,7 @@ mod tests {
         fn goes(&mut self) -> bool {
             let now = self.now;
             self.free += 1;
-            self.turns.wakes_one(|| now)
+            self.turns.wakes_one(true, || now)
         }
     }
 
@@ -205,11 +210,21 @@ mod tests {
     }
 
     #[test]
+    fn who_does_not_come_back_gives_its_place_away() {
+        let mut gate = Gate::new(1);
+        assert!(gate.comes() && !gate.comes());
+        gate.free += 1;
+        let now = gate.now;
+        assert!(gate.turns.wakes_one(false, || now), "the engine's own thread");
+        assert!(!gate.comes() && gate.looks());
+    }
+
+    #[test]
     fn one_of_two_places_is_kept() {
         let mut gate = Gate::new(2);
         assert!(gate.comes() && gate.comes() && !gate.comes());
         assert!(gate.after(1100).goes());
-        assert!(!gate.after(1).goes(), "one sleeps, and one was woken");
+        assert!(gate.after(1).goes() && gate.turns.kept == 1, "one sleeps, for which a place is kept");
         assert!(gate.comes(), "the other place is free");
         assert!(!gate.comes() && gate.looks());
     }

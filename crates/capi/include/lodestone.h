@@ -264,8 +264,9 @@ extern "C" {
  *                           pool opens with the defaults, and lode_last_error() says why.
  *
  * A pool that was not closed is recovered first. One process has a pool open at a time, except ro.
- * Errors: EACCES, EBUSY (another process), EFAULT, EINVAL (an option, or not a pool), EIO, EMFILE (256 are
- * open), ENOENT, ENOMEM. lode_last_error() names the file and the remedy.
+ * Errors: EACCES, EBUSY (another process), EFAULT, EINVAL (an option, or not a pool), EIO, EISDIR, EMFILE (256 are
+ * open), ENODEV (a device that is no memory), ENOENT, ENOMEM, EOPNOTSUPP and EPROTONOSUPPORT (made by a version whose format this
+ * one does not know), EUCLEAN (damaged). lode_last_error() names the file and the remedy.
  */
 lode_fs *lode_open_pool(const char *path,
                         const char *opts);
