@@ -58,10 +58,13 @@ fn look(args: &cli::Fsck) -> lodestone::Result<Document> {
     let (media, lost_label) = map(Path::new(&args.pool), args.repair)?;
     let media = Arc::new(media);
     if args.repair {
-        if lost_label {
+        let repaired = check::repair(media.clone(), false);
+        let some_left = |e: &lodestone::Error| matches!(e.errno(), libc::ENOSPC | libc::EIO);
+        // A repair that was refused has changed nothing.
+        if lost_label && repaired.as_ref().err().is_none_or(some_left) {
             media.write_label()?;
         }
-        match check::repair(media.clone(), false) {
+        match repaired {
             Ok(mut done) => {
                 if lost_label {
                     done.found.add_lost_label();
@@ -69,7 +72,7 @@ fn look(args: &cli::Fsck) -> lodestone::Result<Document> {
                 return Ok(Document::new(&args.pool, &done.found, Some(&done.after)));
             }
             // What is wrong is known all the same.
-            Err(e) if matches!(e.errno(), libc::ENOSPC | libc::EIO) => {
+            Err(e) if some_left(&e) => {
                 complain(format!("not all could be repaired: {}", about(&args.pool, &e)));
             }
             Err(e) => return Err(e),
