@@ -36,10 +36,10 @@ use super::engine_port::{
 };
 use super::manager::Channels;
 use super::node::{self, Node, free_thread};
-use super::turns::{LOOK_EVERY, Turns};
+use super::turns::{Turns, sleep_for};
 use crate::account;
 use crate::media::Media;
-use crate::wait::{Bell, Ending, Holding, POLL_MAX, for_at_most, poll_for, until};
+use crate::wait::{Bell, Ending, Holding, POLL_MAX, poll_for, until};
 
 /// Batches in front of one region; more are refused.
 const SLOTS: usize = 128;
@@ -204,7 +204,7 @@ impl<M: Media> Queue<M> {
                 active: 0,
                 suspended: false,
                 closed: false,
-                turns: Turns::new(),
+                turns: Turns::new(workers),
             }),
             ready: AtomicBool::new(false),
             bell: Bell::new(),
@@ -357,9 +357,9 @@ impl<M: Media> Queue<M> {
             self.note(&waiting);
             return;
         }
-        waiting.turns.falls_asleep(Instant::now());
+        let soon = waiting.turns.falls_asleep(Instant::now());
         drop(waiting);
-        while !for_at_most(&Places(self), LOOK_EVERY, Holding::Something) {}
+        sleep_for(&Places(self), soon);
     }
 
     /// A caller's end of a copy: for who sleeps it does one more, which is cheaper than to wake a worker.

@@ -9,10 +9,10 @@ use parking_lot::Mutex;
 use super::completion::Completion;
 use super::engine_port::{Capability, Engine, RawTransfer, Refused, Ticket, copy_batch};
 use super::manager::Channels;
-use super::turns::{LOOK_EVERY, Turns};
+use super::turns::{Turns, sleep_for};
 use crate::account::waiting;
 use crate::media::Media;
-use crate::wait::{Bell, Ending, Holding, for_at_most};
+use crate::wait::{Bell, Ending};
 
 pub struct Semaphore {
     regions: Box<[Gate]>,
@@ -63,10 +63,9 @@ impl Gate {
             state.free -= 1;
             return Entered(self);
         }
-        state.turns.falls_asleep(Instant::now());
+        let soon = state.turns.falls_asleep(Instant::now());
         drop(state);
-        // Its caller may hold locks, and will have stores to fence.
-        while !for_at_most(self, LOOK_EVERY, Holding::Something) {}
+        sleep_for(self, soon);
         Entered(self)
     }
 }
@@ -87,7 +86,7 @@ impl Semaphore {
     /// At most `copies` at a time in front of each region.
     pub fn new(regions: usize, copies: usize) -> Semaphore {
         let gate = |_| Gate {
-            state: Mutex::new(State { free: copies.max(1), suspended: false, turns: Turns::new() }),
+            state: Mutex::new(State { free: copies.max(1), suspended: false, turns: Turns::new(copies) }),
             opened: Bell::new(),
         };
         Semaphore { regions: (0..regions).map(gate).collect() }

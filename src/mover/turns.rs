@@ -6,15 +6,15 @@
 //! again, and writers that wait would cost more than writers that crowd the memory (efficient-pm §4 limits them to save
 //! CPU time). Where nobody comes back soon, each place that is given back wakes one.
 //!
-//! A decision is a function of counts and the clock, without locks and waits: those are its users', [`Semaphore`] and
-//! [`Delegate`]. That who held a place never comes back is found out by who sleeps: it looks every [`LOOK_EVERY`].
+//! A decision is a function of counts and the clock, without locks: those are its users', [`Semaphore`] and [`Delegate`].
+//! That who held a place never comes back is found out by who sleeps: it looks by itself where its turn is overdue.
 //!
 //! [`Semaphore`]: super::engine_semaphore::Semaphore
 //! [`Delegate`]: super::engine_delegate::Delegate
 
 use std::time::{Duration, Instant};
 
-use crate::wait::POLL_MAX;
+use crate::wait::{Ending, Holding, POLL_MAX, for_at_most};
 
 /// For how long places are not given to others while callers sleep: a sleep and its two switches are a fiftieth of it, and
 /// where there are more threads than CPUs each waits as long for a CPU.
@@ -25,10 +25,12 @@ const BACK_SOON: Duration = POLL_MAX;
 const GAP_MAX: Duration = Duration::from_nanos(4 * BACK_SOON.as_nanos() as u64);
 /// A place is kept so long for who was woken; it may find no CPU.
 const KEPT_MAX: Duration = Duration::from_millis(1);
-/// How often who sleeps looks by itself.
-pub(super) const LOOK_EVERY: Duration = Duration::from_millis(4);
+/// So long after its turn should have come who sleeps looks by itself, and then this often.
+const OVERDUE: Duration = Duration::from_micros(500);
+const LOOK_EVERY: Duration = Duration::from_millis(4);
 
 pub(super) struct Turns {
+    places: u32,
     /// Callers that sleep, or have been woken and have not looked yet.
     sleeping: usize,
     /// Places that are kept for those who were woken, and since when the last of them is.
@@ -42,9 +44,17 @@ pub(super) struct Turns {
 }
 
 impl Turns {
-    pub fn new() -> Turns {
-        let now = Instant::now();
-        Turns { sleeping: 0, kept: 0, kept_since: now, began: now, given_back: None, gap: Duration::ZERO }
+    pub fn new(places: usize) -> Turns {
+        let (now, places) = (Instant::now(), u32::try_from(places).unwrap_or(u32::MAX).max(1));
+        Turns {
+            places,
+            sleeping: 0,
+            kept: 0,
+            kept_since: now,
+            began: now,
+            given_back: None,
+            gap: Duration::ZERO,
+        }
     }
 
     /// Whether who comes may have one of so many free places, without sleeping.
@@ -62,12 +72,15 @@ impl Turns {
         free > self.kept
     }
 
-    /// Who was not let in sleeps from now on.
-    pub fn falls_asleep(&mut self, now: Instant) {
+    /// Who was not let in sleeps from now on. Where all places are in use its turn comes after those of who sleeps already:
+    /// within so long, or somebody went and did not come back.
+    pub fn falls_asleep(&mut self, now: Instant) -> Duration {
         if self.sleeping == 0 {
             (self.began, self.kept, self.given_back) = (now, 0, None);
         }
+        let before = u32::try_from(self.sleeping).unwrap_or(u32::MAX);
         self.sleeping += 1;
+        TURN.saturating_mul(before / self.places + 1) + OVERDUE
     }
 
     /// Whether one that sleeps, and looks, has one of so many free places; then it sleeps no more.
@@ -110,6 +123,14 @@ impl Turns {
     }
 }
 
+/// Sleeps until a place is the calling thread's, who may hold locks, and will have stores to fence. `soon` is when it
+/// looks first, should nobody wake it.
+pub(super) fn sleep_for(place: &impl Ending, soon: Duration) {
+    if !for_at_most(place, soon, Holding::Something) {
+        while !for_at_most(place, LOOK_EVERY, Holding::Something) {}
+    }
+}
+
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
@@ -123,7 +144,7 @@ mod tests {
 
     impl Gate {
         fn new(free: usize) -> Gate {
-            let turns = Turns::new();
+            let turns = Turns::new(free);
             Gate { now: turns.began, turns, free }
         }
 
@@ -190,6 +211,18 @@ mod tests {
             assert!(gate.after(50).looks());
         }
         assert!(woken >= 6, "{woken} of 8");
+    }
+
+    #[test]
+    fn who_sleeps_looks_by_itself_where_its_turn_is_overdue() {
+        for (places, overdue) in [(1, [1, 2, 3, 4]), (2, [1, 1, 2, 2])] {
+            let mut gate = Gate::new(places);
+            (0..places).for_each(|_| assert!(gate.comes()));
+            for turns in overdue {
+                let now = gate.now;
+                assert_eq!(gate.turns.falls_asleep(now), TURN * turns + OVERDUE, "{places} places");
+            }
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::bell::{Bell, Seat};
 use super::rung::{POLL_MAX, POLL_TOTAL_MAX, Rung, Situation, rung};
 use super::sleeper::Sleeper;
 use super::uthread::{self, Uthreads};
-use super::{Holding, pause};
+use super::{Holding, pause, spent};
 
 /// Something that ends.
 pub trait Ending {
@@ -66,6 +66,18 @@ fn climb(
         Holding::Nothing => uthread::current(),
         Holding::Something => None,
     };
+    match uthread {
+        Some(_) => from_rung_to_rung(ending, due, deadline, uthread),
+        None => spent::on(|| from_rung_to_rung(ending, due, deadline, None)),
+    }
+}
+
+fn from_rung_to_rung(
+    ending: &(impl Ending + ?Sized),
+    due: Option<Instant>,
+    deadline: Option<Instant>,
+    uthread: Option<&'static Uthreads>,
+) -> Option<Seen> {
     let bell = ending.bell();
     let begun = Instant::now();
     let mut now = begun;

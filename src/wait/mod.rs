@@ -21,6 +21,7 @@
 //! | `uthread` | how the runtime says what yielding and parking are, which this room knows nothing of |
 //! | `alarm` | wakers that are to be woken at a time: for async tasks whose engine wakes nobody |
 //! | `pause` | a moment of polling |
+//! | `spent` | what waiting takes of the CPU, where somebody measures it |
 
 mod alarm;
 mod bell;
@@ -31,6 +32,7 @@ mod rung;
 mod schedules;
 pub mod slack;
 mod sleeper;
+pub mod spent;
 mod uthread;
 
 pub use bell::{Bell, Seat};

@@ -223,9 +223,14 @@ fn line_up(
         progress("filling tmpfs files");
         let dir = place.dir("tmpfs")?;
         let promise = "stored in memory, not durable";
-        all.extend(contestants(plan, "tmpfs", CpuScope::Process, promise, true, &mut |file, tag| {
-            Ok(Box::new(KernelWorker::new(&dir, file, tag, plan.file_bytes, false)?))
-        })?);
+        all.extend(contestants(
+            plan,
+            "tmpfs",
+            CpuScope::Process,
+            promise,
+            (true, false),
+            &mut |file, tag| Ok(Box::new(KernelWorker::new(&dir, file, tag, plan.file_bytes, false)?)),
+        )?);
     }
     if plan.has_peer("ext4") {
         progress("making an ext4 file system");
@@ -233,9 +238,14 @@ fn line_up(
             Ok((dir, what)) => {
                 machine.ext4 = Some(what);
                 let promise = "durable (O_DSYNC, fsync of the directory); a write may be torn";
-                all.extend(contestants(plan, "ext4", CpuScope::Machine, promise, true, &mut |file, tag| {
-                    Ok(Box::new(KernelWorker::new(&dir, file, tag, plan.file_bytes, true)?))
-                })?);
+                all.extend(contestants(
+                    plan,
+                    "ext4",
+                    CpuScope::Machine,
+                    promise,
+                    (true, false),
+                    &mut |file, tag| Ok(Box::new(KernelWorker::new(&dir, file, tag, plan.file_bytes, true)?)),
+                )?);
             }
             Err(why) => skipped.push(format!("ext4: {why}")),
         }
@@ -287,9 +297,10 @@ fn own_contestants(
         return Ok(Err(format!("{system}: it cannot be used on this machine; lode info says why")));
     }
     let scope = if engine.emulated() { CpuScope::BesideDevice } else { scope_of(domain) };
-    let all = contestants(plan, &system, scope, promise, true, &mut |file, tag| {
-        Ok(Box::new(LodeWorker::new(fs.clone(), file, tag, plan.file_bytes)?))
-    })?;
+    let all =
+        contestants(plan, &system, scope, promise, (true, engine.bounds_itself()), &mut |file, tag| {
+            Ok(Box::new(LodeWorker::new(fs.clone(), file, tag, plan.file_bytes)?))
+        })?;
     Ok(Ok((fs, all)))
 }
 
@@ -300,7 +311,7 @@ fn limit(plan: &Plan, place: &mut Place) -> Result<Vec<Contestant>> {
     place.remove_later(&path);
     let mapping = Arc::new(Mapping::open(&path)?);
     let promise = "durable, no file system";
-    contestants(plan, "limit", scope_of(plan.assume[0]), promise, false, &mut |file, _| {
+    contestants(plan, "limit", scope_of(plan.assume[0]), promise, (false, false), &mut |file, _| {
         let (file_bytes, append_max) = (plan.file_bytes, plan.append_bytes_max);
         Ok(Box::new(LimitWorker::new(pool.clone(), mapping.clone(), file, file_bytes, append_max)))
     })
@@ -316,13 +327,13 @@ fn contestants(
     system: &str,
     scope: CpuScope,
     promise: &'static str,
-    has_names: bool,
+    (has_names, waits): (bool, bool),
     seat: &mut MakeSeat,
 ) -> Result<Vec<Contestant>> {
     let contestant = |&threads: &usize| {
         let seats = (0..threads).map(|i| seat(i, &format!("threads{threads}.{i}")).map(Some));
         let seats = seats.collect::<Result<Vec<_>>>()?;
-        Ok(Contestant { system: system.to_string(), scope, promise, has_names, seats })
+        Ok(Contestant { system: system.to_string(), scope, promise, has_names, waits, seats })
     };
     plan.threads.iter().map(contestant).collect()
 }

@@ -79,6 +79,7 @@ impl Mounted {
             scope: CpuScope::Machine,
             promise: self.promise,
             has_names: true,
+            waits: false,
             seats: vec![Some(Box::new(worker))],
         })
     }
@@ -186,6 +187,7 @@ fn row(spec: &RowSpec, mount: &Mounted, runs: &[FioRun], idle_rate: f64) -> Row 
         p99_us: median(&of(&|r| r.p99_us)),
         cpu_s_per_gib: cpu_s_per_op.map(|s| s / gib),
         cpu_us_per_op: cpu_s_per_op.map(|s| s * 1e6),
+        waiting_share: None,
         cpu_scope: CpuScope::Machine.name(),
         promise: mount.promise,
         rounds: runs.len(),

@@ -6,7 +6,9 @@
 use serde::Serialize;
 
 use super::machine::Machine;
-use super::rows::{MOUNT_ROWS, ROWS, SCALING_AT_LEAST, Target};
+use super::rows::{
+    BOUNDED_BYTES_MIN, CPU_GROWTH_AT_MOST, MOUNT_ROWS, ROWS, SCALING_AT_LEAST, Target, WAITING_AT_MOST,
+};
 
 #[derive(Serialize)]
 pub struct Report {
@@ -33,6 +35,10 @@ pub struct Row {
     /// Null where an operation moves no data, and where the CPU's clock was too coarse to say.
     pub cpu_s_per_gib: Option<f64>,
     pub cpu_us_per_op: Option<f64>,
+    /// CPU time that threads spent on waiting for each other's copies, beside all the rest, as a ratio. Null where no engine
+    /// has them wait.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waiting_share: Option<f64>,
     /// "process": all threads of this process. "machine": all processors less their idle rate, so that
     /// kernel threads and servers count.
     pub cpu_scope: &'static str,
@@ -57,7 +63,7 @@ pub struct Claim {
     /// Of which it is claimed.
     pub system: String,
     pub threads: usize,
-    /// "ops_per_s", "cpu_s_per_gib" or the unit of a row with a value.
+    /// "ops_per_s", "cpu_s_per_gib", "waiting_share" or the unit of a row with a value.
     pub metric: &'static str,
     pub against: String,
     pub ratio: f64,
@@ -121,8 +127,36 @@ pub fn claims(rows: &[Row], cores: usize) -> Vec<Claim> {
             // Threads that share a core do not scale.
             claims.extend(scaling_claim(rows, lode).filter(|_| lode.threads <= cores));
         }
+        if spec.bytes >= BOUNDED_BYTES_MIN {
+            let bounded =
+                |row: &&Row| row.name == spec.name && row.waiting_share.is_some() && row.threads > 1;
+            claims.extend(rows.iter().filter(bounded).flat_map(|row| bounded_claims(rows, row)));
+        }
     }
     claims
+}
+
+/// Where an engine holds callers down, more of them take no more of the CPU for each byte than one does, and those that
+/// wait next to nothing (efficient-pm §7.2).
+fn bounded_claims(rows: &[Row], row: &Row) -> Vec<Claim> {
+    let of = |metric, against: &str, ratio: f64, target| Claim {
+        row: row.name.clone(),
+        system: row.system.clone(),
+        threads: row.threads,
+        metric,
+        against: against.to_owned(),
+        ratio,
+        ratio_min: ratio,
+        ratio_max: ratio,
+        bound: "at most",
+        target,
+        ok: ratio <= target,
+    };
+    let one = find(rows, &row.name, &row.system, 1).and_then(|one| one.cpu_s_per_gib);
+    let growth = row.cpu_s_per_gib.zip(one).map(|(many, one)| many / one);
+    let growth = growth.map(|growth| of("cpu_s_per_gib", "one thread", growth, CPU_GROWTH_AT_MOST));
+    let waiting = row.waiting_share.map(|share| of("waiting_share", "the rest", share, WAITING_AT_MOST));
+    growth.into_iter().chain(waiting).collect()
 }
 
 /// `None` where the peer did not run, or the CPU clock said nothing.
@@ -203,6 +237,7 @@ mod tests {
             p99_us: 2.0,
             cpu_s_per_gib: Some(cpu),
             cpu_us_per_op: Some(1.0),
+            waiting_share: None,
             cpu_scope: "process",
             promise: "durable",
             rounds: 1,

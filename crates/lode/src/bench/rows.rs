@@ -105,6 +105,15 @@ pub const BREAKDOWN_ROWS: &[RowSpec] = &[
     row("read-1m", Work::ReadRandom, MIB, &[]),
 ];
 
+/// An engine that holds callers down does so for copies of this size and more.
+pub const BOUNDED_BYTES_MIN: usize = 64 * KIB;
+
+/// CPU time a byte of many such callers, beside that of one.
+pub const CPU_GROWTH_AT_MOST: f64 = 1.15;
+
+/// CPU time of those that wait, beside all the rest.
+pub const WAITING_AT_MOST: f64 = 0.02;
+
 /// More threads on private files must give this much of one thread, or what `limit` gains.
 pub const SCALING_AT_LEAST: f64 = 1.8;
 

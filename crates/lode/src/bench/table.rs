@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::report::{Claim, Report, Row};
 
-const NAME_WIDTH: usize = 22;
+const NAME_WIDTH: usize = 24;
 const CELL_WIDTH: usize = 15;
 
 pub fn render(report: &Report) -> String {
@@ -19,6 +19,9 @@ pub fn render(report: &Report) -> String {
     });
     section(&mut out, report, "CPU s/GiB", &|r| r.cpu_s_per_gib.is_some(), &|r| {
         r.cpu_s_per_gib.map_or(String::new(), |s| format!("{s:.3}"))
+    });
+    section(&mut out, report, "waiting's CPU, % of rest", &|r| r.waiting_share.is_some(), &|r| {
+        r.waiting_share.map_or(String::new(), |share| format!("{:.2}", share * 100.0))
     });
     section(&mut out, report, "CPU us per op", &|r| r.gib_per_s.is_none() && r.value.is_none(), &|r| {
         r.cpu_us_per_op.map_or("-".into(), |s| format!("{s:.3}"))
@@ -96,7 +99,8 @@ fn verdicts(out: &mut String, claims: &[Claim]) {
     for c in claims {
         let by = if c.system == "lode" { String::new() } else { format!(", {}", c.system) };
         let what = match c.metric {
-            "cpu_s_per_gib" => format!("{:.2} x CPU of {}", c.ratio, c.against),
+            "cpu_s_per_gib" => format!("{:.2} x CPU of {}{by}", c.ratio, c.against),
+            "waiting_share" => format!("{:.3} x CPU of {}{by}, waiting", c.ratio, c.against),
             "ops_per_s" => format!("{:.2} x {}{by}", c.ratio, c.against),
             unit => format!("{} {unit}", digits(c.ratio)),
         };

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
+use lodestone::wait::spent::{self, Spent};
 use lodestone::{Error, Result};
 use rustix::thread::CpuSet;
 
@@ -83,6 +84,8 @@ pub struct Contestant {
     pub promise: &'static str,
     /// False for raw memory.
     pub has_names: bool,
+    /// Its engine has callers wait for each other: what that takes of the CPU is counted apart.
+    pub waits: bool,
     /// One per thread; `None` while a thread has it.
     pub seats: Vec<Option<Box<dyn Seat>>>,
 }
@@ -93,6 +96,8 @@ struct Round {
     ops: f64,
     wall_s: f64,
     cpu_s: f64,
+    /// Of that, what threads spent on waiting for each other's copies.
+    waiting_cpu_s: f64,
     p50_us: f64,
     p99_us: f64,
 }
@@ -157,10 +162,12 @@ impl Crew {
             member.tasks.as_ref().expect("the crew is at work").send(task).map_err(|_| died())?;
         }
         let ready: Result<Vec<_>> = members.iter().map(Member::event).collect();
-        let cpu = contestant.scope.begin();
+        spent::count(contestant.waits);
+        let (cpu, waits) = (contestant.scope.begin(), Spent::so_far());
         gates.go.store(true, Ordering::Release);
         let done = ready.and_then(|_| members.iter().try_for_each(|m| m.event().map(drop)));
         let cpu_s = contestant.scope.since(cpu);
+        let waiting_cpu_s = Spent::so_far().since(&waits).cpu_ns as f64 / 1e9;
         gates.counted.store(true, Ordering::Release);
         members.iter().for_each(Member::unpark);
         done?;
@@ -170,7 +177,7 @@ impl Crew {
             *seat = Some(back);
             slices.push(slice.map_err(|e| e.context(&contestant.system))?);
         }
-        Ok(Round { cpu_s, ..summary(&slices) })
+        Ok(Round { cpu_s, waiting_cpu_s, ..summary(&slices) })
     }
 
     /// Runs `specs` in order, each by all of `contestants` in turn, `rounds` times after a warm-up.
@@ -233,6 +240,9 @@ impl Crew {
             p99_us: median(&of(&|r| r.p99_us)),
             cpu_s_per_gib: cpu_s_per_op.zip(gib_per_op).map(|(s, gib)| s / gib),
             cpu_us_per_op: cpu_s_per_op.map(|s| s * 1e6),
+            waiting_share: who
+                .waits
+                .then(|| median(&of(&|r| r.waiting_cpu_s / (r.cpu_s - r.waiting_cpu_s).max(1e-9)))),
             cpu_scope: who.scope.name(),
             promise: who.promise,
             rounds: rounds.len(),
@@ -257,6 +267,7 @@ fn summary(slices: &[Slice]) -> Round {
         ops: slices.iter().map(|s| s.ops as f64).sum(),
         wall_s: clock.ns(ended - began) / 1e9,
         cpu_s: 0.0,
+        waiting_cpu_s: 0.0,
         p50_us: us(0.50),
         p99_us: us(0.99),
     }

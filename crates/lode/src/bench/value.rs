@@ -23,6 +23,7 @@ pub fn value(name: &str, all: &[f64], unit: &'static str, limit: f64) -> (Row, C
         p99_us: if unit == "ms" { max * 1e3 } else { 0.0 },
         cpu_s_per_gib: None,
         cpu_us_per_op: None,
+        waiting_share: None,
         cpu_scope: "process",
         promise: "",
         rounds: all.len(),

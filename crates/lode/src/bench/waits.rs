@@ -308,6 +308,7 @@ fn row(way: Way, us: u64, turns: &[Turn]) -> Row {
         p99_us: percentile(0.99),
         cpu_s_per_gib: None,
         cpu_us_per_op: Some(median(&cpu)),
+        waiting_share: None,
         cpu_scope: "wait",
         promise: "",
         rounds: turns.len(),

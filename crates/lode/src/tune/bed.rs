@@ -10,9 +10,10 @@
 use std::sync::Arc;
 
 use lodestone::fs::{Cred, Fs, Ino, Node, OpenOptions};
-use lodestone::media::Pool;
+use lodestone::media::{Media, Pool};
 use lodestone::mover::EngineKind;
 use lodestone::mover::profile::{BINS, Bandwidths, Lane, Profile, SMALLEST_BYTES};
+use lodestone::mover::schedule::Direction;
 
 use crate::failure::{Result, complain, reason};
 
@@ -120,6 +121,15 @@ impl Bed {
     pub fn make_room(&self) -> Result<()> {
         let together = self.files.len() as u64 * self.file_bytes;
         if self.free_bytes() < together / 2 { self.settle() } else { Ok(()) }
+    }
+
+    /// How much each of so many threads may copy in one turn. What is overwritten is free at once where stores are durable on
+    /// return, and elsewhere only after syncs.
+    pub fn room_for(&self, direction: Direction, threads: usize) -> u64 {
+        match direction == Direction::Write && !self.fs().media().domain().is_persistent_memory() {
+            true => self.free_bytes() / 2 / threads as u64,
+            false => u64::MAX,
+        }
     }
 
     /// What was freed may be used again. Nothing to do where stores are durable on return.

@@ -86,7 +86,7 @@ pub fn rounds(
                     bytes,
                     cpus,
                     slice: plan.slice,
-                    bytes_max: bed.free_bytes() / 2 / cpus.len() as u64,
+                    bytes_max: bed.room_for(lane.direction(), cpus.len()),
                     seed: round as u64 + 1,
                 };
                 let turn = turn(bed, &load)?;

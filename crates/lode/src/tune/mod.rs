@@ -177,6 +177,8 @@ struct Session<'a> {
 struct Measured {
     /// Copies at a time by the calling threads.
     sweep: Vec<Row>,
+    /// What was found of them when all else had been measured, where that was something else.
+    changed: Option<String>,
     profile: Profile,
     /// All engines beside the CPU.
     rows: Vec<Row>,
@@ -212,9 +214,12 @@ impl Session<'_> {
         let devices = self.plan.engines.iter().filter(|kind| !kind.bounds_itself());
         let counts = plan::device_counts(self.sites[0].cpus.len());
         let device_sweep: Vec<Contestant> = devices.flat_map(|kind| self.sweep_of(*kind, &counts)).collect();
-        for (contestants, sizes) in
-            [(&cpu_sweep, &[SWEEP_BYTES][..]), (&all, &SIZES), (&device_sweep, &[SWEEP_BYTES])]
-        {
+        for (contestants, sizes) in [
+            (&cpu_sweep, &[SWEEP_BYTES][..]),
+            (&all, &SIZES),
+            (&device_sweep, &[SWEEP_BYTES]),
+            (&cpu_sweep, &[SWEEP_BYTES]),
+        ] {
             steps.expect(turns(contestants, sizes, self.plan));
         }
 
@@ -223,8 +228,10 @@ impl Session<'_> {
         let file_bytes = bed.file_bytes;
         let sweep = rounds(&bed, &cpu_sweep, &[SWEEP_BYTES], self.plan, &steps)?;
         let lane = self.sites[0].lane(Direction::Write);
-        profile.concurrency =
-            outcome::concurrency(&outcome::counts(&sweep, EngineKind::Cpu, lane), self.regions);
+        let concurrency = |sweep: &[Row]| {
+            outcome::concurrency(&outcome::counts(sweep, EngineKind::Cpu, lane), self.regions)
+        };
+        profile.concurrency = concurrency(&sweep);
 
         // Semaphore and delegate with as many copies at a time as they will have.
         let bed = self.bed(bed.close()?, &profile, Sharing::EngineAlone, &steps)?;
@@ -232,6 +239,9 @@ impl Session<'_> {
             self.plan.engines.iter().copied().filter(|kind| shares(&bed, *kind)).collect();
         let rows = rounds(&bed, &all, &SIZES, self.plan, &steps)?;
         let device_sweep = rounds(&bed, &device_sweep, &[SWEEP_BYTES], self.plan, &steps)?;
+        let last = concurrency(&rounds(&bed, &cpu_sweep, &[SWEEP_BYTES], self.plan, &steps)?);
+        let changed = changed(profile.concurrency, last);
+        profile.concurrency = profile.concurrency.min(last);
         let (engines, skipped) = self.which_copied(&rows);
         profile.set_bandwidths(EngineKind::Cpu, outcome::bandwidths(&rows, EngineKind::Cpu));
         for kind in &engines {
@@ -250,7 +260,10 @@ impl Session<'_> {
             shared = rounds(&bed, &all, &SIZES, self.plan, &steps)?;
         }
         let media = bed.close()?;
-        Ok((Measured { sweep, profile, rows, shared, device_sweep, file_bytes, engines, skipped }, media))
+        Ok((
+            Measured { sweep, changed, profile, rows, shared, device_sweep, file_bytes, engines, skipped },
+            media,
+        ))
     }
 
     fn bed(&self, media: Pool, profile: &Profile, sharing: Sharing, steps: &Steps) -> Result<Bed> {
@@ -300,6 +313,16 @@ impl Session<'_> {
     }
 }
 
+/// Somebody else's work, or a virtual machine's host, makes memory bear more at one time than at another.
+fn changed(first: usize, last: usize) -> Option<String> {
+    (first != last).then(|| {
+        format!(
+            "copies at a time that are worth it were {first} at the beginning and {last} at the end, and the profile has \
+             the smaller number: measure again"
+        )
+    })
+}
+
 /// Whether an engine leaves a share of reads to the CPU.
 fn shares(bed: &Bed, kind: EngineKind) -> bool {
     bed.fs().mover().engine(kind).is_some_and(|engine| engine.capability().shares_reads)
@@ -340,7 +363,7 @@ fn conclude(
     let facts = engines.clone().map(|kind| EngineFacts::of(&measures(kind), &profile, before)).collect();
     let kept =
         keep(&mut profile, before, &engines.clone().chain(plan.engines.iter().copied()).collect::<Vec<_>>());
-    let cpu_sweep = |lane| Sweep::of(&outcome::counts(&measured.sweep, EngineKind::Cpu, lane));
+    let cpu_sweep = |lane| Sweep::of_callers(&outcome::counts(&measured.sweep, EngineKind::Cpu, lane));
     let copies = Copies {
         concurrency: profile.concurrency,
         was: before.map(|before| before.profile.concurrency),
@@ -376,7 +399,12 @@ fn conclude(
             kept: kept.iter().map(|kind| kind.name()).collect(),
         },
         skipped: measured.skipped.clone(),
-        warnings: warnings(plan, session, measured.file_bytes),
+        warnings: measured
+            .changed
+            .iter()
+            .cloned()
+            .chain(warnings(plan, session, measured.file_bytes))
+            .collect(),
     };
     let document = Document {
         written: utc(Time::new(clock_gettime(ClockId::Realtime).tv_sec, 0)),
@@ -444,6 +472,12 @@ mod tests {
     fn a_busy_machine_is_warned_of() {
         assert_eq!(busy_warning(0.04), None);
         assert!(busy_warning(0.42).unwrap().contains("42 % busy with other work"));
+    }
+
+    #[test]
+    fn a_machine_that_changed_is_warned_of() {
+        assert_eq!(changed(2, 2), None);
+        assert!(changed(2, 1).unwrap().contains("2 at the beginning and 1 at the end"));
     }
 
     #[test]

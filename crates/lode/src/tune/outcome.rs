@@ -7,7 +7,7 @@ use lodestone::mover::profile::{
 };
 
 use super::measure::Row;
-use super::rule::{Beside, Enough, Spread, enough, threshold};
+use super::rule::{Beside, Count, Enough, Spread, enough, threshold, worth};
 use super::turn::Turn;
 
 /// The engine beside the CPU at each size of a lane, sizes ascending. `rows` have both, with the same threads; rounds are
@@ -73,26 +73,31 @@ pub fn bandwidths(rows: &[Row], engine: EngineKind) -> Bandwidths {
     bandwidths
 }
 
-/// Copies at a time and what they reached together, counts ascending.
-pub fn counts(sweep: &[Row], engine: EngineKind, lane: Lane) -> Vec<(usize, Spread)> {
+/// Copies at a time and what they took together, counts ascending.
+pub fn counts(sweep: &[Row], engine: EngineKind, lane: Lane) -> Vec<Count> {
     let rows = sweep.iter().filter(|row| row.engine == engine && row.lane == lane);
-    let mut counts: Vec<(usize, Spread)> =
-        rows.map(|row| (row.threads, row.spread(Turn::bytes_per_s))).collect();
-    counts.sort_by_key(|(copies, _)| *copies);
+    let of = |row: &Row| Count {
+        copies: row.threads,
+        bytes_per_s: row.spread(Turn::bytes_per_s),
+        cpu_s_per_byte: row.spread(Turn::cpu_s_per_byte),
+    };
+    let mut counts: Vec<Count> = rows.map(of).collect();
+    counts.sort_by_key(|count| count.copies);
     counts
 }
 
-/// Copies at a time in front of each of `regions`: as many as writes bear, for it is writes that suffer from more
-/// (efficient-pm §2, §4).
-pub fn concurrency(writes: &[(usize, Spread)], regions: usize) -> usize {
-    let copies = enough(writes).map_or(Profile::default().concurrency, |enough| enough.copies);
+/// Copies at a time in front of each of `regions`: as many as are worth it to writes, for it is writes that suffer from
+/// more (efficient-pm §2, §4).
+pub fn concurrency(writes: &[Count], regions: usize) -> usize {
+    let copies = worth(writes).unwrap_or(Profile::default().concurrency);
     copies.div_ceil(regions.max(1)).clamp(1, CONCURRENCY_MAX)
 }
 
 /// The limit of a device: as many as writes or reads make use of; none where more may bring more.
-pub fn in_flight_max(writes: &[(usize, Spread)], reads: &[(usize, Spread)], regions: usize) -> Option<u32> {
-    let of =
-        |counts| enough(counts).filter(|Enough { saturated, .. }| *saturated).map(|enough| enough.copies);
+pub fn in_flight_max(writes: &[Count], reads: &[Count], regions: usize) -> Option<u32> {
+    let of = |counts: &[Count]| {
+        enough(counts).filter(|Enough { saturated, .. }| *saturated).map(|enough| enough.copies)
+    };
     let copies = of(writes)?.max(of(reads)?);
     Some((copies.div_ceil(regions.max(1)) as u32).clamp(1, IN_FLIGHT_MAX))
 }
@@ -104,7 +109,14 @@ mod tests {
     fn turn(bytes_per_s: f64, cpu_s_per_byte: f64) -> Turn {
         let bytes = 1 << 30;
         let wall_s = bytes as f64 / bytes_per_s;
-        Turn { bytes, wall_s, cpu_s: cpu_s_per_byte * bytes as f64, device_s: 0.0, taken: 1.0 }
+        Turn {
+            bytes,
+            wall_s,
+            bytes_in_time: bytes as f64,
+            cpu_s: cpu_s_per_byte * bytes as f64,
+            device_s: 0.0,
+            taken: 1.0,
+        }
     }
 
     fn row(engine: EngineKind, lane: Lane, threads: usize, bytes: usize, turns: &[(f64, f64)]) -> Row {
@@ -156,8 +168,14 @@ mod tests {
 
     #[test]
     fn limits_are_per_region() {
-        let exact = |rates: &[f64]| -> Vec<(usize, Spread)> {
-            rates.iter().enumerate().map(|(n, r)| (n + 1, Spread { median: *r, noise: 0.01 })).collect()
+        let exact = |rates: &[f64]| -> Vec<Count> {
+            let spread = |median| Spread { median, noise: 0.01 };
+            let count = |(n, rate): (usize, &f64)| Count {
+                copies: n + 1,
+                bytes_per_s: spread(*rate),
+                cpu_s_per_byte: spread((n + 1) as f64 / rate),
+            };
+            rates.iter().enumerate().map(count).collect()
         };
         let (three, two, open) = (exact(&[1.0, 2.0, 3.0, 3.0]), exact(&[1.0, 2.0, 2.0]), exact(&[1.0, 2.0]));
         assert_eq!((concurrency(&three, 1), concurrency(&three, 2), concurrency(&three, 9)), (3, 2, 1));

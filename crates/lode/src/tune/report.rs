@@ -12,7 +12,7 @@ use serde::{Serialize, Serializer};
 use super::decision;
 use super::measure::Row;
 use super::outcome;
-use super::rule::{Beside, Enough, Spread, enough};
+use super::rule::{Beside, Count, Enough, Spread, enough, worth};
 use super::turn::Turn;
 
 const GIB: f64 = (1u64 << 30) as f64;
@@ -83,9 +83,9 @@ pub struct Copies {
 /// What more and more copies at a time reach together.
 #[derive(Serialize, Clone)]
 pub struct Sweep {
-    /// The fewest that are enough.
+    /// The fewest that are enough: of a device by bandwidth, of callers by what more take of the CPU, too.
     pub enough: Option<usize>,
-    /// More were tried, and brought nothing.
+    /// More were tried, and brought too little.
     pub saturated: bool,
     pub points: Vec<Point>,
 }
@@ -94,6 +94,8 @@ pub struct Sweep {
 pub struct Point {
     pub copies: usize,
     pub gib_per_s: Measured,
+    /// Of the process, but for threads that stand for a device.
+    pub cpu_s_per_gib: Measured,
 }
 
 #[derive(Serialize, Clone, Copy, Debug, PartialEq)]
@@ -229,17 +231,29 @@ impl Decision {
 }
 
 impl Sweep {
-    pub fn of(counts: &[(usize, Spread)]) -> Sweep {
-        let point = |(copies, spread): &(usize, Spread)| Point {
-            copies: *copies,
-            gib_per_s: Measured::of(*spread, 1.0 / GIB),
-        };
+    /// Of a device.
+    pub fn of(counts: &[Count]) -> Sweep {
         let found = enough(counts);
         Sweep {
             enough: found.map(|enough| enough.copies),
             saturated: found.is_some_and(|Enough { saturated, .. }| saturated),
-            points: counts.iter().map(point).collect(),
+            points: Sweep::points(counts),
         }
+    }
+
+    pub fn of_callers(counts: &[Count]) -> Sweep {
+        let enough = worth(counts);
+        let saturated = counts.last().is_some_and(|most| enough < Some(most.copies));
+        Sweep { enough, saturated, points: Sweep::points(counts) }
+    }
+
+    fn points(counts: &[Count]) -> Vec<Point> {
+        let point = |count: &Count| Point {
+            copies: count.copies,
+            gib_per_s: Measured::of(count.bytes_per_s, 1.0 / GIB),
+            cpu_s_per_gib: Measured::of(count.cpu_s_per_byte, GIB),
+        };
+        counts.iter().map(point).collect()
     }
 }
 
@@ -390,8 +404,8 @@ pub fn sample() -> Report {
         enough: Some(2),
         saturated: true,
         points: vec![
-            Point { copies: 1, gib_per_s: measured(2.0) },
-            Point { copies: 2, gib_per_s: measured(4.0) },
+            Point { copies: 1, gib_per_s: measured(2.0), cpu_s_per_gib: measured(0.5) },
+            Point { copies: 2, gib_per_s: measured(4.0), cpu_s_per_gib: measured(0.5) },
         ],
     };
     let size = |lane, bytes, device| SizeRow {

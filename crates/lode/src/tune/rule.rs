@@ -64,7 +64,32 @@ pub fn threshold(sizes: &[Beside]) -> Option<usize> {
     held.map(|run| run[0].bytes)
 }
 
-/// How many copies at a time are enough.
+/// So many copies at a time, and what they took together.
+#[derive(Clone, Copy, Debug)]
+pub struct Count {
+    pub copies: usize,
+    pub bytes_per_s: Spread,
+    pub cpu_s_per_byte: Spread,
+}
+
+impl Count {
+    /// More are faster than this by a tenth at least, and what a byte takes of the CPU has not grown by as much as its
+    /// time has fallen: the rule by which an engine pays, too.
+    fn is_beaten_by(&self, more: &Count) -> bool {
+        let faster = more.bytes_per_s.median / self.bytes_per_s.median;
+        faster >= GROWTH_MIN && more.cpu_s_per_byte.median <= faster * self.cpu_s_per_byte.median
+    }
+}
+
+/// The fewest copies at a time by callers beyond which no more are worth what they take. What copies wait for in memory
+/// they wait for on a CPU: efficient-pm (§4, Figure 1) limits them for its sake, where bandwidth still grows a little.
+/// Counts ascend.
+pub fn worth(counts: &[Count]) -> Option<usize> {
+    let holds = |n: &usize| !counts[n + 1..].iter().any(|more| counts[*n].is_beaten_by(more));
+    (0..counts.len()).find(holds).map(|n| counts[n].copies)
+}
+
+/// How many copies at a time are enough for a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Enough {
     pub copies: usize,
@@ -74,17 +99,18 @@ pub struct Enough {
 }
 
 /// The fewest copies at a time beyond which bandwidth grows by less than a tenth (Fastmove §6.3.2 takes the fewest that
-/// reach the peak; efficient-pm §4 what one module bears). Counts ascend.
-pub fn enough(counts: &[(usize, Spread)]) -> Option<Enough> {
+/// reach the peak). Counts ascend.
+pub fn enough(counts: &[Count]) -> Option<Enough> {
     let holds = |n: &usize| {
-        let from = counts[*n].1;
-        counts[n + 1..].iter().all(|(_, to)| to.median < GROWTH_MIN * from.median)
+        let from = counts[*n].bytes_per_s;
+        counts[n + 1..].iter().all(|to| to.bytes_per_s.median < GROWTH_MIN * from.median)
     };
     let first = (0..counts.len()).find(holds)?;
-    let (copies, from) = counts[first];
-    let (more, low) = (&counts[first + 1..], GROWTH_MIN * (from.median - from.noise));
-    let saturated = !more.is_empty() && more.iter().all(|(_, to)| to.median + to.noise < low);
-    Some(Enough { copies, saturated })
+    let (from, more) = (counts[first].bytes_per_s, &counts[first + 1..]);
+    let low = GROWTH_MIN * (from.median - from.noise);
+    let within = |to: &Count| to.bytes_per_s.median + to.bytes_per_s.noise < low;
+    let saturated = !more.is_empty() && more.iter().all(within);
+    Some(Enough { copies: counts[first].copies, saturated })
 }
 
 #[cfg(test)]
@@ -93,6 +119,10 @@ mod tests {
 
     fn exact(median: f64) -> Spread {
         Spread { median, noise: 0.02 * median }
+    }
+
+    fn count(copies: usize, bytes_per_s: Spread, cpu_s_per_byte: f64) -> Count {
+        Count { copies, bytes_per_s, cpu_s_per_byte: exact(cpu_s_per_byte) }
     }
 
     #[test]
@@ -170,8 +200,8 @@ mod tests {
 
     #[test]
     fn copies_are_enough_where_more_bring_less_than_a_tenth() {
-        let counts = |rates: &[f64]| -> Vec<(usize, Spread)> {
-            rates.iter().enumerate().map(|(n, rate)| (n + 1, exact(*rate))).collect()
+        let counts = |rates: &[f64]| -> Vec<Count> {
+            rates.iter().enumerate().map(|(n, rate)| count(n + 1, exact(*rate), 1.0)).collect()
         };
         for (rates, copies, saturated) in [
             (&[1.0, 1.9, 1.95, 1.9][..], 2, true),
@@ -193,13 +223,38 @@ mod tests {
         assert_eq!(enough(&[]), None);
     }
 
+    /// Callers that copy all the time: what a byte takes is what they have, by what they reach.
+    #[test]
+    fn copies_of_callers_end_where_they_take_more_than_they_bring() {
+        let counts = |rates: &[f64]| -> Vec<Count> {
+            let of = |(n, rate): (usize, &f64)| count(n + 1, exact(*rate), (n + 1) as f64 / rate);
+            rates.iter().enumerate().map(of).collect()
+        };
+        for (rates, copies, what) in [
+            (&[1.0, 1.95, 2.9, 3.8][..], 4, "memory bears them all"),
+            (&[1.0, 1.21], 1, "a fifth faster for two thirds more"),
+            (&[1.0, 1.4], 1, "as much more as less"),
+            (&[1.0, 1.42], 2, "half as fast again"),
+            (&[1.0, 1.9, 2.0, 2.1], 2, "two do it"),
+            (&[1.0, 1.3, 1.5, 2.1], 4, "more of them come into their own"),
+            (&[1.0, 0.8, 0.5], 1, "it falls"),
+            (&[1.0], 1, "nothing else was tried"),
+        ] {
+            assert_eq!(worth(&counts(rates)), Some(copies), "{what}: {rates:?}");
+        }
+        assert_eq!(worth(&[]), None);
+        // Less CPU time for each, and no faster: nobody has more at a time for that.
+        assert_eq!(worth(&[count(1, exact(1.0), 1.0), count(2, exact(1.05), 0.5)]), Some(1));
+    }
+
     #[test]
     fn a_limit_within_the_noise_is_none() {
         // That two bring no more than one may be chance: 1.15 is within what was seen.
-        let counts = |noise| [(1, exact(1.0)), (2, Spread { median: 1.0, noise })];
+        let counts = |noise| [count(1, exact(1.0), 1.0), count(2, Spread { median: 1.0, noise }, 1.0)];
         assert_eq!(enough(&counts(0.15)), Some(Enough { copies: 1, saturated: false }));
         assert_eq!(enough(&counts(0.05)), Some(Enough { copies: 1, saturated: true }));
         let from = Spread { median: 1.0, noise: 0.15 };
-        assert_eq!(enough(&[(1, from), (2, exact(1.0))]), Some(Enough { copies: 1, saturated: false }));
+        let counts = [count(1, from, 1.0), count(2, exact(1.0), 1.0)];
+        assert_eq!(enough(&counts), Some(Enough { copies: 1, saturated: false }));
     }
 }

@@ -90,6 +90,19 @@ fn sweep(out: &mut String, who: &str, sweep: &Sweep) {
     line(out, who, rates.chain([found]), CELL_WIDTH);
 }
 
+/// What copies by the calling threads bring, and what they take.
+fn callers(out: &mut String, way: &str, sweep: &Sweep) {
+    let rates = sweep.points.iter().map(|point| digits(point.gib_per_s.median));
+    line(out, &format!("cpu {way}, GiB/s"), rates, CELL_WIDTH);
+    let cpu = sweep.points.iter().map(|point| format!("{:.3}", point.cpu_s_per_gib.median));
+    let found = match (sweep.enough, sweep.saturated) {
+        (Some(copies), true) => format!("  more than {copies} cost more than they bring"),
+        (Some(copies), false) => format!("  {copies}, and perhaps more"),
+        (None, _) => String::new(),
+    };
+    line(out, &format!("cpu {way}, CPU s/GiB"), cpu.chain([found]), CELL_WIDTH);
+}
+
 fn counts(out: &mut String, sweep: &Sweep, head: &str) {
     line(out, head, sweep.points.iter().map(|point| point.copies.to_string()), CELL_WIDTH);
 }
@@ -98,8 +111,8 @@ fn copies(out: &mut String, report: &Report) {
     let copies = &report.copies;
     let head = format!("\ncopies at a time, {}", Size(copies.size_bytes as u64));
     counts(out, &copies.write, &format!("{head:<width$}", width = HEAD_WIDTH + 1));
-    sweep(out, "cpu write, GiB/s", &copies.write);
-    sweep(out, "cpu read, GiB/s", &copies.read);
+    callers(out, "write", &copies.write);
+    callers(out, "read", &copies.read);
     for engine in &report.engines {
         for (lane, of_device) in engine.limits.iter().flat_map(|limits| &limits.in_flight) {
             counts(out, of_device, "");

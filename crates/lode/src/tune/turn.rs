@@ -4,6 +4,7 @@
 //! device is counted apart. Only what lies between two gates counts: threads, buffers and their pages are there before.
 
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use lodestone::fs::{Cred, Node};
@@ -27,7 +28,7 @@ pub struct Load<'a> {
     /// The CPU of each thread.
     pub cpus: &'a [usize],
     pub slice: Duration,
-    /// Each thread writes so much at most, which the pool has room for.
+    /// Each thread copies so much at most: of writes as much as the pool has room for.
     pub bytes_max: u64,
     pub seed: u64,
 }
@@ -36,7 +37,10 @@ pub struct Load<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Turn {
     pub bytes: u64,
+    /// From the first thread's start on, until one has ended: then the others copy no more.
     pub wall_s: f64,
+    /// Copied until then.
+    pub bytes_in_time: f64,
     /// Of all threads but those that stand for a device.
     pub cpu_s: f64,
     pub device_s: f64,
@@ -46,7 +50,7 @@ pub struct Turn {
 
 impl Turn {
     pub fn bytes_per_s(&self) -> f64 {
-        self.bytes as f64 / self.wall_s
+        self.bytes_in_time / self.wall_s
     }
 
     pub fn cpu_s_per_byte(&self) -> f64 {
@@ -62,15 +66,28 @@ impl Turn {
 struct Done {
     copies: u64,
     began: Instant,
+    /// The last copy's.
+    last_began: Instant,
     ended: Instant,
+}
+
+impl Done {
+    /// Of the last copy, which may have gone on when others had ended, a part.
+    fn copies_until(&self, end: Instant) -> f64 {
+        let last = (self.ended - self.last_began).as_secs_f64();
+        let in_time = end.saturating_duration_since(self.last_began).as_secs_f64();
+        let share = if last > 0.0 { (in_time / last).min(1.0) } else { 1.0 };
+        (self.copies - 1) as f64 + share
+    }
 }
 
 pub fn turn(bed: &Bed, load: &Load<'_>) -> Result<Turn> {
     let (ready, go, done, counted) = (gate(load), gate(load), gate(load), gate(load));
-    let gates = [&ready, &go, &done, &counted];
+    let (gates, over) = ([&ready, &go, &done, &counted], AtomicBool::new(false));
     let moved = bed.fs().mover().moved();
     let (cpu_s, device_s, results) = std::thread::scope(|scope| {
-        let work = |n: usize| move || copier(bed, load, n, gates);
+        let over = &over;
+        let work = |n: usize| move || copier(bed, load, n, gates, over);
         let threads: Vec<_> = (0..load.cpus.len()).map(|n| scope.spawn(work(n))).collect();
         ready.wait();
         // To ask for the device's time takes time itself: not between the two readings.
@@ -87,12 +104,13 @@ pub fn turn(bed: &Bed, load: &Load<'_>) -> Result<Turn> {
     let all = results.into_iter().map(|result| result.map_err(died)?).collect::<Result<Vec<Done>>>()?;
     let copies: u64 = all.iter().map(|done| done.copies).sum();
     let began = all.iter().map(|done| done.began).min().expect("there is a thread");
-    let ended = all.iter().map(|done| done.ended).max().expect("there is a thread");
+    let ended = all.iter().map(|done| done.ended).min().expect("there is a thread");
     // A copy that a region's end, or that of free space, divides is more than one for the engine.
     let taken = (bed.fs().mover().moved().copies - moved.copies) as f64 / copies as f64;
     Ok(Turn {
         bytes: copies * load.bytes as u64,
         wall_s: (ended - began).as_secs_f64(),
+        bytes_in_time: all.iter().map(|done| done.copies_until(ended) * load.bytes as f64).sum(),
         cpu_s: (cpu_s - device_s).max(0.0),
         device_s,
         taken: taken.min(1.0),
@@ -105,7 +123,13 @@ fn gate(load: &Load<'_>) -> Barrier {
 }
 
 /// A thread's part. It passes all gates, whatever happens: others wait there.
-fn copier(bed: &Bed, load: &Load<'_>, n: usize, [ready, go, done, counted]: [&Barrier; 4]) -> Result<Done> {
+fn copier(
+    bed: &Bed,
+    load: &Load<'_>,
+    n: usize,
+    [ready, go, done, counted]: [&Barrier; 4],
+    over: &AtomicBool,
+) -> Result<Done> {
     pin_thread(load.cpus[n]);
     let threads = load.cpus.len();
     // Its own: threads that write to one file wait for each other.
@@ -120,7 +144,8 @@ fn copier(bed: &Bed, load: &Load<'_>, n: usize, [ready, go, done, counted]: [&Ba
     target.bytes_mut().fill(0xa5);
     ready.wait();
     go.wait();
-    let result = copy(bed, load, &files, &mut random, &source, &mut target);
+    let result = copy(bed, load, &files, &mut random, &source, &mut target, over);
+    over.store(true, Ordering::Relaxed);
     // A running thread's CPU time is brought up to date when it asks for it, else by the next tick.
     process_cpu_s();
     done.wait();
@@ -142,14 +167,16 @@ fn copy(
     random: &mut Random,
     source: &Pages,
     target: &mut Pages,
+    over: &AtomicBool,
 ) -> Result<(Done, Last)> {
     let (fs, cred) = (bed.fs(), Cred::root());
     let blocks = bed.file_bytes / load.bytes as u64;
     let copies_max = (load.bytes_max / load.bytes as u64).max(1);
     let (mut copies, mut last) = (0, None);
     let began = Instant::now();
-    let mut ended = began;
-    while ended - began < load.slice && copies < copies_max {
+    let (mut last_began, mut ended) = (began, began);
+    while copies == 0 || ended - began < load.slice && copies < copies_max && !over.load(Ordering::Relaxed) {
+        last_began = ended;
         let file = random.below(files.len() as u64) as usize;
         let offset = random.below(blocks) * load.bytes as u64;
         match load.direction {
@@ -166,7 +193,7 @@ fn copy(
         copies += 1;
         ended = Instant::now();
     }
-    Ok((Done { copies, began, ended }, last))
+    Ok((Done { copies, began, last_began, ended }, last))
 }
 
 /// Reads the last write back: a measure that does not look at results measures mistakes.
