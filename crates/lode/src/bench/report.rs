@@ -35,8 +35,8 @@ pub struct Row {
     /// Null where an operation moves no data, and where the CPU's clock was too coarse to say.
     pub cpu_s_per_gib: Option<f64>,
     pub cpu_us_per_op: Option<f64>,
-    /// CPU time that threads spent on waiting for each other's copies, beside all the rest, as a ratio. Null where no engine
-    /// has them wait.
+    /// CPU time that threads spent on waiting for each other's copies, beside all the rest, as a ratio. Absent where
+    /// nobody waited.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waiting_share: Option<f64>,
     /// "process": all threads of this process. "machine": all processors less their idle rate, so that

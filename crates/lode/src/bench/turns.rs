@@ -229,6 +229,8 @@ impl Crew {
             }
         };
         let cpu_s_per_op = (cpu_s_per_op > 0.0).then_some(cpu_s_per_op);
+        // Where the profile leaves a size to the CPU nobody waits, and nothing is to be said of it.
+        let waited = who.waits && rounds.iter().any(|r| r.waiting_cpu_s > 0.0);
         let gib_per_op = (spec.bytes > 0).then_some(spec.bytes as f64 / GIB);
         Row {
             name: spec.name.to_string(),
@@ -240,8 +242,7 @@ impl Crew {
             p99_us: median(&of(&|r| r.p99_us)),
             cpu_s_per_gib: cpu_s_per_op.zip(gib_per_op).map(|(s, gib)| s / gib),
             cpu_us_per_op: cpu_s_per_op.map(|s| s * 1e6),
-            waiting_share: who
-                .waits
+            waiting_share: waited
                 .then(|| median(&of(&|r| r.waiting_cpu_s / (r.cpu_s - r.waiting_cpu_s).max(1e-9)))),
             cpu_scope: who.scope.name(),
             promise: who.promise,
