@@ -606,8 +606,11 @@ impl Model {
     pub fn write_back(&mut self, target: &Target, at: u64, src: &[u8]) -> Outcome {
         let id = self.writable(target)?;
         let size = self.file_mut(id).bytes.len() as u64;
-        let len = src.len().min(size.saturating_sub(at) as usize);
-        self.write(target, at, &src[..len])
+        match src.len().min(size.saturating_sub(at) as usize) {
+            // Nothing is written, also of what may not be.
+            0 => Ok(()),
+            len => self.write(target, at, &src[..len]),
+        }
     }
 
     pub fn truncate(&mut self, target: &Target, size: u64) -> Outcome {
