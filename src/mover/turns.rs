@@ -25,8 +25,9 @@ const BACK_SOON: Duration = POLL_MAX;
 const GAP_MAX: Duration = Duration::from_nanos(4 * BACK_SOON.as_nanos() as u64);
 /// A place is kept so long for who was woken; it may find no CPU.
 const KEPT_MAX: Duration = Duration::from_millis(1);
-/// So long after its turn should have come who sleeps looks by itself, and then this often.
+/// So long after its turn should have come who sleeps looks by itself.
 const OVERDUE: Duration = Duration::from_micros(500);
+/// And how often from then on.
 const LOOK_EVERY: Duration = Duration::from_millis(4);
 
 pub(super) struct Turns {
