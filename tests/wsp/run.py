@@ -22,6 +22,7 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -200,6 +201,69 @@ def kills(context):
         host.wait_requests("db", 2)
         host.whole("db")
     context.note = f"{count} kills: {outcomes['went on']} times it went on, {outcomes['booted']} times it booted"
+
+
+def unfinished(context):
+    """Whoever suspended it was killed, and the emulator is still at its state: the guest goes on, and is not stopped by that"""
+    host = context.fresh()
+    for _ in range(2):
+        with Monitor(host, "db") as monitor, open(os.path.join(context.work, "stream"), "wb") as stream:
+            monitor.run("stop")
+            # Memory, too, and slowly: this takes minutes.
+            ignored = {"capability": "x-ignore-shared", "state": False}
+            monitor.run("migrate-set-capabilities", capabilities=[ignored])
+            monitor.run("migrate-set-parameters", **{"max-bandwidth": 1 << 16})
+            monitor.give("stream", stream)
+            monitor.run("migrate", uri="fd:stream")
+        goes_on(host)
+        with Monitor(host, "db") as monitor:
+            expect(monitor.run("query-migrate")["status"] == "cancelled", "the emulator is still at it")
+    # And by one who suspends it anew.
+    with Monitor(host, "db") as monitor, open(os.path.join(context.work, "stream"), "wb") as stream:
+        monitor.give("stream", stream)
+        monitor.run("migrate", uri="fd:stream")
+    host.run("suspend", "db")
+    goes_on(host)
+
+
+class Monitor:
+    """A guest's emulator, spoken to past lode."""
+
+    def __init__(self, host, name):
+        self.socket = socket.socket(socket.AF_UNIX)
+        # The whole path may be longer than a socket's name.
+        directory = os.open(host.file(name), os.O_PATH)
+        self.socket.connect(f"/proc/self/fd/{directory}/qmp")
+        os.close(directory)
+        self.file = self.socket.makefile("r")
+        self.file.readline()
+        self.run("qmp_capabilities")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+        self.socket.close()
+
+    def run(self, command, **arguments):
+        self.socket.sendall(request(command, arguments))
+        return self.answer()
+
+    def give(self, name, file):
+        socket.send_fds(self.socket, [request("getfd", {"fdname": name})], [file.fileno()])
+        return self.answer()
+
+    def answer(self):
+        while True:
+            said = json.loads(self.file.readline())
+            expect("error" not in said, said)
+            if "return" in said:
+                return said["return"]
+
+
+def request(command, arguments):
+    return json.dumps({"execute": command, "arguments": arguments}).encode() + b"\n"
 
 
 def spoiled(context):
@@ -762,7 +826,7 @@ def error_of(what):
     return 0
 
 
-SUITES = [cycles, cold, kills, spoiled, changed, clones, repeated, power, full, words, clock, pooled]
+SUITES = [cycles, cold, kills, unfinished, spoiled, changed, clones, repeated, power, full, words, clock, pooled]
 
 
 def main():

@@ -28,7 +28,7 @@ const SITE: &str = "wsp::guest";
 /// A slot is made before it is needed, so that nothing has to be found for it when power fails. A state that is longer makes it
 /// longer.
 const SLOT_BYTES: usize = SEAL_BYTES + (1 << 20);
-/// What an emulator has left to do when it has said that a state was not moved.
+/// What an emulator has left to do when it has said that a state was not moved, or was told to leave off.
 const FINISH_WAIT_MAX: Duration = Duration::from_secs(5);
 const FINISH_PAUSE: Duration = Duration::from_millis(1);
 /// A user of memory that is about to end.
@@ -302,6 +302,29 @@ impl<'a> Guest<'a> {
         }
     }
 
+    /// Has the emulator leave off to move its state: whoever told it to may be gone, and it would stop the guest when it is through,
+    /// after somebody let that go on.
+    fn leave_off(&mut self) -> Result<()> {
+        let begun = Instant::now();
+        let mut told = false;
+        loop {
+            let moved = self.qmp()?.run("query-migrate", json!({}))?;
+            match moved["status"].as_str() {
+                None | Some("none" | "completed" | "failed" | "cancelled") => return Ok(()),
+                Some(_) if begun.elapsed() > FINISH_WAIT_MAX => {
+                    let message = "the emulator does not leave off to move the guest's state";
+                    return Err(Error::message(libc::ETIMEDOUT, SITE, message));
+                }
+                Some("cancelling") => {}
+                // It may be through before it hears that.
+                Some(_) if !told => drop(self.qmp()?.run("migrate_cancel", json!({}))),
+                Some(_) => {}
+            }
+            told = true;
+            std::thread::sleep(FINISH_PAUSE);
+        }
+    }
+
     fn open_stream(&self, generation: u64, write: bool) -> Result<File> {
         let path = slot_path(self.config, generation);
         let opened = File::options().read(true).write(write).open(&path);
@@ -361,6 +384,7 @@ impl Machine for Guest<'_> {
     type Slot = Span;
 
     fn stop(&mut self) -> Result<()> {
+        self.leave_off()?;
         match self.state()?.as_str() {
             "running" | "paused" | "postmigrate" => self.qmp()?.run("stop", json!({})).map(drop),
             other => {
@@ -437,6 +461,7 @@ impl Machine for Guest<'_> {
     }
 
     fn go_on(&mut self) -> Result<()> {
+        self.leave_off()?;
         // An emulator says that it failed to move a state before it is ready to go on.
         let begun = Instant::now();
         while self.state()? == "finish-migrate" && begun.elapsed() < FINISH_WAIT_MAX {
