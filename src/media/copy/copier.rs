@@ -65,6 +65,7 @@ impl Copier {
         while dst.len() >= self.reads.bytes_min() {
             let ReadStep { streams, span_max, .. } = self.reads.step(dst.len());
             let routine = match streams {
+                Streams::One => self.routines.read_1,
                 Streams::OneAhead => self.routines.read_1_ahead,
                 Streams::Four => self.routines.read_4,
                 Streams::FourAhead => self.routines.read_4_ahead,

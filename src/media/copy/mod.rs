@@ -86,6 +86,7 @@ pub(super) struct Routines {
     pub load64: Load64Fn,
     pub store64: Store64Fn,
     pub crc: CrcFn,
+    pub read_1: ReadStreamsFn,
     pub read_1_ahead: ReadStreamsFn,
     pub read_4: ReadStreamsFn,
     pub read_4_ahead: ReadStreamsFn,

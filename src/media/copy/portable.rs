@@ -7,11 +7,13 @@ use super::{Isa, Outcome, Routines, crc_table};
 
 /// Nothing to find out.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::media) struct Features;
+pub(in crate::media) struct Features {
+    pub zen: Option<u32>,
+}
 
 impl Features {
     pub fn detect() -> Features {
-        Features
+        Features { zen: None }
     }
 
     pub fn has(&self, isa: Isa) -> bool {
@@ -24,10 +26,6 @@ impl Features {
 
     pub fn write_back_name(&self) -> &'static str {
         "none"
-    }
-
-    pub fn is_zen(&self) -> bool {
-        false
     }
 
     pub fn crc_name(&self, _isa: Isa) -> &'static str {
@@ -45,6 +43,7 @@ pub(super) fn routines(_isa: Isa, _features: &Features) -> Routines {
         load64,
         store64,
         crc,
+        read_1: read_streams::<1>,
         read_1_ahead: read_streams::<1>,
         read_4: read_streams::<4>,
         read_4_ahead: read_streams::<4>,

@@ -10,6 +10,8 @@ use super::isa::features;
 /// How many places are read by turns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Streams {
+    /// One, by the string copy that the processor brings itself.
+    One,
     /// One, and of each page but one its first line is fetched ahead, and with it the page's translation.
     OneAhead,
     Four,
@@ -21,7 +23,7 @@ pub enum Streams {
 impl Streams {
     pub fn count(self) -> usize {
         match self {
-            Streams::OneAhead => 1,
+            Streams::One | Streams::OneAhead => 1,
             Streams::Four | Streams::FourAhead => 4,
             Streams::Eight => 8,
         }
@@ -52,7 +54,11 @@ pub struct ReadTable([ReadStep; 3]);
 impl Default for ReadTable {
     /// As measured on one machine with such a processor (decision 0093).
     fn default() -> ReadTable {
-        if features().is_zen() { ReadTable::ZEN } else { ReadTable::OTHERS }
+        match features().zen {
+            Some(family) if family >= ReadTable::ZEN5_FAMILY => ReadTable::ZEN5,
+            Some(_) => ReadTable::ZEN,
+            None => ReadTable::OTHERS,
+        }
     }
 }
 
@@ -69,6 +75,11 @@ impl ReadTable {
         ReadStep { bytes_min: 64 << 10, streams: Streams::FourAhead, span_max: 64 << 10 },
         ReadStep { bytes_min: 512 << 10, streams: Streams::OneAhead, span_max: 1 << 30 },
     ]);
+
+    const ZEN5_FAMILY: u32 = 0x1a;
+    /// Its own string copy follows what one stream reads better than loops do, and fetches no line that it stores whole.
+    const ZEN5: ReadTable =
+        ReadTable([ReadStep { bytes_min: 4 << 10, streams: Streams::One, span_max: 1 << 30 }; 3]);
 
     /// Of one to three steps. Says what is wrong with steps that no routine serves.
     pub fn new(steps: &[ReadStep]) -> Result<ReadTable, String> {

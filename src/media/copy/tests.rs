@@ -35,7 +35,7 @@ fn copiers() -> Vec<(String, Copier)> {
             let oldest = x86_64::routines(Isa::Sse2, &x86_64::Features::oldest());
             all.push((format!("oldest {domain}"), Copier::new(oldest, domain, ReadTable::default())));
         }
-        let portable = portable::routines(Isa::Portable, &portable::Features);
+        let portable = portable::routines(Isa::Portable, &portable::Features::detect());
         all.push((format!("portable {domain}"), Copier::new(portable, domain, ReadTable::default())));
     }
     all
@@ -257,7 +257,7 @@ fn every_stream_count_reads_the_same() {
     let src = pattern(40_000, 3);
     for isa in Isa::available() {
         let routines = Routines::choose(Some(isa)).unwrap().1;
-        for streams in [Streams::OneAhead, Streams::Four, Streams::FourAhead, Streams::Eight] {
+        for streams in [Streams::One, Streams::OneAhead, Streams::Four, Streams::FourAhead, Streams::Eight] {
             for span_max in [64, 4096, 1 << 20] {
                 let step = ReadStep { bytes_min: 512, streams, span_max };
                 let table = ReadTable::new(&[step]).unwrap();

@@ -44,6 +44,7 @@ import! {
     lode_crc_sse42: fn(*const u8, usize, u32);
     lode_crc_avx2: fn(*const u8, usize, u32);
     lode_crc_avx512: fn(*const u8, usize, u32);
+    lode_read_1: fn(*mut u8, *const u8, usize);
     lode_read_1_ahead_sse2: fn(*mut u8, *const u8, usize);
     lode_read_4_sse2: fn(*mut u8, *const u8, usize);
     lode_read_4_ahead_sse2: fn(*mut u8, *const u8, usize);
@@ -81,8 +82,8 @@ pub(in crate::media) struct Features {
     wide_fold: bool,
     clflushopt: bool,
     clwb: bool,
-    /// AMD's processors since 2017, and those made after them.
-    zen: bool,
+    /// The family of AMD's processors since 2017, and of those made after them.
+    pub zen: Option<u32>,
 }
 
 impl Features {
@@ -97,7 +98,7 @@ impl Features {
             wide_fold: crc32 && is_x86_feature_detected!("vpclmulqdq"),
             clflushopt: leaf7.ebx & 1 << 23 != 0,
             clwb: leaf7.ebx & 1 << 24 != 0,
-            zen: is_zen(),
+            zen: zen_family(),
         }
     }
 
@@ -111,13 +112,8 @@ impl Features {
             wide_fold: false,
             clflushopt: false,
             clwb: false,
-            zen: false,
+            zen: None,
         }
-    }
-
-    /// Whether reads are faster as those processors like them.
-    pub fn is_zen(&self) -> bool {
-        self.zen
     }
 
     pub fn has(&self, isa: Isa) -> bool {
@@ -166,12 +162,13 @@ impl Features {
     }
 }
 
-fn is_zen() -> bool {
+fn zen_family() -> Option<u32> {
     let leaf0 = __cpuid_count(0, 0);
     let vendor = [leaf0.ebx, leaf0.edx, leaf0.ecx].map(u32::to_le_bytes);
     let signature = __cpuid_count(1, 0).eax;
     let family = (signature >> 8 & 0xf) + (signature >> 20 & 0xff);
-    matches!(vendor.as_flattened(), b"AuthenticAMD" | b"HygonGenuine") && family >= 0x17
+    let is_amd = matches!(vendor.as_flattened(), b"AuthenticAMD" | b"HygonGenuine");
+    (is_amd && family >= 0x17).then_some(family)
 }
 
 /// The routines of `isa`, which the processor has.
@@ -220,6 +217,7 @@ fn sse2(features: &Features) -> Routines {
         load64: lode_load64,
         store64: lode_store64,
         crc: if crc32 { lode_crc_sse42 } else { crc_by_table },
+        read_1: lode_read_1,
         read_1_ahead: lode_read_1_ahead_sse2,
         read_4: lode_read_4_sse2,
         read_4_ahead: lode_read_4_ahead_sse2,

@@ -318,6 +318,13 @@ END \name
 
 # ---- Reads of N adjacent spans side by side: rdx bytes per span, a multiple of 64 and not zero ----
 
+ROUTINE lode_read_1
+    mov rcx, rdx
+    rep movsb
+    xor edx, edx
+    ret
+END lode_read_1
+
 .macro READ_1_AHEAD name, isa
 ROUTINE \name
 2:  prefetcht0 [rsi + 8192]
