@@ -11,7 +11,7 @@
 //! 2. One thread, the device, follows addresses: it has no lock meanwhile.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -29,6 +29,9 @@ use crate::media::ByAddress;
 const PIECE_BYTES: usize = 16 << 10;
 /// And so often while all of them wait for their moment.
 const LOOK_EVERY: Duration = Duration::from_micros(2);
+/// So long after its last descriptor the device is there at once for the next: to ring a device's doorbell is a store, and to
+/// wake a thread takes longer than all the rest of a submission.
+const AWAKE: Duration = Duration::from_micros(100);
 
 /// How the device behaves.
 #[derive(Clone, Copy, Debug)]
@@ -87,6 +90,8 @@ struct Shared {
     model: Model,
     state: Mutex<State>,
     changed: Condvar,
+    /// How often there was something new for the device.
+    rung: AtomicU32,
     /// Nanoseconds that the device worked.
     busy: AtomicU64,
 }
@@ -139,12 +144,38 @@ unsafe impl Send for Shared {}
 // SAFETY: as above; all that changes is behind a lock or atomic.
 unsafe impl Sync for Shared {}
 
+impl Shared {
+    fn ring(&self) {
+        self.rung.fetch_add(1, Ordering::Release);
+        // All: who waits for a channel to rest sleeps there, too.
+        self.changed.notify_all();
+    }
+
+    /// Whether it was rung again within `AWAKE`.
+    fn is_rung_soon(&self, heard: u32) -> bool {
+        let begun = Instant::now();
+        while self.rung.load(Ordering::Acquire) == heard {
+            if begun.elapsed() >= AWAKE {
+                return false;
+            }
+            std::hint::spin_loop();
+        }
+        true
+    }
+}
+
 impl Emulated {
     pub fn new(model: Model) -> Emulated {
         let model = Model { channels: model.channels.max(1), ring: model.ring.max(1), ..model };
         let channels = (0..model.channels).map(|_| Channel::default()).collect();
         let state = Mutex::new(State { channels, closed: false, gone: false, taken: 0 });
-        let shared = Shared { model, state, changed: Condvar::new(), busy: AtomicU64::new(0) };
+        let shared = Shared {
+            model,
+            state,
+            changed: Condvar::new(),
+            rung: AtomicU32::new(0),
+            busy: AtomicU64::new(0),
+        };
         Emulated { shared: Arc::new(shared), device: OnceLock::new() }
     }
 
@@ -165,7 +196,7 @@ impl Emulated {
         let mut state = self.shared.state.lock();
         if self.shared.model.vanishes_after.is_some_and(|count| state.taken >= count) {
             state.gone = true;
-            self.shared.changed.notify_all();
+            self.shared.ring();
         }
         if state.gone {
             return Err(Refused::Gone);
@@ -179,8 +210,7 @@ impl Emulated {
         ring.push_back(Job { descriptor, begins, now: Progress::NONE, ended: 0, all_well: true });
         state.taken += 1;
         drop(state);
-        // All: who waits for a channel to rest sleeps there, too.
-        self.shared.changed.notify_all();
+        self.shared.ring();
         Ok(())
     }
 
@@ -227,7 +257,7 @@ impl Portal for Emulated {
 
     fn resume(&self, channel: usize) {
         self.shared.state.lock().channels[channel].suspended = false;
-        self.shared.changed.notify_all();
+        self.shared.ring();
     }
 
     fn can_rest(&self) -> bool {
@@ -240,14 +270,14 @@ impl Portal for Emulated {
 
     fn go_on(&self, channel: usize) {
         self.shared.state.lock().channels[channel].rests = false;
-        self.shared.changed.notify_all();
+        self.shared.ring();
     }
 }
 
 impl Drop for Emulated {
     fn drop(&mut self) {
         self.shared.state.lock().closed = true;
-        self.shared.changed.notify_all();
+        self.shared.ring();
         if let Some(device) = self.device.take().flatten()
             && device.join().is_err()
         {
@@ -290,6 +320,7 @@ impl Device<'_> {
     /// The first descriptor of the next channel that has one to go on with; none when all is done and closed.
     fn next(&mut self, turn: &mut usize) -> Option<(usize, Job, bool)> {
         let mut state = self.shared.state.lock();
+        let mut asleep = false;
         loop {
             let now = Instant::now();
             let (count, gone, closed) = (state.channels.len(), state.gone, state.closed);
@@ -313,7 +344,11 @@ impl Device<'_> {
             }
             match soonest {
                 None if closed && empty => return None,
-                None => self.shared.changed.wait(&mut state),
+                None if asleep => self.shared.changed.wait(&mut state),
+                None => {
+                    let heard = self.shared.rung.load(Ordering::Relaxed);
+                    asleep = !MutexGuard::unlocked(&mut state, || self.shared.is_rung_soon(heard));
+                }
                 // A little at a time: another channel may have something before.
                 Some(moment) if moment - now <= pace::NEAR => {
                     MutexGuard::unlocked(&mut state, || pace::until(moment.min(now + LOOK_EVERY)));
