@@ -32,6 +32,8 @@ const LOOK_EVERY: Duration = Duration::from_micros(2);
 /// So long after its last descriptor the device is there at once for the next: to ring a device's doorbell is a store, and to
 /// wake a thread takes longer than all the rest of a submission.
 const AWAKE: Duration = Duration::from_micros(100);
+/// What its thread loses between two pieces a device held to a speed makes up for; not what it loses without a CPU.
+const LOST_MAX: Duration = Duration::from_micros(20);
 
 /// How the device behaves.
 #[derive(Clone, Copy, Debug)]
@@ -291,12 +293,14 @@ struct Device<'a> {
     shared: &'a Shared,
     copier: ByAddress,
     chance: u64,
+    /// When a device of its speed is through with what it did so far, or had nothing to do last.
+    through: Instant,
 }
 
 impl Device<'_> {
     fn new(shared: &Shared) -> Device<'_> {
         let chance = shared.model.faults.map_or(1, |(_, seed)| seed | 1);
-        Device { shared, copier: ByAddress::default(), chance }
+        Device { shared, copier: ByAddress::default(), chance, through: Instant::now() }
     }
 
     fn work(&mut self) {
@@ -320,7 +324,7 @@ impl Device<'_> {
     /// The first descriptor of the next channel that has one to go on with; none when all is done and closed.
     fn next(&mut self, turn: &mut usize) -> Option<(usize, Job, bool)> {
         let mut state = self.shared.state.lock();
-        let mut asleep = false;
+        let (mut asleep, mut waited) = (false, false);
         loop {
             let now = Instant::now();
             let (count, gone, closed) = (state.channels.len(), state.gone, state.closed);
@@ -340,8 +344,12 @@ impl Device<'_> {
                     continue;
                 }
                 channel.held = true;
+                if waited {
+                    self.through = now;
+                }
                 return Some((*turn, *job, gone));
             }
+            waited = true;
             match soonest {
                 None if closed && empty => return None,
                 None if asleep => self.shared.changed.wait(&mut state),
@@ -418,7 +426,6 @@ impl Device<'_> {
         }
         let until = now.ends_at.map_or(size, |(end, _)| end);
         let len = PIECE_BYTES.min(until - now.done);
-        let began = Instant::now();
         if let Err(fault) = self.move_bytes(descriptor, now, len, with_crc) {
             let of_write = (descriptor.dst_addr..descriptor.dst_addr + size as u64).contains(&(fault as u64));
             self.end(descriptor, Record::page_fault(now.done as u32, fault as u64, of_write));
@@ -426,7 +433,9 @@ impl Device<'_> {
         }
         now.done += len;
         if let Some(rate) = self.shared.model.rate(descriptor) {
-            pace::until(began + pace::time_of(len, rate));
+            let began = self.through.max(Instant::now() - LOST_MAX - pace::time_of(len, rate));
+            self.through = began + pace::time_of(len, rate);
+            pace::until(self.through);
         }
         if now.done < until {
             return None;
