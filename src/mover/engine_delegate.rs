@@ -173,14 +173,11 @@ struct Places<'a, M: Media>(&'a Queue<M>);
 
 impl<M: Media> Ending for Places<'_, M> {
     fn look(&self) -> bool {
-        let mut waiting = self.0.waiting.lock();
-        let free = waiting.free_places(self.0.workers);
-        let enters = waiting.turns.lets_sleeper_in(free, Instant::now);
-        if enters {
-            waiting.active += 1;
-            self.0.note(&waiting);
-        }
-        enters
+        self.0.sleeper_enters(false)
+    }
+
+    fn look_awake(&self) -> bool {
+        self.0.sleeper_enters(true)
     }
 
     fn bell(&self) -> Option<&Bell> {
@@ -245,7 +242,8 @@ impl<M: Media> Queue<M> {
         let wakes_one = waiting.turns.wakes_one(by_caller, Instant::now);
         drop(waiting);
         if wakes_one {
-            self.places.ring_one();
+            let woke = self.places.ring_one();
+            self.waiting.lock().turns.woke(woke, Instant::now());
         }
         queued
     }
@@ -360,6 +358,18 @@ impl<M: Media> Queue<M> {
         let soon = waiting.turns.falls_asleep(Instant::now());
         drop(waiting);
         sleep_for(&Places(self), soon);
+    }
+
+    /// Whether a caller that sleeps may copy now, and counts as one that does.
+    fn sleeper_enters(&self, awake: bool) -> bool {
+        let mut waiting = self.waiting.lock();
+        let free = waiting.free_places(self.workers);
+        let enters = waiting.turns.lets_sleeper_in(free, awake, Instant::now);
+        if enters {
+            waiting.active += 1;
+            self.note(&waiting);
+        }
+        enters
     }
 
     /// A caller's end of a copy: for who sleeps it does one more, which is cheaper than to wake a worker.

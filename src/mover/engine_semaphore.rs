@@ -43,11 +43,11 @@ struct Entered<'a>(&'a Gate);
 /// What who sleeps waits for is a place, which whoever sees it has.
 impl Ending for Gate {
     fn look(&self) -> bool {
-        let mut state = self.state.lock();
-        let open = state.open();
-        let has_one = state.turns.lets_sleeper_in(open, Instant::now);
-        state.free -= usize::from(has_one);
-        has_one
+        self.has_one(false)
+    }
+
+    fn look_awake(&self) -> bool {
+        self.has_one(true)
     }
 
     fn bell(&self) -> Option<&Bell> {
@@ -56,6 +56,15 @@ impl Ending for Gate {
 }
 
 impl Gate {
+    /// Whether a caller that sleeps has a place.
+    fn has_one(&self, awake: bool) -> bool {
+        let mut state = self.state.lock();
+        let open = state.open();
+        let has_one = state.turns.lets_sleeper_in(open, awake, Instant::now);
+        state.free -= usize::from(has_one);
+        has_one
+    }
+
     fn enter(&self) -> Entered<'_> {
         let mut state = self.state.lock();
         let open = state.open();
@@ -77,7 +86,8 @@ impl Drop for Entered<'_> {
         let wakes_one = state.turns.wakes_one(true, Instant::now);
         drop(state);
         if wakes_one {
-            self.0.opened.ring_one();
+            let woke = self.0.opened.ring_one();
+            self.0.state.lock().turns.woke(woke, Instant::now());
         }
     }
 }

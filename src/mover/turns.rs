@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use crate::wait::{Ending, Holding, POLL_MAX, for_at_most};
 
-/// For how long places are not given to others while callers sleep: a sleep and its two switches are a fiftieth of it, and
+/// For how long places are not given to others while callers sleep: a sleep and its two switches (10 to 15 us) are little of it, and
 /// where there are more threads than CPUs each waits as long for a CPU.
 const TURN: Duration = Duration::from_millis(1);
 /// Who has not come back after so long does something else meanwhile.
@@ -25,10 +25,10 @@ const BACK_SOON: Duration = POLL_MAX;
 const GAP_MAX: Duration = Duration::from_nanos(4 * BACK_SOON.as_nanos() as u64);
 /// A place is kept so long for who was woken; it may find no CPU.
 const KEPT_MAX: Duration = Duration::from_millis(1);
-/// So long after its turn should have come who sleeps looks by itself.
-const OVERDUE: Duration = Duration::from_micros(500);
-/// And how often from then on.
-const LOOK_EVERY: Duration = Duration::from_millis(4);
+/// So long after its turn should have come who sleeps looks by itself, and as often from then on. A sleep that is to end before the
+/// kernel's next tick (4 ms where it has 250 a second) programs a timer, and once more when it was woken: in a virtual machine
+/// 5 us of CPU time, half of what the whole sleep takes. It is rare: who did not come back once is not expected next time.
+const OVERDUE: Duration = Duration::from_millis(4);
 
 pub(super) struct Turns {
     places: u32,
@@ -84,9 +84,11 @@ impl Turns {
         TURN.saturating_mul(before / self.places + 1) + OVERDUE
     }
 
-    /// Whether one that sleeps, and looks, has one of so many free places; then it sleeps no more.
-    pub fn lets_sleeper_in(&mut self, free: usize, now: impl FnOnce() -> Instant) -> bool {
-        if free == 0 {
+    /// Whether one that sleeps, and looks, has one of so many free places; then it sleeps no more. One that is `awake` was not
+    /// woken, and leaves to others what is kept for them; where all were woken it is kept for any of them.
+    pub fn lets_sleeper_in(&mut self, free: usize, awake: bool, now: impl FnOnce() -> Instant) -> bool {
+        let not_its = if awake && self.kept < self.sleeping { self.kept } else { 0 };
+        if free <= not_its {
             return false;
         }
         self.sleeping -= 1;
@@ -117,6 +119,17 @@ impl Turns {
         over
     }
 
+    /// One that sleeps has been woken, or nobody was there to be woken, since those that sleep are about to look. That took longer
+    /// than a caller takes to come back, whose time counts from now on.
+    pub fn woke(&mut self, one: bool, now: Instant) {
+        if !one {
+            self.kept = self.kept.saturating_sub(1);
+        }
+        if self.given_back.is_some() {
+            self.given_back = Some(now);
+        }
+    }
+
     fn came(&mut self, now: Instant) {
         if let Some(since) = self.given_back.take() {
             self.gap = (self.gap * 3 + now.saturating_duration_since(since).min(GAP_MAX)) / 4;
@@ -128,7 +141,7 @@ impl Turns {
 /// looks first, should nobody wake it.
 pub(super) fn sleep_for(place: &impl Ending, soon: Duration) {
     if !for_at_most(place, soon, Holding::Something) {
-        while !for_at_most(place, LOOK_EVERY, Holding::Something) {}
+        while !for_at_most(place, OVERDUE, Holding::Something) {}
     }
 }
 
@@ -165,8 +178,12 @@ mod tests {
         }
 
         fn looks(&mut self) -> bool {
+            self.looks_being(false)
+        }
+
+        fn looks_being(&mut self, awake: bool) -> bool {
             let now = self.now;
-            let in_now = self.turns.lets_sleeper_in(self.free, || now);
+            let in_now = self.turns.lets_sleeper_in(self.free, awake, || now);
             self.free -= usize::from(in_now);
             in_now
         }
@@ -203,7 +220,7 @@ mod tests {
         (0..9).for_each(|_| assert!(!gate.comes()));
         // At first it is taken for one that comes back; who sleeps finds out.
         assert!(!gate.after(5).goes());
-        assert!(gate.after(LOOK_EVERY.as_micros() as u64).looks());
+        assert!(gate.after(OVERDUE.as_micros() as u64).looks());
         let mut woken = 0;
         for _ in 0..8 {
             if gate.after(5).goes() {
@@ -241,6 +258,41 @@ mod tests {
         assert!(gate.looks() && gate.turns.sleeping == 0 && gate.turns.kept == 0);
         gate.goes();
         assert!(gate.comes());
+    }
+
+    #[test]
+    fn what_it_takes_to_wake_another_is_no_absence() {
+        let mut gate = Gate::new(1);
+        assert!(gate.comes() && !gate.comes());
+        for turn in 0..9 {
+            let mut copies = 0;
+            while !gate.after(25).goes() {
+                assert!(gate.after(2).comes());
+                copies += 1;
+            }
+            assert!(copies > 30, "turn {turn} had {copies} copies");
+            let now = gate.after(12).now;
+            gate.turns.woke(true, now);
+            assert!(!gate.after(2).comes() && gate.after(20).looks());
+        }
+    }
+
+    #[test]
+    fn who_falls_asleep_does_not_take_what_is_kept_for_who_was_woken() {
+        let mut gate = Gate::new(1);
+        assert!(gate.comes() && !gate.comes());
+        assert!(gate.after(1100).goes(), "one is woken");
+        assert!(!gate.after(2).comes() && !gate.looks_being(true), "it falls asleep behind that one");
+        assert!(gate.after(30).looks(), "who was woken");
+        assert!(gate.after(1100).goes());
+        // The one that sleeps is about to: nobody was there to be woken.
+        assert!(gate.looks_being(true), "all were woken, hence it");
+        assert!(!gate.comes() && !gate.comes());
+        assert!(gate.after(1100).goes());
+        assert!(!gate.looks_being(true), "one of the two, which is known when it was woken");
+        let now = gate.now;
+        gate.turns.woke(false, now);
+        assert!(gate.looks_being(true), "none was");
     }
 
     #[test]

@@ -13,6 +13,11 @@ pub trait Ending {
     /// Whether it has ended; a wait that saw it does not ask again. May do what it takes to find out.
     fn look(&self) -> bool;
 
+    /// As [`look`](Ending::look), by who has not slept yet: what is kept for those who were woken is not its.
+    fn look_awake(&self) -> bool {
+        self.look()
+    }
+
     /// What rings when it ends; none where nobody does.
     fn bell(&self) -> Option<&Bell> {
         None
@@ -39,7 +44,7 @@ impl Seen {
 
 /// Waits until it has ended, which is expected at `due`, if anybody knows.
 pub fn until(ending: &(impl Ending + ?Sized), due: Option<Instant>, holding: Holding) -> Seen {
-    if ending.look() {
+    if ending.look_awake() {
         return Seen::AtOnce;
     }
     climb(ending, due, None, holding).expect("it ends, or goes on")
@@ -47,7 +52,7 @@ pub fn until(ending: &(impl Ending + ?Sized), due: Option<Instant>, holding: Hol
 
 /// As [`until`], for a time at most; whether it has ended. For what may never end.
 pub fn for_at_most(ending: &(impl Ending + ?Sized), time: Duration, holding: Holding) -> bool {
-    ending.look() || climb(ending, None, Some(Instant::now() + time), holding).is_some()
+    ending.look_awake() || climb(ending, None, Some(Instant::now() + time), holding).is_some()
 }
 
 /// The polling rung alone, for a time that is cut to what one wait may poll for; whether it has ended.
@@ -178,7 +183,7 @@ impl Rest<'_> {
                 Sleeps::Thread(sleeper) => bell.listen(&self.seat, &sleeper.clone().into()),
             }
             // It may have rung before.
-            if ending.look() {
+            if ending.look_awake() {
                 return true;
             }
         }
