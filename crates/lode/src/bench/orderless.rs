@@ -1,9 +1,10 @@
 //! What it brings that a write commits while its data is copied (EasyIO §6.2, Figure 8, and §6.3's FxMark DWOM): against
 //! the plain way, which waits for the copy before it writes its record and keeps the file meanwhile.
 //!
-//! Both on the emulated device, as fast as EasyIO found a channel of its hardware (`apps`), both with uthreads on as many
-//! workers; they take turns. The device's thread needs a core of its own. And by the CPU, whose copies are made before
-//! the file is had, where somebody else has it: threads that write to one file, against the plain way.
+//! On the emulated device, as fast as EasyIO found a channel of its hardware (`apps`): one uthread, alone and beside one that
+//! works. The device's thread needs a core of its own. And by the CPU, whose copies are made before the file is had, where
+//! somebody else has it: threads that write to one file, each to a part of its own, on memory that is as slow to a core as
+//! Optane (`apps::slow`). The systems take turns.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -19,6 +20,8 @@ use lodestone::mover::engine_emu::{Emulated, Model};
 use lodestone::mover::profile::Profile;
 use lodestone::runtime::{self, Options, Runtime};
 
+use super::apps::slow::Slow;
+use super::apps::system::CORE;
 use super::clock::Clock;
 use super::plan::Plan;
 use super::report::{Claim, Row, median};
@@ -36,51 +39,43 @@ const LATENCY_MAX: f64 = 85.0;
 const CPU_MAX: f64 = 40.0;
 /// Times the plain way's throughput.
 const SHARED_MIN: f64 = 1.6;
-const SHARED_WORKERS: usize = 2;
-/// Uthreads that write to one file, each to a part of its own.
-const SHARED_WRITERS: usize = 8;
+const SHARED_WRITERS: usize = 2;
 /// Own work between two looks at other uthreads, in nanoseconds.
 const WORK_NS: f64 = 2000.0;
 
-type Emulation = Arc<Files<Pool>>;
+type Emulation = Arc<Files<Slow<Pool>>>;
 
 pub fn run(plan: &Plan) -> Result<Values> {
     let systems = [open(false, true)?, open(true, true)?];
     let by_cpu = [open(false, false)?, open(true, false)?];
     let (mut latency, mut cpu, mut shared) = (Vec::new(), Vec::new(), Vec::new());
-    let mut threads = Vec::new();
     for round in 0..=plan.rounds as u64 {
         let mut turns = Vec::new();
         for files in &systems {
             turns.push((
                 alone(plan.slice, files, round)?,
                 beside_work(plan.slice, files, round)?,
-                together(plan.slice, files, round)?,
             ));
         }
         // The first one warms up.
         if let ([orderless, plain], 1..) = (&turns[..], round) {
             latency.push(orderless.0 / plain.0 * 100.0);
             cpu.push(orderless.1);
-            shared.push(orderless.2 / plain.2);
         }
         let mut turns = Vec::new();
         for files in &by_cpu {
-            turns.push(threads_together(plan.slice, files, round)?);
+            turns.push(together(plan.slice, files, round)?);
         }
         if let ([ahead, plain], 1..) = (&turns[..], round) {
-            threads.push(ahead / plain);
+            shared.push(ahead / plain);
         }
     }
     let mut values = vec![
         value("orderless-latency-64k", &latency, "% of the plain way (emulated)", LATENCY_MAX),
         value("orderless-cpu-64k", &cpu, "% of the core (emulated)", CPU_MAX),
     ];
-    values.push(at_least("orderless-shared-file-64k", &shared, "x the plain way (emulated)", SHARED_MIN));
-    values.push(at_least("shared-file-64k", &threads, "x the plain way (emulated PM)", SHARED_MIN));
-    for (row, claim) in &mut values[2..] {
-        (row.threads, claim.threads) = (SHARED_WORKERS, SHARED_WORKERS);
-    }
+    let (row, claim) = at_least("shared-file-64k", &shared, "x the plain way (emulated)", SHARED_MIN);
+    values.push((Row { threads: SHARED_WRITERS, ..row }, Claim { threads: SHARED_WRITERS, ..claim }));
     Ok(values.into_iter().unzip())
 }
 
@@ -94,7 +89,8 @@ fn at_least(name: &str, all: &[f64], unit: &'static str, limit: f64) -> (Row, Cl
 /// A pool with one file that is all there.
 fn open(ordered: bool, device: bool) -> Result<Emulation> {
     let options = PoolOptions { assume: Some(Domain::Memory), ..PoolOptions::default() };
-    let media = Fs::mkfs(Pool::memfd(POOL_BYTES, &options)?, &MkfsOptions::default())?;
+    let slow = Slow::new(Pool::memfd(POOL_BYTES, &options)?, Some(CORE));
+    let media = Fs::mkfs(slow, &MkfsOptions::default())?;
     let fs = Fs::open(media, &OpenOptions { ordered, ..OpenOptions::default() })?;
     if device {
         let model = Model { bytes_per_s: Some(STORE_BYTES_PER_S), ..Model::default() };
@@ -168,29 +164,12 @@ fn beside_work(slice: Duration, files: &Emulation, seed: u64) -> Result<f64> {
     Ok((1.0 - worked.load(Ordering::Relaxed) as f64 / whole) * 100.0)
 }
 
-/// Several uthreads on two workers, all in one file; writes a slice.
+/// Several threads, all in one file; writes a slice.
 fn together(slice: Duration, files: &Emulation, seed: u64) -> Result<f64> {
-    let runtime = Runtime::new(Options::default())?;
     let part = FILE_BYTES / SHARED_WRITERS as u64;
-    let mut writers = Vec::new();
-    for n in 0..SHARED_WRITERS as u64 {
-        let files = files.clone();
-        writers.push(runtime.spawn(move || write(slice, &files, (n * part, part), seed * 100 + n))?);
-    }
-    runtime.run(SHARED_WORKERS)?;
-    let mut count = 0;
-    for writer in writers {
-        count += joined(writer.join())?.0;
-    }
-    Ok(count as f64)
-}
-
-/// The same with a thread for each.
-fn threads_together(slice: Duration, files: &Emulation, seed: u64) -> Result<f64> {
-    let part = FILE_BYTES / SHARED_WORKERS as u64;
     let writer = |n: u64| write(slice, files, (n * part, part), seed * 100 + n);
     let counts = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..SHARED_WORKERS as u64).map(|n| scope.spawn(move || writer(n))).collect();
+        let threads: Vec<_> = (0..SHARED_WRITERS as u64).map(|n| scope.spawn(move || writer(n))).collect();
         threads.into_iter().map(|thread| joined(thread.join())).collect::<Result<Vec<_>>>()
     })?;
     Ok(counts.iter().map(|(count, _)| *count as f64).sum())

@@ -22,9 +22,9 @@ mod grep;
 mod jpeg;
 mod knn;
 mod round;
-mod slow;
+pub(super) mod slow;
 mod snappy;
-mod system;
+pub(super) mod system;
 mod text;
 mod webserver;
 
