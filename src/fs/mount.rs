@@ -76,7 +76,7 @@ impl<M: Media> Fs<M> {
             return Err(Error::message(
                 libc::EEXIST,
                 "mount::mkfs",
-                "there is a Lodestone file system already; --force replaces it",
+                "there is a Lodestone file system already: use another file, or force (lode mkfs --force) to replace it",
             ));
         }
         let sb = Super {

@@ -327,7 +327,10 @@ fn check_free(region: &OpenRegion) -> Result<()> {
     Err(Error::message(
         libc::EEXIST,
         CREATE,
-        format!("{} {what}: use another file, or --force to destroy what it holds", region.path.display()),
+        format!(
+            "{} {what}: use another file, or force (lode mkfs --force) to destroy what it holds",
+            region.path.display()
+        ),
     ))
 }
 

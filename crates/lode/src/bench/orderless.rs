@@ -52,10 +52,7 @@ pub fn run(plan: &Plan) -> Result<Values> {
     for round in 0..=plan.rounds as u64 {
         let mut turns = Vec::new();
         for files in &systems {
-            turns.push((
-                alone(plan.slice, files, round)?,
-                beside_work(plan.slice, files, round)?,
-            ));
+            turns.push((alone(plan.slice, files, round)?, beside_work(plan.slice, files, round)?));
         }
         // The first one warms up.
         if let ([orderless, plain], 1..) = (&turns[..], round) {
