@@ -239,11 +239,11 @@ impl<M: Media> Queue<M> {
         waiting.active -= 1;
         self.note(&waiting);
         let queued = if waiting.has_next(self.workers) { waiting.batches.len() } else { 0 };
-        let wakes_one = waiting.turns.wakes_one(by_caller, Instant::now);
+        let wakes = waiting.turns.wakes_one(by_caller, Instant::now);
         drop(waiting);
-        if wakes_one {
-            let woke = self.places.ring_one();
-            self.waiting.lock().turns.woke(woke, Instant::now());
+        if let Some(wakes) = wakes {
+            let one = self.places.ring_one();
+            self.waiting.lock().turns.woke(wakes, one, Instant::now());
         }
         queued
     }

@@ -83,11 +83,11 @@ impl Drop for Entered<'_> {
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
         state.free += 1;
-        let wakes_one = state.turns.wakes_one(true, Instant::now);
+        let wakes = state.turns.wakes_one(true, Instant::now);
         drop(state);
-        if wakes_one {
-            let woke = self.0.opened.ring_one();
-            self.0.state.lock().turns.woke(woke, Instant::now());
+        if let Some(wakes) = wakes {
+            let one = self.0.opened.ring_one();
+            self.0.state.lock().turns.woke(wakes, one, Instant::now());
         }
     }
 }

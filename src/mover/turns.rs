@@ -30,6 +30,14 @@ const KEPT_MAX: Duration = Duration::from_millis(1);
 /// 5 us of CPU time, half of what the whole sleep takes. It is rare: who did not come back once is not expected next time.
 const OVERDUE: Duration = Duration::from_millis(4);
 
+/// Who is to be woken for a place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Wakes {
+    One,
+    /// All were woken: one that came too late, because the engine's own threads took its place, and sleeps again.
+    Again,
+}
+
 pub(super) struct Turns {
     places: u32,
     /// Callers that sleep, or have been woken and have not looked yet.
@@ -99,15 +107,14 @@ impl Turns {
     }
 
     /// A place was given back, by a caller that may come back or by somebody else: whether one that sleeps is to be woken,
-    /// for which it is kept.
+    /// for which it is kept; then [`woke`](Turns::woke) follows.
     #[inline]
-    pub fn wakes_one(&mut self, by_caller: bool, now: impl FnOnce() -> Instant) -> bool {
+    pub fn wakes_one(&mut self, by_caller: bool, now: impl FnOnce() -> Instant) -> Option<Wakes> {
         if self.sleeping == 0 {
-            return false;
+            return None;
         }
         if self.sleeping == self.kept {
-            // All were woken. One that came too late, because the engine's own threads took its place, sleeps again.
-            return true;
+            return Some(Wakes::Again);
         }
         let now = now();
         self.given_back = Some(now);
@@ -116,13 +123,13 @@ impl Turns {
             self.kept += 1;
             (self.kept_since, self.began) = (now, now);
         }
-        over
+        over.then_some(Wakes::One)
     }
 
     /// One that sleeps has been woken, or nobody was there to be woken, since those that sleep are about to look. That took longer
     /// than a caller takes to come back, whose time counts from now on.
-    pub fn woke(&mut self, one: bool, now: Instant) {
-        if !one {
+    pub fn woke(&mut self, wakes: Wakes, one: bool, now: Instant) {
+        if wakes == Wakes::One && !one {
             self.kept = self.kept.saturating_sub(1);
         }
         if self.given_back.is_some() {
@@ -191,7 +198,7 @@ mod tests {
         fn goes(&mut self) -> bool {
             let now = self.now;
             self.free += 1;
-            self.turns.wakes_one(true, || now)
+            self.turns.wakes_one(true, || now).is_some()
         }
     }
 
@@ -272,7 +279,7 @@ mod tests {
             }
             assert!(copies > 30, "turn {turn} had {copies} copies");
             let now = gate.after(12).now;
-            gate.turns.woke(true, now);
+            gate.turns.woke(Wakes::One, true, now);
             assert!(!gate.after(2).comes() && gate.after(20).looks());
         }
     }
@@ -291,7 +298,7 @@ mod tests {
         assert!(gate.after(1100).goes());
         assert!(!gate.looks_being(true), "one of the two, which is known when it was woken");
         let now = gate.now;
-        gate.turns.woke(false, now);
+        gate.turns.woke(Wakes::One, false, now);
         assert!(gate.looks_being(true), "none was");
     }
 
@@ -301,7 +308,7 @@ mod tests {
         assert!(gate.comes() && !gate.comes());
         gate.free += 1;
         let now = gate.now;
-        assert!(gate.turns.wakes_one(false, || now), "the engine's own thread");
+        assert_eq!(gate.turns.wakes_one(false, || now), Some(Wakes::One), "the engine's own thread");
         assert!(!gate.comes() && gate.looks());
     }
 
@@ -310,7 +317,12 @@ mod tests {
         let mut gate = Gate::new(2);
         assert!(gate.comes() && gate.comes() && !gate.comes());
         assert!(gate.after(1100).goes());
-        assert!(gate.after(1).goes() && gate.turns.kept == 1, "one sleeps, for which a place is kept");
+        let now = gate.now;
+        gate.turns.woke(Wakes::One, true, now);
+        assert!(gate.after(1).goes());
+        // It is on its way, and was not there to be woken again.
+        gate.turns.woke(Wakes::Again, false, now);
+        assert!(gate.turns.kept == 1, "one sleeps, for which a place is kept");
         assert!(gate.comes(), "the other place is free");
         assert!(!gate.comes() && gate.looks());
     }
