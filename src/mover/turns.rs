@@ -18,7 +18,7 @@ use crate::wait::{Ending, Holding, POLL_MAX, for_at_most};
 
 /// For how long places are not given to others while callers sleep: a sleep and its two switches (10 to 15 us) are little of it, and
 /// where there are more threads than CPUs each waits as long for a CPU.
-const TURN: Duration = Duration::from_millis(1);
+const TURN: Duration = Duration::from_micros(1500);
 /// Who has not come back after so long does something else meanwhile.
 const BACK_SOON: Duration = POLL_MAX;
 /// A gap counts as so much at most, so that it is soon found out when there are none any more.
@@ -255,7 +255,7 @@ mod tests {
         let mut gate = Gate::new(1);
         assert!(gate.comes());
         assert!(!gate.comes());
-        assert!(gate.after(1100).goes());
+        assert!(gate.after(1600).goes());
         assert!(!gate.after(900).comes(), "two sleep");
         assert!(gate.after(200).comes(), "who was woken has no CPU");
         assert!(!gate.looks());
@@ -277,7 +277,7 @@ mod tests {
                 assert!(gate.after(2).comes());
                 copies += 1;
             }
-            assert!(copies > 30, "turn {turn} had {copies} copies");
+            assert!(copies > 40, "turn {turn} had {copies} copies");
             let now = gate.after(12).now;
             gate.turns.woke(Wakes::One, true, now);
             assert!(!gate.after(2).comes() && gate.after(20).looks());
@@ -288,14 +288,14 @@ mod tests {
     fn who_falls_asleep_does_not_take_what_is_kept_for_who_was_woken() {
         let mut gate = Gate::new(1);
         assert!(gate.comes() && !gate.comes());
-        assert!(gate.after(1100).goes(), "one is woken");
+        assert!(gate.after(1600).goes(), "one is woken");
         assert!(!gate.after(2).comes() && !gate.looks_being(true), "it falls asleep behind that one");
         assert!(gate.after(30).looks(), "who was woken");
-        assert!(gate.after(1100).goes());
+        assert!(gate.after(1600).goes());
         // The one that sleeps is about to: nobody was there to be woken.
         assert!(gate.looks_being(true), "all were woken, hence it");
         assert!(!gate.comes() && !gate.comes());
-        assert!(gate.after(1100).goes());
+        assert!(gate.after(1600).goes());
         assert!(!gate.looks_being(true), "one of the two, which is known when it was woken");
         let now = gate.now;
         gate.turns.woke(Wakes::One, false, now);
@@ -316,7 +316,7 @@ mod tests {
     fn one_of_two_places_is_kept() {
         let mut gate = Gate::new(2);
         assert!(gate.comes() && gate.comes() && !gate.comes());
-        assert!(gate.after(1100).goes());
+        assert!(gate.after(1600).goes());
         let now = gate.now;
         gate.turns.woke(Wakes::One, true, now);
         assert!(gate.after(1).goes());
