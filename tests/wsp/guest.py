@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -200,6 +201,41 @@ class Host:
                     os.kill(process, 9)
                 except ProcessLookupError:
                     pass
+
+
+class Qmp:
+    """QMP, as far as it is needed here."""
+
+    def __init__(self, path):
+        directory = os.open(os.path.dirname(path), os.O_RDONLY)
+        self.socket = socket.socket(socket.AF_UNIX)
+        try:
+            self.socket.connect(f"/proc/self/fd/{directory}/{os.path.basename(path)}")
+        finally:
+            os.close(directory)
+        self.file = self.socket.makefile("r")
+        self.file.readline()
+        self.run("qmp_capabilities")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+        self.socket.close()
+
+    def run(self, command, file=None, **arguments):
+        line = json.dumps({"execute": command, "arguments": arguments}).encode() + b"\n"
+        if file:
+            socket.send_fds(self.socket, [line], [file.fileno()])
+        else:
+            self.socket.sendall(line)
+        while True:
+            answer = json.loads(self.file.readline())
+            if "error" in answer:
+                raise Failed(f"{command}: {answer['error']['desc']}")
+            if "return" in answer:
+                return answer["return"]
 
 
 def media_dir(gib):

@@ -22,7 +22,6 @@ import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -33,7 +32,7 @@ import traceback
 sys.dont_write_bytecode = True
 
 import guest
-from guest import CHECK, Failed, Host, Unavailable, image, make_disk
+from guest import CHECK, Failed, Host, Qmp, Unavailable, image, make_disk
 
 TARGET = os.environ.get("CARGO_TARGET_DIR") or os.path.join(guest.ROOT, "target")
 SEAL_BYTES = 16 << 10
@@ -207,63 +206,23 @@ def unfinished(context):
     """Whoever suspended it was killed, and the emulator is still at its state: the guest goes on, and is not stopped by that"""
     host = context.fresh()
     for _ in range(2):
-        with Monitor(host, "db") as monitor, open(os.path.join(context.work, "stream"), "wb") as stream:
+        with Qmp(host.file("db", "qmp")) as monitor, open(os.path.join(context.work, "stream"), "wb") as stream:
             monitor.run("stop")
             # Memory, too, and slowly: this takes minutes.
             ignored = {"capability": "x-ignore-shared", "state": False}
             monitor.run("migrate-set-capabilities", capabilities=[ignored])
             monitor.run("migrate-set-parameters", **{"max-bandwidth": 1 << 16})
-            monitor.give("stream", stream)
+            monitor.run("getfd", file=stream, fdname="stream")
             monitor.run("migrate", uri="fd:stream")
         goes_on(host)
-        with Monitor(host, "db") as monitor:
+        with Qmp(host.file("db", "qmp")) as monitor:
             expect(monitor.run("query-migrate")["status"] == "cancelled", "the emulator is still at it")
     # And by one who suspends it anew.
-    with Monitor(host, "db") as monitor, open(os.path.join(context.work, "stream"), "wb") as stream:
-        monitor.give("stream", stream)
+    with Qmp(host.file("db", "qmp")) as monitor, open(os.path.join(context.work, "stream"), "wb") as stream:
+        monitor.run("getfd", file=stream, fdname="stream")
         monitor.run("migrate", uri="fd:stream")
     host.run("suspend", "db")
     goes_on(host)
-
-
-class Monitor:
-    """A guest's emulator, spoken to past lode."""
-
-    def __init__(self, host, name):
-        self.socket = socket.socket(socket.AF_UNIX)
-        # The whole path may be longer than a socket's name.
-        directory = os.open(host.file(name), os.O_PATH)
-        self.socket.connect(f"/proc/self/fd/{directory}/qmp")
-        os.close(directory)
-        self.file = self.socket.makefile("r")
-        self.file.readline()
-        self.run("qmp_capabilities")
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.file.close()
-        self.socket.close()
-
-    def run(self, command, **arguments):
-        self.socket.sendall(request(command, arguments))
-        return self.answer()
-
-    def give(self, name, file):
-        socket.send_fds(self.socket, [request("getfd", {"fdname": name})], [file.fileno()])
-        return self.answer()
-
-    def answer(self):
-        while True:
-            said = json.loads(self.file.readline())
-            expect("error" not in said, said)
-            if "return" in said:
-                return said["return"]
-
-
-def request(command, arguments):
-    return json.dumps({"execute": command, "arguments": arguments}).encode() + b"\n"
 
 
 def spoiled(context):

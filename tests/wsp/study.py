@@ -19,7 +19,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -29,7 +28,7 @@ import time
 sys.dont_write_bytecode = True
 
 import guest
-from guest import APPEND, Failed, Host, Unavailable, image, make_disk
+from guest import APPEND, Failed, Host, Qmp, Unavailable, image, make_disk
 
 PARTS = ["sizes", "save", "hibernate", "database"]
 TOUCHED_MIB = 1024
@@ -197,41 +196,6 @@ def total_ms(entry):
 def history(host, name):
     with open(host.file(name, "history.jsonl"), encoding="utf-8") as file:
         return [json.loads(line) for line in file]
-
-
-class Qmp:
-    """QMP, as far as it is needed here."""
-
-    def __init__(self, path):
-        directory = os.open(os.path.dirname(path), os.O_RDONLY)
-        self.socket = socket.socket(socket.AF_UNIX)
-        try:
-            self.socket.connect(f"/proc/self/fd/{directory}/{os.path.basename(path)}")
-        finally:
-            os.close(directory)
-        self.file = self.socket.makefile("r")
-        self.file.readline()
-        self.run("qmp_capabilities")
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.file.close()
-        self.socket.close()
-
-    def run(self, command, file=None, **arguments):
-        line = json.dumps({"execute": command, "arguments": arguments}).encode() + b"\n"
-        if file:
-            socket.send_fds(self.socket, [line], [file.fileno()])
-        else:
-            self.socket.sendall(line)
-        while True:
-            answer = json.loads(self.file.readline())
-            if "error" in answer:
-                raise Failed(f"{command}: {answer['error']['desc']}")
-            if "return" in answer:
-                return answer["return"]
 
 
 def table(results):
