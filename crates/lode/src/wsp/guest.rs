@@ -310,7 +310,7 @@ impl<'a> Guest<'a> {
         loop {
             let moved = self.qmp()?.run("query-migrate", json!({}))?;
             match moved["status"].as_str() {
-                None | Some("none" | "completed" | "failed" | "cancelled") => return Ok(()),
+                None | Some("none" | "completed" | "failed" | "cancelled") => break,
                 Some(_) if begun.elapsed() > FINISH_WAIT_MAX => {
                     let message = "the emulator does not leave off to move the guest's state";
                     return Err(Error::message(libc::ETIMEDOUT, SITE, message));
@@ -323,6 +323,11 @@ impl<'a> Guest<'a> {
             told = true;
             std::thread::sleep(FINISH_PAUSE);
         }
+        // An emulator says that it is through with a state before it is ready for anything else.
+        while self.state()? == "finish-migrate" && begun.elapsed() < FINISH_WAIT_MAX {
+            std::thread::sleep(FINISH_PAUSE);
+        }
+        Ok(())
     }
 
     fn open_stream(&self, generation: u64, write: bool) -> Result<File> {
@@ -462,11 +467,6 @@ impl Machine for Guest<'_> {
 
     fn go_on(&mut self) -> Result<()> {
         self.leave_off()?;
-        // An emulator says that it failed to move a state before it is ready to go on.
-        let begun = Instant::now();
-        while self.state()? == "finish-migrate" && begun.elapsed() < FINISH_WAIT_MAX {
-            std::thread::sleep(FINISH_PAUSE);
-        }
         self.qmp()?.run("cont", json!({})).map(drop)
     }
 
