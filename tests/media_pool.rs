@@ -349,6 +349,56 @@ fn prefault_takes_every_page() {
 }
 
 #[test]
+fn a_pool_on_a_tmpfs_with_huge_pages_lies_in_them() {
+    let dir = Dir::new("huge");
+    let _mounted = match Mounted::tmpfs(&dir.0, "size=64m,huge=advise") {
+        Ok(mounted) => mounted,
+        Err(why) => return eprintln!("SKIPPED: a tmpfs with huge pages cannot be mounted: {why}"),
+    };
+    let bytes = 16 * MIB;
+    let huge_of = |path: &Path| {
+        let pool = Pool::open(path, &PoolOptions { prefault: true, ..options() }).unwrap();
+        pool.describe().regions[0].pages.huge_bytes
+    };
+    // What a pool takes at first use is huge where the kernel has any.
+    let (sparse, reserved) = (dir.path("sparse"), dir.path("reserved"));
+    fs::File::create_new(&sparse).unwrap().set_len(bytes).unwrap();
+    drop(Pool::create(std::slice::from_ref(&sparse), None, &options()).unwrap());
+    drop(Pool::create(std::slice::from_ref(&reserved), Some(bytes), &options()).unwrap());
+    if huge_of(&sparse) < bytes {
+        return eprintln!("SKIPPED: this machine has no 16 MiB of huge pages to give");
+    }
+    assert_eq!(huge_of(&reserved), bytes);
+    assert_eq!(fs::metadata(&reserved).unwrap().len(), bytes);
+    // What does not fit is refused, and leaves nothing behind.
+    let (errno, said) = message(Pool::create(&[dir.path("large")], Some(64 * MIB), &options()));
+    assert_eq!(errno, libc::ENOSPC, "{said}");
+    assert!(!dir.path("large").exists());
+}
+
+/// Mounted as long as this lives.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    /// Why not, in words.
+    fn tmpfs(at: &Path, with: &str) -> Result<Mounted, String> {
+        let mount =
+            std::process::Command::new("mount").args(["-t", "tmpfs", "-o", with, "tmpfs"]).arg(at).output();
+        match mount {
+            Ok(output) if output.status.success() => Ok(Mounted(at.to_path_buf())),
+            Ok(output) => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+            Err(e) => Err(e.to_string()),
+        }
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg(&self.0).status();
+    }
+}
+
+#[test]
 fn discard_gives_whole_pages_back() {
     let dir = Dir::new("discard");
     let paths = dir.paths(2);

@@ -267,6 +267,7 @@ impl OpenRegion {
                 ),
             ));
         }
+        self.take_huge_pages(bytes);
         match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, bytes) {
             Ok(()) => {}
             // The host cannot reserve (an old network file system): as long as it should be, at least.
@@ -279,6 +280,21 @@ impl OpenRegion {
         }
         self.bytes = self.bytes.max(bytes);
         Ok(())
+    }
+
+    /// A tmpfs with `huge=advise` reserves small pages, and gives huge ones to a mapping alone: so it is asked through one
+    /// first. Whatever it does not give, the reservation that follows takes, or says why not.
+    fn take_huge_pages(&self, bytes: u64) {
+        if self.offset != 0 || self.bytes >= bytes || !has_huge_pages(&self.stat) {
+            return;
+        }
+        if rustix::fs::ftruncate(&self.file, bytes).is_ok() {
+            let taken = self.map_prefix(bytes).is_ok_and(|map| map.prefault(Sharing::Shared).is_ok());
+            if !taken {
+                // A full host: as long as it was, and small pages are tried.
+                let _ = rustix::fs::ftruncate(&self.file, self.bytes);
+            }
+        }
     }
 
     fn host_full(&self, bytes: u64) -> Error {
@@ -860,6 +876,21 @@ fn is_memory_fs(file: impl AsFd) -> bool {
         .is_ok_and(|s| [TMPFS_MAGIC, RAMFS_MAGIC, HUGETLBFS_MAGIC].contains(&(s.f_type as u32)))
 }
 
+/// Whether a file lies on a tmpfs that was mounted with huge pages.
+fn has_huge_pages(stat: &Stat) -> bool {
+    let mounts = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    has_huge_pages_by(&String::from_utf8_lossy(&mounts), stat.st_dev)
+}
+
+/// As a table of mounts says (proc_pid_mountinfo(5)) for the file system of this number.
+fn has_huge_pages_by(mounts: &str, device: u64) -> bool {
+    let device = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    mounts.lines().filter(|line| line.split(' ').nth(2) == Some(&device)).any(|line| {
+        let of_the_file_system = line.rsplit(' ').next().unwrap_or_default();
+        of_the_file_system.split(',').any(|option| option.starts_with("huge=") && option != "huge=never")
+    })
+}
+
 /// The name of a file system from its `statfs` type (linux/magic.h).
 fn fs_name(magic: u32) -> &'static str {
     match magic {
@@ -896,5 +927,14 @@ mod tests {
         assert_eq!(find_holder(locks, dev, 77), Some(13));
         assert_eq!(find_holder(locks, libc::makedev(9, 9), 77), Some(12), "the inode alone");
         assert_eq!(find_holder(locks, dev, 78), None);
+    }
+
+    #[test]
+    fn a_mount_says_whether_it_has_huge_pages() {
+        let mounts = "25 24 0:23 / /dev/shm rw,relatime shared:1 - tmpfs tmpfs rw,size=24684084k\n\
+                      43 27 0:39 / /mnt/huge=always rw,relatime - tmpfs t rw,size=2097152k,huge=advise\n\
+                      44 27 0:40 / /mnt/none rw,huge=advise - tmpfs t rw,huge=never\nnonsense\n";
+        let has = [23, 39, 40, 41].map(|minor| has_huge_pages_by(mounts, rustix::fs::makedev(0, minor)));
+        assert_eq!(has, [false, true, false, false]);
     }
 }

@@ -18,6 +18,8 @@ pub struct Place {
     mounted: Vec<PathBuf>,
     /// Files and directories outside `root`.
     elsewhere: Vec<PathBuf>,
+    /// Mappings have huge pages, where the memory is not in pieces.
+    has_huge_pages: bool,
 }
 
 const SHM: &str = "/dev/shm";
@@ -39,27 +41,35 @@ impl Place {
         system("mount", ["--make-rprivate", "/"])?;
         let root = std::env::temp_dir().join(format!("{PREFIX}{}", std::process::id()));
         std::fs::create_dir(&root)?;
-        // By default it would hold half of the memory; that all fits has been looked at.
-        let what = ["-t", "tmpfs", "-o", "size=100%", "lode-bench"].map(OsStr::new);
-        let mounted = system("mount", what.into_iter().chain([root.as_os_str()]));
+        // By default it would hold half of the memory; that all fits has been looked at. A mapping may ask for huge pages, as
+        // persistent memory is mapped by; files written through calls have small ones, as by default.
+        let mount = |options: &str| {
+            let what = ["-t", "tmpfs", "-o", options, "lode-bench"].map(OsStr::new);
+            system("mount", what.into_iter().chain([root.as_os_str()]))
+        };
+        let (has_huge_pages, mounted) = match mount("size=100%,huge=advise") {
+            Ok(()) => (true, Ok(())),
+            Err(_) => (false, mount("size=100%")),
+        };
         if let Err(e) = mounted {
             let _ = std::fs::remove_dir(&root);
             return Err(e);
         }
-        Ok(Place { mounted: vec![root.clone()], root, elsewhere: Vec::new() })
+        Ok(Place { mounted: vec![root.clone()], root, elsewhere: Vec::new(), has_huge_pages })
     }
 
     fn in_shm() -> Result<Place> {
         remove_stale();
         let root = Path::new(SHM).join(format!("{PREFIX}{}", std::process::id()));
         std::fs::create_dir(&root).map_err(|e| Error::io(e, "bench::place", "create", &root))?;
-        Ok(Place { root, mounted: Vec::new(), elsewhere: Vec::new() })
+        Ok(Place { root, mounted: Vec::new(), elsewhere: Vec::new(), has_huge_pages: false })
     }
 
     pub fn describe(&self) -> String {
-        match self.mounted.is_empty() {
-            true => format!("tmpfs at {SHM}"),
-            false => "private tmpfs".to_string(),
+        match (self.mounted.is_empty(), self.has_huge_pages) {
+            (true, _) => format!("tmpfs at {SHM}"),
+            (false, true) => "private tmpfs, huge pages for mappings".to_string(),
+            (false, false) => "private tmpfs".to_string(),
         }
     }
 
