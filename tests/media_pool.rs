@@ -360,12 +360,12 @@ fn a_pool_on_a_tmpfs_with_huge_pages_lies_in_them() {
         let pool = Pool::open(path, &PoolOptions { prefault: true, ..options() }).unwrap();
         pool.describe().regions[0].pages.huge_bytes
     };
-    // What a pool takes at first use is huge where the kernel has any.
+    // What a pool takes at first use is huge where the kernel has any, but for where its label was written.
     let (sparse, reserved) = (dir.path("sparse"), dir.path("reserved"));
     fs::File::create_new(&sparse).unwrap().set_len(bytes).unwrap();
     drop(Pool::create(std::slice::from_ref(&sparse), None, &options()).unwrap());
     drop(Pool::create(std::slice::from_ref(&reserved), Some(bytes), &options()).unwrap());
-    if huge_of(&sparse) < bytes {
+    if huge_of(&sparse) < bytes / 2 {
         return eprintln!("SKIPPED: this machine has no 16 MiB of huge pages to give");
     }
     assert_eq!(huge_of(&reserved), bytes);

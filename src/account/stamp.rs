@@ -46,6 +46,15 @@ pub fn ns_per_tick() -> f64 {
     ns / ticks.max(1) as f64
 }
 
+/// The stamp of so much later than now; none as long as the rate is not known, or where that is no time.
+pub fn after(later: Duration) -> Option<u64> {
+    let origin = origin();
+    if later.is_zero() || origin.counter && origin.at.elapsed() < CALIBRATION {
+        return None;
+    }
+    Some(now() + (later.as_nanos() as f64 / ns_per_tick()) as u64)
+}
+
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 fn has_counter() -> bool {
     use std::arch::x86_64::__cpuid;

@@ -285,15 +285,18 @@ impl OpenRegion {
     /// A tmpfs with `huge=advise` reserves small pages, and gives huge ones to a mapping alone: so it is asked through one
     /// first. Whatever it does not give, the reservation that follows takes, or says why not.
     fn take_huge_pages(&self, bytes: u64) {
-        if self.offset != 0 || self.bytes >= bytes || !has_huge_pages(&self.stat) {
+        let has_all = self.bytes >= bytes && self.stat.st_blocks as u64 * 512 >= bytes;
+        if self.offset != 0 || has_all || !has_huge_pages(&self.stat) {
             return;
         }
-        if rustix::fs::ftruncate(&self.file, bytes).is_ok() {
-            let taken = self.map_prefix(bytes).is_ok_and(|map| map.prefault(Sharing::Shared).is_ok());
-            if !taken {
-                // A full host: as long as it was, and small pages are tried.
-                let _ = rustix::fs::ftruncate(&self.file, self.bytes);
-            }
+        let grows = self.bytes < bytes;
+        if grows && rustix::fs::ftruncate(&self.file, bytes).is_err() {
+            return;
+        }
+        let taken = self.map_prefix(bytes).is_ok_and(|map| map.prefault(Sharing::Shared).is_ok());
+        if grows && !taken {
+            // A full host: as long as it was, and small pages are tried.
+            let _ = rustix::fs::ftruncate(&self.file, self.bytes);
         }
     }
 

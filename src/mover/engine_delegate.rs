@@ -13,12 +13,13 @@
 //!    once it has `Ended`, to whoever waits for it, on any thread.
 //! 2. A batch is looked at only while its caller is between `submit` and `wait`: so the bytes are there, and so is media.
 //! 3. Stores are fenced by the thread that made them before it reports: a fence is for the own thread's stores only.
-//! 4. `active` is how many copy, workers and callers, and never more than `workers`. When one of them has ended and its
+//! 4. Who copies, worker or caller, has one of as many `places` as there may be workers. When one of them has ended and its
 //!    turn is over (`turns`), it wakes a caller that waits for a place; and if batches are queued, it goes on with them or
 //!    wakes a worker.
 //!
 //! Threads begin at the first copy that is for them: a process that forks after opening a pool (the mount server, into the
-//! background) has them where it needs them.
+//! background) has them where it needs them. Until then no batch is ever queued, and callers come and go without the lock;
+//! one that goes just then sees no batch, but the threads that begin see its place.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -36,6 +37,7 @@ use super::engine_port::{
 };
 use super::manager::Channels;
 use super::node::{self, Node, free_thread};
+use super::places::{Places, Taken};
 use super::turns::{Turns, sleep_for};
 use crate::account;
 use crate::media::Media;
@@ -62,8 +64,9 @@ struct Queue<M: Media> {
     ready: AtomicBool,
     /// Workers sleep here.
     bell: Bell,
-    /// Callers that want to copy, where as many do as may.
-    places: Bell,
+    places: Places,
+    /// Callers sleep here that want to copy, where as many do as may.
+    freed: Bell,
     /// Workers that look for batches without pause, so that nobody has to wake one.
     polling: AtomicUsize,
     slots: Box<[Slot<M>]>,
@@ -76,8 +79,9 @@ struct Waiting {
     /// When the first of them came.
     came: Instant,
     free: Vec<usize>,
-    active: usize,
     suspended: bool,
+    /// Batches were queued: there are threads, or will be.
+    staffed: bool,
     closed: bool,
     /// Of callers that want to copy.
     turns: Turns,
@@ -143,17 +147,17 @@ impl<M: Media> Slot<M> {
 }
 
 impl Waiting {
-    /// In how many places callers may begin what is their own. They go before batches that wait for workers, but for those
+    /// Whether callers may begin what is their own, where there is a place. They go before batches that wait for workers, but for those
     /// that have waited for long.
-    fn free_places(&self, workers: usize) -> usize {
+    fn lets_callers_begin(&self) -> bool {
         let in_time = self.batches.is_empty() || self.came.elapsed() < OVERTAKEN_MAX;
-        if in_time && !self.suspended { workers - self.active } else { 0 }
+        in_time && !self.suspended
     }
 
-    /// Whether a batch may be begun now.
-    fn has_next(&self, workers: usize) -> bool {
+    /// Whether a batch may be begun now, if there is a place.
+    fn has_next(&self, places: &Places) -> bool {
         let may_begin = !self.suspended || self.closed;
-        may_begin && !self.batches.is_empty() && self.active < workers
+        may_begin && !self.batches.is_empty() && places.free() > 0
     }
 }
 
@@ -168,20 +172,41 @@ impl<M: Media> Ending for Queue<M> {
     }
 }
 
-/// A place among those that copy, for a caller that sleeps; whoever sees it has it.
-struct Places<'a, M: Media>(&'a Queue<M>);
+/// A caller that sleeps until it has a place among those that copy; whoever sees one has it.
+struct Sleeper<'a, M: Media> {
+    queue: &'a Queue<M>,
+    place: OnceLock<Taken>,
+}
 
-impl<M: Media> Ending for Places<'_, M> {
+impl<M: Media> Ending for Sleeper<'_, M> {
     fn look(&self) -> bool {
-        self.0.sleeper_enters(false)
+        self.has_one(false)
     }
 
     fn look_awake(&self) -> bool {
-        self.0.sleeper_enters(true)
+        self.has_one(true)
     }
 
     fn bell(&self) -> Option<&Bell> {
-        Some(&self.0.places)
+        Some(&self.queue.freed)
+    }
+}
+
+impl<M: Media> Sleeper<'_, M> {
+    fn has_one(&self, awake: bool) -> bool {
+        let queue = self.queue;
+        let mut waiting = queue.waiting.lock();
+        if !waiting.lets_callers_begin() {
+            return false;
+        }
+        let Some(place) = queue.places.take() else { return false };
+        if !waiting.turns.lets_sleeper_in(queue.places.free() + 1, awake, Instant::now) {
+            queue.places.give_back(place);
+            return false;
+        }
+        queue.note(&waiting);
+        self.place.set(place).expect("it looks no more once it has one");
+        true
     }
 }
 
@@ -198,14 +223,15 @@ impl<M: Media> Queue<M> {
                 batches: VecDeque::with_capacity(SLOTS),
                 came: Instant::now(),
                 free: (0..SLOTS).collect(),
-                active: 0,
                 suspended: false,
+                staffed: false,
                 closed: false,
                 turns: Turns::new(workers),
             }),
             ready: AtomicBool::new(false),
             bell: Bell::new(),
-            places: Bell::new(),
+            places: Places::new(workers),
+            freed: Bell::new(),
             polling: AtomicUsize::new(0),
             slots: (0..SLOTS).map(slot).collect(),
             workers,
@@ -213,37 +239,46 @@ impl<M: Media> Queue<M> {
         }
     }
 
-    /// After each change of what workers look at, under the lock.
+    /// After each change of what workers and callers look at, under the lock.
     fn note(&self, waiting: &Waiting) {
         let ended = waiting.closed && waiting.batches.is_empty();
-        self.ready.store(ended || waiting.has_next(self.workers), Ordering::Release);
+        self.ready.store(ended || waiting.has_next(&self.places), Ordering::Release);
+        self.places.note(!waiting.staffed && !waiting.suspended, &waiting.turns, Instant::now);
     }
 
     /// A batch that is the worker's from now on, if one may be begun, and when there was one to begin; or whether all is
     /// over.
-    fn next(&self) -> Result<(usize, Instant), bool> {
+    fn next(&self) -> Result<(usize, Taken, Instant), bool> {
         let mut waiting = self.waiting.lock();
-        if !waiting.has_next(self.workers) {
+        let place = if waiting.has_next(&self.places) { self.places.take() } else { None };
+        let Some(place) = place else {
+            self.note(&waiting);
             return Err(waiting.closed && waiting.batches.is_empty());
-        }
+        };
         let slot = waiting.batches.pop_front().expect("there is one");
-        waiting.active += 1;
         self.slots[slot].becomes(Stage::Begun);
         self.note(&waiting);
-        Ok((slot, waiting.came))
+        Ok((slot, place, waiting.came))
     }
 
     /// One copy less, of a caller or of a worker; how many batches wait to be begun.
-    fn leave(&self, by_caller: bool) -> usize {
+    #[inline]
+    fn leave(&self, place: Taken, by_caller: bool) -> usize {
+        if self.places.give_back(place) { self.ask_who_is_next(by_caller) } else { 0 }
+    }
+
+    #[cold]
+    fn ask_who_is_next(&self, by_caller: bool) -> usize {
         let mut waiting = self.waiting.lock();
-        waiting.active -= 1;
-        self.note(&waiting);
-        let queued = if waiting.has_next(self.workers) { waiting.batches.len() } else { 0 };
+        let queued = if waiting.has_next(&self.places) { waiting.batches.len() } else { 0 };
         let wakes = waiting.turns.wakes_one(by_caller, Instant::now);
+        self.note(&waiting);
         drop(waiting);
         if let Some(wakes) = wakes {
-            let one = self.places.ring_one();
-            self.waiting.lock().turns.woke(wakes, one, Instant::now());
+            let one = self.freed.ring_one();
+            let mut waiting = self.waiting.lock();
+            waiting.turns.woke(wakes, one, Instant::now());
+            self.note(&waiting);
         }
         queued
     }
@@ -253,12 +288,12 @@ impl<M: Media> Queue<M> {
         let (mut gap, mut idle) = (GAP_MAX, None);
         loop {
             match self.next() {
-                Ok((slot, came)) => {
+                Ok((slot, place, came)) => {
                     if let Some(since) = idle.take() {
                         gap = (gap * 3 + came.saturating_duration_since(since).min(GAP_MAX)) / 4;
                     }
                     self.slots[slot].copy();
-                    self.leave(false);
+                    self.leave(place, false);
                 }
                 Err(true) => return,
                 Err(false) => {
@@ -302,8 +337,9 @@ impl<M: Media> Queue<M> {
             waiting.came = Instant::now();
         }
         waiting.batches.push_back(slot);
+        waiting.staffed = true;
         self.note(&waiting);
-        Some(if waiting.has_next(self.workers) { waiting.batches.len() } else { 0 })
+        Some(if waiting.has_next(&self.places) { waiting.batches.len() } else { 0 })
     }
 
     /// There is no worker, and none will be: what is queued fails, and its callers copy it.
@@ -323,63 +359,63 @@ impl<M: Media> Queue<M> {
         self.node.as_ref().is_some_and(elsewhere)
     }
 
-    /// Whether this batch, which nobody has begun, is the calling thread's from now on.
-    fn take_back(&self, slot: usize) -> bool {
+    /// A place to copy this batch in, which nobody has begun, and which is the calling thread's from now on.
+    fn take_back(&self, slot: usize) -> Option<Taken> {
         if self.is_elsewhere() {
-            return false;
+            return None;
         }
         let mut waiting = self.waiting.lock();
-        let mine = match waiting.batches.front() {
+        let place = match waiting.batches.front() {
             Some(first) if *first == slot => {
-                waiting.has_next(self.workers) && waiting.batches.pop_front().is_some()
+                let place = if waiting.has_next(&self.places) { self.places.take()? } else { return None };
+                waiting.batches.pop_front();
+                place
             }
             _ => {
-                let free = waiting.free_places(self.workers);
-                self.slots[slot].is(Stage::Held) && waiting.turns.lets_in(free, Instant::now)
+                let free = if waiting.lets_callers_begin() { self.places.free() } else { 0 };
+                let mine = self.slots[slot].is(Stage::Held) && waiting.turns.lets_in(free, Instant::now);
+                if mine { self.places.take()? } else { return None }
             }
         };
-        if mine {
-            waiting.active += 1;
-            self.slots[slot].becomes(Stage::Begun);
-            self.note(&waiting);
-        }
-        mine
+        self.slots[slot].becomes(Stage::Begun);
+        self.note(&waiting);
+        Some(place)
     }
 
-    /// Waits until the calling thread may copy what it has, and counts as one that does.
-    fn enter(&self) {
+    /// Waits until the calling thread may copy what it has.
+    #[inline]
+    fn enter(&self) -> Taken {
+        self.places.take_unasked().unwrap_or_else(|| account::waiting(|| self.ask_for_a_place()))
+    }
+
+    #[cold]
+    fn ask_for_a_place(&self) -> Taken {
         let mut waiting = self.waiting.lock();
-        let free = waiting.free_places(self.workers);
-        if waiting.turns.lets_in(free, Instant::now) {
-            waiting.active += 1;
+        let free = if waiting.lets_callers_begin() { self.places.free() } else { 0 };
+        // Whoever needs not ask may have been faster.
+        if waiting.turns.lets_in(free, Instant::now)
+            && let Some(place) = self.places.take()
+        {
             self.note(&waiting);
-            return;
+            return place;
         }
         let soon = waiting.turns.falls_asleep(Instant::now());
+        self.note(&waiting);
         drop(waiting);
-        sleep_for(&Places(self), soon);
-    }
-
-    /// Whether a caller that sleeps may copy now, and counts as one that does.
-    fn sleeper_enters(&self, awake: bool) -> bool {
-        let mut waiting = self.waiting.lock();
-        let free = waiting.free_places(self.workers);
-        let enters = waiting.turns.lets_sleeper_in(free, awake, Instant::now);
-        if enters {
-            waiting.active += 1;
-            self.note(&waiting);
-        }
-        enters
+        let sleeper = Sleeper { queue: self, place: OnceLock::new() };
+        sleep_for(&sleeper, soon);
+        sleeper.place.into_inner().expect("it slept until it had one")
     }
 
     /// A caller's end of a copy: for who sleeps it does one more, which is cheaper than to wake a worker.
-    fn leave_helping(&self) {
-        let mut queued = self.leave(true);
+    #[inline]
+    fn leave_helping(&self, place: Taken) {
+        let mut queued = self.leave(place, true);
         if queued > 0
-            && let Ok((slot, _)) = self.next()
+            && let Ok((slot, place, _)) = self.next()
         {
             self.slots[slot].copy();
-            queued = self.leave(true);
+            queued = self.leave(place, true);
         }
         if queued > 0 {
             self.wake_one(queued);
@@ -483,10 +519,10 @@ impl<M: Media> Engine<M> for Delegate<M> {
             // SAFETY: the caller's.
             return unsafe { self.submit(media, region, channel, batch, crc) };
         }
-        account::waiting(|| queue.enter());
+        let place = queue.enter();
         // SAFETY: the caller vouches for the batch.
         let copied = catch_unwind(AssertUnwindSafe(|| unsafe { copy_batch(media, batch, crc) }));
-        queue.leave_helping();
+        queue.leave_helping(place);
         let completion = copied.map_or_else(
             |_| Completion::failed(),
             |(completion, flushed)| {
@@ -504,11 +540,9 @@ impl<M: Media> Engine<M> for Delegate<M> {
 
     fn help(&self, ticket: &Ticket) {
         let Some((queue, slot)) = self.place(ticket) else { return };
-        if !queue.take_back(slot) {
-            return self.hand_over(ticket);
-        }
+        let Some(place) = queue.take_back(slot) else { return self.hand_over(ticket) };
         queue.slots[slot].copy();
-        queue.leave_helping();
+        queue.leave_helping(place);
     }
 
     fn poll(&self, ticket: &Ticket) -> bool {
@@ -547,7 +581,7 @@ impl<M: Media> Engine<M> for Delegate<M> {
         queue.note(&waiting);
         drop(waiting);
         queue.bell.ring();
-        queue.places.ring();
+        queue.freed.ring();
     }
 
     /// A queue of its own for each region.

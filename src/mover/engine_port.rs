@@ -406,6 +406,11 @@ pub struct End {
 }
 
 impl End {
+    /// Of a copy that the submission made.
+    fn at_once(completion: Completion) -> End {
+        End { completion, seen: Seen::AtOnce, told: true }
+    }
+
     /// It was over when somebody asked for the first time, and the engine does not say since when: its time is an upper
     /// bound.
     pub(super) fn is_late(&self) -> bool {
@@ -421,7 +426,7 @@ pub fn await_end<M: Media>(
     holding: Holding,
 ) -> End {
     if let Some(completion) = ticket.completion() {
-        return End { completion, seen: Seen::AtOnce, told: true };
+        return End::at_once(completion);
     }
     // To copy is not to wait.
     engine.help(&ticket);
@@ -448,7 +453,8 @@ pub fn carry<M: Media, T>(
     Ok((end.completion, made))
 }
 
-/// As [`carry`], for who knows what it holds, and says after the submission when the end is due.
+/// As [`carry`], for who knows what it holds, and says after the submission when the end is due. Nobody asks that of a copy
+/// that has ended by then.
 pub(super) fn carry_expected<M: Media, T>(
     engine: &dyn Engine<M>,
     media: &M,
@@ -478,6 +484,9 @@ pub(super) fn carry_expected<M: Media, T>(
         }
     };
     let ticket = submitted?;
+    if let Some(completion) = ticket.completion() {
+        return Ok((End::at_once(completion), meanwhile()));
+    }
     let mut flight = Flight(engine, Some(ticket));
     let due = due();
     let made = meanwhile();

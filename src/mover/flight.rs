@@ -693,7 +693,7 @@ impl<M: Media> Mover<M> {
         let told = run.engine.bell(&ticket).is_some();
         let completion = run.engine.wait(ticket);
         if !batch.is_piece() {
-            run.scheduler.give_back(region);
+            run.scheduler.give_back(region, run.limits);
         }
         if let Some(entered) = batch.entered.take() {
             run.manager.leave(channels, entered, run.manager.now(), &|rests| {

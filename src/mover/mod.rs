@@ -42,6 +42,7 @@ pub mod owners;
 mod pace;
 mod pacing;
 pub mod pairing;
+mod places;
 pub mod priority;
 pub mod profile;
 #[cfg(feature = "profile-text")]
@@ -58,7 +59,7 @@ use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use class::{Class, Via};
@@ -77,6 +78,7 @@ use schedule::{Decision, Direction, Expected, Job, Scheduler, decide};
 use vfio::Vfio;
 
 use crate::media::{Addr, Fault, Flushed, Media};
+use crate::sync::PerThread;
 use crate::wait::Holding;
 
 /// Who copies.
@@ -198,14 +200,6 @@ pub struct Moved {
     pub finished: u64,
 }
 
-#[derive(Default)]
-struct Counters {
-    copies: AtomicU64,
-    bytes: AtomicU64,
-    busy: AtomicU64,
-    finished: AtomicU64,
-}
-
 /// Copies by the engine of one's choice.
 pub struct Mover<M: Media> {
     kind: EngineKind,
@@ -225,7 +219,8 @@ pub struct Mover<M: Media> {
     emu_ioat: OnceLock<Option<Run<Ioat<engine_emu_ioat::Emulated>>>>,
     ioat: OnceLock<Option<Run<Ioat<Vfio>>>>,
     given: OnceLock<Run<Box<dyn Engine<M>>>>,
-    counters: Counters,
+    /// By thread, from the first copy on that is counted: a shared counter's locked instruction would wait for the copy.
+    moved: OnceLock<PerThread<Moved>>,
 }
 
 /// An engine in use.
@@ -319,7 +314,7 @@ impl<M: Media> Mover<M> {
             emu_ioat: OnceLock::new(),
             ioat: OnceLock::new(),
             given: OnceLock::new(),
-            counters: Counters::default(),
+            moved: OnceLock::new(),
         };
         // Now, and not at somebody's first copy: all of media is pinned for it.
         if kind == EngineKind::Ioat
@@ -371,9 +366,19 @@ impl<M: Media> Mover<M> {
     }
 
     pub fn moved(&self) -> Moved {
-        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Counters { copies, bytes, busy, finished } = &self.counters;
-        Moved { copies: of(copies), bytes: of(bytes), busy: of(busy), finished: of(finished) }
+        let parts = self.moved.get().into_iter().flat_map(PerThread::all);
+        parts.map(|part| *part.read()).fold(Moved::default(), |a, b| Moved {
+            copies: a.copies + b.copies,
+            bytes: a.bytes + b.bytes,
+            busy: a.busy + b.busy,
+            finished: a.finished + b.finished,
+        })
+    }
+
+    /// Counts on this thread.
+    #[inline]
+    fn count(&self, count: impl FnOnce(&mut Moved)) {
+        count(&mut self.moved.get_or_init(PerThread::new).own().write());
     }
 
     /// Whether a copy is for [`store`](Mover::store) or [`load`](Mover::load): otherwise the calling thread copies it
@@ -485,7 +490,7 @@ impl<M: Media> Mover<M> {
         let kind = via.engine.unwrap_or_else(|| self.kind());
         let running = self.running(kind);
         if running.is_none() && kind != EngineKind::Cpu {
-            self.counters.busy.fetch_add(1, Ordering::Relaxed);
+            self.count_busy();
         }
         running
     }
@@ -683,16 +688,16 @@ impl<M: Media> Mover<M> {
     /// Counts a batch of `bytes`; how many of them need no second look.
     fn ended(&self, completion: &Completion, bytes: usize) -> usize {
         let done = (completion.bytes as usize).min(bytes);
-        self.counters.copies.fetch_add(1, Ordering::Relaxed);
-        self.counters.bytes.fetch_add(done as u64, Ordering::Relaxed);
-        if done < bytes {
-            self.counters.finished.fetch_add(1, Ordering::Relaxed);
-        }
+        self.count(|moved| {
+            moved.copies += 1;
+            moved.bytes += done as u64;
+            moved.finished += u64::from(done < bytes);
+        });
         done
     }
 
     fn count_busy(&self) {
-        self.counters.busy.fetch_add(1, Ordering::Relaxed);
+        self.count(|moved| moved.busy += 1);
     }
 
     /// Whether the region is on another node than the calling thread.

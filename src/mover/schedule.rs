@@ -141,9 +141,9 @@ pub struct Expected {
     channel: usize,
 }
 
-/// A place among the copies under way.
+/// A place among the copies under way, which are counted where there is a limit.
 pub struct Claim<'a> {
-    load: &'a Load,
+    counted: Option<&'a Load>,
     pub channel: usize,
 }
 
@@ -156,7 +156,9 @@ impl Claim<'_> {
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        self.load.in_flight.fetch_sub(1, Ordering::Relaxed);
+        if let Some(load) = self.counted {
+            load.in_flight.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -212,18 +214,25 @@ impl Scheduler {
     #[inline]
     pub fn claim(&self, region: usize, capability: &Capability, limits: &Limits) -> Option<Claim<'_>> {
         let load = &*self.regions[region];
-        let before = load.in_flight.fetch_add(1, Ordering::Relaxed);
-        if limits.in_flight_max.is_some_and(|max| before >= max) {
-            load.in_flight.fetch_sub(1, Ordering::Relaxed);
-            return None;
+        let mut claim = Claim { counted: None, channel: 0 };
+        if let Some(max) = limits.in_flight_max {
+            let before = load.in_flight.fetch_add(1, Ordering::Relaxed);
+            claim.counted = Some(load);
+            if before >= max {
+                return None;
+            }
         }
-        let turn = load.next_channel.fetch_add(1, Ordering::Relaxed);
-        Some(Claim { load, channel: turn as usize % capability.channels.max(1) })
+        if capability.channels > 1 {
+            claim.channel = load.next_channel.fetch_add(1, Ordering::Relaxed) as usize % capability.channels;
+        }
+        Some(claim)
     }
 
     /// Gives back a place that was kept.
-    pub fn give_back(&self, region: usize) {
-        self.regions[region].in_flight.fetch_sub(1, Ordering::Relaxed);
+    pub fn give_back(&self, region: usize, limits: &Limits) {
+        if limits.in_flight_max.is_some() {
+            self.regions[region].in_flight.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     /// Begins with what a profile says that both reach, in bytes a second; what is seen here replaces it, window by

@@ -137,6 +137,17 @@ impl Turns {
         }
     }
 
+    /// For how long callers may come and go without asking; none where nobody sleeps, so that it does not matter who does.
+    pub fn stays(&self, now: impl FnOnce() -> Instant) -> Option<Duration> {
+        if self.sleeping == 0 {
+            return None;
+        }
+        if self.kept > 0 || self.given_back.is_some() || self.gap > BACK_SOON {
+            return Some(Duration::ZERO);
+        }
+        Some(TURN.saturating_sub(now().saturating_duration_since(self.began)))
+    }
+
     fn came(&mut self, now: Instant) {
         if let Some(since) = self.given_back.take() {
             self.gap = (self.gap * 3 + now.saturating_duration_since(since).min(GAP_MAX)) / 4;

@@ -1,0 +1,138 @@
+//! The places of those who copy in front of a region, which callers take and give back without a lock while nobody has to be
+//! asked.
+//!
+//! An instruction that locks the bus, as every mutex has, waits until the streaming stores before it have left the core. Behind
+//! a copy that is a second fence, beside the one that its record needs: a fifth of what 64 KiB take. So a place is a flag,
+//! which its holder clears by a plain store; only who takes one pays for an exchange, before it copies. Whose turn it is
+//! ([`Turns`]) is asked under a lock, and what it answers holds for a moment: for ever while nobody sleeps, else for
+//! [`UNASKED_MAX`], after which one pair of leave and enter asks again, and measures.
+//!
+//! A store that clears a flag may be seen by others after its thread has looked whether somebody sleeps. So who is the first
+//! to sleep has every thread of the process pass a barrier (`sync::barrier`) before it looks at the flags once more; that is
+//! rare, and little beside a sleep.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crossbeam_utils::CachePadded;
+
+use super::turns::Turns;
+use crate::account::stamp;
+use crate::sync::barrier;
+
+/// Of a turn, and of what is learnt from those who ask: little beside a turn, and many copies.
+const UNASKED_MAX: Duration = Duration::from_micros(50);
+
+/// Nobody sleeps.
+const FOR_EVER: u64 = u64::MAX;
+
+pub(super) struct Places {
+    taken: Box<[CachePadded<AtomicBool>]>,
+    /// Until this stamp callers need not ask; [`FOR_EVER`], or 0.
+    unasked_until: CachePadded<AtomicU64>,
+}
+
+/// A place that is its holder's until it gives it back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Taken(usize);
+
+impl Places {
+    pub fn new(places: usize) -> Places {
+        Places {
+            taken: (0..places.max(1)).map(|_| CachePadded::default()).collect(),
+            unasked_until: CachePadded::new(AtomicU64::new(FOR_EVER)),
+        }
+    }
+
+    /// A free place, where nobody has to be asked for it.
+    #[inline]
+    pub fn take_unasked(&self) -> Option<Taken> {
+        if self.are_open() { self.take() } else { None }
+    }
+
+    /// Whether whoever runs may come and go.
+    #[inline]
+    fn are_open(&self) -> bool {
+        match self.unasked_until.load(Ordering::Relaxed) {
+            FOR_EVER => true,
+            0 => false,
+            until => stamp::now() < until,
+        }
+    }
+
+    /// A free place.
+    #[inline]
+    pub fn take(&self) -> Option<Taken> {
+        let take = |place: &CachePadded<AtomicBool>| {
+            let take = || place.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
+            !place.load(Ordering::Relaxed) && take()
+        };
+        self.taken.iter().position(take).map(Taken)
+    }
+
+    /// Whether somebody has to be asked what becomes of the place.
+    #[inline]
+    pub fn give_back(&self, place: Taken) -> bool {
+        self.taken[place.0].store(false, Ordering::Release);
+        barrier::light();
+        !self.are_open()
+    }
+
+    pub fn free(&self) -> usize {
+        self.taken.iter().filter(|taken| !taken.load(Ordering::Relaxed)).count()
+    }
+
+    /// After each change of whose turn it is, under the lock of that: whether callers may come and go without asking at all,
+    /// and for how long whose turn it is stays as it is. Who gives a place back from then on asks, or its place is free by
+    /// the time this returns.
+    pub fn note(&self, open: bool, turns: &Turns, now: impl FnOnce() -> Instant) {
+        let until = match open.then(|| turns.stays(now)) {
+            None => 0,
+            Some(None) => FOR_EVER,
+            Some(Some(stays)) => stamp::after(stays.min(UNASKED_MAX)).unwrap_or(0),
+        };
+        if self.unasked_until.swap(until, Ordering::Relaxed) == FOR_EVER && until != FOR_EVER {
+            barrier::heavy();
+        }
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_so_many_places_and_whoever_has_one_has_it_alone() {
+        let places = Places::new(3);
+        let taken: Vec<Taken> = std::iter::from_fn(|| places.take_unasked()).collect();
+        assert_eq!(taken, [Taken(0), Taken(1), Taken(2)]);
+        assert_eq!((places.take(), places.free()), (None, 0));
+        assert!(!places.give_back(taken[1]), "nobody sleeps, so that nobody is asked");
+        assert_eq!((places.free(), places.take()), (1, Some(Taken(1))));
+    }
+
+    #[test]
+    fn callers_ask_where_somebody_sleeps_as_often_as_it_may_change() {
+        let (places, mut turns, now) = (Places::new(1), Turns::new(1), Instant::now());
+        stamp::begin();
+        std::thread::sleep(Duration::from_millis(3));
+        let place = places.take_unasked().unwrap();
+        turns.falls_asleep(now);
+        let note = |turns: &Turns, after: Duration| places.note(true, turns, || now + after);
+        note(&turns, Duration::ZERO);
+        let left = places.unasked_until.load(Ordering::Relaxed) - stamp::now();
+        assert!(left as f64 * stamp::ns_per_tick() <= UNASKED_MAX.as_nanos() as f64);
+        // Its turn is over.
+        note(&turns, Duration::from_secs(1));
+        assert!(places.give_back(place) && places.take_unasked().is_none());
+        assert!(turns.wakes_one(true, || now + Duration::from_secs(1)).is_some());
+        note(&turns, Duration::from_secs(1));
+        assert!(places.take_unasked().is_none(), "it is kept for who was woken");
+        let place = places.take().unwrap();
+        assert!(turns.lets_sleeper_in(1, false, || now));
+        note(&turns, Duration::ZERO);
+        assert_eq!(places.unasked_until.load(Ordering::Relaxed), FOR_EVER, "nobody sleeps");
+        places.note(false, &turns, || now);
+        assert!(places.give_back(place) && places.take_unasked().is_none(), "they are closed");
+    }
+}
