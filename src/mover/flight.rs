@@ -70,7 +70,8 @@ struct Batch {
     ticket: Option<Ticket>,
     /// With a class, and the ticket.
     entered: Option<Entered>,
-    /// Of its end; none before it is submitted, and none of class bandwidth: nobody knows how long its channel rests.
+    /// Of its end; none before it is submitted, nor where that made the copy, and none of class bandwidth: nobody knows how
+    /// long its channel rests.
     expected: Option<Expected>,
     /// How somebody who waited saw its end.
     seen: Option<Seen>,
@@ -85,8 +86,10 @@ const CLOSE: u32 = 8;
 impl Batch {
     /// How exactly its end is known, `looked` being the last look before.
     fn seen(&self, looked: Option<Instant>) -> Seen {
-        let (now, took) = (Instant::now(), self.expected.map_or_else(Default::default, |e| e.elapsed()));
-        let close = |looked: Instant| now.saturating_duration_since(looked) * CLOSE <= took;
+        let close = |looked: Instant| {
+            let took = self.expected.map_or_else(Default::default, |expected| expected.elapsed());
+            looked.elapsed() * CLOSE <= took
+        };
         match self.seen {
             Some(seen) => seen,
             None if looked.is_some_and(close) => Seen::Watched,
@@ -450,8 +453,10 @@ impl<M: Media> Mover<M> {
         let took = ticket.is_some();
         match (ticket, entered) {
             (Some(ticket), entered) => {
+                if ticket.completion().is_none() {
+                    batch.expected = Some(run.scheduler.expect((region, batch.channel), direction, bytes));
+                }
                 (batch.ticket, batch.entered) = (Some(ticket), entered);
-                batch.expected = Some(run.scheduler.expect((region, batch.channel), direction, bytes));
             }
             (None, Some(entered)) => {
                 let channels = run.channels(region);
