@@ -2,7 +2,7 @@
 //! asked.
 //!
 //! An instruction that locks the bus, as every mutex has, waits until the streaming stores before it have left the core. Behind
-//! a copy that is a second fence, beside the one that its record needs: a fifth of what 64 KiB take. So a place is a flag,
+//! a copy that is a second fence, beside the one that its record needs: a tenth of what 64 KiB take. So a place is a flag,
 //! which its holder clears by a plain store; only who takes one pays for an exchange, before it copies. Whose turn it is
 //! ([`Turns`]) is asked under a lock, and what it answers holds for a moment: for ever while nobody sleeps, else for
 //! [`UNASKED_MAX`], after which one pair of leave and enter asks again, and measures.
