@@ -147,8 +147,8 @@ impl<M: Media> Slot<M> {
 }
 
 impl Waiting {
-    /// Whether callers may begin what is their own, where there is a place. They go before batches that wait for workers, but for those
-    /// that have waited for long.
+    /// Whether callers may begin what is their own, where there is a place. They go before batches that wait for workers, but
+    /// for those that have waited for long.
     fn lets_callers_begin(&self) -> bool {
         let in_time = self.batches.is_empty() || self.came.elapsed() < OVERTAKEN_MAX;
         in_time && !self.suspended
@@ -241,9 +241,10 @@ impl<M: Media> Queue<M> {
 
     /// After each change of what workers and callers look at, under the lock.
     fn note(&self, waiting: &Waiting) {
+        // First: a caller that goes without asking has given its place back by the time this returns.
+        self.places.note(!waiting.staffed && !waiting.suspended, &waiting.turns, Instant::now);
         let ended = waiting.closed && waiting.batches.is_empty();
         self.ready.store(ended || waiting.has_next(&self.places), Ordering::Release);
-        self.places.note(!waiting.staffed && !waiting.suspended, &waiting.turns, Instant::now);
     }
 
     /// A batch that is the worker's from now on, if one may be begun, and when there was one to begin; or whether all is
