@@ -286,6 +286,14 @@ def schedules():
     )
 
 
+def loom():
+    """What threads share without locks, under every order of memory that is allowed"""
+    return step(
+        "loom", CARGO, "test", "--release", "-p", "lodestone-loom", "--target-dir", os.path.join(TARGET, "loom"),
+        env={"RUSTFLAGS": "--cfg loom"},
+    )
+
+
 def races():
     """Thread sanitizer on what is concurrent (nightly)."""
     if not OPTIONS.nightly:
@@ -298,11 +306,11 @@ def races():
 # One after the other; the lanes of a stage run side by side: where the one waits for a last crate, a test or a guest's boot, the
 # other has both cores.
 STAGES = [
-    ([lint, cargo, mount], [build, crash, c_api, fio_engine, install, heap, kills, fuzz, wsp, guest]),
+    ([lint, cargo, mount], [build, loom, crash, c_api, fio_engine, install, heap, kills, fuzz, wsp, guest]),
     ([schedules, races, demo],),
 ]
 # The others use what `build` makes.
-NEED_NO_BUILD = [build, lint, cargo, schedules, races]
+NEED_NO_BUILD = [build, lint, cargo, loom, schedules, races]
 SUITES = [suite for stage in STAGES for lane in stage for suite in lane]
 
 

@@ -37,7 +37,7 @@ use super::engine_port::{
 };
 use super::manager::Channels;
 use super::node::{self, Node, free_thread};
-use super::places::{Places, Taken};
+use super::places::{Entry, Places, Taken};
 use super::turns::{Turns, sleep_for};
 use crate::account;
 use crate::media::Media;
@@ -242,7 +242,12 @@ impl<M: Media> Queue<M> {
     /// After each change of what workers and callers look at, under the lock.
     fn note(&self, waiting: &Waiting) {
         // First: a caller that goes without asking has given its place back by the time this returns.
-        self.places.note(!waiting.staffed && !waiting.suspended, &waiting.turns, Instant::now);
+        let entry = match (waiting.suspended, waiting.staffed) {
+            (true, _) => Entry::Suspended,
+            (_, true) => Entry::Asked,
+            _ => Entry::ByTurns,
+        };
+        self.places.note(entry, &waiting.turns, Instant::now);
         let ended = waiting.closed && waiting.batches.is_empty();
         self.ready.store(ended || waiting.has_next(&self.places), Ordering::Release);
     }

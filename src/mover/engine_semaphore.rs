@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use super::completion::Completion;
 use super::engine_port::{Capability, Engine, RawTransfer, Refused, Ticket, copy_batch};
 use super::manager::Channels;
-use super::places::{Places, Taken};
+use super::places::{Entry, Places, Taken};
 use super::turns::{Turns, sleep_for};
 use crate::account::waiting;
 use crate::media::Media;
@@ -76,7 +76,8 @@ impl Sleeper<'_> {
 impl Gate {
     /// After each change of the state.
     fn note(&self, state: &State, now: impl FnOnce() -> Instant) {
-        self.places.note(!state.suspended, &state.turns, now);
+        let entry = if state.suspended { Entry::Suspended } else { Entry::ByTurns };
+        self.places.note(entry, &state.turns, now);
     }
 
     #[inline]

@@ -7,11 +7,11 @@
 //! ([`Turns`]) is asked under a lock, and what it answers holds for a moment: for ever while nobody sleeps, else for
 //! [`UNASKED_MAX`], after which one pair of leave and enter asks again, and measures.
 //!
-//! A store that clears a flag may be seen by others after its thread has looked whether somebody sleeps. So who is the first
-//! to sleep has every thread of the process pass a barrier (`sync::barrier`) before it looks at the flags once more; that is
-//! rare, and little beside a sleep.
+//! A store that clears a flag may be seen by others after its thread has looked whether somebody has to be asked. So who ends
+//! that nobody has to be, as the first to sleep does, has every thread of the process pass a barrier (`sync::barrier`) before
+//! it looks at the flags once more; that is rare, and little beside a sleep. The same holds for who takes one while they are
+//! suspended: either its flag is seen, or it sees that they are. (`tests/loom` has both, with this file.)
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_utils::CachePadded;
@@ -19,17 +19,35 @@ use crossbeam_utils::CachePadded;
 use super::turns::Turns;
 use crate::account::stamp;
 use crate::sync::barrier;
+use crate::sync::primitive::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 /// Of a turn, and of what is learnt from those who ask: little beside a turn, and many copies.
 const UNASKED_MAX: Duration = Duration::from_micros(50);
 
 /// Nobody sleeps.
 const FOR_EVER: u64 = u64::MAX;
+/// Nobody begins.
+const SUSPENDED: u64 = 0;
+/// Callers ask: a time that is over.
+const ASKED: u64 = 1;
 
 pub(super) struct Places {
     taken: Box<[CachePadded<AtomicBool>]>,
-    /// Until this stamp callers need not ask; [`FOR_EVER`], or 0.
+    /// Until this stamp callers need not ask; [`FOR_EVER`], [`ASKED`] or [`SUSPENDED`].
     unasked_until: CachePadded<AtomicU64>,
+    /// The kernel has a barrier for all threads. Otherwise each of them passes its own.
+    has_barrier: bool,
+}
+
+/// Who may come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Entry {
+    /// Callers, as [`Turns`] has it.
+    ByTurns,
+    /// Callers ask for each place.
+    Asked,
+    /// Nobody.
+    Suspended,
 }
 
 /// A place that is its holder's until it gives it back.
@@ -41,23 +59,39 @@ impl Places {
         Places {
             taken: (0..places.max(1)).map(|_| CachePadded::default()).collect(),
             unasked_until: CachePadded::new(AtomicU64::new(FOR_EVER)),
+            has_barrier: barrier::is_available(),
         }
     }
 
     /// A free place, where nobody has to be asked for it.
     #[inline]
     pub fn take_unasked(&self) -> Option<Taken> {
-        if self.are_open() { self.take() } else { None }
+        if !is_open(self.unasked_until.load(Ordering::Relaxed)) {
+            return None;
+        }
+        let place = self.take()?;
+        self.pass_barrier();
+        if self.unasked_until.load(Ordering::Relaxed) == SUSPENDED {
+            // Who saw it taken sees nobody begin; who comes asks.
+            self.clear(place);
+            return None;
+        }
+        Some(place)
     }
 
-    /// Whether whoever runs may come and go.
+    /// Between a store to a flag and a look at who has to be asked.
     #[inline]
-    fn are_open(&self) -> bool {
-        match self.unasked_until.load(Ordering::Relaxed) {
-            FOR_EVER => true,
-            0 => false,
-            until => stamp::now() < until,
+    fn pass_barrier(&self) {
+        if self.has_barrier {
+            barrier::light();
+        } else {
+            fence(Ordering::SeqCst);
         }
+    }
+
+    #[inline]
+    fn clear(&self, place: Taken) {
+        self.taken[place.0].store(false, Ordering::Release);
     }
 
     /// A free place.
@@ -73,31 +107,50 @@ impl Places {
     /// Whether somebody has to be asked what becomes of the place.
     #[inline]
     pub fn give_back(&self, place: Taken) -> bool {
-        self.taken[place.0].store(false, Ordering::Release);
-        barrier::light();
-        !self.are_open()
+        self.clear(place);
+        self.pass_barrier();
+        !is_open(self.unasked_until.load(Ordering::Relaxed))
     }
 
     pub fn free(&self) -> usize {
         self.taken.iter().filter(|taken| !taken.load(Ordering::Relaxed)).count()
     }
 
-    /// After each change of whose turn it is, under the lock of that: whether callers may come and go without asking at all,
-    /// and for how long whose turn it is stays as it is. Who gives a place back from then on asks, or its place is free by
-    /// the time this returns.
-    pub fn note(&self, open: bool, turns: &Turns, now: impl FnOnce() -> Instant) {
-        let until = match open.then(|| turns.stays(now)) {
-            None => 0,
-            Some(None) => FOR_EVER,
-            Some(Some(stays)) => stamp::after(stays.min(UNASKED_MAX)).unwrap_or(0),
+    /// After each change of who may come and whose turn it is, under the lock of that: whether callers may come and go without
+    /// asking at all, and for how long whose turn it is stays as it is. Where they may no more, who gives a place back
+    /// from then on asks, or its place is free by the time this returns; and where they are suspended nobody takes one any
+    /// more without asking, whose place is not taken by then.
+    pub fn note(&self, entry: Entry, turns: &Turns, now: impl FnOnce() -> Instant) {
+        let until = match entry {
+            Entry::Suspended => SUSPENDED,
+            Entry::Asked => ASKED,
+            Entry::ByTurns => match turns.stays(now) {
+                None => FOR_EVER,
+                Some(stays) => stamp::after(stays.min(UNASKED_MAX)).unwrap_or(ASKED),
+            },
         };
-        if self.unasked_until.swap(until, Ordering::Relaxed) == FOR_EVER && until != FOR_EVER {
-            barrier::heavy();
+        let before = self.unasked_until.swap(until, Ordering::Relaxed);
+        let was_open = is_open(before) && (before == FOR_EVER || !is_open(until));
+        if was_open && until != FOR_EVER || until == SUSPENDED && before != SUSPENDED {
+            match self.has_barrier {
+                true => barrier::heavy(),
+                false => fence(Ordering::SeqCst),
+            }
         }
     }
 }
 
-#[cfg(all(test, not(shuttle)))]
+/// Whether whoever runs may come and go.
+#[inline]
+fn is_open(unasked_until: u64) -> bool {
+    match unasked_until {
+        FOR_EVER => true,
+        SUSPENDED | ASKED => false,
+        until => stamp::now() < until,
+    }
+}
+
+#[cfg(all(test, not(any(shuttle, loom))))]
 mod tests {
     use super::*;
 
@@ -118,7 +171,7 @@ mod tests {
         std::thread::sleep(Duration::from_millis(3));
         let place = places.take_unasked().unwrap();
         turns.falls_asleep(now);
-        let note = |turns: &Turns, after: Duration| places.note(true, turns, || now + after);
+        let note = |turns: &Turns, after: Duration| places.note(Entry::ByTurns, turns, || now + after);
         note(&turns, Duration::ZERO);
         let left = places.unasked_until.load(Ordering::Relaxed) - stamp::now();
         assert!(left as f64 * stamp::ns_per_tick() <= UNASKED_MAX.as_nanos() as f64);
@@ -132,7 +185,21 @@ mod tests {
         assert!(turns.lets_sleeper_in(1, false, || now));
         note(&turns, Duration::ZERO);
         assert_eq!(places.unasked_until.load(Ordering::Relaxed), FOR_EVER, "nobody sleeps");
-        places.note(false, &turns, || now);
-        assert!(places.give_back(place) && places.take_unasked().is_none(), "they are closed");
+        places.note(Entry::Suspended, &turns, || now);
+        assert!(places.give_back(place) && places.take_unasked().is_none(), "they are suspended");
+        places.note(Entry::Asked, &turns, || now);
+        assert!(places.take_unasked().is_none() && places.take() == Some(place), "who asks has it");
+    }
+
+    /// Where the kernel refuses its barrier (a container may), each passes its own.
+    #[test]
+    fn places_need_no_barrier_of_the_kernel() {
+        let places = Places { has_barrier: false, ..Places::new(1) };
+        let (mut turns, now) = (Turns::new(1), Instant::now());
+        let place = places.take_unasked().unwrap();
+        turns.falls_asleep(now);
+        places.note(Entry::ByTurns, &turns, || now);
+        places.note(Entry::Suspended, &turns, || now);
+        assert!(places.give_back(place) && places.take_unasked().is_none());
     }
 }

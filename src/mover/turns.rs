@@ -163,7 +163,7 @@ pub(super) fn sleep_for(place: &impl Ending, soon: Duration) {
     }
 }
 
-#[cfg(all(test, not(shuttle)))]
+#[cfg(all(test, not(any(shuttle, loom))))]
 mod tests {
     use super::*;
 

@@ -20,7 +20,7 @@ pub fn is_available() -> bool {
 /// The frequent side: between its store and its load.
 #[inline(always)]
 pub fn light() {
-    if cfg!(any(miri, shuttle)) { fence(Ordering::SeqCst) } else { compiler_fence(Ordering::SeqCst) }
+    if cfg!(any(miri, shuttle, loom)) { fence(Ordering::SeqCst) } else { compiler_fence(Ordering::SeqCst) }
 }
 
 /// The rare side: between its store and its load. Some microseconds.
@@ -31,7 +31,7 @@ pub fn heavy() {
     assert!(expedite() || register() && expedite(), "the kernel took back its memory barrier");
 }
 
-#[cfg(not(any(miri, shuttle)))]
+#[cfg(not(any(miri, shuttle, loom)))]
 mod kernel {
     const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
     const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
@@ -53,7 +53,7 @@ mod kernel {
 /// Miri has no such call. There both sides use full barriers, which is a pair of barriers as well: so it
 /// follows what leans, and its model of weak memory tells where an ordering is too weak. Under shuttle memory is
 /// sequentially consistent: every access is a barrier, and these are nothing.
-#[cfg(any(miri, shuttle))]
+#[cfg(any(miri, shuttle, loom))]
 mod kernel {
     pub fn register() -> bool {
         true

@@ -35,7 +35,7 @@ use super::thread::NotSend;
 use super::{barrier, thread};
 
 /// Times in a row that a thread takes an upright lock before it leans towards it, at first.
-const PATIENCE_FIRST: u16 = if cfg!(shuttle) { 2 } else { 32 };
+const PATIENCE_FIRST: u16 = if cfg!(any(shuttle, loom)) { 2 } else { 32 };
 /// Doublings of that.
 const PATIENCE_STEPS_MAX: u8 = 10;
 /// More is not counted.
@@ -304,7 +304,7 @@ impl<T> Drop for WriteGuard<'_, T> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use std::sync::Barrier;

@@ -2,7 +2,7 @@
 //!
 //! Built with `--cfg shuttle` they are those of [shuttle](https://docs.rs/shuttle), whose scheduler then chooses
 //! who goes on after each of them; otherwise the standard library's and parking_lot's, at no cost. Shuttle's memory
-//! is sequentially consistent: it looks for wrong interleavings, not for orderings that are too weak (Miri does).
+//! is sequentially consistent: it looks for wrong interleavings, not for orderings that are too weak (`tests/loom` does).
 
 #[cfg(shuttle)]
 pub use scheduled::*;

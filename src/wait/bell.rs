@@ -108,7 +108,7 @@ impl Bell {
     }
 }
 
-#[cfg(all(test, not(shuttle)))]
+#[cfg(all(test, not(any(shuttle, loom))))]
 mod tests {
     use super::*;
     use std::sync::Arc;

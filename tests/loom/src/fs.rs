@@ -1,0 +1,2 @@
+#[path = "../../../src/fs/epoch.rs"]
+pub mod epoch;

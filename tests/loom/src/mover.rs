@@ -1,0 +1,6 @@
+#[cfg(test)]
+mod models;
+#[path = "../../../src/mover/places.rs"]
+pub mod places;
+#[path = "../../../src/mover/turns.rs"]
+pub mod turns;
