@@ -230,15 +230,21 @@ def wsp():
 
 
 def crash():
-    """Simulated power failures: every single operation; nightly every pair on new pools, and heaps; in NIGHTS nights every
-    pair and every triple."""
-    runs = [("seq1", "--data", "cow"), ("seq1", "--data", "inplace", "--image", "fresh", "--depth", "2")]
+    """Simulated power failures: every single operation; nightly every pair on new pools, with devices that are late, too, and
+    heaps; in NIGHTS nights every pair and every triple."""
+    late = ("--engine", "late")
+    runs = [
+        ("seq1", "--data", "cow"), ("seq1", "--data", "inplace", "--image", "fresh", "--depth", "2"),
+        ("tests/crashmonkey.workload", "--image", "fresh", *late),
+    ]
     if OPTIONS.nightly:
         # Of what takes days a part, another each night.
         night = time.time() // 86_400 % NIGHTS
         part = ("--part", f"{night + 1:.0f}/{NIGHTS}")
         runs += [
             ("seq1", "--depth", "2"), ("seq2", "--image", "fresh"), ("seq2", "--image", "aged", *part),
+            ("tests/crashmonkey.workload", *late), ("seq1", "--depth", "2", *late), ("seq1", "--engine", "late-by-alignment"),
+            ("seq2", "--image", "fresh", *late),
             ("seq3", "--samples", "all", "--image", "fresh", "--leaves", "1024", *part), ("heap", "--depth", "2"),
         ]
     results = []

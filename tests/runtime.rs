@@ -7,6 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
+use lodestone::fs::files::Files;
+use lodestone::fs::{Cred, Fs, MkfsOptions, OpenOptions};
+use lodestone::media::{Addr, Dirty, Domain, Durable, Fault, Flushed, Media, Pool, PoolOptions};
 use lodestone::runtime::{
     self, Condvar, JoinHandle, Mutex, Options, Outcome, Pending, Poller, Runtime, TryRecv, TrySend, Unparker,
     bounded, park, park_timeout, sleep, spawn, yield_now,
@@ -573,4 +576,112 @@ fn other_faults_stay_what_they_were() {
         "{stderr}"
     );
     assert!(!stderr.contains("overflowed"), "{stderr}");
+}
+
+/// An ordinary file whose sync ends once others have run.
+struct SyncsLate {
+    pool: Pool,
+    late: AtomicBool,
+    others_ran: AtomicBool,
+}
+
+impl Media for SyncsLate {
+    fn len(&self) -> u64 {
+        self.pool.len()
+    }
+
+    fn domain(&self) -> Domain {
+        self.pool.domain()
+    }
+
+    fn two_fence_bytes(&self) -> usize {
+        self.pool.two_fence_bytes()
+    }
+
+    fn read(&self, at: Addr, dst: &mut [u8]) -> Result<(), Fault> {
+        self.pool.read(at, dst)
+    }
+
+    fn load64(&self, at: Addr) -> Result<u64, Fault> {
+        self.pool.load64(at)
+    }
+
+    fn crc32c(&self, at: Addr, len: usize, seed: u32) -> Result<u32, Fault> {
+        self.pool.crc32c(at, len, seed)
+    }
+
+    fn store64(&self, at: Addr, value: u64) -> Result<Dirty, Fault> {
+        self.pool.store64(at, value)
+    }
+
+    fn copy_cached(&self, at: Addr, src: &[u8]) -> Result<Dirty, Fault> {
+        self.pool.copy_cached(at, src)
+    }
+
+    fn copy_nt(&self, at: Addr, src: &[u8]) -> Result<Flushed, Fault> {
+        self.pool.copy_nt(at, src)
+    }
+
+    fn copy_nt_crc(&self, at: Addr, src: &[u8], seed: u32) -> Result<(u32, Flushed), Fault> {
+        self.pool.copy_nt_crc(at, src, seed)
+    }
+
+    fn zero_nt(&self, at: Addr, len: usize) -> Result<Flushed, Fault> {
+        self.pool.zero_nt(at, len)
+    }
+
+    fn flush(&self, dirty: Dirty) -> Flushed {
+        self.pool.flush(dirty)
+    }
+
+    fn fence(&self, flushed: Flushed) -> Durable {
+        self.pool.fence(flushed)
+    }
+
+    fn sync(&self) -> std::io::Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while self.late.load(Ordering::Acquire) && !self.others_ran.load(Ordering::Acquire) {
+            assert!(Instant::now() < deadline, "nobody ran while a uthread waited for its sync");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.pool.sync()
+    }
+}
+
+/// fsync, sync and writes with O_SYNC on an ordinary file wait for its device: not so the worker.
+#[test]
+fn others_run_while_a_file_is_synced() {
+    let options = PoolOptions { assume: Some(Domain::PageCache), ..PoolOptions::default() };
+    let pool = Pool::memfd(32 << 20, &options).unwrap();
+    let media = SyncsLate { pool, late: AtomicBool::new(false), others_ran: AtomicBool::new(false) };
+    let media = Fs::mkfs(media, &MkfsOptions::default()).unwrap();
+    let fs = Fs::open(media, &OpenOptions::default()).unwrap();
+    let files = Arc::new(Files::new(fs, Cred::root(), 0));
+    let syncs: [fn(&Files<SyncsLate>); 3] = [
+        |files| {
+            let fd = files.open(b"file", libc::O_CREAT | libc::O_RDWR, 0o600).unwrap();
+            files.write(fd, b"some").unwrap();
+            files.fsync(fd).unwrap();
+        },
+        |files| files.fs().sync_and_wait().unwrap(),
+        |files| {
+            let fd = files.open(b"other", libc::O_CREAT | libc::O_RDWR | libc::O_SYNC, 0o600).unwrap();
+            files.write(fd, b"more").unwrap();
+        },
+    ];
+    for sync in syncs {
+        let runtime = runtime();
+        let media = files.fs().media();
+        media.others_ran.store(false, Ordering::Release);
+        media.late.store(true, Ordering::Release);
+        let syncing = files.clone();
+        let syncer = runtime.spawn(move || sync(&syncing)).unwrap();
+        let running = files.clone();
+        let other =
+            runtime.spawn(move || running.fs().media().others_ran.store(true, Ordering::Release)).unwrap();
+        runtime.run(1).unwrap();
+        value(syncer.join());
+        value(other.join());
+        media.late.store(false, Ordering::Release);
+    }
 }

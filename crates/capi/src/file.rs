@@ -18,6 +18,8 @@ use std::sync::Arc;
 enum Tried<T, W> {
     Done(ssize_t),
     UnderWay(T, W, Arc<Fs<Pool>>),
+    /// Written, and by O_SYNC or O_DSYNC to be synced.
+    ToSync(T, Arc<Fs<Pool>>),
     Blocked(Arc<WriteUnderWay>, Arc<Fs<Pool>>),
 }
 
@@ -55,6 +57,7 @@ fn read_outside(
         let _waiting = Waiting;
         match tried {
             Tried::Done(answer) => return answer,
+            Tried::ToSync(..) => unreachable!("a read is not synced"),
             Tried::Blocked(write, fs) => fs.wait_until_over(&write),
             Tried::UnderWay(n, read, fs) => {
                 return without_pool(call, || fs.wait_for_read(&read).map(|()| n as ssize_t));
@@ -77,6 +80,7 @@ fn write_outside(
         let tried = tried(call, fs, |files| {
             let shared = || files.fs().clone();
             Ok(match begin(files, &mut of, keeps)? {
+                Step::Done(written) if written.is_to_be_synced() => Tried::ToSync(written, shared()),
                 Step::Done(written) => Tried::Done(files.sync_written(written)? as ssize_t),
                 Step::UnderWay(written, write) => Tried::UnderWay(written, write, shared()),
                 Step::Blocked(write) => Tried::Blocked(write, shared()),
@@ -86,6 +90,9 @@ fn write_outside(
         match tried {
             Tried::Done(answer) => return answer,
             Tried::Blocked(write, shared) => shared.wait_until_over(&write),
+            Tried::ToSync(written, shared) => {
+                return without_pool(call, || Ok(shared.sync_written(written)? as ssize_t));
+            }
             Tried::UnderWay(written, write, shared) => {
                 return without_pool(call, || {
                     shared.wait_for_write(&write)?;
@@ -94,6 +101,26 @@ fn write_outside(
             }
         }
     }
+}
+
+/// Finds what is to be synced, and syncs it with nothing of the pool held.
+fn sync_outside<T>(
+    call: &'static str,
+    fs: *mut lode_fs,
+    find: impl FnOnce(&Files<Pool>) -> lodestone::Result<T>,
+    sync: impl FnOnce(&Arc<Fs<Pool>>, T) -> lodestone::Result<()>,
+) -> c_int {
+    let mut found = None;
+    let answer = on_pool(call, fs, |pool| {
+        found = Some((find(&pool.files)?, pool.files.fs().clone()));
+        Ok(0)
+    });
+    let Some((what, shared)) = found else { return answer };
+    without_pool(call, || sync(&shared, what).map(|()| 0))
+}
+
+fn fsync_outside(call: &'static str, fs: *mut lode_fs, fd: c_int, data_only: bool) -> c_int {
+    sync_outside(call, fs, |files| files.ino(fd), |shared, ino| shared.fsync_and_wait(ino, data_only))
 }
 
 /// One try; what failed has been told.
@@ -294,19 +321,19 @@ pub unsafe extern "C" fn lode_set_class(fs: *mut lode_fs, fd: c_int, class: *con
 /// directories. Errors: EBADF, EIO.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lode_fsync(fs: *mut lode_fs, fd: c_int) -> c_int {
-    done("lode_fsync", fs, |pool| pool.files.fsync(fd))
+    fsync_outside("lode_fsync", fs, fd, false)
 }
 
 /// As lode_fsync, leaving out metadata that reading the data back does not need.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lode_fdatasync(fs: *mut lode_fs, fd: c_int) -> c_int {
-    done("lode_fdatasync", fs, |pool| pool.files.fdatasync(fd))
+    fsync_outside("lode_fdatasync", fs, fd, true)
 }
 
 /// lode_fsync for the whole pool. Errors: EIO.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lode_sync(fs: *mut lode_fs) -> c_int {
-    done("lode_sync", fs, |pool| pool.files.fs().sync())
+    sync_outside("lode_sync", fs, |_| Ok(()), |shared, ()| shared.sync_and_wait())
 }
 
 /// Tests whether the user of this pool may do what mode asks: F_OK (it exists), or any of R_OK, W_OK,

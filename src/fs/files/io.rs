@@ -3,6 +3,7 @@
 //! Errors come in Linux's order: a negative offset, a bad descriptor, a wrong access mode, a wrong kind.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::{AT_FDCWD, Fd, File, Files, OpenFile};
 use crate::error::{Error, Result};
@@ -27,6 +28,11 @@ pub struct Written {
 impl Written {
     pub(in crate::fs) fn bytes(self) -> usize {
         self.bytes
+    }
+
+    /// Whether it is to be synced before it has returned.
+    pub fn is_to_be_synced(self) -> bool {
+        self.synced.is_some()
     }
 
     /// What is to be synced before it has returned: which inode, and whether its data alone.
@@ -222,33 +228,38 @@ impl<M: Media> Files<M> {
         self.fs.fallocate_node(&self.granted, &file.node, mode, offset, len)
     }
 
-    /// The file survives power loss on return, in every domain that can.
+    /// The file survives power loss on return, in every domain that can. In a uthread others run meanwhile.
     pub fn fsync(&self, fd: Fd) -> Result<()> {
-        self.fs.fsync(self.open_file(fd)?.node.ino(), false)
+        self.fs.fsync_and_wait(self.ino(fd)?, false)
     }
 
     /// As [`fsync`](Files::fsync) without metadata that reading the data does not need.
     pub fn fdatasync(&self, fd: Fd) -> Result<()> {
-        self.fs.fsync(self.open_file(fd)?.node.ino(), true)
+        self.fs.fsync_and_wait(self.ino(fd)?, true)
+    }
+
+    /// The inode of an open file.
+    pub fn ino(&self, fd: Fd) -> Result<Ino> {
+        Ok(self.open_file(fd)?.node.ino())
     }
 
     /// As [`fsync`](Files::fsync). EBADF at once.
     pub fn fsync_async(&self, fd: Fd) -> Result<Syncing<M>> {
-        Ok(Syncing::new(&self.fs, self.open_file(fd)?.node.ino(), false))
+        Ok(Syncing::new(&self.fs, self.ino(fd)?, false))
     }
 
     /// As [`fdatasync`](Files::fdatasync). EBADF at once.
     pub fn fdatasync_async(&self, fd: Fd) -> Result<Syncing<M>> {
-        Ok(Syncing::new(&self.fs, self.open_file(fd)?.node.ino(), true))
+        Ok(Syncing::new(&self.fs, self.ino(fd)?, true))
     }
 }
 
 impl<M: Media> Fs<M> {
     /// As [`Files::sync_written`].
     #[inline]
-    pub fn sync_written(&self, written: Written) -> Result<usize> {
+    pub fn sync_written(self: &Arc<Self>, written: Written) -> Result<usize> {
         if let Some((ino, data_only)) = written.synced {
-            self.fsync(ino, data_only)?;
+            self.fsync_and_wait(ino, data_only)?;
         }
         Ok(written.bytes)
     }

@@ -14,7 +14,8 @@
 //!
 //! What has to wait for a copy, be it one's own or one that is in its way, wakes its task when that has ended: by the
 //! engine where it rings, by whoever else sees the end, or by an alarm (`wait`). A sync of an ordinary file takes as long
-//! as its device does, and runs on a thread of its own. All else that files do waits for nobody and needs no future.
+//! as its device does, and runs on a thread of its own. All else that files do has no future: truncate and fallocate, which
+//! may wait for a copy under way in their file, and sync of a pool are plain calls.
 //!
 //! A future does nothing before it is polled. One that has begun and is dropped waits for its copy, since that has its
 //! bytes.
@@ -257,18 +258,70 @@ impl<M: Media> Syncing<M> {
     }
 
     fn on_thread(&self) -> Arc<OnThread> {
-        let sync = Arc::<OnThread>::default();
-        let (fs, ino, data_only, its) = (self.fs.clone(), self.ino, self.data_only, sync.clone());
-        let run = move || {
-            let done = fs.fsync(ino, data_only);
-            *its.done.lock() = Some(done);
-            its.bell.ring();
+        let (ino, data_only) = (self.ino, self.data_only);
+        OnThread::begin(&self.fs, move |fs| fs.fsync(ino, data_only))
+    }
+}
+
+impl OnThread {
+    fn begin<M: Media>(
+        fs: &Arc<Fs<M>>,
+        sync: impl Fn(&Fs<M>) -> Result<()> + Clone + Send + 'static,
+    ) -> Arc<OnThread> {
+        let begun = Arc::<OnThread>::default();
+        let run = {
+            let (fs, its, sync) = (fs.clone(), begun.clone(), sync.clone());
+            move || {
+                let done = sync(&fs);
+                // Whoever is told may go on to let go of the pool.
+                drop(fs);
+                *its.done.lock() = Some(done);
+                its.bell.ring();
+            }
         };
         if let Err(e) = std::thread::Builder::new().name("lode-sync".to_owned()).spawn(run) {
             tracing::warn!("a sync is waited for by the task that asked for it: no thread starts: {e}");
-            *sync.done.lock() = Some(self.fs.fsync(ino, data_only));
+            *begun.done.lock() = Some(sync(fs));
         }
-        sync
+        begun
+    }
+}
+
+impl Ending for OnThread {
+    fn look(&self) -> bool {
+        self.done.lock().is_some()
+    }
+
+    fn bell(&self) -> Option<&Bell> {
+        Some(&self.bell)
+    }
+}
+
+impl<M: Media> Fs<M> {
+    /// As [`fsync`](Fs::fsync), of a caller that holds nothing of its thread: in a uthread others run on its worker meanwhile.
+    pub fn fsync_and_wait(self: &Arc<Self>, ino: Ino, data_only: bool) -> Result<()> {
+        if wait::lets_others_run() {
+            self.writes_of(ino).iter().for_each(|write| self.wait_until_over(write));
+        }
+        self.sync_elsewhere(move |fs| fs.fsync(ino, data_only))
+    }
+
+    /// The same as [`sync`](Fs::sync).
+    pub fn sync_and_wait(self: &Arc<Self>) -> Result<()> {
+        self.sync_elsewhere(Fs::sync)
+    }
+
+    /// A sync of an ordinary file blocks its thread: not that of other uthreads.
+    fn sync_elsewhere(
+        self: &Arc<Self>,
+        sync: impl Fn(&Fs<M>) -> Result<()> + Clone + Send + 'static,
+    ) -> Result<()> {
+        if !self.core.deferring || self.core.read_only || !wait::lets_others_run() {
+            return sync(self);
+        }
+        let on_thread = OnThread::begin(self, sync);
+        wait::until(&*on_thread, None, Holding::Nothing);
+        on_thread.done.lock().take().expect("it has ended")
     }
 }
 

@@ -426,11 +426,17 @@ mod tests {
             "million-media",
             "terabyte-mkfs",
             "uthread-switch",
+            "uthread-spawn-join",
             "uthread-parked",
             "offload-write-64k-depth-1",
             "offload-read-64k-depth-32",
             "orderless-latency-64k",
             "orderless-cpu-64k",
+            "orderless-write-4k",
+            "plain-write-256k",
+            "qos-write-64k-managed",
+            "qos-read-bandwidth-kept",
+            "qos-decision",
         ] {
             check_row(&report, name, "lode", 1, false);
         }
