@@ -60,6 +60,20 @@ const CHANNELS_MAX: usize = 16;
 /// A slack below this tells nothing more: a thread that did not run, and not a device that was busy. In thousandths.
 const SLACK_MIN: i64 = -1000;
 
+const FLOORS_PERCENT: std::ops::RangeInclusive<u32> = 1..=90;
+
+/// A share that class bandwidth cannot keep.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct UnknownFloor(String);
+
+impl std::fmt::Display for UnknownFloor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "class bandwidth cannot keep '{}' percent of what is copied: 1 to 90 are wanted", self.0)
+    }
+}
+
+impl std::error::Error for UnknownFloor {}
+
 /// How much class bandwidth has to give way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Qos {
@@ -96,6 +110,13 @@ impl Default for Qos {
 }
 
 impl Qos {
+    /// Class bandwidth keeps so much of what classes copy, of 100, whoever is under way: 1 to 90.
+    pub fn with_floor(percent: &str) -> Result<Qos, UnknownFloor> {
+        let floor_percent = percent.parse().ok().filter(|percent| FLOORS_PERCENT.contains(percent));
+        let floor_percent = floor_percent.ok_or_else(|| UnknownFloor(percent.to_owned()))?;
+        Ok(Qos { floor_percent, ..Qos::default() })
+    }
+
     fn bounds(&self) -> Bounds {
         let floor_bytes = self.floor_bytes.max(PIECE_BYTES as u64);
         Bounds { floor_bytes, top_bytes: self.top_bytes.max(floor_bytes), step_bytes: self.step_bytes.max(1) }

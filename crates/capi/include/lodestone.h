@@ -259,6 +259,8 @@ extern "C" {
  *                           its own for each number N, instead of one for the process. Else LODE_CLASS, else the
  *                           class of the calling thread's I/O priority (ioprio_set(2), ionice(1)): latency of
  *                           realtime, bandwidth of idle.
+ *   floor=PERCENT           what class bandwidth keeps of the bytes that classes copy, if it wants it: 1 to 90
+ *                           (10 is the default)
  *   profile=FILE            what engines are worth, as `lode tune` wrote it; else the file that LODE_PROFILE
  *                           names. One that is damaged or was made on another machine is not used: the
  *                           pool opens with the defaults, and lode_last_error() says why.

@@ -13,6 +13,7 @@ use lodestone::fs::{Cred, DataMode, Fs, MkfsOptions, OpenOptions};
 use lodestone::limits::OPEN_FILES_MAX;
 use lodestone::media::{Domain, Pool, PoolOptions};
 use lodestone::mover::class::{Class, Owner, UnknownClass};
+use lodestone::mover::manager::Qos;
 use lodestone::mover::priority::class_of;
 use lodestone::mover::{EngineKind, UnknownEngine};
 use lodestone::wait::{self, Ending, Holding};
@@ -71,6 +72,8 @@ impl Held for OpenPool {
 ///                           its own for each number N, instead of one for the process. Else LODE_CLASS, else the
 ///                           class of the calling thread's I/O priority (ioprio_set(2), ionice(1)): latency of
 ///                           realtime, bandwidth of idle.
+///   floor=PERCENT           what class bandwidth keeps of the bytes that classes copy, if it wants it: 1 to 90
+///                           (10 is the default)
 ///   profile=FILE            what engines are worth, as `lode tune` wrote it; else the file that LODE_PROFILE
 ///                           names. One that is damaged or was made on another machine is not used: the
 ///                           pool opens with the defaults, and lode_last_error() says why.
@@ -143,7 +146,8 @@ fn open(path: &Path, settings: &OpenSettings) -> Result<(OpenPool, Option<String
         profile::of_regions(settings.profile.as_deref(), Some(&media.describe().regions));
     let (read_only, engine) = (settings.pool.read_only, settings.engine);
     let class = settings.class.map_or_else(class_of_environment, |class| Ok(Some(class)))?;
-    let open_options = OpenOptions { read_only, engine, class, profile, ..OpenOptions::default() };
+    let qos = settings.qos;
+    let open_options = OpenOptions { read_only, engine, class, qos, profile, ..OpenOptions::default() };
     let fs = Fs::open(media, &open_options).map_err(|e| e.context(path.display()))?;
     let device = fs.statfs().fsid;
     let files = Files::new(fs, settings.cred.clone(), settings.umask);
@@ -179,6 +183,7 @@ struct OpenSettings {
     pool: PoolOptions,
     engine: EngineKind,
     class: Option<Class>,
+    qos: Qos,
     profile: Option<PathBuf>,
     cred: Cred,
     umask: u32,
@@ -190,6 +195,7 @@ impl OpenSettings {
             pool: PoolOptions::default(),
             engine: EngineKind::Cpu,
             class: None,
+            qos: Qos::default(),
             profile: None,
             cred: Cred::process(),
             umask: process_umask(),
@@ -205,6 +211,11 @@ impl OpenSettings {
                 }
                 ("engine", Some(name)) => settings.engine = engine(name)?,
                 ("class", Some(name)) => settings.class = Some(class(name)?),
+                ("floor", Some(percent)) => {
+                    let qos = Qos::with_floor(percent);
+                    settings.qos =
+                        qos.map_err(|e| Error::message(libc::EINVAL, "capi::options", e.to_string()))?;
+                }
                 ("profile", Some(file)) if !file.is_empty() => settings.profile = Some(PathBuf::from(file)),
                 ("assume", Some(domain)) => {
                     let domain = domain.parse::<Domain>();

@@ -142,6 +142,8 @@ pub enum Assume {
 /// engine=ENGINE, class=CLASS, assume=DOMAIN, profile=FILE, metrics=ADDR: as --engine, --class, --assume, --profile and
 /// --metrics.
 ///
+/// floor=PERCENT: what class bandwidth keeps of the bytes that classes copy, if it wants it, from 1 to 90 [default: 10].
+///
 /// max_read=BYTES, max_write=BYTES: the largest request, from 4096 to 1048576.
 #[derive(Args, Debug)]
 pub struct Mount {

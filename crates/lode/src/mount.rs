@@ -299,7 +299,8 @@ fn open_pool(path: &Path, options: &Options) -> Result<Arc<Fs<Pool>>, Failure> {
         None => class_of_environment()?,
     };
     let engine = options.engine;
-    let open_options = OpenOptions { read_only, engine, class, profile, ..OpenOptions::default() };
+    let qos = options.qos;
+    let open_options = OpenOptions { read_only, engine, class, qos, profile, ..OpenOptions::default() };
     let fs =
         Fs::open(media, &open_options).map_err(|e| Failure::failed(format!("{}: {e}", path.display())))?;
     tracing::info!(pool = %path.display(), report = ?fs.open_report(), "opened");

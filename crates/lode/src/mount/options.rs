@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use lodestone::media::Domain;
 use lodestone::mover::class::{Class, UnknownClass};
+use lodestone::mover::manager::{Qos, UnknownFloor};
 use lodestone::mover::{EngineKind, UnknownEngine};
 use rustix::mount::MountFlags;
 
@@ -38,6 +39,7 @@ pub struct Options {
     pub engine: EngineKind,
     /// What is wanted of copies; none: as LODE_CLASS says.
     pub class: Option<Class>,
+    pub qos: Qos,
     /// The file that says what engines are worth.
     pub profile: Option<PathBuf>,
     /// Where metrics are served; none: as LODE_METRICS says.
@@ -62,6 +64,7 @@ impl Options {
             assume: None,
             engine: EngineKind::Cpu,
             class: None,
+            qos: Qos::default(),
             profile: None,
             metrics: None,
             read_bytes_max: None,
@@ -96,6 +99,11 @@ impl Options {
             ("class", Some(v)) => {
                 let class = v.parse().map_err(|e: UnknownClass| format!("mount option '{word}': {e}"))?;
                 self.class = Some(class);
+            }
+            ("floor", Some(v)) => {
+                let qos =
+                    Qos::with_floor(v).map_err(|e: UnknownFloor| format!("mount option '{word}': {e}"))?;
+                self.qos = qos;
             }
             ("profile", Some(v)) if !v.is_empty() => self.profile = Some(PathBuf::from(v)),
             ("assume", Some(v)) => self.assume = Some(domain(v)?),
@@ -262,11 +270,12 @@ mod tests {
     #[test]
     fn our_own_words() {
         let o = parse(
-            "threads=3,cache=none,engine=delegate,assume=cpu-cache,max_read=8192,max_write=65536,nonempty,profile=/p.toml,class=bandwidth:7,metrics=[::1]:9847",
+            "threads=3,cache=none,engine=delegate,assume=cpu-cache,max_read=8192,max_write=65536,nonempty,profile=/p.toml,class=bandwidth:7,floor=25,metrics=[::1]:9847",
         )
         .unwrap();
         assert_eq!(o.metrics, Some(Address::Tcp("[::1]:9847".to_owned())));
         assert_eq!(o.class, Some(Class::Bandwidth(Owner::of(7))));
+        assert_eq!(o.qos, Qos { floor_percent: 25, ..Qos::default() });
         assert_eq!(o.profile.as_deref(), Some(Path::new("/p.toml")));
         assert_eq!((o.threads, o.cache, o.assume), (3, Cache::None, Some(Domain::CpuCache)));
         assert_eq!((o.read_bytes_max, o.write_bytes_max, o.nonempty), (Some(8192), 65536, true));
@@ -288,6 +297,8 @@ mod tests {
                 "there is no engine 'gpu': cpu, semaphore, delegate, dsa, ioat, emu, emu-ioat are wanted",
             ),
             ("class=fast", "there is no class 'fast': latency, bandwidth or bandwidth:OWNER"),
+            ("floor=0", "1 to 90 are wanted"),
+            ("floor=most", "class bandwidth cannot keep 'most' percent"),
             ("max_write=17", "4096"),
             ("metrics", "'metrics'"),
             ("metrics=:9000", "write HOST:PORT"),
