@@ -335,10 +335,31 @@ fn each_command(dir: &Dir, pool: &str) -> Vec<Ran> {
         vec!["cp".into(), path("/a"), "host-copy".into()],
         vec!["rm".into(), path("/a")],
         vec!["rm".into(), "-rf".into(), path("/a")],
+        vec!["mount".into(), pool.into(), "mount-point".into()],
+        vec!["tune".into(), "--quick".into(), "--out".into(), "profile.toml".into(), pool.into()],
     ];
+    fs::create_dir_all(dir.path("mount-point")).unwrap();
     let ran = lines.iter().map(|line| dir.run(line)).collect();
-    assert!(!dir.path("host-copy").exists(), "a copy from {pool} left something behind");
+    // What was mounted after all would outlive the test.
+    dir.run(&["umount", "mount-point"]);
+    let left = fs::read_dir(&dir.0).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    let left: Vec<_> = left.filter(|name| name.contains("host-copy") || name.contains("profile")).collect();
+    assert!(left.is_empty(), "commands on {pool} left {left:?} behind");
     ran
+}
+
+/// A check that cannot be made, and a repair: both say why, and have a code of their own.
+#[track_caller]
+fn not_checked(dir: &Dir, pool: &str, says: &[&str]) {
+    for args in [&["fsck", pool][..], &["fsck", pool, "--repair"], &["fsck", pool, "--json"]] {
+        let ran = unchanged(&dir.path(pool), || dir.run(args));
+        ran.fails(8, &[&[pool], says].concat());
+        if args.contains(&"--json") {
+            assert_eq!(json(std::str::from_utf8(&ran.out).unwrap())["result"], "not-checked");
+        } else {
+            assert!(ran.out.is_empty(), "{ran:?}");
+        }
+    }
 }
 
 #[test]
@@ -358,23 +379,38 @@ fn damaged_images_are_refused_and_stay_as_they_are() {
         file.write_all_at(&[!byte[0]], at).unwrap();
     };
     let newer = |file: &File, block: u64| file.write_all_at(&99u32.to_le_bytes(), block * BLOCK + 8).unwrap();
+    let on_both = |change: &dyn Fn(u64)| [1, last].into_iter().for_each(change);
     type Change<'a> = &'a dyn Fn(&File);
-    let cases: [(&str, Change, &str); 5] = [
-        ("label-damaged", &|f| flip(f, 40), "label"),
-        ("truncated", &|f| f.set_len(8 * MIB).unwrap(), "cut"),
-        ("both-damaged", &|f| [1, last].iter().for_each(|b| flip(f, b * BLOCK + 60)), "superblock"),
-        ("both-newer", &|f| [1, last].iter().for_each(|b| newer(f, *b)), "newer"),
+    // What is wrong, and what to do; no name says any of it.
+    let cases: [(&str, Change, [&str; 2]); 5] = [
+        ("a", &|f| flip(f, 40), ["label of", "lode fsck says whether it can be written again"]),
+        ("b", &|f| f.set_len(8 * MIB).unwrap(), ["the file was cut", "restore it from a copy"]),
         (
-            "superblocks-overwritten",
-            &|f| [1, last].iter().for_each(|b| f.write_all_at(&[7; 4096], b * BLOCK).unwrap()),
-            "superblock",
+            "c",
+            &|f| on_both(&|b| flip(f, b * BLOCK + 60)),
+            ["both copies of the superblock are damaged", "restore the pool from a backup"],
+        ),
+        ("d", &|f| on_both(&|b| newer(f, b)), ["has format version 99", "use a newer one"]),
+        (
+            "e",
+            &|f| on_both(&|b| f.write_all_at(&[7; 4096], b * BLOCK).unwrap()),
+            ["neither copy of the superblock is there", "restore the pool from a backup"],
         ),
     ];
     for (name, change, says) in cases {
+        let name = &format!("image-{name}");
         let image = variant(name, change);
         for ran in unchanged(&image, || each_command(&dir, name)) {
-            ran.fails(1, &[name, says]);
+            ran.fails(1, &[&[name.as_str()], &says[..]].concat());
             assert!(ran.out.is_empty(), "{ran:?}");
+        }
+        // The label alone can be had from elsewhere.
+        if says[0] == "label of" {
+            let ran = unchanged(&image, || dir.run(&["fsck", name]));
+            assert_eq!(ran.code, Some(4), "{ran:?}");
+            assert!(String::from_utf8(ran.out).unwrap().contains("lode fsck --repair mends it"));
+        } else {
+            not_checked(&dir, name, &says);
         }
     }
 }
@@ -394,6 +430,7 @@ fn a_label_of_a_later_version_is_refused() {
     for ran in unchanged(&image, || each_command(&dir, "p")) {
         ran.fails(1, &["p", "version 9", "newer Lodestone"]);
     }
+    not_checked(&dir, "p", &["version 9", "use a newer Lodestone"]);
 }
 
 #[test]
