@@ -774,6 +774,110 @@ fn copies_that_make_no_sense_are_refused() {
     assert_eq!(fs::metadata(image).unwrap().len(), 16 * MIB);
 }
 
+/// A tree that the host made step by step, so that no path is longer than it takes.
+fn deep_tree(dir: &Dir, name: &str, depth: usize) -> PathBuf {
+    let root = dir.path(name);
+    fs::create_dir(&root).unwrap();
+    let mut at = File::open(&root).unwrap();
+    for level in 0..depth {
+        rustix::fs::mkdirat(&at, "d", 0o755.into()).unwrap();
+        at = rustix::fs::openat(&at, "d", rustix::fs::OFlags::DIRECTORY, 0.into()).unwrap().into();
+        if level % 400 == 0 || level == depth - 1 {
+            let flags = rustix::fs::OFlags::CREATE | rustix::fs::OFlags::WRONLY;
+            let mut file = File::from(rustix::fs::openat(&at, "file", flags, 0o644.into()).unwrap());
+            write!(file, "level {level}").unwrap();
+        }
+    }
+    root
+}
+
+#[test]
+fn a_tree_of_many_levels_goes_in_and_out() {
+    const DEPTH: usize = 1200;
+    let dir = Dir::new("deep");
+    dir.pool("p", 64);
+    let used = || json(&dir.ok(&["fsck", "p", "--json"]))["blocks_used"].as_u64().unwrap();
+    let tree = deep_tree(&dir, "tree", DEPTH);
+    // What was deep and is gone leaves no more than an inode table that has grown: a second time it takes nothing more.
+    dir.ok(&["cp", "-r", "tree", "p:/"]);
+    dir.ok(&["rm", "-r", "p:/tree"]);
+    let grown = used();
+    dir.ok(&["cp", "-r", "tree", "p:/"]);
+    let bottom = format!("p:/tree{}", "/d".repeat(DEPTH));
+    assert_eq!(dir.ok(&["cat", &format!("{bottom}/file")]), format!("level {}", DEPTH - 1));
+    let listed = dir.ok(&["ls", "-R", "p:/"]);
+    assert_eq!(listed.lines().filter(|line| line.starts_with("p:/")).count(), DEPTH + 2);
+    assert_eq!(listed.lines().filter(|line| *line == "file").count(), 4);
+    assert!(listed.ends_with(&format!("\n{bottom}:\nfile\n")), "the end of the list");
+    json(&dir.ok(&["ls", "-R", "--json", "p:/"]));
+    dir.ok(&["cp", "-r", "p:/tree", "back"]);
+    let names = |root: &Path| -> Vec<String> {
+        let without_time = |line: &String| {
+            let (head, tail) = line.split_once(" mtime ").unwrap();
+            format!("{head} {}", tail.split_once(' ').unwrap().1)
+        };
+        fingerprint(root).iter().map(without_time).collect()
+    };
+    assert_eq!(names(&dir.path("back")), names(&tree));
+    assert!(used() > grown);
+    dir.ok(&["rm", "-r", "p:/tree"]);
+    assert_eq!(dir.ok(&["ls", "-R", "p:/"]), "p:/:\n");
+    assert!(used() <= grown + 2, "{grown} blocks, now {}", used());
+}
+
+#[test]
+fn names_and_paths_of_every_length() {
+    let dir = Dir::new("lengths");
+    let image = dir.pool("p", 16);
+    dir.write("file", b"x");
+    // 255 bytes, of one, two and four for each character.
+    let longest =
+        ["n".repeat(255), format!("n{}", "\u{e4}".repeat(127)), format!("nnn{}", "\u{1f5ff}".repeat(63))];
+    fs::create_dir_all(dir.path("in").join(&longest[0])).unwrap();
+    for name in &longest {
+        assert_eq!(name.len(), 255);
+        fs::write(dir.path("in").join(&longest[0]).join(name), name).unwrap();
+    }
+    dir.ok(&["cp", "-r", "in", "p:/"]);
+    let listed = dir.ok(&["ls", &format!("p:/in/{}", longest[0])]);
+    let mut listed: Vec<_> = listed.lines().collect();
+    let mut wanted = longest.to_vec();
+    listed.sort();
+    wanted.sort();
+    assert_eq!(listed, wanted);
+    for name in &longest {
+        assert_eq!(dir.ok(&["cat", &format!("p:/in/{}/{name}", longest[0])]), *name);
+    }
+    dir.ok(&["cp", "-r", "p:/in", "out"]);
+    assert_eq!(fs::read_dir(dir.path("out").join(&longest[0])).unwrap().count(), longest.len());
+    dir.ok(&["rm", "-r", "p:/in"]);
+
+    // One byte more in a name, and in a path of names that are short.
+    let limits = "File name too long; a name has at most 255 bytes and a path 4095";
+    let name = format!("p:/{}", "n".repeat(256));
+    let path = format!("p:{}", "/dd".repeat(4098 / 3));
+    let at_limit = format!("p:{}", "/dd".repeat(4095 / 3));
+    unchanged(&image, || {
+        for long in [&name, &path] {
+            for args in [&["cat", long][..], &["ls", long], &["ls", "-R", long], &["cp", long, "host-copy"]] {
+                let ran = dir.run(args);
+                ran.fails(1, &[long, limits]);
+                assert!(ran.out.is_empty(), "{ran:?}");
+            }
+        }
+        dir.run(&["cat", &at_limit]).fails(1, &["No such file"]);
+        assert!(!dir.path("host-copy").exists());
+    });
+    for long in [&name, &path] {
+        for args in
+            [&["cp", "file", long][..], &["cp", "-r", "in", long], &["rm", long], &["rm", "-rf", long]]
+        {
+            dir.run(args).fails(1, &[long, limits]);
+        }
+    }
+    assert_eq!(dir.ok(&["ls", "p:/"]), "");
+}
+
 #[test]
 fn rm_removes_what_it_is_told() {
     let dir = Dir::new("rm");
