@@ -599,7 +599,9 @@ impl SuperCopies {
 fn super_error(fault: SuperFault, site: &'static str) -> Error {
     let (errno, message) = match fault {
         SuperFault::Foreign => {
-            (libc::EINVAL, "this is not a Lodestone pool; `lode mkfs` makes one".to_owned())
+            let message = "neither copy of the superblock is there: restore the pool from a backup, or, where lode mkfs was \
+                           cut short, run it again with --force";
+            (libc::EINVAL, message.to_owned())
         }
         SuperFault::Newer(v) => (
             libc::EPROTONOSUPPORT,

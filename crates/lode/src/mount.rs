@@ -48,6 +48,8 @@ const CLOSE_WAIT: Duration = Duration::from_secs(60);
 /// The same for a pool that was mounted read-only: there is nothing to close, and other readers may
 /// remain.
 const CLOSE_WAIT_READ_ONLY: Duration = Duration::from_secs(1);
+/// How long a mount waits for who has the pool: umount(8) returns while the server still closes it.
+const CLOSE_WAIT_BEHIND_UMOUNT: Duration = Duration::from_secs(5);
 const CLOSE_POLL: Duration = Duration::from_millis(5);
 
 const FAILED: u8 = 1;
@@ -292,7 +294,7 @@ fn metrics_of_environment() -> Result<Option<Address>, Failure> {
 fn open_pool(path: &Path, options: &Options) -> Result<Arc<Fs<Pool>>, Failure> {
     let read_only = options.read_only();
     let media_options = PoolOptions { assume: options.assume, read_only, ..PoolOptions::default() };
-    let media = Pool::open(path, &media_options).map_err(|e| Failure::failed(e.to_string()))?;
+    let media = open_when_closed(path, &media_options).map_err(|e| Failure::failed(e.to_string()))?;
     let profile = profile::of_pool(options.profile.as_deref(), &media);
     let class = match options.class {
         Some(class) => Some(class),
@@ -305,6 +307,21 @@ fn open_pool(path: &Path, options: &Options) -> Result<Arc<Fs<Pool>>, Failure> {
         Fs::open(media, &open_options).map_err(|e| Failure::failed(format!("{}: {e}", path.display())))?;
     tracing::info!(pool = %path.display(), report = ?fs.open_report(), "opened");
     Ok(fs)
+}
+
+/// Opens the media, once a server that was unmounted just before has closed them. Who else has them keeps them.
+fn open_when_closed(path: &Path, options: &PoolOptions) -> lodestone::Result<Pool> {
+    let is_mounted =
+        || table::pools().is_ok_and(|pools| pools.iter().any(|pool| Path::new(&pool.source) == path));
+    let end = Instant::now() + CLOSE_WAIT_BEHIND_UMOUNT;
+    loop {
+        match Pool::open(path, options) {
+            Err(e) if e.errno() == libc::EBUSY && Instant::now() < end && !is_mounted() => {
+                thread::sleep(CLOSE_POLL)
+            }
+            opened => return opened,
+        }
+    }
 }
 
 /// What `LODE_CLASS` asks for.
@@ -379,6 +396,8 @@ fn unmount(dir: &Path) -> Result<(), Failure> {
     let Some(entry) = table::at(&path).map_err(about)?.filter(table::Entry::is_pool) else {
         return Err(Failure::failed(format!("no pool is mounted on {}", dir.display())));
     };
+    // A mount whose server has gone is taken away all the same.
+    let has_server = File::open(&entry.source).is_ok_and(|pool| is_held(&pool));
     connect::unmount(&path, false).map_err(|e| match e.raw_os_error() {
         Some(libc::EBUSY) => Failure::failed(format!(
             "{} is in use: a program has a file open or its working directory there (`fuser -vm {0}` names it)",
@@ -386,7 +405,36 @@ fn unmount(dir: &Path) -> Result<(), Failure> {
         )),
         _ => about(e),
     })?;
-    wait_until_closed(&entry)
+    if is_mounted_elsewhere(&entry) {
+        return Ok(());
+    }
+    wait_until_closed(&entry)?;
+    match has_server && !entry.read_only && is_left_open(Path::new(&entry.source)) {
+        false => Ok(()),
+        true => Err(Failure::failed(format!(
+            "{} is unmounted, but its server could not close it (the system log says why): the next use recovers it",
+            Path::new(&entry.source).display()
+        ))),
+    }
+}
+
+/// Whether the pool has to be recovered; what cannot be looked at is taken for closed.
+fn is_left_open(pool: &Path) -> bool {
+    let options = PoolOptions { read_only: true, ..PoolOptions::default() };
+    Pool::open(pool, &options).and_then(|media| Fs::probe(&media)).is_ok_and(|info| !info.clean)
+}
+
+/// Whether a server, or somebody else, works on the pool.
+fn is_held(pool: &File) -> bool {
+    rustix::fs::flock(pool, FlockOperation::NonBlockingLockExclusive).is_err()
+}
+
+/// Whether the server goes on: its mount shows in another place (a bind mount), or in another mount namespace.
+fn is_mounted_elsewhere(entry: &table::Entry) -> bool {
+    // The kernel takes it away with the last mount, before umount(2) returns; not every system shows it.
+    let connection = Path::new("/sys/fs/fuse/connections").join(entry.device.1.to_string());
+    let is_here = |pools: Vec<table::Entry>| pools.iter().any(|other| other.device == entry.device);
+    connection.exists() || table::pools().is_ok_and(is_here)
 }
 
 /// The server holds a lock on the pool until it has closed it.
@@ -395,7 +443,7 @@ fn wait_until_closed(entry: &table::Entry) -> Result<(), Failure> {
     let end = Instant::now() + limit;
     // A pool that cannot be opened (its file is gone, or another user's) cannot be waited for.
     let Ok(pool) = File::open(&entry.source) else { return Ok(()) };
-    while rustix::fs::flock(&pool, FlockOperation::NonBlockingLockExclusive).is_err() {
+    while is_held(&pool) {
         if Instant::now() >= end {
             if entry.read_only {
                 return Ok(());

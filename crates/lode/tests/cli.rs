@@ -335,10 +335,31 @@ fn each_command(dir: &Dir, pool: &str) -> Vec<Ran> {
         vec!["cp".into(), path("/a"), "host-copy".into()],
         vec!["rm".into(), path("/a")],
         vec!["rm".into(), "-rf".into(), path("/a")],
+        vec!["mount".into(), pool.into(), "mount-point".into()],
+        vec!["tune".into(), "--quick".into(), "--out".into(), "profile.toml".into(), pool.into()],
     ];
+    fs::create_dir_all(dir.path("mount-point")).unwrap();
     let ran = lines.iter().map(|line| dir.run(line)).collect();
-    assert!(!dir.path("host-copy").exists(), "a copy from {pool} left something behind");
+    // What was mounted after all would outlive the test.
+    dir.run(&["umount", "mount-point"]);
+    let left = fs::read_dir(&dir.0).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    let left: Vec<_> = left.filter(|name| name.contains("host-copy") || name.contains("profile")).collect();
+    assert!(left.is_empty(), "commands on {pool} left {left:?} behind");
     ran
+}
+
+/// A check that cannot be made, and a repair: both say why, and have a code of their own.
+#[track_caller]
+fn not_checked(dir: &Dir, pool: &str, says: &[&str]) {
+    for args in [&["fsck", pool][..], &["fsck", pool, "--repair"], &["fsck", pool, "--json"]] {
+        let ran = unchanged(&dir.path(pool), || dir.run(args));
+        ran.fails(8, &[&[pool], says].concat());
+        if args.contains(&"--json") {
+            assert_eq!(json(std::str::from_utf8(&ran.out).unwrap())["result"], "not-checked");
+        } else {
+            assert!(ran.out.is_empty(), "{ran:?}");
+        }
+    }
 }
 
 #[test]
@@ -358,23 +379,38 @@ fn damaged_images_are_refused_and_stay_as_they_are() {
         file.write_all_at(&[!byte[0]], at).unwrap();
     };
     let newer = |file: &File, block: u64| file.write_all_at(&99u32.to_le_bytes(), block * BLOCK + 8).unwrap();
+    let on_both = |change: &dyn Fn(u64)| [1, last].into_iter().for_each(change);
     type Change<'a> = &'a dyn Fn(&File);
-    let cases: [(&str, Change, &str); 5] = [
-        ("label-damaged", &|f| flip(f, 40), "label"),
-        ("truncated", &|f| f.set_len(8 * MIB).unwrap(), "cut"),
-        ("both-damaged", &|f| [1, last].iter().for_each(|b| flip(f, b * BLOCK + 60)), "superblock"),
-        ("both-newer", &|f| [1, last].iter().for_each(|b| newer(f, *b)), "newer"),
+    // What is wrong, and what to do; no name says any of it.
+    let cases: [(&str, Change, [&str; 2]); 5] = [
+        ("a", &|f| flip(f, 40), ["label of", "lode fsck says whether it can be written again"]),
+        ("b", &|f| f.set_len(8 * MIB).unwrap(), ["the file was cut", "restore it from a copy"]),
         (
-            "superblocks-overwritten",
-            &|f| [1, last].iter().for_each(|b| f.write_all_at(&[7; 4096], b * BLOCK).unwrap()),
-            "superblock",
+            "c",
+            &|f| on_both(&|b| flip(f, b * BLOCK + 60)),
+            ["both copies of the superblock are damaged", "restore the pool from a backup"],
+        ),
+        ("d", &|f| on_both(&|b| newer(f, b)), ["has format version 99", "use a newer one"]),
+        (
+            "e",
+            &|f| on_both(&|b| f.write_all_at(&[7; 4096], b * BLOCK).unwrap()),
+            ["neither copy of the superblock is there", "restore the pool from a backup"],
         ),
     ];
     for (name, change, says) in cases {
+        let name = &format!("image-{name}");
         let image = variant(name, change);
         for ran in unchanged(&image, || each_command(&dir, name)) {
-            ran.fails(1, &[name, says]);
+            ran.fails(1, &[&[name.as_str()], &says[..]].concat());
             assert!(ran.out.is_empty(), "{ran:?}");
+        }
+        // The label alone can be had from elsewhere.
+        if says[0] == "label of" {
+            let ran = unchanged(&image, || dir.run(&["fsck", name]));
+            assert_eq!(ran.code, Some(4), "{ran:?}");
+            assert!(String::from_utf8(ran.out).unwrap().contains("lode fsck --repair mends it"));
+        } else {
+            not_checked(&dir, name, &says);
         }
     }
 }
@@ -394,6 +430,7 @@ fn a_label_of_a_later_version_is_refused() {
     for ran in unchanged(&image, || each_command(&dir, "p")) {
         ran.fails(1, &["p", "version 9", "newer Lodestone"]);
     }
+    not_checked(&dir, "p", &["version 9", "use a newer Lodestone"]);
 }
 
 #[test]
@@ -735,6 +772,110 @@ fn copies_that_make_no_sense_are_refused() {
     assert_eq!(dir.ok(&["ls", "-R", "p:/e"]), "p:/e:\nbelow\n\np:/e/below:\n");
     assert_eq!(dir.ok(&["cat", "p:/file"]), "x");
     assert_eq!(fs::metadata(image).unwrap().len(), 16 * MIB);
+}
+
+/// A tree that the host made step by step, so that no path is longer than it takes.
+fn deep_tree(dir: &Dir, name: &str, depth: usize) -> PathBuf {
+    let root = dir.path(name);
+    fs::create_dir(&root).unwrap();
+    let mut at = File::open(&root).unwrap();
+    for level in 0..depth {
+        rustix::fs::mkdirat(&at, "d", 0o755.into()).unwrap();
+        at = rustix::fs::openat(&at, "d", rustix::fs::OFlags::DIRECTORY, 0.into()).unwrap().into();
+        if level % 400 == 0 || level == depth - 1 {
+            let flags = rustix::fs::OFlags::CREATE | rustix::fs::OFlags::WRONLY;
+            let mut file = File::from(rustix::fs::openat(&at, "file", flags, 0o644.into()).unwrap());
+            write!(file, "level {level}").unwrap();
+        }
+    }
+    root
+}
+
+#[test]
+fn a_tree_of_many_levels_goes_in_and_out() {
+    const DEPTH: usize = 1200;
+    let dir = Dir::new("deep");
+    dir.pool("p", 64);
+    let used = || json(&dir.ok(&["fsck", "p", "--json"]))["blocks_used"].as_u64().unwrap();
+    let tree = deep_tree(&dir, "tree", DEPTH);
+    // What was deep and is gone leaves no more than an inode table that has grown: a second time it takes nothing more.
+    dir.ok(&["cp", "-r", "tree", "p:/"]);
+    dir.ok(&["rm", "-r", "p:/tree"]);
+    let grown = used();
+    dir.ok(&["cp", "-r", "tree", "p:/"]);
+    let bottom = format!("p:/tree{}", "/d".repeat(DEPTH));
+    assert_eq!(dir.ok(&["cat", &format!("{bottom}/file")]), format!("level {}", DEPTH - 1));
+    let listed = dir.ok(&["ls", "-R", "p:/"]);
+    assert_eq!(listed.lines().filter(|line| line.starts_with("p:/")).count(), DEPTH + 2);
+    assert_eq!(listed.lines().filter(|line| *line == "file").count(), 4);
+    assert!(listed.ends_with(&format!("\n{bottom}:\nfile\n")), "the end of the list");
+    json(&dir.ok(&["ls", "-R", "--json", "p:/"]));
+    dir.ok(&["cp", "-r", "p:/tree", "back"]);
+    let names = |root: &Path| -> Vec<String> {
+        let without_time = |line: &String| {
+            let (head, tail) = line.split_once(" mtime ").unwrap();
+            format!("{head} {}", tail.split_once(' ').unwrap().1)
+        };
+        fingerprint(root).iter().map(without_time).collect()
+    };
+    assert_eq!(names(&dir.path("back")), names(&tree));
+    assert!(used() > grown);
+    dir.ok(&["rm", "-r", "p:/tree"]);
+    assert_eq!(dir.ok(&["ls", "-R", "p:/"]), "p:/:\n");
+    assert!(used() <= grown + 2, "{grown} blocks, now {}", used());
+}
+
+#[test]
+fn names_and_paths_of_every_length() {
+    let dir = Dir::new("lengths");
+    let image = dir.pool("p", 16);
+    dir.write("file", b"x");
+    // 255 bytes, of one, two and four for each character.
+    let longest =
+        ["n".repeat(255), format!("n{}", "\u{e4}".repeat(127)), format!("nnn{}", "\u{1f5ff}".repeat(63))];
+    fs::create_dir_all(dir.path("in").join(&longest[0])).unwrap();
+    for name in &longest {
+        assert_eq!(name.len(), 255);
+        fs::write(dir.path("in").join(&longest[0]).join(name), name).unwrap();
+    }
+    dir.ok(&["cp", "-r", "in", "p:/"]);
+    let listed = dir.ok(&["ls", &format!("p:/in/{}", longest[0])]);
+    let mut listed: Vec<_> = listed.lines().collect();
+    let mut wanted = longest.to_vec();
+    listed.sort();
+    wanted.sort();
+    assert_eq!(listed, wanted);
+    for name in &longest {
+        assert_eq!(dir.ok(&["cat", &format!("p:/in/{}/{name}", longest[0])]), *name);
+    }
+    dir.ok(&["cp", "-r", "p:/in", "out"]);
+    assert_eq!(fs::read_dir(dir.path("out").join(&longest[0])).unwrap().count(), longest.len());
+    dir.ok(&["rm", "-r", "p:/in"]);
+
+    // One byte more in a name, and in a path of names that are short.
+    let limits = "File name too long; a name has at most 255 bytes and a path 4095";
+    let name = format!("p:/{}", "n".repeat(256));
+    let path = format!("p:{}", "/dd".repeat(4098 / 3));
+    let at_limit = format!("p:{}", "/dd".repeat(4095 / 3));
+    unchanged(&image, || {
+        for long in [&name, &path] {
+            for args in [&["cat", long][..], &["ls", long], &["ls", "-R", long], &["cp", long, "host-copy"]] {
+                let ran = dir.run(args);
+                ran.fails(1, &[long, limits]);
+                assert!(ran.out.is_empty(), "{ran:?}");
+            }
+        }
+        dir.run(&["cat", &at_limit]).fails(1, &["No such file"]);
+        assert!(!dir.path("host-copy").exists());
+    });
+    for long in [&name, &path] {
+        for args in
+            [&["cp", "file", long][..], &["cp", "-r", "in", long], &["rm", long], &["rm", "-rf", long]]
+        {
+            dir.run(args).fails(1, &[long, limits]);
+        }
+    }
+    assert_eq!(dir.ok(&["ls", "p:/"]), "");
 }
 
 #[test]

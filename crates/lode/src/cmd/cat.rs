@@ -1,7 +1,7 @@
 //! `lode cat POOL:/path ...`: file contents to standard output.
 
 use crate::cli;
-use crate::failure::{Failure, Output, Result, complain, reason};
+use crate::failure::{Failure, Output, Result, complain, reason, remedy};
 use crate::pool::{Access, Pools};
 use crate::target::PoolPath;
 use crate::tree::Tree;
@@ -20,7 +20,7 @@ pub fn run(args: &cli::Cat) -> Result<()> {
         for path in &args.paths {
             let tree = pools.tree(&path.pool);
             if let Err(e) = write(tree, path, out, &mut buffer)? {
-                complain(format_args!("cannot read {path}: {}", reason(&e)));
+                complain(format_args!("cannot read {path}: {}{}", reason(&e), remedy(e.errno())));
                 failures += 1;
             }
         }

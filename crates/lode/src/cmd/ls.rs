@@ -7,7 +7,7 @@ use lodestone::{Error, Result};
 use serde::Serialize;
 
 use crate::cli;
-use crate::failure::{self, Failure, Output, complain, reason};
+use crate::failure::{self, Failure, Output, complain, reason, remedy};
 use crate::pool::{Access, Pools, Tree as PoolTree};
 use crate::quote::Quoted;
 use crate::target::PoolPath;
@@ -22,7 +22,7 @@ pub fn run(args: &cli::Ls) -> failure::Result<()> {
     let mut failures = 0;
     for path in &args.paths {
         let mut failed = |path: &PoolPath, e: Error| {
-            complain(format_args!("cannot list {path}: {}", reason(&e)));
+            complain(format_args!("cannot list {path}: {}{}", reason(&e), remedy(e.errno())));
             failures += 1;
         };
         list(pools.tree(&path.pool), path, args, &mut listings, &mut failed);

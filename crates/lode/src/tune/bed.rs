@@ -44,7 +44,7 @@ pub struct Bed {
 
 impl Bed {
     /// Opens the pool; `profile` says how many copies go at a time, and what engines reach.
-    pub fn open(media: Pool, profile: &Profile, sharing: Sharing) -> Result<Bed> {
+    pub fn open(media: Pool, profile: &Profile, sharing: Sharing) -> lodestone::Result<Bed> {
         let profile = measuring(profile, sharing);
         let fs = Fs::open(media, &OpenOptions { profile, ..OpenOptions::default() })?;
         Ok(Bed { fs: Some(fs), files: Vec::new(), reserved: None, file_bytes: 0 })

@@ -35,9 +35,9 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::bench::allowed_cores;
 use crate::cmd::utc;
 use crate::cost::load::CpuTimes;
-use crate::failure::{Failure, Result, complain};
+use crate::failure::{Failure, Result, complain, reason};
 use crate::interrupt;
-use crate::pool::{Access, about, map};
+use crate::pool::{Access, map};
 use crate::profile;
 use crate::progress::Steps;
 use crate::size::Size;
@@ -129,8 +129,7 @@ fn busy_warning(share: f64) -> Option<String> {
 /// The pool that is named, or one in memory.
 fn media(options: &TuneOptions, plan: &Plan) -> Result<Pool> {
     if let Some(pool) = &options.pool {
-        let opened = map(pool, Access::Write, options.assume);
-        return opened.map(|(media, _)| media).map_err(|e| about(pool.as_os_str(), &e));
+        return Ok(map(pool, Access::Write, options.assume)?.0);
     }
     let assume = Some(options.assume.unwrap_or(Domain::Memory));
     // No site has more.
@@ -267,9 +266,9 @@ impl Session<'_> {
     }
 
     fn bed(&self, media: Pool, profile: &Profile, sharing: Sharing, steps: &Steps) -> Result<Bed> {
-        let mut bed = Bed::open(media, profile, sharing)?;
-        let too_small = |why| Failure::failed(format_args!("{}: {why}", self.pool));
-        let file_bytes = self.plan.file_bytes(self.files, bed.free_bytes()).map_err(too_small)?;
+        let of_pool = |why| Failure::failed(format_args!("{}: {why}", self.pool));
+        let mut bed = Bed::open(media, profile, sharing).map_err(|e| of_pool(reason(&e)))?;
+        let file_bytes = self.plan.file_bytes(self.files, bed.free_bytes()).map_err(of_pool)?;
         steps.name(format!("filling {} files of {}", self.files, Size(file_bytes)));
         bed.fill(self.files, file_bytes, &check_interrupt)?;
         Ok(bed)

@@ -1,0 +1,156 @@
+//! Media that are bad when a pool is mounted, or become so under a mount: what is lost is told, all else goes on.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use rustix::fs::{Advice, fadvise};
+
+use crate::need_mount;
+use crate::rig::{Rig, errno, fail, lode, pattern, succeed, text, wait_until};
+
+const MIB: usize = 1 << 20;
+const POOL_BYTES: u64 = 64 << 20;
+const BLOCK: usize = 4096;
+
+fn set_len(path: &Path, bytes: u64) {
+    File::options().write(true).open(path).unwrap().set_len(bytes).unwrap();
+}
+
+/// Reads through to the pool: the kernel's copy is dropped before.
+fn read(path: &Path) -> std::io::Result<Vec<u8>> {
+    let file = File::open(path)?;
+    fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+    fs::read(path)
+}
+
+/// Byte of the pool where the first of `data`'s blocks stands, and where the last one ends.
+fn stands_at(pool: &[u8], data: &[u8]) -> (u64, u64) {
+    let blocks = data.chunks(BLOCK);
+    let at = blocks.map(|block| pool.chunks(BLOCK).position(|b| b == block).expect("the data are there"));
+    let (first, last) = at.fold((usize::MAX, 0), |(first, last), at| (first.min(at), last.max(at)));
+    ((first * BLOCK) as u64, ((last + 1) * BLOCK) as u64)
+}
+
+/// A load that raises SIGBUS costs its caller an error, and nobody else anything. The pool's last block is lost, too,
+/// so that the mount takes no changes any more once it tries to write there; reads go on all the same.
+fn a_pool_cut_short_under_its_mount(options: &str) {
+    let mut rig = Rig::new("64M");
+    rig.mount_foreground(options);
+    let data = [pattern(MIB, 1), pattern(MIB, 2)];
+    for (name, data) in ["one", "two"].iter().zip(&data) {
+        fs::write(rig.at(name), data).unwrap();
+        File::open(rig.at(name)).unwrap().sync_all().unwrap();
+    }
+    let image = fs::read(rig.pool()).unwrap();
+    let places = [stands_at(&image, &data[0]), stands_at(&image, &data[1])];
+    let (lost, kept) = if places[0] < places[1] { (1, 0) } else { (0, 1) };
+    assert!(places[kept].1 <= places[lost].0, "they do not stand apart: {places:?}");
+    let (lost_path, kept_path) = (rig.at(["one", "two"][lost]), rig.at(["one", "two"][kept]));
+    let goes_on = |when: &str| {
+        assert_eq!(errno(read(&lost_path)), libc::EIO, "{when}");
+        assert!(read(&kept_path).unwrap() == data[kept], "{when}");
+        assert_eq!(fs::metadata(&lost_path).unwrap().len(), MIB as u64, "{when}");
+        assert_eq!(fs::read_dir(rig.dir()).unwrap().count(), 2, "{when}");
+        assert!(rustix::fs::statvfs(rig.dir()).unwrap().f_bfree > 0, "{when}");
+    };
+    set_len(&rig.pool(), places[lost].0);
+    goes_on("cut");
+    let is_refused =
+        || fs::set_permissions(rig.dir(), fs::metadata(rig.dir()).unwrap().permissions()).is_err();
+    wait_until("no change is taken", is_refused);
+    assert_eq!(errno(File::create(rig.at("new"))), libc::EIO);
+    goes_on("takes no changes");
+
+    set_len(&rig.pool(), POOL_BYTES);
+    assert!(read(&kept_path).unwrap() == data[kept]);
+    fail(lode().arg("umount").arg(rig.dir()), 1, "could not close it");
+    assert!(!rig.is_mounted());
+    let (code, said) = rig.wait_for_server();
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("closing the pool") && said.contains("the next mount recovers it"), "{said}");
+
+    // What was acknowledged is there, but for the bytes that are gone; what was wrong with the pool's own is mended.
+    let output = rig.mount_command("rw").output().unwrap();
+    let note = text(&output.stderr);
+    assert!(output.status.success(), "{note}");
+    assert!(note.contains("the second copy of the superblock is damaged"), "{note}");
+    assert!(read(&kept_path).unwrap() == data[kept]);
+    assert!(read(&lost_path).unwrap() == vec![0; MIB]);
+    fs::write(rig.at("new"), "new").unwrap();
+    rig.umount();
+    let checked = lode().arg("fsck").arg(rig.pool()).output().unwrap();
+    let said = text(&checked.stdout);
+    assert_eq!(checked.status.code(), Some(4), "{said}");
+    let name = format!("/{}", ["one", "two"][lost]);
+    let findings: Vec<&str> = said.lines().filter(|line| line.contains("; a repair: ")).collect();
+    assert!(!findings.is_empty());
+    for finding in findings {
+        assert!(finding.contains(&name) && finding.contains("do not match their checksum"), "{said}");
+    }
+    rig.mount("rw");
+    assert_eq!(fs::read(rig.at("new")).unwrap(), b"new");
+    rig.umount();
+}
+
+#[test]
+fn a_pool_cut_short_is_read_through_the_kernels_cache() {
+    need_mount!();
+    a_pool_cut_short_under_its_mount("cache=auto");
+}
+
+#[test]
+fn a_pool_cut_short_is_read_by_every_call() {
+    need_mount!();
+    a_pool_cut_short_under_its_mount("cache=none");
+}
+
+/// What comes back before anything had to be written there has done no harm: the server closes the pool.
+#[test]
+fn a_pool_that_is_whole_again_is_closed() {
+    need_mount!();
+    let mut rig = Rig::new("64M");
+    fs::create_dir(rig.beside("in")).unwrap();
+    fs::write(rig.beside("in/file"), pattern(MIB, 1)).unwrap();
+    // Nothing is changed, so nothing is written behind our back.
+    succeed(lode().args(["cp", "-r"]).arg(rig.beside("in")).arg(format!("{}:/", rig.pool().display())));
+    let image = fs::read(rig.pool()).unwrap();
+    let (from, _) = stands_at(&image, &pattern(MIB, 1));
+    rig.mount_foreground("noatime");
+    set_len(&rig.pool(), from);
+    assert_eq!(errno(read(&rig.at("in/file"))), libc::EIO);
+    let file = File::options().write(true).open(rig.pool()).unwrap();
+    file.write_all_at(&image[from as usize..], from).unwrap();
+    assert!(read(&rig.at("in/file")).unwrap() == pattern(MIB, 1));
+    rig.umount();
+    let (code, said) = rig.wait_for_server();
+    assert_eq!(code, Some(0), "{said}");
+    rig.mount("rw");
+    assert!(read(&rig.at("in/file")).unwrap() == pattern(MIB, 1));
+    rig.umount();
+}
+
+#[test]
+fn one_good_superblock_is_enough_for_a_mount() {
+    need_mount!();
+    let last = POOL_BYTES / BLOCK as u64 - 1;
+    for (name, block) in [("first", 1), ("second", last)] {
+        let rig = Rig::mounted();
+        fs::write(rig.at("f"), pattern(100_000, 3)).unwrap();
+        rig.umount();
+        let file = File::options().write(true).open(rig.pool()).unwrap();
+        file.write_all_at(&[0xa5; 64], block * BLOCK as u64).unwrap();
+        let output = rig.mount_command("rw").output().unwrap();
+        let said = text(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(said.starts_with(&format!("lode: warning: the {name} copy of the superblock")), "{said}");
+        assert!(fs::read(rig.at("f")).unwrap() == pattern(100_000, 3));
+        rig.umount();
+        // It was written back, and nothing is said of it any more.
+        rig.mount("rw");
+        rig.umount();
+        let checked = lode().arg("fsck").arg(rig.pool()).output().unwrap();
+        assert_eq!(checked.status.code(), Some(0), "{}", text(&checked.stdout));
+    }
+}
