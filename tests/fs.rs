@@ -655,6 +655,17 @@ fn xattrs_symlinks_links_and_nameless_files() {
 }
 
 #[test]
+fn a_removed_directory_takes_no_nameless_file() {
+    let fs = fresh();
+    let dir = fs.mkdir(&root(), Ino::ROOT, b"d", 0o755, 0).unwrap().ino;
+    let nameless = fs.tmpfile(&root(), dir, 0o600, 0).unwrap().ino;
+    fs.rmdir(&root(), Ino::ROOT, b"d").unwrap();
+    assert_eq!(fs.tmpfile(&root(), dir, 0o600, 0).unwrap_err().errno(), libc::ENOENT);
+    assert_eq!(fs.link(&root(), nameless, dir, b"f").unwrap_err().errno(), libc::ENOENT);
+    assert_eq!(fs.link(&root(), nameless, Ino::ROOT, b"f").unwrap().nlink, 1);
+}
+
+#[test]
 fn threads_do_not_get_in_each_others_way() {
     let fs = fresh();
     std::thread::scope(|s| {

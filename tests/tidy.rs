@@ -98,6 +98,9 @@ const TO_FILL: &str = concat!("<!-- FI", "LL");
 /// Lines of comment above an `unsafe` within which its reason must begin.
 const SAFETY_LINES_MAX: usize = 12;
 
+/// Sources of others, kept as they are (tests/vendor.rs).
+const FOREIGN: &str = "vendor/fuser";
+
 struct Source {
     /// Relative to the repository, with slashes.
     path: String,
@@ -140,7 +143,9 @@ fn collect(dir: &Path, each: &mut dyn FnMut(&Path)) {
     for path in entries {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         let hidden = name.starts_with('.') && name != ".ci";
-        if path.is_symlink() || hidden || ["target", "out", "__pycache__"].contains(&name.as_str()) {
+        let foreign = path.strip_prefix(root()).is_ok_and(|inside| inside == Path::new(FOREIGN));
+        let made = ["target", "out", "__pycache__"].contains(&name.as_str());
+        if path.is_symlink() || hidden || foreign || made {
             continue;
         }
         if path.is_dir() { collect(&path, each) } else { each(&path) }

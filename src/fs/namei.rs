@@ -208,7 +208,7 @@ impl<M: Media> Fs<M> {
                 let body = dir.body.read();
                 let guard = self.core.enter()?;
                 body.dir()?;
-                permit(cred, &body, W | X)?;
+                self.check_grows(cred, &dir, &body)?;
                 self.new_inode(cred, &body, &new, &guard, now()).map(|made| {
                     self.core.fence(made.pending);
                     (made.inode, made.attr)

@@ -182,8 +182,8 @@ class Sides:
         self.which = which
         # tmpfs has no ZERO_RANGE; ext4 has COLLAPSE and INSERT, and we have not.
         self.fallocate_modes = [COLLAPSE, INSERT] if which == "tmpfs" else [ZERO_RANGE, ZERO_RANGE | KEEP_SIZE]
-        # The mount has no O_TMPFILE (docs/semantics.md); the library has no pwritev2 and no getdents64.
-        self.lacks = {"append", "list_open"} if library else {"tmpfile"}
+        # The library has no pwritev2 and no getdents64.
+        self.lacks = {"append", "list_open"} if library else set()
         # Pipes and devices are only names to the library: it answers ENXIO, whatever the kernel makes of them.
         self.only_files = library
         # Protections that the kernel sets above all file systems stand in no library.

@@ -254,6 +254,27 @@ impl<M: Media> Requests<M> {
         }
     }
 
+    /// A file that was made and opened at once. Its open is not counted where no release comes.
+    fn opened(&self, attr: Attr) -> Attr {
+        if self.zero_message_open {
+            self.fs().release(attr.ino);
+        }
+        attr
+    }
+
+    fn created(&self, reply: ReplyCreate, answer: Result<Attr, Errno>) {
+        match answer {
+            Ok(attr) => reply.created(
+                &self.remember(),
+                &attributes(&attr),
+                Generation(attr.generation),
+                NO_HANDLE,
+                self.file_flags(),
+            ),
+            Err(e) => reply.error(e),
+        }
+    }
+
     /// The features we use, each where the kernel has it.
     fn agree(&mut self, config: &mut KernelConfig) {
         let mut wanted = InitFlags::FUSE_DONT_MASK
@@ -506,21 +527,18 @@ impl<M: Media> Filesystem for Requests<M> {
         let answer = self.change(|| {
             let cred = caller(req).cred();
             let (attr, _) = self.fs().create(&cred, ino(parent)?, name.as_bytes(), mode, umask, flags)?;
-            if self.zero_message_open {
-                self.fs().release(attr.ino);
-            }
-            Ok(attr)
+            Ok(self.opened(attr))
         });
-        match answer {
-            Ok(attr) => reply.created(
-                &self.remember(),
-                &attributes(&attr),
-                Generation(attr.generation),
-                NO_HANDLE,
-                self.file_flags(),
-            ),
-            Err(e) => reply.error(e),
-        }
+        self.created(reply, answer);
+    }
+
+    fn tmpfile(&self, req: &Request, parent: INodeNo, mode: u32, umask: u32, flags: i32, reply: ReplyCreate) {
+        let _span = debug_span!("tmpfile", dir = parent.0, mode, umask, flags).entered();
+        let answer = self.change(|| {
+            let attr = self.fs().tmpfile(&caller(req).cred(), ino(parent)?, mode, umask)?;
+            Ok(self.opened(attr))
+        });
+        self.created(reply, answer);
     }
 
     fn release(

@@ -11,9 +11,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use rustix::fs::{
-    AtFlags, CWD, Mode, OFlags, RenameFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, XattrFlags,
-};
+use rustix::fs::{AtFlags, CWD, Mode, RenameFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, XattrFlags};
 
 use crate::need_mount;
 use crate::rig::{Rig, errno, pattern};
@@ -471,10 +469,6 @@ fn what_is_not_there_is_refused_with_its_own_errno() {
     let is_terminal = unsafe { libc::isatty(std::os::fd::AsRawFd::as_raw_fd(&f)) };
     assert_eq!(is_terminal, 0);
     assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::ENOTTY));
-    // The protocol library does not know FUSE_TMPFILE; programs fall back to a named file.
-    let flags = OFlags::TMPFILE | OFlags::RDWR;
-    let tmpfile = rustix::fs::open(rig.dir(), flags, Mode::from(0o600));
-    assert_eq!(tmpfile.unwrap_err().raw_os_error(), libc::EOPNOTSUPP);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use rustix::fs::XattrFlags;
 use crate::need_mount;
 use crate::rig::{Rig, errno, succeed, text};
 
-const NOBODY: u32 = 65534;
+pub const NOBODY: u32 = 65534;
 
 fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap().mode() & 0o7777
@@ -124,7 +124,7 @@ fn capabilities_of_a_program_fall_with_a_write() {
 }
 
 /// One ACL in the kernel's format: version 2, then (tag, permissions, id), little-endian.
-fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
+pub fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
     let mut bytes = 2u32.to_le_bytes().to_vec();
     for (tag, permissions, id) in entries {
         bytes.extend_from_slice(&tag.to_le_bytes());
@@ -134,12 +134,12 @@ fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
     bytes
 }
 
-const USER_OBJ: u16 = 0x01;
-const USER: u16 = 0x02;
-const GROUP_OBJ: u16 = 0x04;
-const MASK: u16 = 0x10;
-const OTHER: u16 = 0x20;
-const NO_ID: u32 = u32::MAX;
+pub const USER_OBJ: u16 = 0x01;
+pub const USER: u16 = 0x02;
+pub const GROUP_OBJ: u16 = 0x04;
+pub const MASK: u16 = 0x10;
+pub const OTHER: u16 = 0x20;
+pub const NO_ID: u32 = u32::MAX;
 
 #[test]
 fn access_acls_bind() {
