@@ -359,14 +359,6 @@ impl<'a> Guest<'a> {
             Err(e) => format!("not set: {e}"),
         }
     }
-
-    fn identity(&mut self) -> Result<Vec<u8>> {
-        let config = self.config;
-        let emulator = Emulator::of(self.qmp()?)?;
-        let disks = identity::disks_of(self.qmp()?, &config.cwd)?;
-        let identity = Identity { emulator, command: command_line(config), disks };
-        Ok(serde_json::to_vec(&identity).expect("our documents have string keys only"))
-    }
 }
 
 /// What a seal says of where its state fits.
@@ -412,12 +404,19 @@ impl Machine for Guest<'_> {
         // The emulator wrote through the same open file.
         let failed = |e| Error::io(e, SITE, "cannot measure the slot", &path);
         let end = stream.stream_position().map_err(failed)?;
-        let identity = self.identity()?;
         if end as usize > SLOT_BYTES {
             stream.sync_all().map_err(|e| Error::io(e, SITE, "cannot sync the slot", &path))?;
         }
         let slot = open_slot_at(self.config, &path)?;
-        Ok(Saved { slot, stream_bytes: end.saturating_sub(SEAL_BYTES as u64), identity })
+        Ok(Saved { slot, stream_bytes: end.saturating_sub(SEAL_BYTES as u64) })
+    }
+
+    fn identity(&mut self) -> Result<Vec<u8>> {
+        let config = self.config;
+        let emulator = Emulator::of(self.qmp()?)?;
+        let disks = identity::synced_disks_of(self.qmp()?, &config.cwd)?;
+        let identity = Identity { emulator, command: command_line(config), disks };
+        Ok(serde_json::to_vec(&identity).expect("our documents have string keys only"))
     }
 
     fn touched(&mut self) -> Option<Vec<(Addr, usize)>> {

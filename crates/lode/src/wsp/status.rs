@@ -1,5 +1,8 @@
 //! `lode wsp list` and `status`: what guests are, what they survive, and how long that takes.
 
+use std::os::unix::fs::FileTypeExt;
+use std::path::PathBuf;
+
 use lodestone::media::{Domain, Media};
 use lodestone::wsp::{Ram, Record, State};
 use serde::Serialize;
@@ -27,6 +30,8 @@ struct Status {
     survives: Option<&'static str>,
     priority: i32,
     failed_resumes: u32,
+    /// Disks whose changes nobody notices.
+    devices: Vec<String>,
     clone_of: Option<String>,
     /// How long there must be energy: the median and the worst of all suspends.
     energy_window_us: Option<(f64, f64)>,
@@ -93,6 +98,9 @@ fn tell(out: &mut Output, status: &Status) -> Result<()> {
     if let (Some(domain), Some(survives)) = (status.domain, status.survives) {
         out.line(format_args!("  survives  {survives} (domain {domain})"))?;
     }
+    for device in &status.devices {
+        out.line(format_args!("  disk      {device}: a device, so writes to it by others while the guest is suspended are not noticed"))?;
+    }
     if let Some((median, worst)) = status.energy_window_us {
         out.line(format_args!(
             "  energy    {:.1} ms at the median, {:.1} ms at worst",
@@ -133,6 +141,7 @@ impl Status {
             survives: None,
             priority: 0,
             failed_resumes: 0,
+            devices: Vec::new(),
             clone_of: None,
             energy_window_us: suspends.as_ref().map(|s| (s.median_us, s.worst_us)),
             suspends,
@@ -150,6 +159,9 @@ impl Status {
         (self.ram, self.slots) = (config.memory(), show(&config.slots).to_string());
         (self.ram_bytes, self.priority, self.failed_resumes) =
             (config.ram_bytes, config.priority, config.failed);
+        let is_device =
+            |disk: &&PathBuf| std::fs::metadata(disk).is_ok_and(|about| about.file_type().is_block_device());
+        self.devices = config.disks.iter().filter(is_device).map(|disk| show(disk).to_string()).collect();
         let mut domain = None;
         let record = with_ram(place, &config, |media| {
             domain = Some(media.domain());
