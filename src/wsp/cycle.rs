@@ -210,11 +210,10 @@ pub fn suspended<R: Media>(ram: &Ram<R>) -> Result<Record> {
     match record.state {
         State::Suspended => Ok(record),
         State::Running => refused(
-            "the guest was not suspended since it was booted, and its devices' state died with it: boot it"
-                .into(),
+            "the guest was not suspended since it was booted, and its devices' state died with it".into(),
         ),
         State::Consumed => refused(format!(
-            "the image of generation {} has been consumed: the guest was resumed from it, and memory has moved on; boot it",
+            "the image of generation {} has been consumed: the guest was resumed from it, and memory has moved on",
             record.generation
         )),
     }

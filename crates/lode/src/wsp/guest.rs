@@ -150,10 +150,16 @@ pub fn open_slot(config: &Config, generation: u64) -> Result<Span> {
     let path = slot_path(config, generation);
     if !path.exists() {
         let message = format!(
-            "the slot {} is missing, with the state of the guest's devices: put it back, or boot the guest",
+            "the slot {} is missing, with the state of the guest's devices: put it back",
             path.display()
         );
         return Err(Error::message(libc::ENOENT, SITE, message));
+    }
+    // Of no bytes there is no media.
+    if std::fs::metadata(&path).is_ok_and(|about| about.len() == 0) {
+        let message =
+            format!("the slot of generation {generation} is damaged (it is empty): put back what it was");
+        return Err(Error::message(libc::EILSEQ, SITE, message));
     }
     open_slot_at(config, &path)
 }

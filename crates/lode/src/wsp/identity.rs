@@ -248,7 +248,7 @@ impl Disk {
         };
         refuse(format!(
             "the disk {} {what} since the guest was suspended: what the guest remembers of it may be wrong, and would damage \
-             it; boot the guest, or resume it with --force",
+             it; --force resumes the guest all the same",
             self.path.display()
         ))
     }

@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 use lodestone::error::Error;
 use lodestone::media::Media;
 use lodestone::wsp::image::Seal;
-use lodestone::wsp::{self, Machine, Ram};
+use lodestone::wsp::{self, Machine, Ram, State};
 use rustix::io::Errno;
 use serde::Serialize;
 
 use super::emulator::{self, Mode};
 use super::guest::{
-    Guest, identity_of, make_slot, open_ram, open_ram_to_read, open_slot, slot_path, use_ram, with_ram,
+    Guest, identity_of, make_slot, open_ram, open_ram_to_read, open_slot, record_there, slot_path, use_ram,
+    with_ram,
 };
 use super::place::{Config, Guests, Place, remove_if_there};
 use super::pooled::Kept;
@@ -123,16 +124,17 @@ fn one(place: &Place, clone: Option<&Place>, force: bool, boot_after: Option<u32
         }
         Err(e) => {
             let message = format!("guest {}: {e}", place.name);
+            let remedy = cold_boot(place, &config, &e);
             // Memory and slots that a clone's description names are its original's: nothing may be put aside for it.
             if clone.is_some() || config.clone_of.is_some() || place.is_alive() {
-                return ended("failed", None, Some(message));
+                return ended("failed", None, Some(message + &remedy));
             }
             config.failed += 1;
             if let Err(failure) = place.write_config(&config) {
                 return failed(failure);
             }
             match boot_after.filter(|n| config.failed >= *n) {
-                None => ended("failed", None, Some(message)),
+                None => ended("failed", None, Some(message + &remedy)),
                 Some(_) => match boot_instead(place, &mut config) {
                     Ok(kept) => {
                         let failed = format!(
@@ -144,6 +146,23 @@ fn one(place: &Place, clone: Option<&Place>, force: bool, boot_after: Option<u32
                     Err(e) => ended("failed", None, Some(format!("{message}; nor can it be booted: {e}"))),
                 },
             }
+        }
+    }
+}
+
+/// What boots a guest whose image cannot be resumed as it is, in words; nothing where that would help nobody.
+fn cold_boot(place: &Place, config: &Config, why: &Error) -> String {
+    let is_of_image =
+        [libc::ENOENT, libc::ENODATA, libc::EILSEQ, libc::EPROTO, libc::ESTALE].contains(&why.errno());
+    if config.clone_of.is_some() || place.is_alive() || !is_of_image {
+        return String::new();
+    }
+    let name = &place.name;
+    match record_there(config).map(|record| record.is_some_and(|record| record.state == State::Suspended)) {
+        Ok(false) => format!("; `lode wsp start {name}` boots the guest"),
+        // So does `start` want it where that cannot be told.
+        Ok(true) | Err(_) => {
+            format!("; `lode wsp start {name} --fresh` boots the guest, and its image is lost")
         }
     }
 }
@@ -264,10 +283,7 @@ fn there(config: &Config) -> lodestone::Result<()> {
     match config.ram.exists() {
         true => Ok(()),
         false => {
-            let message = format!(
-                "its memory, {}, is missing: bring it back, or boot the guest with lode wsp start",
-                config.memory()
-            );
+            let message = format!("its memory, {}, is missing: put it back", config.memory());
             Err(Error::message(libc::ENOENT, SITE, message))
         }
     }

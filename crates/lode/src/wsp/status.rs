@@ -213,13 +213,16 @@ fn state(
         (true, _) => ("running", "runs".into()),
         (false, Err(why)) => ("unknown", why),
         (false, Ok(None)) => {
-            ("unknown", "its memory has no record that verifies: boot it with lode wsp start".into())
+            ("unknown", "its memory has no record that verifies: lode wsp start boots it".into())
         }
         (false, Ok(Some(record))) => match record.state {
             State::Suspended if !slot_path(config, record.generation).exists() => {
                 let message =
                     format!("suspended, but the slot of generation {} is missing", record.generation);
-                ("lost", message + ": put it back, or boot the guest with lode wsp start --fresh")
+                (
+                    "lost",
+                    message + ": put it back; lode wsp start --fresh boots the guest, and its image is lost",
+                )
             }
             State::Suspended => ("suspended", format!("suspended, generation {}", record.generation)),
             State::Running => ("off", "ended without being suspended: lode wsp start boots it".into()),
