@@ -100,13 +100,14 @@ pub enum Accel {
 
 /// Suspend guests: on return they survive what their media survives
 ///
-/// Several at a time, those with the highest priority first. One that cannot be suspended runs on, and holds up none.
+/// Several at a time, those with the highest priority first. One that cannot be suspended runs on, and holds up none; nor does a
+/// name that nobody knows. Exit 1 where it was not all.
 #[derive(Args, Debug)]
 pub struct WspSuspend {
     /// Which guests
     #[arg(required_unless_present = "all", value_name = "NAME", value_parser = parse_name)]
     pub names: Vec<String>,
-    /// All that run
+    /// All that run; where no directory of guests is there, that is said, and no success
     #[arg(long, conflicts_with = "names")]
     pub all: bool,
     /// How long there is energy: 50ms or 2s. What was reached by then is said; exit 1 where it was not all
