@@ -21,7 +21,7 @@ pub fn run(guests: &Guests, args: &WspDaemon) -> Result<()> {
             tokio::spawn(async move { while signal.recv().await.is_some() && to.send(number).is_ok() {} });
         }
         if args.resume {
-            for (name, outcome) in resume::every(guests)? {
+            for (name, outcome) in resume::every(guests, args.boot_after)? {
                 match outcome {
                     Ok(told) => say(&format!("{name}: {told}")),
                     Err(why) => say(&why),

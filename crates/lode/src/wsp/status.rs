@@ -187,7 +187,7 @@ impl Status {
 }
 
 /// Whether the guest of an emulator that lives does not run. Not asked while somebody works on it.
-fn stands(place: &Place, config: &Config) -> bool {
+pub fn stands(place: &Place, config: &Config) -> bool {
     let lock = place.lock_if_free();
     let runs = lock.and_then(|_lock| Guest::running(config, place).ok()?.runs().ok());
     runs == Some(false)
