@@ -21,6 +21,8 @@ pub trait Machine {
     fn stop(&mut self) -> Result<()>;
     /// Writes the state of all devices, without memory, behind the place of a new slot's seal. Nothing of it need be durable.
     fn save(&mut self, generation: u64) -> Result<Saved<Self::Slot>>;
+    /// What the guest runs in, see [`Seal::identity`]. What it says of files is durable there: a power failure leaves what is sealed.
+    fn identity(&mut self) -> Result<Vec<u8>>;
     /// Parts of memory that the guest may have stored to since it was let go on, in this machine; none where that is not known.
     /// What it did not store to is as durable as it was.
     fn touched(&mut self) -> Option<Vec<(Addr, usize)>>;
@@ -41,8 +43,6 @@ pub struct Saved<S> {
     pub slot: S,
     /// Bytes of the state, behind the seal's place.
     pub stream_bytes: u64,
-    /// See [`Seal::identity`].
-    pub identity: Vec<u8>,
 }
 
 /// How long it took to suspend a guest (WSP Figure 2).
@@ -52,7 +52,7 @@ pub struct Suspended {
     pub stream_bytes: u64,
     /// The guest was stopped and the state of its devices saved.
     pub prepare: Duration,
-    /// Memory and state were made durable.
+    /// Disks, memory and state were made durable.
     pub write_back: Duration,
     /// The record was written. What the machine takes to end comes after.
     pub finish: Duration,
@@ -92,7 +92,7 @@ pub fn suspend<R: Media, M: Machine>(ram: &Ram<R>, machine: &mut M) -> Result<Su
             stream_bytes: saved.stream_bytes,
             stream_crc: 0,
             suspended_ns: now_ns(),
-            identity: saved.identity,
+            identity: machine.identity()?,
         };
         slot::seal(&saved.slot, seal)?;
         // Elsewhere nothing is written back, or the kernel knows what.
@@ -210,11 +210,10 @@ pub fn suspended<R: Media>(ram: &Ram<R>) -> Result<Record> {
     match record.state {
         State::Suspended => Ok(record),
         State::Running => refused(
-            "the guest was not suspended since it was booted, and its devices' state died with it: boot it"
-                .into(),
+            "the guest was not suspended since it was booted, and its devices' state died with it".into(),
         ),
         State::Consumed => refused(format!(
-            "the image of generation {} has been consumed: the guest was resumed from it, and memory has moved on; boot it",
+            "the image of generation {} has been consumed: the guest was resumed from it, and memory has moved on",
             record.generation
         )),
     }

@@ -41,7 +41,9 @@ pub(super) fn seal<M: Media>(slot: &M, seal: Seal) -> Result<Durable> {
 pub fn verify<M: Media>(slot: &M, record: &Record) -> Result<Seal> {
     let refused = |errno, message: String| Err(Error::message(errno, SITE, message));
     let damaged = |what: String| {
-        refused(libc::EILSEQ, format!("the slot of generation {} is damaged: {what}", record.generation))
+        let message =
+            format!("the slot of generation {} is damaged ({what}): put back what it was", record.generation);
+        refused(libc::EILSEQ, message)
     };
     let Ok(bytes) = behind_seal(slot) else {
         return damaged(format!("it has {} bytes, fewer than its seal", slot.len()));
@@ -62,12 +64,13 @@ pub fn verify<M: Media>(slot: &M, record: &Record) -> Result<Seal> {
     if seal.image != record.image {
         return refused(
             libc::ESTALE,
-            "the slot belongs to the memory of another guest, or of another boot".into(),
+            "the slot belongs to the memory of another guest, or of another boot: put back the one that fits"
+                .into(),
         );
     }
     if seal.generation != record.generation {
         let message = format!(
-            "the slot is of generation {}, the memory of generation {}: they do not fit",
+            "the slot is of generation {}, the memory of generation {}, and they do not fit: put back the ones that do",
             seal.generation, record.generation
         );
         return refused(libc::ESTALE, message);

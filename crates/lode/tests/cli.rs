@@ -224,6 +224,24 @@ fn man_pages_and_completions_cover_every_subcommand() {
 }
 
 #[test]
+fn where_nobody_has_guests_a_power_failure_is_no_success() {
+    let dir = Dir::new("wsp-none");
+    let wsp = |words: &[&str]| dir.run(&[&["wsp", "--wsp-dir", "guests"], words].concat());
+    for words in [&["suspend", "--all"][..], &["suspend", "--all", "--window", "50ms"]] {
+        wsp(words).fails(1, &["guests does not exist", "/var/lib/lode/wsp", "--wsp-dir"]);
+    }
+    fs::create_dir(dir.path("guests")).unwrap();
+    assert!(wsp(&["suspend", "--all", "--window", "50ms"]).ok().contains("no guest runs in"));
+    assert_eq!(wsp(&["resume", "--all", "--boot-after", "1"]).ok(), "");
+    wsp(&["daemon", "--boot-after", "1"]).fails(2, &["--resume"]);
+    for words in [&["suspend", "one", "two"], &["resume", "one", "two"]] {
+        let ran = wsp(words);
+        assert!(ran.code == Some(1) && ran.err.lines().count() == 2, "{ran:?}");
+        assert!(ran.err.contains("no guest one") && ran.err.contains("no guest two"), "{ran:?}");
+    }
+}
+
+#[test]
 fn absurd_sizes_are_refused() {
     let dir = Dir::new("sizes");
     for (size, code, says) in [

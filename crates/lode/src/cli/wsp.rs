@@ -13,6 +13,8 @@ use crate::size;
 const RAM_BYTES_UNIT: u64 = 2 << 20;
 /// Processors of a guest at most.
 const CPUS_MAX: i64 = 1024;
+/// Resumes that fail before a guest is booted, at most.
+const BOOT_AFTER_MAX: i64 = 1000;
 /// Longest window, in seconds.
 const WINDOW_S_MAX: f64 = 3600.0;
 
@@ -100,13 +102,14 @@ pub enum Accel {
 
 /// Suspend guests: on return they survive what their media survives
 ///
-/// Several at a time, those with the highest priority first. One that cannot be suspended runs on, and holds up none.
+/// Several at a time, those with the highest priority first. One that cannot be suspended runs on, and holds up none; nor does a
+/// name that nobody knows. Exit 1 where it was not all.
 #[derive(Args, Debug)]
 pub struct WspSuspend {
     /// Which guests
     #[arg(required_unless_present = "all", value_name = "NAME", value_parser = parse_name)]
     pub names: Vec<String>,
-    /// All that run
+    /// All that run; where no directory of guests is there, that is said, and no success
     #[arg(long, conflicts_with = "names")]
     pub all: bool,
     /// How long there is energy: 50ms or 2s. What was reached by then is said; exit 1 where it was not all
@@ -126,14 +129,14 @@ pub struct WspResume {
     /// Which guests
     #[arg(required_unless_present = "all", value_name = "NAME", value_parser = parse_name)]
     pub names: Vec<String>,
-    /// All that are suspended
+    /// All that are suspended, and those that stand because whoever suspended or resumed them was killed
     #[arg(long, conflicts_with_all = ["names", "clone"])]
     pub all: bool,
     /// Resume a copy under this name, with memory and disks of its own that end with it; the image stays
     #[arg(long, value_name = "NAME", value_parser = parse_name)]
     pub clone: Option<String>,
     /// Boot a guest that could not be resumed so often in a row, and keep its image [default: never]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "N", value_parser = parse_boot_after())]
     pub boot_after: Option<u32>,
     /// Resume although disks were changed since
     #[arg(long)]
@@ -193,9 +196,16 @@ pub struct WspDaemon {
     /// How long there is energy after SIGPWR: 50ms or 2s
     #[arg(long, value_name = "TIME", value_parser = parse_window)]
     pub window: Option<Duration>,
-    /// Resume all guests that are suspended first
+    /// First resume all guests that are suspended, and let those go on that only stand
     #[arg(long)]
     pub resume: bool,
+    /// Boot a guest that could not be resumed so often in a row, and keep its image [default: never]
+    #[arg(long, value_name = "N", requires = "resume", value_parser = parse_boot_after())]
+    pub boot_after: Option<u32>,
+}
+
+fn parse_boot_after() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=BOOT_AFTER_MAX)
 }
 
 /// Becomes a file's name, and part of a line.

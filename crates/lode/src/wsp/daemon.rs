@@ -4,13 +4,14 @@ use std::time::Instant;
 
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::place::{Guests, Place};
+use super::place::Guests;
 use super::resume;
 use super::suspend;
 use crate::cli::wsp::WspDaemon;
 use crate::failure::{Failure, Result};
 
 pub fn run(guests: &Guests, args: &WspDaemon) -> Result<()> {
+    guests.make()?;
     let failed = |e: std::io::Error| Failure::failed(format_args!("cannot wait for signals: {e}"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().map_err(failed)?;
     runtime.block_on(async {
@@ -20,7 +21,7 @@ pub fn run(guests: &Guests, args: &WspDaemon) -> Result<()> {
             tokio::spawn(async move { while signal.recv().await.is_some() && to.send(number).is_ok() {} });
         }
         if args.resume {
-            for (name, outcome) in resume::every(guests)? {
+            for (name, outcome) in resume::every(guests, args.boot_after)? {
                 match outcome {
                     Ok(told) => say(&format!("{name}: {told}")),
                     Err(why) => say(&why),
@@ -38,11 +39,11 @@ pub fn run(guests: &Guests, args: &WspDaemon) -> Result<()> {
 /// Nobody waits for this thread meanwhile.
 fn power_fails(guests: &Guests, args: &WspDaemon) {
     let begun = Instant::now();
-    let places = match guests.all() {
-        Ok(places) => places.into_iter().filter(Place::is_alive).collect::<Vec<_>>(),
+    let places = match guests.running() {
+        Ok(places) => places,
         Err(failure) => return say(&suspend::words(failure)),
     };
-    let outcome = suspend::all(places, args.window, begun);
+    let outcome = suspend::all(places, Vec::new(), args.window, begun);
     for guest in &outcome.guests {
         match (&guest.entry, &guest.error) {
             (Some(entry), _) => {

@@ -124,7 +124,7 @@ pub fn accelerator(qemu: &Path, dir: &Path) -> &'static str {
     let processors = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     match virtualizes(&processors)
         && Path::new("/dev/kvm").exists()
-        && probe(qemu, dir, "kvm").unwrap_or(false)
+        && probe(qemu, dir, "kvm", PROBE_WAIT_MAX).unwrap_or(false)
     {
         true => "kvm",
         false => "tcg",
@@ -136,8 +136,8 @@ fn virtualizes(processors: &str) -> bool {
     flags.flat_map(str::split_whitespace).any(|flag| matches!(flag, "vmx" | "svm"))
 }
 
-/// Boots firmware of a few bytes that ends the emulator with a status of its own.
-fn probe(qemu: &Path, dir: &Path, accel: &str) -> std::io::Result<bool> {
+/// Boots firmware of a few bytes that ends the emulator with a status of its own. One that takes longer than `at_most` hangs.
+fn probe(qemu: &Path, dir: &Path, accel: &str, at_most: Duration) -> std::io::Result<bool> {
     let firmware = dir.join("probe.bin");
     let mut image = vec![0; 64 << 10];
     // At the reset vector: mov al, VALUE; out 0xf4, al; hlt.
@@ -157,7 +157,7 @@ fn probe(qemu: &Path, dir: &Path, accel: &str) -> std::io::Result<bool> {
         loop {
             match child.try_wait()? {
                 Some(status) => return Ok(status.code()),
-                None if begun.elapsed() < PROBE_WAIT_MAX => std::thread::sleep(PROBE_PAUSE),
+                None if begun.elapsed() < at_most => std::thread::sleep(PROBE_PAUSE),
                 None => {
                     child.kill()?;
                     child.wait()?;
@@ -335,6 +335,44 @@ mod tests {
     fn virtualization_is_a_flag_of_its_own() {
         assert!(virtualizes("processor : 0\nflags : fpu vmx sse\n"));
         assert!(!virtualizes("processor : 0\nflags : fpu sse\nvmx flags : ept\n"));
+    }
+
+    #[test]
+    fn only_what_executes_and_ends_in_time_is_used() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = std::env::temp_dir().join(format!("lode-wsp-probe-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let emulator = |does: &str| {
+            let path = dir.join("emulator");
+            // Written by a process of its own: another thread's child must not have it open when it is run.
+            let script = format!("#!/bin/sh\necho $$ > {}/process\n{does}\n", dir.display());
+            let copy =
+                Command::new("cp").args(["/dev/stdin", path.to_str().unwrap()]).stdin(Stdio::piped()).spawn();
+            let mut copy = copy.unwrap();
+            std::io::Write::write_all(&mut copy.stdin.take().unwrap(), script.as_bytes()).unwrap();
+            assert!(copy.wait().unwrap().success());
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+            path
+        };
+        let long = Duration::from_secs(60);
+        assert!(probe(&emulator(&format!("exit {PROBE_STATUS}")), &dir, "kvm", long).unwrap());
+        assert!(!probe(&emulator("exit 1"), &dir, "kvm", long).unwrap(), "it cannot execute");
+        let begun = Instant::now();
+        assert!(
+            !probe(&emulator("exec sleep 600"), &dir, "kvm", Duration::from_secs(1)).unwrap(),
+            "it hangs"
+        );
+        assert!(begun.elapsed() < Duration::from_secs(30), "it was waited for {:?}", begun.elapsed());
+        let process = fs::read_to_string(dir.join("process")).unwrap();
+        assert!(!Path::new("/proc").join(process.trim()).exists(), "it was left behind");
+        assert!(!dir.join("probe.bin").exists());
+        assert!(probe(&dir.join("none"), &dir, "kvm", long).is_err());
+        // What is asked of one that works, where there is one.
+        match probe(Path::new("qemu-system-x86_64"), &dir, "tcg", long) {
+            Ok(works) => assert!(works, "QEMU does not end as the firmware has it"),
+            Err(_) => println!("SKIPPED: only_what_executes_and_ends_in_time_is_used: QEMU is not installed"),
+        }
+        fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]

@@ -150,10 +150,16 @@ pub fn open_slot(config: &Config, generation: u64) -> Result<Span> {
     let path = slot_path(config, generation);
     if !path.exists() {
         let message = format!(
-            "the slot {} is missing, with the state of the guest's devices: put it back, or boot the guest",
+            "the slot {} is missing, with the state of the guest's devices: put it back",
             path.display()
         );
         return Err(Error::message(libc::ENOENT, SITE, message));
+    }
+    // Of no bytes there is no media.
+    if std::fs::metadata(&path).is_ok_and(|about| about.len() == 0) {
+        let message =
+            format!("the slot of generation {generation} is damaged (it is empty): put back what it was");
+        return Err(Error::message(libc::EILSEQ, SITE, message));
     }
     open_slot_at(config, &path)
 }
@@ -359,14 +365,6 @@ impl<'a> Guest<'a> {
             Err(e) => format!("not set: {e}"),
         }
     }
-
-    fn identity(&mut self) -> Result<Vec<u8>> {
-        let config = self.config;
-        let emulator = Emulator::of(self.qmp()?)?;
-        let disks = identity::disks_of(self.qmp()?, &config.cwd)?;
-        let identity = Identity { emulator, command: command_line(config), disks };
-        Ok(serde_json::to_vec(&identity).expect("our documents have string keys only"))
-    }
 }
 
 /// What a seal says of where its state fits.
@@ -412,12 +410,19 @@ impl Machine for Guest<'_> {
         // The emulator wrote through the same open file.
         let failed = |e| Error::io(e, SITE, "cannot measure the slot", &path);
         let end = stream.stream_position().map_err(failed)?;
-        let identity = self.identity()?;
         if end as usize > SLOT_BYTES {
             stream.sync_all().map_err(|e| Error::io(e, SITE, "cannot sync the slot", &path))?;
         }
         let slot = open_slot_at(self.config, &path)?;
-        Ok(Saved { slot, stream_bytes: end.saturating_sub(SEAL_BYTES as u64), identity })
+        Ok(Saved { slot, stream_bytes: end.saturating_sub(SEAL_BYTES as u64) })
+    }
+
+    fn identity(&mut self) -> Result<Vec<u8>> {
+        let config = self.config;
+        let emulator = Emulator::of(self.qmp()?)?;
+        let disks = identity::synced_disks_of(self.qmp()?, &config.cwd)?;
+        let identity = Identity { emulator, command: command_line(config), disks };
+        Ok(serde_json::to_vec(&identity).expect("our documents have string keys only"))
     }
 
     fn touched(&mut self) -> Option<Vec<(Addr, usize)>> {

@@ -39,6 +39,9 @@ const ASKED_PAUSE: Duration = Duration::from_micros(200);
 /// A description or history that is longer was not written by us, in bytes.
 const TEXT_BYTES_MAX: u64 = 16 << 20;
 
+/// Where root's guests are described.
+const ROOT_DIR: &str = "/var/lib/lode/wsp";
+
 /// What a guest runs in.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
@@ -139,6 +142,34 @@ impl Guests {
         }
     }
 
+    /// Those of these names, and what is wrong with each that is not known: it keeps nobody from the others.
+    pub fn named(&self, names: &[String]) -> (Vec<Place>, Vec<(String, Failure)>) {
+        let mut unknown = Vec::new();
+        let known = names.iter().filter_map(|name| {
+            self.known(name).map_err(|failure| unknown.push((name.clone(), failure))).ok()
+        });
+        let known = known.collect();
+        (known, unknown)
+    }
+
+    /// Those that run, for whoever suspends all. Where nobody ever started one, somebody else's guests may be meant: that is no
+    /// success when power fails.
+    pub fn running(&self) -> Result<Vec<Place>> {
+        if !self.dir.exists() {
+            return Err(Failure::failed(format_args!(
+                "there are no guests: {} does not exist; root's are in {ROOT_DIR}: run as root, or give --wsp-dir",
+                show(&self.dir)
+            )));
+        }
+        Ok(self.all()?.into_iter().filter(Place::is_alive).collect())
+    }
+
+    /// Makes the directory, so that no guest at all is told from a wrong directory.
+    pub fn make(&self) -> Result<()> {
+        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.dir);
+        made.map_err(|e| Failure::failed(format_args!("cannot make the directory {}: {e}", show(&self.dir))))
+    }
+
     /// In the order of their names.
     pub fn all(&self) -> Result<Vec<Place>> {
         let entries = match fs::read_dir(&self.dir) {
@@ -156,7 +187,7 @@ impl Guests {
 
 fn standard_dir() -> Result<PathBuf> {
     if rustix::process::geteuid().is_root() {
-        return Ok(PathBuf::from("/var/lib/lode/wsp"));
+        return Ok(PathBuf::from(ROOT_DIR));
     }
     let home = |name: &str| std::env::var_os(name).filter(|v| Path::new(v).is_absolute()).map(PathBuf::from);
     let state = home("XDG_STATE_HOME").or_else(|| home("HOME").map(|h| h.join(".local/state")));

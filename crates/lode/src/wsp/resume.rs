@@ -6,15 +6,16 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use lodestone::error::Error;
-use lodestone::media::Media;
+use lodestone::media::{Media, Span};
 use lodestone::wsp::image::Seal;
-use lodestone::wsp::{self, Machine, Ram};
+use lodestone::wsp::{self, Machine, Ram, State};
 use rustix::io::Errno;
 use serde::Serialize;
 
 use super::emulator::{self, Mode};
 use super::guest::{
-    Guest, identity_of, make_slot, open_ram, open_ram_to_read, open_slot, slot_path, use_ram, with_ram,
+    Guest, identity_of, make_slot, open_ram, open_ram_to_read, open_slot, record_there, slot_path, use_ram,
+    with_ram,
 };
 use super::place::{Config, Guests, Place, remove_if_there};
 use super::pooled::Kept;
@@ -28,6 +29,14 @@ const SITE: &str = "wsp::resume";
 
 /// How long an emulator lives that answers nobody any more.
 const ENDS_MAX: Duration = Duration::from_secs(2);
+
+#[derive(Clone, Copy)]
+struct How {
+    /// Leaves the guests alone that are neither suspended nor stand.
+    only_idle: bool,
+    force: bool,
+    boot_after: Option<u32>,
+}
 
 #[derive(Serialize, Debug)]
 struct Outcome {
@@ -45,12 +54,17 @@ pub fn run(guests: &Guests, args: &WspResume) -> Result<()> {
     }
     // Who is interrupted here would leave guests standing.
     crate::interrupt::catch();
-    let places = match args.all {
-        true => suspended(guests)?,
-        false => args.names.iter().map(|name| guests.known(name)).collect::<Result<Vec<_>>>()?,
+    let (places, unknown) = match args.all {
+        true => (guests.all()?, Vec::new()),
+        false => guests.named(&args.names),
     };
     let clone = args.clone.as_deref().map(|name| guests.place(name));
-    let outcomes = all(&places, clone.as_ref(), args.force, args.boot_after);
+    let how = How { only_idle: args.all, force: args.force, boot_after: args.boot_after };
+    let mut outcomes = all(&places, clone.as_ref(), how);
+    outcomes.extend(unknown.into_iter().map(|(name, failure)| {
+        let error = Some(words(failure));
+        Outcome { name, state: "unknown", entry: None, error }
+    }));
     outcomes.iter().filter_map(|outcome| outcome.error.as_ref()).for_each(complain);
     Output::print(|out| match args.json {
         true => out.json(&serde_json::json!({ "guests": outcomes })),
@@ -65,21 +79,25 @@ pub fn run(guests: &Guests, args: &WspResume) -> Result<()> {
     }
 }
 
-/// Those that could be resumed. A clone's description names its original's image, which is not its own to resume.
-pub fn suspended(guests: &Guests) -> Result<Vec<Place>> {
-    let is_suspended = |place: &Place| {
-        let config = place.config().ok().filter(|config| config.clone_of.is_none() && !place.is_alive());
-        let record = config.and_then(|config| {
-            with_ram(place, &config, |media| wsp::cycle::suspended(&Ram::new(media, config.ram_bytes)?)).ok()
-        });
-        record.is_some()
-    };
-    Ok(guests.all()?.into_iter().filter(is_suspended).collect())
+/// Whether whoever resumes all means this guest: it is suspended, or stands. A clone's description names its original's image, which
+/// is not its own to resume. Who does not answer neither stands nor waits for a resume.
+fn is_idle(place: &Place) -> bool {
+    let Some(config) = place.config().ok().filter(|config| config.clone_of.is_none()) else { return false };
+    match place.is_alive() {
+        true => super::status::stands(place, &config),
+        false => {
+            let suspended = |media: &Span| wsp::cycle::suspended(&Ram::new(media, config.ram_bytes)?);
+            with_ram(place, &config, suspended).is_ok()
+        }
+    }
 }
 
-/// Resumes all that are suspended, for those who report to a log.
-pub fn every(guests: &Guests) -> Result<Vec<(String, std::result::Result<String, String>)>> {
-    let outcomes = all(&suspended(guests)?, None, false, None);
+/// Resumes all that are suspended or stand, for those who report to a log.
+pub fn every(
+    guests: &Guests,
+    boot_after: Option<u32>,
+) -> Result<Vec<(String, std::result::Result<String, String>)>> {
+    let outcomes = all(&guests.all()?, None, How { only_idle: true, force: false, boot_after });
     let told = |outcome: Outcome| match (outcome.entry, outcome.error) {
         (Some(entry), None) => (outcome.name, Ok(entry.sentence())),
         (_, error) => (outcome.name, Err(error.unwrap_or_default())),
@@ -88,15 +106,15 @@ pub fn every(guests: &Guests) -> Result<Vec<(String, std::result::Result<String,
 }
 
 /// Guests are compartments: each is resumed by a thread of its own, and none waits for another (WSP §3.4).
-fn all(places: &[Place], clone: Option<&Place>, force: bool, boot_after: Option<u32>) -> Vec<Outcome> {
+fn all(places: &[Place], clone: Option<&Place>, how: How) -> Vec<Outcome> {
+    let chosen = |place: &Place| (!how.only_idle || is_idle(place)).then(|| one(place, clone, how));
     std::thread::scope(|scope| {
-        let threads: Vec<_> =
-            places.iter().map(|place| scope.spawn(move || one(place, clone, force, boot_after))).collect();
-        threads.into_iter().map(|thread| thread.join().expect("resuming does not panic")).collect()
+        let threads: Vec<_> = places.iter().map(|place| scope.spawn(move || chosen(place))).collect();
+        threads.into_iter().filter_map(|thread| thread.join().expect("resuming does not panic")).collect()
     })
 }
 
-fn one(place: &Place, clone: Option<&Place>, force: bool, boot_after: Option<u32>) -> Outcome {
+fn one(place: &Place, clone: Option<&Place>, How { force, boot_after, .. }: How) -> Outcome {
     let ended = |state, entry, error| Outcome { name: place.name.clone(), state, entry, error };
     let failed = |failure: Failure| ended("failed", None, Some(words(failure)));
     let _lock = match place.lock() {
@@ -123,16 +141,17 @@ fn one(place: &Place, clone: Option<&Place>, force: bool, boot_after: Option<u32
         }
         Err(e) => {
             let message = format!("guest {}: {e}", place.name);
+            let remedy = cold_boot(place, &config, &e);
             // Memory and slots that a clone's description names are its original's: nothing may be put aside for it.
             if clone.is_some() || config.clone_of.is_some() || place.is_alive() {
-                return ended("failed", None, Some(message));
+                return ended("failed", None, Some(message + &remedy));
             }
             config.failed += 1;
             if let Err(failure) = place.write_config(&config) {
                 return failed(failure);
             }
             match boot_after.filter(|n| config.failed >= *n) {
-                None => ended("failed", None, Some(message)),
+                None => ended("failed", None, Some(message + &remedy)),
                 Some(_) => match boot_instead(place, &mut config) {
                     Ok(kept) => {
                         let failed = format!(
@@ -144,6 +163,23 @@ fn one(place: &Place, clone: Option<&Place>, force: bool, boot_after: Option<u32
                     Err(e) => ended("failed", None, Some(format!("{message}; nor can it be booted: {e}"))),
                 },
             }
+        }
+    }
+}
+
+/// What boots a guest whose image cannot be resumed as it is, in words; nothing where that would help nobody.
+fn cold_boot(place: &Place, config: &Config, why: &Error) -> String {
+    let is_of_image =
+        [libc::ENOENT, libc::ENODATA, libc::EILSEQ, libc::EPROTO, libc::ESTALE].contains(&why.errno());
+    if config.clone_of.is_some() || place.is_alive() || !is_of_image {
+        return String::new();
+    }
+    let name = &place.name;
+    match record_there(config).map(|record| record.is_some_and(|record| record.state == State::Suspended)) {
+        Ok(false) => format!("; `lode wsp start {name}` boots the guest"),
+        // So does `start` want it where that cannot be told.
+        Ok(true) | Err(_) => {
+            format!("; `lode wsp start {name} --fresh` boots the guest, and its image is lost")
         }
     }
 }
@@ -264,10 +300,7 @@ fn there(config: &Config) -> lodestone::Result<()> {
     match config.ram.exists() {
         true => Ok(()),
         false => {
-            let message = format!(
-                "its memory, {}, is missing: bring it back, or boot the guest with lode wsp start",
-                config.memory()
-            );
+            let message = format!("its memory, {}, is missing: put it back", config.memory());
             Err(Error::message(libc::ENOENT, SITE, message))
         }
     }

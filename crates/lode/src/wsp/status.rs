@@ -1,5 +1,8 @@
 //! `lode wsp list` and `status`: what guests are, what they survive, and how long that takes.
 
+use std::os::unix::fs::FileTypeExt;
+use std::path::PathBuf;
+
 use lodestone::media::{Domain, Media};
 use lodestone::wsp::{Ram, Record, State};
 use serde::Serialize;
@@ -27,6 +30,8 @@ struct Status {
     survives: Option<&'static str>,
     priority: i32,
     failed_resumes: u32,
+    /// Disks whose changes nobody notices.
+    devices: Vec<String>,
     clone_of: Option<String>,
     /// How long there must be energy: the median and the worst of all suspends.
     energy_window_us: Option<(f64, f64)>,
@@ -93,6 +98,9 @@ fn tell(out: &mut Output, status: &Status) -> Result<()> {
     if let (Some(domain), Some(survives)) = (status.domain, status.survives) {
         out.line(format_args!("  survives  {survives} (domain {domain})"))?;
     }
+    for device in &status.devices {
+        out.line(format_args!("  disk      {device}: a device, so writes to it by others while the guest is suspended are not noticed"))?;
+    }
     if let Some((median, worst)) = status.energy_window_us {
         out.line(format_args!(
             "  energy    {:.1} ms at the median, {:.1} ms at worst",
@@ -133,6 +141,7 @@ impl Status {
             survives: None,
             priority: 0,
             failed_resumes: 0,
+            devices: Vec::new(),
             clone_of: None,
             energy_window_us: suspends.as_ref().map(|s| (s.median_us, s.worst_us)),
             suspends,
@@ -150,6 +159,9 @@ impl Status {
         (self.ram, self.slots) = (config.memory(), show(&config.slots).to_string());
         (self.ram_bytes, self.priority, self.failed_resumes) =
             (config.ram_bytes, config.priority, config.failed);
+        let is_device =
+            |disk: &&PathBuf| std::fs::metadata(disk).is_ok_and(|about| about.file_type().is_block_device());
+        self.devices = config.disks.iter().filter(is_device).map(|disk| show(disk).to_string()).collect();
         let mut domain = None;
         let record = with_ram(place, &config, |media| {
             domain = Some(media.domain());
@@ -175,7 +187,7 @@ impl Status {
 }
 
 /// Whether the guest of an emulator that lives does not run. Not asked while somebody works on it.
-fn stands(place: &Place, config: &Config) -> bool {
+pub fn stands(place: &Place, config: &Config) -> bool {
     let lock = place.lock_if_free();
     let runs = lock.and_then(|_lock| Guest::running(config, place).ok()?.runs().ok());
     runs == Some(false)
@@ -201,13 +213,16 @@ fn state(
         (true, _) => ("running", "runs".into()),
         (false, Err(why)) => ("unknown", why),
         (false, Ok(None)) => {
-            ("unknown", "its memory has no record that verifies: boot it with lode wsp start".into())
+            ("unknown", "its memory has no record that verifies: lode wsp start boots it".into())
         }
         (false, Ok(Some(record))) => match record.state {
             State::Suspended if !slot_path(config, record.generation).exists() => {
                 let message =
                     format!("suspended, but the slot of generation {} is missing", record.generation);
-                ("lost", message + ": put it back, or boot the guest with lode wsp start --fresh")
+                (
+                    "lost",
+                    message + ": put it back; lode wsp start --fresh boots the guest, and its image is lost",
+                )
             }
             State::Suspended => ("suspended", format!("suspended, generation {}", record.generation)),
             State::Running => ("off", "ended without being suspended: lode wsp start boots it".into()),

@@ -12,6 +12,7 @@ use super::place::{Guests, Place};
 use super::report::{Entry, phases};
 use crate::cli::wsp::WspSuspend;
 use crate::failure::{Failure, Output, Result, complain};
+use crate::target::show;
 
 /// Longer than a suspend takes where nothing hangs and little is written back, and short beside what a power supply holds.
 const TURN_MAX: Duration = Duration::from_millis(20);
@@ -20,15 +21,18 @@ pub fn run(guests: &Guests, args: &WspSuspend) -> Result<()> {
     // Who is interrupted here would leave guests standing.
     crate::interrupt::catch();
     let begun = Instant::now();
-    let places = match args.all {
-        true => guests.all()?.into_iter().filter(Place::is_alive).collect(),
-        false => args.names.iter().map(|name| guests.known(name)).collect::<Result<Vec<_>>>()?,
+    let (places, unknown) = match args.all {
+        true => (guests.running()?, Vec::new()),
+        false => guests.named(&args.names),
     };
-    let outcome = all(places, args.window, begun);
+    let outcome = all(places, unknown, args.window, begun);
     outcome.guests.iter().filter_map(|guest| guest.error.as_ref()).for_each(complain);
     outcome.missed().into_iter().for_each(complain);
     Output::print(|out| match args.json {
         true => out.json(&outcome),
+        false if outcome.guests.is_empty() => {
+            out.line(format_args!("no guest runs in {}", show(guests.dir())))
+        }
         false => outcome.guests.iter().try_for_each(|guest| match &guest.entry {
             Some(entry) => out.line(format_args!("{}: {}", guest.name, entry.sentence())),
             None => Ok(()),
@@ -50,6 +54,8 @@ pub struct Outcome {
 pub struct Ended {
     pub name: String,
     pub priority: i32,
+    /// Since the trigger, when its turn came.
+    pub begun_us: u64,
     /// Since the trigger, until the image was durable, or the suspend had failed.
     pub done_us: u64,
     #[serde(flatten)]
@@ -82,8 +88,14 @@ impl Outcome {
     }
 }
 
-/// Suspends these guests. None waits for one of lower priority, and one that fails holds up none (WSP §3.4).
-pub fn all(places: Vec<Place>, window: Option<Duration>, begun: Instant) -> Outcome {
+/// Suspends these guests. None waits for one of lower priority, and one that fails holds up none (WSP §3.4). Nor does a name that
+/// nobody knows, which is a failure all the same.
+pub fn all(
+    places: Vec<Place>,
+    unknown: Vec<(String, Failure)>,
+    window: Option<Duration>,
+    begun: Instant,
+) -> Outcome {
     let mut queue: Vec<(i32, Place)> =
         places.into_iter().map(|place| (place.config().map_or(0, |config| config.priority), place)).collect();
     queue.sort_by_key(|(priority, _)| std::cmp::Reverse(*priority));
@@ -92,6 +104,7 @@ pub fn all(places: Vec<Place>, window: Option<Duration>, begun: Instant) -> Outc
     std::thread::scope(|scope| {
         for (n, (priority, place)) in queue.iter().enumerate() {
             turns.begin(n);
+            let begun_us = begun.elapsed().as_micros() as u64;
             let (turns, ended) = (&turns, &ended);
             scope.spawn(move || {
                 let result = one(place, begun);
@@ -101,12 +114,16 @@ pub fn all(places: Vec<Place>, window: Option<Duration>, begun: Instant) -> Outc
                     Err(failure) => (begun.elapsed(), None, Some(words(failure))),
                 };
                 let (name, done_us) = (place.name.clone(), done.as_micros() as u64);
-                let guest = Ended { name, priority: *priority, done_us, entry, error };
+                let guest = Ended { name, priority: *priority, begun_us, done_us, entry, error };
                 ended.lock().expect("nobody panics with it").push(guest);
             });
         }
     });
-    let guests = ended.into_inner().expect("nobody panics with it");
+    let mut guests = ended.into_inner().expect("nobody panics with it");
+    guests.extend(unknown.into_iter().map(|(name, failure)| {
+        let error = Some(words(failure));
+        Ended { name, priority: 0, begun_us: 0, done_us: 0, entry: None, error }
+    }));
     let window_us = window.map(|window| window.as_micros() as u64);
     let within_window =
         window_us.map(|us| guests.iter().all(|guest| guest.done_us <= us && guest.error.is_none()));
