@@ -1,3 +1,5 @@
+//! As `src/mover`: places and turns of those who copy.
+
 #[cfg(test)]
 mod models;
 #[path = "../../../src/mover/places.rs"]
