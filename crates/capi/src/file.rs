@@ -18,8 +18,6 @@ use std::sync::Arc;
 enum Tried<T, W> {
     Done(ssize_t),
     UnderWay(T, W, Arc<Fs<Pool>>),
-    /// Written, and by O_SYNC or O_DSYNC to be synced.
-    ToSync(T, Arc<Fs<Pool>>),
     Blocked(Arc<WriteUnderWay>, Arc<Fs<Pool>>),
 }
 
@@ -57,7 +55,6 @@ fn read_outside(
         let _waiting = Waiting;
         match tried {
             Tried::Done(answer) => return answer,
-            Tried::ToSync(..) => unreachable!("a read is not synced"),
             Tried::Blocked(write, fs) => fs.wait_until_over(&write),
             Tried::UnderWay(n, read, fs) => {
                 return without_pool(call, || fs.wait_for_read(&read).map(|()| n as ssize_t));
@@ -76,11 +73,16 @@ fn write_outside(
 ) -> ssize_t {
     let mut of = Quiet::new(OpenFile::of(fd));
     let keeps = !lets_others_run();
+    // By O_SYNC or O_DSYNC, with nothing of the pool held.
+    let mut to_sync = None;
     loop {
         let tried = tried(call, fs, |files| {
             let shared = || files.fs().clone();
             Ok(match begin(files, &mut of, keeps)? {
-                Step::Done(written) if written.is_to_be_synced() => Tried::ToSync(written, shared()),
+                Step::Done(written) if written.is_to_be_synced() => {
+                    to_sync = Some((written, shared()));
+                    Tried::Done(0)
+                }
                 Step::Done(written) => Tried::Done(files.sync_written(written)? as ssize_t),
                 Step::UnderWay(written, write) => Tried::UnderWay(written, write, shared()),
                 Step::Blocked(write) => Tried::Blocked(write, shared()),
@@ -88,11 +90,11 @@ fn write_outside(
         });
         let _waiting = Waiting;
         match tried {
-            Tried::Done(answer) => return answer,
-            Tried::Blocked(write, shared) => shared.wait_until_over(&write),
-            Tried::ToSync(written, shared) => {
+            Tried::Done(answer) => {
+                let Some((written, shared)) = to_sync else { return answer };
                 return without_pool(call, || Ok(shared.sync_written(written)? as ssize_t));
             }
+            Tried::Blocked(write, shared) => shared.wait_until_over(&write),
             Tried::UnderWay(written, write, shared) => {
                 return without_pool(call, || {
                     shared.wait_for_write(&write)?;

@@ -723,6 +723,28 @@ static void forked_children_are_told(void)
     FAILS(ENOENT, lode_rmdir(fs, "child"));
 }
 
+static void *writes_synced(void *arg)
+{
+    int fd = lode_open(fs, "synced", O_RDWR | O_CREAT | O_SYNC, 0644);
+    CHECK(fd >= 0 && lode_write(fs, fd, "abc", 3) == 3 && lode_pwrite(fs, fd, "de", 2, 3) == 2);
+    CHECK(lode_fsync(fs, fd) == 0 && lode_fdatasync(fs, fd) == 0 && lode_sync(fs) == 0);
+    CHECK(lode_close(fs, fd) == 0);
+    FAILS(EBADF, lode_fsync(fs, fd));
+    return arg;
+}
+
+/* On a thread, and in a uthread, whose worker is free meanwhile. */
+static void what_is_written_is_synced(void)
+{
+    char bytes[6];
+    writes_synced(NULL);
+    lode_uthread *one = lode_spawn(writes_synced, NULL);
+    CHECK(one && lode_run(1) == 0 && lode_join(one, NULL) == 0);
+    int fd = lode_open(fs, "synced", O_RDONLY, 0);
+    CHECK(lode_pread(fs, fd, bytes, sizeof bytes, 0) == 5 && memcmp(bytes, "abcde", 5) == 0);
+    CHECK(lode_close(fs, fd) == 0);
+}
+
 static void *spawn_and_join(void *arg)
 {
     intptr_t sum = 0;
@@ -1027,6 +1049,7 @@ int main(int argc, char **argv)
     xattrs();
     directories();
     errors();
+    what_is_written_is_synced();
     threads_share_an_offset(0);
     threads_share_an_offset(O_APPEND);
     a_close_may_race_with_uses();

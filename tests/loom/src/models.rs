@@ -114,20 +114,26 @@ fn an_epoch_ends_after_those_inside() {
     });
 }
 
+/// A lock leans to a thread that has it once, and another one writes.
+fn has_beside_a_writer(once: fn(&Lock<Cell>)) -> Arc<Lock<Cell>> {
+    let lock = Arc::new(Lock::leaning_to(1, Cell::default()));
+    let leans_to = thread::spawn({
+        let lock = lock.clone();
+        move || {
+            have(1);
+            once(&lock);
+        }
+    });
+    have(0);
+    lock.write().add();
+    leans_to.join().unwrap();
+    lock
+}
+
 #[test]
 fn a_lock_that_leans_has_one_writer() {
     holds_by_its_fences(|| {
-        let lock = Arc::new(Lock::leaning_to(1, Cell::default()));
-        let leans_to = thread::spawn({
-            let lock = lock.clone();
-            move || {
-                have(1);
-                lock.write().add();
-            }
-        });
-        have(0);
-        lock.write().add();
-        leans_to.join().unwrap();
+        let lock = has_beside_a_writer(|lock| lock.write().add());
         assert_eq!(lock.read().get(), 2);
     });
 }
@@ -135,19 +141,11 @@ fn a_lock_that_leans_has_one_writer() {
 #[test]
 fn a_reader_that_a_lock_leans_to_is_not_disturbed() {
     holds_by_its_fences(|| {
-        let lock = Arc::new(Lock::leaning_to(1, Cell::default()));
-        let leans_to = thread::spawn({
-            let lock = lock.clone();
-            move || {
-                have(1);
-                let guard = lock.read();
-                let before = guard.get();
-                thread::yield_now();
-                assert_eq!(guard.get(), before);
-            }
+        has_beside_a_writer(|lock| {
+            let guard = lock.read();
+            let before = guard.get();
+            thread::yield_now();
+            assert_eq!(guard.get(), before);
         });
-        have(0);
-        lock.write().add();
-        leans_to.join().unwrap();
     });
 }
