@@ -50,6 +50,13 @@ fn what_is_under_way_is_all_or_nothing_and_takes_nothing_with_it() {
     println!("{total:?}");
 }
 
+/// A pool in which next to nothing is free: writes in pieces, and some that find no room while copies are under way.
+#[test]
+fn the_same_where_hardly_anything_is_free() {
+    let total = hold(Place { image: Image::Full, ..place(Copier::Late) }, &some());
+    println!("{total:?}");
+}
+
 /// What holds all that is noticed where it is left out.
 #[test]
 fn each_step_is_needed() {
@@ -57,6 +64,8 @@ fn each_step_is_needed() {
     for step in [
         "an offloaded write counts only once it is copied",
         "what the pages of a skipped write are is written down",
+        "what is being read is not reused",
+        "what is being read is not overwritten where it is",
     ] {
         let without = || Some(Arc::new(Mutation::without_named(step.to_owned())));
         let noticed = plots().step_by(7).any(|plot| {

@@ -322,7 +322,10 @@ impl<M: Media> Core<M> {
     /// Frees blocks, but for bad ones: at once, or once `epoch` is synced.
     #[inline]
     pub(crate) fn free(&self, run: Run, epoch: Option<u64>) {
-        if self.copies.reads().any() && self.copies.reads().keep(run, epoch) {
+        if self.copies.reads().any()
+            && !self.media.omits("what is being read is not reused")
+            && self.copies.reads().keep(run, epoch)
+        {
             return;
         }
         self.media.each_good(run, &mut |run| match epoch {

@@ -374,7 +374,9 @@ impl<M: Media> Fs<M> {
             return if next_page && whole() { Way::WholePages } else { Way::Blocks };
         }
         // Who reads it just now goes on reading what was there.
-        if self.core.copies.reads().touch(inode.ino.0, offset / PAGE..end.div_ceil(PAGE)) {
+        if self.core.copies.reads().touch(inode.ino.0, offset / PAGE..end.div_ceil(PAGE))
+            && !self.core.media.omits("what is being read is not overwritten where it is")
+        {
             return Way::Blocks;
         }
         let small = end - offset <= REDO_BYTES_MAX as u64;

@@ -1,8 +1,9 @@
-//! Writes that a device copies while other operations begin and end: all or nothing of each, whenever power fails, and
-//! nothing of the others is lost with them.
+//! Writes and reads that a device copies while other operations begin and end: all or nothing of each write, whenever power
+//! fails, nothing of the others is lost with them, and a read has what there was when it began.
 //!
-//! A history begins one or two writes, does something to the same files or their names, and ends the writes in one order
-//! or the other. What is left of it at each fence must be what some serial order gives, of what was acknowledged and
+//! A history begins a read or none, and one to three writes, by two channels; does something to the same files or their
+//! names, and ends the writes in one order or another, and the read last, when all that it reads may have been replaced, cut off
+//! or removed. What is left of it at each fence must be what some serial order gives, of what was acknowledged and
 //! some of what was not. For persistent memory: on an ordinary file what is not synced is promised to nobody.
 
 use std::sync::Arc;
@@ -12,11 +13,13 @@ use parking_lot::Mutex;
 use super::explore::{Bounds, Coverage, explore};
 use super::history::{Call, History};
 use super::judge;
-use super::machine::{self, Machine};
+use super::machine::{self, Machine, Reading};
 use super::media::CrashPoint;
+use super::model::Target;
 use super::mutation::Mutation;
 use super::run::Start;
 use super::tree::Tree;
+use super::workload::Op;
 
 /// What is there first.
 const BEFORE: &[&str] = &[
@@ -40,6 +43,10 @@ const WRITES: &[&str] = &[
     "write foo 61440 8192",
     "write A/bar 0 8192",
 ];
+
+/// Reads that are begun before anything else.
+const READS: &[(&str, u64, usize)] =
+    &[("foo", 0, 8192), ("foo", 5000, 13000), ("foo", 36864, 8136), ("A/bar", 0, 6000), ("foo", 0, 45000)];
 
 /// What happens meanwhile.
 const OPS: &[&str] = &[
@@ -76,13 +83,22 @@ const OPS: &[&str] = &[
     "create B",
 ];
 
-/// One history: writes by their places in [`WRITES`], what happens meanwhile, and whether they end in turn.
+/// One history, by places in [`READS`], [`WRITES`] and [`OPS`].
 #[derive(Clone, Copy, Debug)]
 pub struct Plot {
-    first: usize,
-    second: Option<usize>,
+    read: Option<usize>,
+    writes: [Option<usize>; 3],
     ops: [usize; 2],
-    in_turn: bool,
+    ends: Ends,
+}
+
+/// In which order writes end.
+#[derive(Clone, Copy, Debug)]
+enum Ends {
+    InTurn,
+    Reversed,
+    /// The second first, then as they began.
+    FromTheMiddle,
 }
 
 /// All of them.
@@ -91,9 +107,19 @@ pub fn plots() -> impl Iterator<Item = Plot> {
     let writes = (0..WRITES.len()).flat_map(move |first| seconds().map(move |second| (first, second)));
     writes.enumerate().flat_map(|(n, (first, second))| {
         (0..OPS.len()).map(move |op| {
-            // Each with another one behind it.
-            let ops = [op, (op * 7 + n * 3 + 1) % OPS.len()];
-            Plot { first, second, ops, in_turn: (n + op).is_multiple_of(2) }
+            let third = second.filter(|_| (n + op) % 3 == 0).map(|second| (first + second + op) % WRITES.len());
+            let ends = match (n + op) % 2 {
+                0 => Ends::InTurn,
+                _ if third.is_some() => Ends::FromTheMiddle,
+                _ => Ends::Reversed,
+            };
+            Plot {
+                read: ((n + op) % 5 < 3).then_some((n * 3 + op) % READS.len()),
+                writes: [Some(first), second, third],
+                // Each with another one behind it.
+                ops: [op, (op * 7 + n * 3 + 1) % OPS.len()],
+                ends,
+            }
         })
     })
 }
@@ -106,7 +132,7 @@ struct Stage {
 }
 
 impl Stage {
-    fn begin(&self, n: usize) -> (super::workload::Op, u64) {
+    fn begin(&self, n: usize) -> (Op, u64) {
         let mut history = self.history.lock();
         let event = history.event();
         history.calls[n].begun = Some(event);
@@ -120,7 +146,7 @@ impl Stage {
     }
 
     /// Begins the first `writes` calls, makes the others, and ends the writes.
-    fn play(&mut self, writes: usize, in_turn: bool) {
+    fn play(&mut self, writes: usize, ends: Ends) {
         let count = self.history.lock().calls.len();
         let mut tickets = Vec::new();
         for n in 0..writes {
@@ -135,12 +161,56 @@ impl Stage {
             let outcome = self.machine.attempt(&op, tag);
             self.end(n, outcome);
         }
-        if !in_turn {
-            tickets.reverse();
+        match ends {
+            Ends::InTurn => {}
+            Ends::Reversed => tickets.reverse(),
+            Ends::FromTheMiddle => {
+                let two = tickets.len().min(2);
+                tickets[..two].reverse();
+            }
         }
         for (n, ticket) in tickets {
             let outcome = ticket.wait().map(drop).map_err(|e| e.errno());
             self.end(n, outcome);
+        }
+    }
+}
+
+/// A read under way, and what it is to have.
+struct Reads {
+    wanted: Vec<u8>,
+    reading: Reading,
+}
+
+impl Reads {
+    /// None where there is no such file.
+    fn begin(machine: &Machine, (path, at, len): (&str, u64, usize)) -> Result<Option<Reads>, String> {
+        let begin = || match machine.begin_read(path, at, len) {
+            Err(e) if e.errno() == libc::ENOENT => Ok(None),
+            begun => begun.map(Some).map_err(|e| format!("a read of {path}: {e:?}")),
+        };
+        let Some(first) = begin()? else { return Ok(None) };
+        let wanted = first.wait().map_err(|e| format!("{e:?}"))?;
+        Ok(begin()?.map(|reading| Reads { wanted, reading }))
+    }
+
+    /// Once everything that is free was written to.
+    fn end(self, machine: &mut Machine) -> Result<(), String> {
+        let fill = |n: u64| Op::Write(Target::Path("fill".to_owned()), n * 4096, 4096);
+        let mut done = machine.attempt(&Op::Create("fill".to_owned()), 1);
+        for n in 0.. {
+            if done.is_err() {
+                break;
+            }
+            done = machine.attempt(&fill(n), 77);
+        }
+        if done != Err(libc::ENOSPC) {
+            return Err(format!("filling the pool ended with {done:?}"));
+        }
+        let was_under_way = self.reading.is_under_way();
+        match self.reading.wait().map_err(|e| format!("{e:?}"))? {
+            read if read == self.wanted => Ok(()),
+            _ => Err(format!("a read (under way: {was_under_way}) has not what there was when it began")),
         }
     }
 }
@@ -154,10 +224,14 @@ pub fn play(
 ) -> Result<Coverage, String> {
     let mut machine = start.machine(mutation)?;
     for op in BEFORE {
-        let done = machine.apply(&op.parse().expect("an operation"))?;
-        done.map_err(|errno| format!("{op}: errno {errno}"))?;
+        match machine.apply(&op.parse().expect("an operation"))? {
+            // What follows has nothing to find then.
+            Ok(()) | Err(libc::ENOSPC | libc::ENOENT | libc::ENODATA) => {}
+            Err(errno) => return Err(format!("{op}: errno {errno}")),
+        }
     }
-    let begun = [Some(plot.first), plot.second].into_iter().flatten().map(|n| WRITES[n]);
+    let reading = plot.read.map(|n| Reads::begin(&machine, READS[n])).transpose()?.flatten();
+    let begun = plot.writes.into_iter().flatten().map(|n| WRITES[n]);
     let texts: Vec<&str> = begun.chain(plot.ops.map(|n| OPS[n])).collect();
     let writes = texts.len() - plot.ops.len();
     let call = |(n, text): (usize, &&str)| {
@@ -170,14 +244,17 @@ pub fn play(
     let recorder = move |point: &CrashPoint| kept.lock().push((point.clone(), seen.lock().clone()));
     machine.fs().media().record(Some(Box::new(recorder)));
     let mut stage = Stage { machine, history, points };
-    stage.play(writes, plot.in_turn);
-    let Stage { machine, history, points } = stage;
+    stage.play(writes, plot.ends);
+    let Stage { mut machine, history, points } = stage;
     machine.fs().media().record(None);
     let at_end = history.lock().clone();
     let found = Tree::read(machine.fs(), [])?;
     at_end.serial(&machine.model, &found).map_err(|what| format!("{plot:?}: {what}\n{at_end}"))?;
     let mut points = std::mem::take(&mut *points.lock());
-    points.push((judge::settled(machine.fs().clone()), at_end));
+    match reading {
+        Some(reading) => reading.end(&mut machine).map_err(|what| format!("{plot:?}: {what}\n{at_end}"))?,
+        None => points.push((judge::settled(machine.fs().clone()), at_end)),
+    }
     let mut total = Coverage::default();
     for (point, history) in points {
         let visit = |media| {

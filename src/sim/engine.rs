@@ -5,8 +5,8 @@
 //! Which of them it does is told copy by copy.
 //!
 //! A *prompt* device ends a copy while it is handed over: then no operation goes on beside its copies. A *late* one ends
-//! it when it is looked at, which is by who waits, and not earlier; of every second copy half is stored only then. What it
-//! reads it reads then, too.
+//! it when it is looked at, which is by who waits, and not earlier; of every second batch half is stored only then. What it
+//! reads it reads then, too. It has two channels, so that copies of two lanes are under way at a time.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -74,6 +74,8 @@ struct Job {
     number: u64,
     media: NonNull<SimMedia>,
     batch: Vec<RawTransfer>,
+    /// Of each of these, from which byte on it is copied at the end.
+    from: Vec<usize>,
     bytes: u64,
     crc: u32,
     durability: Durability,
@@ -84,15 +86,15 @@ struct Job {
 unsafe impl Send for Job {}
 
 impl Job {
-    /// Copies the transfers that `parts` answers a part of: from where, and how many bytes.
-    fn copy(&mut self, parts: &dyn Fn(&RawTransfer) -> (usize, usize)) {
+    /// Copies what of each transfer is to be copied now, or at the end.
+    fn copy(&mut self, at_end: bool) {
         // SAFETY: the caller of `submit` vouches that media lives until the batch has ended.
         let media = unsafe { self.media.as_ref() };
-        for transfer in self.batch.clone() {
+        for (transfer, split) in self.batch.clone().into_iter().zip(self.from.clone()) {
             if self.fails {
                 return;
             }
-            let (from, len) = parts(&transfer);
+            let (from, len) = if at_end { (split, transfer.len - split) } else { (0, split) };
             if len == 0 {
                 continue;
             }
@@ -123,7 +125,11 @@ impl Job {
     }
 
     /// From now on what it stored past the caches is durable.
-    fn end(self) -> Completion {
+    fn end(mut self) -> Completion {
+        // What it reports is a number of bytes from the beginning.
+        if self.fails && self.batch.len() > 1 {
+            self.bytes = 0;
+        }
         if self.durability == Durability::OnCompletion {
             // SAFETY: as in `copy`.
             let media = unsafe { self.media.as_ref() };
@@ -165,7 +171,7 @@ impl Engine<SimMedia> for SimEngine {
             alignment: if self.device.routes.past_caches { LINE } else { 1 },
             routes: self.device.routes,
             shares_reads: true,
-            channels: 1,
+            channels: if self.device.late { 2 } else { 1 },
         }
     }
 
@@ -181,24 +187,28 @@ impl Engine<SimMedia> for SimEngine {
         let mut jobs = self.jobs.lock();
         jobs.last += 1;
         let number = jobs.last;
+        drop(jobs);
+        // A checksum is of all bytes in their order.
+        let is_late = self.device.late && crc.is_none();
+        // Of every second batch half is stored at the end: of a single transfer its own half, of several every second one.
+        let split = |(n, t): (usize, &RawTransfer)| match t.is_to_media() {
+            _ if !is_late => t.len,
+            true if number.is_multiple_of(2) && batch.len() == 1 => t.len / 2,
+            true if number.is_multiple_of(2) && n % 2 == 0 => 0,
+            true => t.len,
+            false => 0,
+        };
         let mut job = Job {
             number,
             media: NonNull::from(media),
             batch: batch.to_vec(),
+            from: batch.iter().enumerate().map(split).collect(),
             bytes: 0,
             crc: crc.unwrap_or(0),
             durability: Durability::OnCompletion,
             fails: false,
         };
-        // A checksum is of all bytes in their order, and a completion tells how far it came in it.
-        let is_late = self.device.late && crc.is_none();
-        let now = |t: &RawTransfer| match t.is_to_media() {
-            _ if !is_late => (0, t.len),
-            true if number.is_multiple_of(2) && batch.len() == 1 => (0, t.len / 2),
-            to_media => (0, if to_media { t.len } else { 0 }),
-        };
-        drop(jobs);
-        as_device(number, || job.copy(&now));
+        as_device(number, || job.copy(false));
         if !is_late {
             return Ok(Ticket::ended(job.end()));
         }
@@ -216,13 +226,7 @@ impl Engine<SimMedia> for SimEngine {
         }
         let number = ticket.slot().expect("it is in a slot, or has ended") as u64;
         let mut job = self.jobs.lock().under_way.remove(&number).expect("a batch ends once");
-        let (done, single) = (job.bytes as usize, job.batch.len() == 1);
-        let rest = |t: &RawTransfer| match t.is_to_media() {
-            true if single => (done, t.len - done),
-            true => (0, 0),
-            false => (0, t.len),
-        };
-        as_device(number, || job.copy(&rest));
+        as_device(number, || job.copy(true));
         job.end()
     }
 

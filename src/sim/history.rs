@@ -104,7 +104,10 @@ impl History {
             let arrive = |model: &mut Model| slots.clone().take(2).for_each(|slot| _ = model.close(slot));
             arrive(&mut next);
             // What was interrupted and would fail changes nothing.
-            let could_be = |answered| answered == outcome || call.is_refused_on_the_way(answered);
+            // A full pool may refuse anything.
+            let could_be = |answered| {
+                answered == outcome || answered == Err(libc::ENOSPC) || call.is_refused_on_the_way(answered)
+            };
             if !call.ended.map_or(outcome.is_ok(), |(_, answered)| could_be(answered)) {
                 continue;
             }
