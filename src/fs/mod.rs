@@ -467,6 +467,7 @@ pub struct Fs<M: Media> {
     fixing: Mutex<()>,
     report: OpenReport,
     ticker: Mutex<Option<mount::Ticker>>,
+    syncer: Arc<offload::Syncer>,
 }
 
 /// Syncs until everything that was freed may be reused: one covers the operation that freed it, one the state

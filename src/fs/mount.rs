@@ -264,6 +264,7 @@ impl<M: Media> Fs<M> {
                 ..opened.report
             },
             ticker: Mutex::new(None),
+            syncer: Arc::default(),
         });
         if !was_clean && !fs.core.read_only {
             fs.settle_durably()?; // recovery has settled everything there is
@@ -332,6 +333,11 @@ impl<M: Media> Fs<M> {
 
     /// Everything acknowledged before survives power loss on return, in every domain that can.
     pub fn sync(&self) -> Result<()> {
+        self.sync_since(self.core.epochs.current())
+    }
+
+    /// The same for what was acknowledged before, when the epoch was `wanted`.
+    pub(super) fn sync_since(&self, wanted: u64) -> Result<()> {
         if self.core.read_only {
             return Ok(());
         }
@@ -339,10 +345,9 @@ impl<M: Media> Fs<M> {
         if !self.core.deferring {
             return Ok(());
         }
-        let wanted = self.core.epochs.current();
         let mut synced = self.syncing.lock();
         if synced.done >= wanted {
-            return Ok(()); // one that began after this call was made did it for all
+            return Ok(()); // one that began since did it for all
         }
         self.settle_locked(&mut synced)
     }
@@ -351,8 +356,12 @@ impl<M: Media> Fs<M> {
     /// who wait. Nothing to do where stores are durable on return.
     pub fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
         let _ = data_only;
+        self.fsync_since(ino, self.core.epochs.current())
+    }
+
+    pub(super) fn fsync_since(&self, ino: Ino, wanted: u64) -> Result<()> {
         self.finish_writes_of_file(ino);
-        self.sync()?;
+        self.sync_since(wanted)?;
         if self.take_lost(ino) {
             return Err(Error::message(
                 libc::EIO,

@@ -4,9 +4,8 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 use super::wait::Waiter;
+use crate::sync::primitive::Mutex;
 
 /// A channel that holds up to `items_max` items, at least one.
 pub fn bounded<T>(items_max: usize) -> (Sender<T>, Receiver<T>) {

@@ -5,12 +5,13 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::lock_api;
 
 use super::wait::Waiter;
+use crate::sync::primitive;
+use crate::sync::primitive::atomic::{AtomicU8, Ordering};
 
 const FREE: u8 = 0;
 const TAKEN: u8 = 1;
@@ -24,7 +25,7 @@ pub type MutexGuard<'a, T> = lock_api::MutexGuard<'a, RawLock, T>;
 /// What a [`Mutex`] locks with.
 pub struct RawLock {
     state: AtomicU8,
-    queue: parking_lot::Mutex<VecDeque<Arc<Waiter>>>,
+    queue: primitive::Mutex<VecDeque<Arc<Waiter>>>,
 }
 
 // SAFETY: `state` leaves FREE by a swap or an exchange that exactly one caller sees succeed, and returns to it only by
@@ -35,7 +36,7 @@ unsafe impl lock_api::RawMutex for RawLock {
 
     #[allow(clippy::declare_interior_mutable_const)]
     const INIT: RawLock =
-        RawLock { state: AtomicU8::new(FREE), queue: parking_lot::const_mutex(VecDeque::new()) };
+        RawLock { state: AtomicU8::new(FREE), queue: primitive::Mutex::new(VecDeque::new()) };
 
     #[inline]
     fn lock(&self) {
@@ -88,12 +89,12 @@ impl RawLock {
 /// As parking_lot's, for uthreads.
 #[derive(Default)]
 pub struct Condvar {
-    queue: parking_lot::Mutex<VecDeque<Arc<Waiter>>>,
+    queue: primitive::Mutex<VecDeque<Arc<Waiter>>>,
 }
 
 impl Condvar {
     pub const fn new() -> Condvar {
-        Condvar { queue: parking_lot::const_mutex(VecDeque::new()) }
+        Condvar { queue: primitive::Mutex::new(VecDeque::new()) }
     }
 
     /// Leaves the mutex, waits to be notified, and takes it again.

@@ -31,6 +31,8 @@
 
 mod channel;
 mod lock;
+#[cfg(all(test, shuttle))]
+mod schedules;
 mod switch;
 mod task;
 mod timer;

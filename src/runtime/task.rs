@@ -5,11 +5,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 use std::task::Wake;
 
-use parking_lot::Mutex;
-
 use super::switch::{Fiber, Label};
 use super::wait::Waiter;
 use super::worker::{Remote, Shared};
+use crate::sync::primitive::Mutex;
 
 /// How a uthread ended: with its value, or what it panicked with.
 pub type Outcome<T> = std::result::Result<T, Box<dyn Any + Send>>;

@@ -3,12 +3,11 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-
 use super::wait::Waiter;
+use crate::sync::primitive::Mutex;
+use crate::sync::primitive::atomic::{AtomicU64, Ordering};
 
 /// No alarm is set.
 const NEVER: u64 = u64::MAX;

@@ -4,13 +4,14 @@
 //! the room `wait`, which is told here what parking and yielding are.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use super::switch::{self, Why};
 use super::task::Task;
 use super::worker;
+use crate::sync::primitive;
+use crate::sync::primitive::Thread;
+use crate::sync::primitive::atomic::{AtomicBool, Ordering};
 use crate::wait::Uthreads;
 
 /// How a uthread waits for what is not of this room.
@@ -38,7 +39,7 @@ impl Unparker {
     pub fn current() -> Unparker {
         match worker::current_task() {
             Some(task) => Unparker(Who::Uthread(task)),
-            None => Unparker(Who::Thread(std::thread::current())),
+            None => Unparker(Who::Thread(primitive::current())),
         }
     }
 
@@ -54,19 +55,21 @@ impl Unparker {
 /// Waits until somebody unparks the caller. May return without that, too.
 pub fn park() {
     if !switch::suspend(Why::Park) {
-        std::thread::park();
+        primitive::park();
     }
 }
 
 /// As [`park`], for so long at most.
 pub fn park_timeout(timeout: Duration) {
-    if switch::inside() {
+    if cfg!(shuttle) && switch::inside() {
+        switch::suspend(Why::Park); // no time passes under a model checker
+    } else if switch::inside() {
         let waiter = Waiter::new();
         let alarm = worker::wake_after(timeout, waiter.clone());
         switch::suspend(Why::Park);
         alarm.cancel();
     } else {
-        std::thread::park_timeout(timeout);
+        primitive::park_timeout(timeout);
     }
 }
 
@@ -123,7 +126,7 @@ impl Waiter {
 /// Goes on after so long. Other uthreads run meanwhile.
 pub fn sleep(time: Duration) {
     if !switch::inside() {
-        return std::thread::sleep(time);
+        return primitive::sleep(time);
     }
     let waiter = Waiter::new();
     worker::wake_after(time, waiter.clone());
@@ -134,6 +137,6 @@ pub fn sleep(time: Duration) {
 #[inline]
 pub fn yield_now() {
     if !switch::suspend(Why::Yield) {
-        std::thread::yield_now();
+        primitive::yield_now();
     }
 }

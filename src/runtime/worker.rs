@@ -12,13 +12,10 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
-use std::thread::Thread;
 use std::time::Duration;
 
 use crossbeam_deque::{Injector, Steal, Stealer, Worker as Shelf};
 use crossbeam_utils::CachePadded;
-use parking_lot::{Mutex, RwLock};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::switch::{Fiber, Label, Stack, Stacks, Watch, Why};
@@ -28,6 +25,8 @@ use super::wait::Waiter;
 use super::{Options, Pending, Poller, Stats};
 use crate::error::{Error, Result};
 use crate::limits::WORKERS_MAX;
+use crate::sync::primitive::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use crate::sync::primitive::{self, Condvar, Mutex, RwLock, Thread, thread_local};
 use crate::wait::slack::in_a_hurry;
 use crate::wait::{POLL_MAX, pause};
 
@@ -223,10 +222,10 @@ impl Shared {
         let shelves: Vec<_> = (0..workers).map(|_| Shelf::new_fifo()).collect();
         let stealers = shelves.iter().map(Shelf::stealer).collect();
         let meeting = Meeting::default();
-        std::thread::scope(|scope| {
+        primitive::scope(|scope| {
             let mut shelves = shelves.into_iter();
             let own = shelves.next().expect("there is one worker at least");
-            let mut threads = vec![std::thread::current()];
+            let mut threads = vec![primitive::current()];
             let mut failed = None;
             for (number, shelf) in (1..).zip(shelves) {
                 let (this, meeting) = (this.clone(), &meeting);
@@ -236,8 +235,8 @@ impl Shared {
                     }
                 };
                 let name = format!("lode-uthreads-{number}");
-                match std::thread::Builder::new().name(name).spawn_scoped(scope, work) {
-                    Ok(handle) => threads.push(handle.thread().clone()),
+                match primitive::spawn_scoped(scope, name, work) {
+                    Ok(thread) => threads.push(thread),
                     Err(e) => failed = Some(e),
                 }
             }
@@ -273,7 +272,7 @@ impl Shared {
 #[derive(Default)]
 struct Meeting {
     crew: Mutex<Option<Option<Arc<Crew>>>>,
-    ended: parking_lot::Condvar,
+    ended: Condvar,
 }
 
 impl Meeting {
@@ -285,7 +284,7 @@ impl Meeting {
     fn wait(&self) -> Option<Arc<Crew>> {
         let mut crew = self.crew.lock();
         while crew.is_none() {
-            self.ended.wait(&mut crew);
+            crew = primitive::wait_notified(&self.ended, crew, Duration::MAX);
         }
         crew.clone().flatten()
     }
@@ -335,7 +334,7 @@ impl Remote {
 /// A worker's life: until no uthread is left.
 fn work(shared: Arc<Shared>, crew: Arc<Crew>, number: usize, shelf: Shelf<Box<Runnable>>) {
     // Without it an overflow still ends the process, only less clearly.
-    let watch = Watch::new().inspect_err(|e| tracing::warn!("{e}"));
+    let watch = (!cfg!(shuttle)).then(|| Watch::new().inspect_err(|e| tracing::warn!("{e}")));
     let remote = crew.remotes[number].clone();
     let local = Rc::new(Local {
         shared,
@@ -348,7 +347,7 @@ fn work(shared: Arc<Shared>, crew: Arc<Crew>, number: usize, shelf: Shelf<Box<Ru
         current: Cell::new(None),
         ticks: Cell::new(0),
     });
-    LOCAL.set(Some(local.clone()));
+    LOCAL.with(|of| of.replace(Some(local.clone())));
     let mut now = coarse_ns();
     while local.shared.live() > 0 {
         match local.next() {
@@ -364,7 +363,7 @@ fn work(shared: Arc<Shared>, crew: Arc<Crew>, number: usize, shelf: Shelf<Box<Ru
     for remote in &local.crew.remotes {
         remote.wake(&local.shared);
     }
-    LOCAL.set(None);
+    LOCAL.with(|of| of.replace(None));
     local.stacks.take().into_iter().for_each(|stack| local.shared.stacks.give(stack));
     drop(watch);
 }
@@ -454,9 +453,9 @@ impl Local {
             None => match soonest {
                 // To sleep costs as much: the wait ladder's first rung, for a worker.
                 Some(time) if time <= POLL_MAX => pause::moment(),
-                Some(time) if time <= HURRY_MAX => in_a_hurry(|| std::thread::park_timeout(time)),
-                Some(time) => std::thread::park_timeout(time),
-                None => std::thread::park(),
+                Some(time) if time <= HURRY_MAX => in_a_hurry(|| primitive::park_timeout(time)),
+                Some(time) => primitive::park_timeout(time),
+                None => primitive::park(),
             },
         }
         if self.remote.asleep.swap(false, Ordering::AcqRel) {

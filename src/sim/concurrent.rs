@@ -3,6 +3,9 @@
 //! fence of any of them: then what is left is that of some serial order of what was acknowledged, and of some of
 //! what was under way; on an ordinary file of every inode what it was at some moment of such an order since the last sync.
 //!
+//! The same by uthreads, on one worker or two: they wait for copies with their worker given away, and some of them do so
+//! with a lock of their own that they take again and again.
+//!
 //! Run as the other schedules are: see `sync/schedules.rs`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,6 +27,7 @@ use super::tree::Tree;
 use super::workload::Op;
 use crate::fs::DataMode;
 use crate::media::Domain;
+use crate::runtime::{self, Runtime};
 
 /// What is there first.
 const BEFORE: &[&str] = &[
@@ -194,8 +198,15 @@ fn draw_history(seed: u64) -> History {
     History::new(calls.into_iter().enumerate().map(call).collect())
 }
 
+/// Who makes the calls of a history's threads.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum By {
+    Threads,
+    Uthreads { workers: usize },
+}
+
 /// Threads use a file system; what they did, how it was at its fences, and what began it.
-fn run(history: History, machine: &mut Machine) -> (History, Vec<(CrashPoint, History)>) {
+fn run(history: History, machine: &mut Machine, by: By) -> (History, Vec<(CrashPoint, History)>) {
     let history = Arc::new(Mutex::new(history));
     let points: Arc<Mutex<Vec<(CrashPoint, History)>>> = Arc::default();
     let (kept, seen) = (points.clone(), history.clone());
@@ -204,15 +215,18 @@ fn run(history: History, machine: &mut Machine) -> (History, Vec<(CrashPoint, Hi
         .media()
         .record(Some(Box::new(move |point| kept.lock().push((point.clone(), seen.lock().clone())))));
     let threads = history.lock().calls.last().map_or(0, |c| c.thread + 1);
-    let running: Vec<_> = (0..threads)
+    let lock = Arc::new(runtime::Mutex::new(()));
+    let calls = (0..threads)
         .map(|thread| {
-            let (mut machine, history) = (machine.beside(), history.clone());
-            thread::spawn(move || {
+            let (mut machine, history, lock) = (machine.beside(), history.clone(), lock.clone());
+            move || {
                 let own: Vec<usize> = {
                     let history = history.lock();
                     (0..history.calls.len()).filter(|n| history.calls[*n].thread == thread).collect()
                 };
                 for n in own {
+                    // Some have it through their call, which may wait for a copy.
+                    let _held = (by != By::Threads && n % 2 == 0).then(|| lock.lock());
                     let (op, tag) = {
                         let mut history = history.lock();
                         let event = history.event();
@@ -225,17 +239,35 @@ fn run(history: History, machine: &mut Machine) -> (History, Vec<(CrashPoint, Hi
                     let event = history.event();
                     history.calls[n].ended = Some((event, outcome));
                 }
-            })
+            }
         })
-        .collect();
-    running.into_iter().for_each(|t| t.join().expect("no thread panics"));
+        .collect::<Vec<_>>();
+    match by {
+        By::Threads => {
+            let running: Vec<_> = calls.into_iter().map(thread::spawn).collect();
+            running.into_iter().for_each(|t| t.join().expect("no thread panics"));
+        }
+        By::Uthreads { workers } => {
+            let options = runtime::Options { stack_bytes: STACK_BYTES, ..runtime::Options::default() };
+            let runtime = Runtime::new(options).expect("a runtime");
+            let mut calls = calls.into_iter();
+            // Beside a single worker a thread: it is what uthreads are switched against.
+            let beside = if workers == 1 { calls.next().map(thread::spawn) } else { None };
+            let running: Vec<_> = calls.map(|calls| runtime.spawn(calls).expect("a uthread")).collect();
+            runtime.run(workers).expect("workers");
+            beside.into_iter().for_each(|t| t.join().expect("no thread panics"));
+            running.into_iter().for_each(|t| t.join().expect("no uthread panics"));
+        }
+    }
     machine.fs().media().record(None);
     let history = history.lock().clone();
     (history, std::mem::take(&mut *points.lock()))
 }
 
-fn once(history: History) {
-    let Starting { start, place } = &starts()[thread_rng().gen_range(0..starts().len())];
+fn once(history: History, by: By) {
+    let fit: Vec<_> =
+        starts().iter().filter(|of| by == By::Threads || of.place.copier == Copier::Late).collect();
+    let Starting { start, place } = fit[thread_rng().gen_range(0..fit.len())];
     let deferring = place.domain == Domain::PageCache;
     let without = std::env::var("LODE_SCHEDULE_WITHOUT").ok();
     let mutation = without.map(|site| Arc::new(Mutation::without_named(site)));
@@ -244,7 +276,7 @@ fn once(history: History) {
         // On a pool that was used some of it is there.
         let _ = machine.apply(&op.parse().expect("an operation")).expect("as the oracle says");
     }
-    let (history, points) = run(history, &mut machine);
+    let (history, points) = run(history, &mut machine, by);
     let end = Tree::read(machine.fs(), []).expect("it can be read");
     if let Err(what) = history.serial(&machine.model, &end) {
         panic!("{what}\n{history}");
@@ -289,11 +321,20 @@ fn setting(name: &str, default: u64) -> u64 {
 /// `lode crash --mutants` names it ("fence at src/fs/namei.rs:302"): then it should fail.
 #[test]
 fn threads_have_a_serial_order_and_power_failures_keep_it() {
+    explore_histories(|_| By::Threads);
+}
+
+#[test]
+fn uthreads_do_too() {
+    explore_histories(|seed| By::Uthreads { workers: 1 + (seed % 2) as usize });
+}
+
+fn explore_histories(by: fn(u64) -> By) {
     starts();
     let first = setting("LODE_SCHEDULE_SEED", 1);
     for seed in first..first + setting("LODE_SCHEDULES", 300) {
         let history = draw_history(seed);
-        let once = move || once(history.clone());
+        let once = move || once(history.clone(), by(seed));
         let random = RandomScheduler::new_from_seed(seed, SCHEDULES_EACH);
         let switching = PctScheduler::new_from_seed(seed, SWITCHES, SCHEDULES_EACH);
         let run = || match seed % 3 {

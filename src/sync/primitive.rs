@@ -12,7 +12,7 @@ pub use usual::*;
 #[cfg(not(shuttle))]
 mod usual {
     pub use std::sync::atomic;
-    pub use std::thread::yield_now;
+    pub use std::thread::{Scope, Thread, current, park, park_timeout, scope, sleep, yield_now};
     pub use std::thread_local;
 
     pub use parking_lot::{Condvar, Mutex, MutexGuard, RawRwLock, RwLock, RwLockReadGuard};
@@ -40,6 +40,16 @@ mod usual {
         guard
     }
 
+    /// A thread of a scope, by a name for those who look at the process.
+    pub fn spawn_scoped<'scope>(
+        scope: &'scope Scope<'scope, '_>,
+        name: String,
+        run: impl FnOnce() + Send + 'scope,
+    ) -> std::io::Result<Thread> {
+        let begun = std::thread::Builder::new().name(name).spawn_scoped(scope, run)?;
+        Ok(begun.thread().clone())
+    }
+
     /// A static that begins as a constant; under shuttle each execution has its own.
     macro_rules! shared_static {
         ($(#[$attribute:meta])* static $name:ident: $type:ty = $init:expr;) => {
@@ -58,7 +68,7 @@ mod usual {
 #[cfg(shuttle)]
 mod scheduled {
     pub use shuttle::sync::atomic;
-    pub use shuttle::thread::yield_now;
+    pub use shuttle::thread::{Scope, Thread, current, park, scope, sleep, yield_now};
     pub use shuttle::thread_local;
 
     use crossbeam_utils::Backoff;
@@ -69,6 +79,19 @@ mod scheduled {
 
     pub fn wait(_: &Backoff) {
         yield_now();
+    }
+
+    /// No time passes: others go on.
+    pub fn park_timeout(_at_most: Duration) {
+        yield_now();
+    }
+
+    pub fn spawn_scoped<'scope>(
+        scope: &'scope Scope<'scope, '_>,
+        _name: String,
+        run: impl FnOnce() + Send + 'scope,
+    ) -> std::io::Result<Thread> {
+        Ok(scope.spawn(run).thread().clone())
     }
 
     /// No time passes: whom nobody notifies sleeps for ever, which ends the run.
@@ -115,8 +138,22 @@ mod scheduled {
             self.0.read().unwrap_or_else(|e| e.into_inner())
         }
 
+        pub fn read(&self) -> RwLockReadGuard<'_, T> {
+            self.read_recursive()
+        }
+
+        pub fn write(&self) -> RwLockWriteGuard<'_, T> {
+            self.0.write().unwrap_or_else(|e| e.into_inner())
+        }
+
         pub fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
             self.0.try_write().ok()
+        }
+    }
+
+    impl<T: Default> Default for RwLock<T> {
+        fn default() -> RwLock<T> {
+            RwLock::new(T::default())
         }
     }
 

@@ -5,6 +5,8 @@ use std::sync::OnceLock;
 use std::task::Waker;
 use std::time::Duration;
 
+use crate::sync::primitive::thread_local;
+
 /// What the runtime provides, all of it for the caller.
 pub struct Uthreads {
     /// It is a uthread that stays on its thread.
@@ -37,11 +39,11 @@ pub fn keeping_thread<T>(run: impl FnOnce() -> T) -> T {
 
     impl Drop for Keeper {
         fn drop(&mut self) {
-            KEEPERS.set(KEEPERS.get() - 1);
+            KEEPERS.with(|keepers| keepers.set(keepers.get() - 1));
         }
     }
 
-    KEEPERS.set(KEEPERS.get() + 1);
+    KEEPERS.with(|keepers| keepers.set(keepers.get() + 1));
     // Nobody else runs on this thread before it is dropped, so the count is this caller's.
     let _keeper = Keeper;
     run()
@@ -55,6 +57,6 @@ pub fn lets_others_run() -> bool {
 /// None where the caller is no uthread, or one that moves between threads: what it waits for may have to do with its
 /// thread (stores that are to be fenced). None, too, where somebody keeps the thread.
 pub(super) fn current() -> Option<&'static Uthreads> {
-    let uthreads = UTHREADS.get().filter(|_| KEEPERS.get() == 0)?;
+    let uthreads = UTHREADS.get().filter(|_| KEEPERS.with(Cell::get) == 0)?;
     (uthreads.stays)().then_some(uthreads)
 }

@@ -8,7 +8,7 @@ use libc::{mode_t, off_t, size_t, ssize_t};
 use lodestone::Error;
 use lodestone::account::{Op, Phase};
 use lodestone::fs::files::{AT_FDCWD, Files, OpenFile, Written};
-use lodestone::fs::{Fs, Lent, LentRoom, ReadStep, Step, WriteStep, WriteUnderWay};
+use lodestone::fs::{Fs, Ino, Lent, LentRoom, ReadStep, Step, WriteStep, WriteUnderWay};
 use lodestone::media::Pool;
 use lodestone::wait::lets_others_run;
 use std::ffi::{c_char, c_int, c_void};
@@ -123,6 +123,30 @@ fn sync_outside<T>(
 
 fn fsync_outside(call: &'static str, fs: *mut lode_fs, fd: c_int, data_only: bool) -> c_int {
     sync_outside(call, fs, |files| files.ino(fd), |shared, ino| shared.fsync_and_wait(ino, data_only))
+}
+
+/// In a uthread, before a call that would wait for the writes under way in a file with the pool held: they end here, and
+/// others run meanwhile.
+fn let_writes_end(
+    call: &'static str,
+    fs: *mut lode_fs,
+    find: impl FnOnce(&Files<Pool>) -> lodestone::Result<Ino>,
+) {
+    if !lets_others_run() {
+        return;
+    }
+    let mut found = None;
+    // What there is to say of a failure the call itself says.
+    let _: c_int = on_pool(call, fs, |pool| {
+        found = find(&pool.files).ok().map(|ino| (ino, pool.files.fs().clone()));
+        Ok(0)
+    });
+    if let Some((ino, shared)) = found {
+        let _: c_int = without_pool(call, || {
+            shared.let_writes_end(ino);
+            Ok(0)
+        });
+    }
 }
 
 /// One try; what failed has been told.
@@ -265,12 +289,15 @@ pub unsafe extern "C" fn lode_lseek(fs: *mut lode_fs, fd: c_int, offset: off_t, 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lode_truncate(fs: *mut lode_fs, path: *const c_char, length: off_t) -> c_int {
     // SAFETY: the contract at the head of the header.
-    done("lode_truncate", fs, |pool| pool.files.truncate(unsafe { string(path) }?, length))
+    let path = || unsafe { string(path) };
+    let_writes_end("lode_truncate", fs, |files| Ok(files.stat(path()?)?.ino));
+    done("lode_truncate", fs, |pool| pool.files.truncate(path()?, length))
 }
 
 /// As lode_truncate on a descriptor. EINVAL where it is not open for writing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lode_ftruncate(fs: *mut lode_fs, fd: c_int, length: off_t) -> c_int {
+    let_writes_end("lode_ftruncate", fs, |files| files.ino(fd));
     done("lode_ftruncate", fs, |pool| pool.files.ftruncate(fd, length))
 }
 
@@ -285,6 +312,7 @@ pub unsafe extern "C" fn lode_fallocate(
     offset: off_t,
     len: off_t,
 ) -> c_int {
+    let_writes_end("lode_fallocate", fs, |files| files.ino(fd));
     done("lode_fallocate", fs, |pool| pool.files.fallocate(fd, mode, offset, len))
 }
 

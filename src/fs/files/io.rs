@@ -13,6 +13,7 @@ use crate::fs::{
 };
 use crate::limits::{FILE_BYTES_MAX, RW_BYTES_MAX};
 use crate::media::Media;
+use crate::wait::lets_others_run;
 use libc::{O_APPEND, O_DSYNC, O_SYNC, SEEK_CUR, SEEK_DATA, SEEK_END, SEEK_HOLE, SEEK_SET};
 
 /// What a write did.
@@ -187,6 +188,7 @@ impl<M: Media> Files<M> {
     /// Sets the size; bytes that come into being read as zeros.
     pub fn ftruncate(&self, fd: Fd, size: i64) -> Result<()> {
         let size = unsigned(size)?;
+        self.let_writes_end(|| self.ino(fd));
         let file = self.open_file(fd)?;
         if !file.writable() || file.node.kind() != Kind::File {
             return Err(Error::new(libc::EINVAL, "files::ftruncate"));
@@ -197,11 +199,21 @@ impl<M: Media> Files<M> {
     /// As [`ftruncate`](Files::ftruncate), by path.
     pub fn truncate(&self, path: &[u8], size: i64) -> Result<()> {
         let size = unsigned(size)?;
+        self.let_writes_end(|| Ok(self.stat(path)?.ino));
         self.at_path(AT_FDCWD, path, true, 0, |node| match node.kind() {
             Kind::File => self.set_size(&self.cred, node, size),
             Kind::Directory => Err(Error::new(libc::EISDIR, "files::truncate")),
             _ => Err(Error::new(libc::EINVAL, "files::truncate")),
         })
+    }
+
+    /// In a uthread, before an operation that would wait for the writes under way in a file with the thread kept.
+    fn let_writes_end(&self, of: impl FnOnce() -> Result<Ino>) {
+        if lets_others_run()
+            && let Ok(ino) = of()
+        {
+            self.fs.let_writes_end(ino);
+        }
     }
 
     fn set_size(&self, cred: &Cred, node: &Node, size: u64) -> Result<()> {
@@ -210,6 +222,7 @@ impl<M: Media> Files<M> {
 
     /// Reserves, punches or zeros a range; `mode` holds FALLOC_FL_* bits.
     pub fn fallocate(&self, fd: Fd, mode: i32, offset: i64, len: i64) -> Result<()> {
+        self.let_writes_end(|| self.ino(fd));
         let file = self.open_file(fd)?;
         let (offset, len) = (unsigned(offset)?, unsigned(len)?);
         if len == 0 {

@@ -14,7 +14,7 @@
 //!
 //! What has to wait for a copy, be it one's own or one that is in its way, wakes its task when that has ended: by the
 //! engine where it rings, by whoever else sees the end, or by an alarm (`wait`). A sync of an ordinary file takes as long
-//! as its device does, and runs on a thread of its own. All else that files do has no future: truncate and fallocate, which
+//! as its device does, and runs on a thread that makes all of them (`syncs`). All else that files do has no future: truncate and fallocate, which
 //! may wait for a copy under way in their file, and sync of a pool are plain calls.
 //!
 //! A future does nothing before it is polled. One that has begun and is dropped waits for its copy, since that has its
@@ -24,6 +24,7 @@ use std::pin::Pin;
 use std::ptr::NonNull;
 use std::task::{Context, Poll, ready};
 
+use super::syncs::Requested;
 use super::*;
 use crate::fs::files::{Fd, Files, OpenFile, Written};
 use crate::wait::look_again;
@@ -240,60 +241,14 @@ pub struct Syncing<M: Media> {
     data_only: bool,
     /// Writes of the file that were under way when it began; none before.
     writes: Option<Vec<Arc<WriteUnderWay>>>,
-    thread: Option<Arc<OnThread>>,
+    requested: Option<Arc<Requested>>,
     waits: Waits,
-}
-
-/// What runs on a thread of its own.
-#[derive(Default)]
-struct OnThread {
-    done: Mutex<Option<Result<()>>>,
-    bell: Bell,
 }
 
 impl<M: Media> Syncing<M> {
     pub(in crate::fs) fn new(fs: &Arc<Fs<M>>, ino: Ino, data_only: bool) -> Syncing<M> {
         let fs = fs.clone();
-        Syncing { fs, ino, data_only, writes: None, thread: None, waits: Waits::default() }
-    }
-
-    fn on_thread(&self) -> Arc<OnThread> {
-        let (ino, data_only) = (self.ino, self.data_only);
-        OnThread::begin(&self.fs, move |fs| fs.fsync(ino, data_only))
-    }
-}
-
-impl OnThread {
-    fn begin<M: Media>(
-        fs: &Arc<Fs<M>>,
-        sync: impl Fn(&Fs<M>) -> Result<()> + Clone + Send + 'static,
-    ) -> Arc<OnThread> {
-        let begun = Arc::<OnThread>::default();
-        let run = {
-            let (fs, its, sync) = (fs.clone(), begun.clone(), sync.clone());
-            move || {
-                let done = sync(&fs);
-                // Whoever is told may go on to let go of the pool.
-                drop(fs);
-                *its.done.lock() = Some(done);
-                its.bell.ring();
-            }
-        };
-        if let Err(e) = std::thread::Builder::new().name("lode-sync".to_owned()).spawn(run) {
-            tracing::warn!("a sync is waited for by the task that asked for it: no thread starts: {e}");
-            *begun.done.lock() = Some(sync(fs));
-        }
-        begun
-    }
-}
-
-impl Ending for OnThread {
-    fn look(&self) -> bool {
-        self.done.lock().is_some()
-    }
-
-    fn bell(&self) -> Option<&Bell> {
-        Some(&self.bell)
+        Syncing { fs, ino, data_only, writes: None, requested: None, waits: Waits::default() }
     }
 }
 
@@ -303,25 +258,41 @@ impl<M: Media> Fs<M> {
         if wait::lets_others_run() {
             self.writes_of(ino).iter().for_each(|write| self.wait_until_over(write));
         }
-        self.sync_elsewhere(move |fs| fs.fsync(ino, data_only))
+        self.sync_elsewhere(|fs| fs.fsync(ino, data_only), move |fs, epoch| fs.fsync_since(ino, epoch))
     }
 
     /// The same as [`sync`](Fs::sync).
     pub fn sync_and_wait(self: &Arc<Self>) -> Result<()> {
-        self.sync_elsewhere(Fs::sync)
+        self.sync_elsewhere(Fs::sync, Fs::sync_since)
     }
 
     /// A sync of an ordinary file blocks its thread: not that of other uthreads.
     fn sync_elsewhere(
         self: &Arc<Self>,
-        sync: impl Fn(&Fs<M>) -> Result<()> + Clone + Send + 'static,
+        here: impl FnOnce(&Fs<M>) -> Result<()>,
+        there: impl FnOnce(&Fs<M>, u64) -> Result<()> + Send + 'static,
     ) -> Result<()> {
-        if !self.core.deferring || self.core.read_only || !wait::lets_others_run() {
-            return sync(self);
+        // A model checker's threads are its own.
+        if !self.core.deferring || self.core.read_only || cfg!(shuttle) || !wait::lets_others_run() {
+            return here(self);
         }
-        let on_thread = OnThread::begin(self, sync);
-        wait::until(&*on_thread, None, Holding::Nothing);
-        on_thread.done.lock().take().expect("it has ended")
+        let requested = Requested::of(self, there);
+        wait::until(&*requested, None, Holding::Nothing);
+        requested.take().expect("it has ended")
+    }
+
+    /// In a uthread: waits until no write of this file is under way, as a change of its size will, and lets others run meanwhile.
+    /// The caller holds nothing of the file system. Others may write afterwards.
+    pub fn let_writes_end(&self, ino: Ino) {
+        if !wait::lets_others_run() || self.core.copies.writes.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let Ok(inode) = self.inode(ino) else { return };
+        let _still = Still::of(&inode);
+        let under_way = || inode.body.read().writes.all().into_iter().find(|write| !write.is_over());
+        while let Some(write) = under_way() {
+            self.wait_until_over(&write);
+        }
     }
 }
 
@@ -329,7 +300,7 @@ impl<M: Media> Future for Syncing<M> {
     type Output = Result<()>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
-        let Syncing { fs, ino, data_only, writes, waits, .. } = &mut *self;
+        let Syncing { fs, ino, data_only, writes, requested, waits } = &mut *self;
         let writes = writes.get_or_insert_with(|| fs.writes_of(*ino));
         while let Some(write) = writes.last() {
             ready!(fs.poll_until_over(waits, write, context));
@@ -338,15 +309,12 @@ impl<M: Media> Future for Syncing<M> {
         if !fs.core.deferring {
             return Poll::Ready(fs.fsync(*ino, *data_only));
         }
-        if self.thread.is_none() {
-            self.thread = Some(self.on_thread());
-        }
-        let sync = self.thread.as_ref().expect("it is there");
-        sync.bell.listen(&self.waits.seat, context.waker());
-        let done = sync.done.lock().take();
-        match done {
+        let ino = *ino;
+        let sync = requested.get_or_insert_with(|| Requested::of(fs, move |fs, epoch| fs.fsync_since(ino, epoch)));
+        sync.bell.listen(&waits.seat, context.waker());
+        match sync.take() {
             Some(done) => {
-                sync.bell.leave(&self.waits.seat);
+                sync.bell.leave(&waits.seat);
                 Poll::Ready(done)
             }
             None => Poll::Pending,
@@ -360,7 +328,7 @@ impl<M: Media> Drop for Syncing<M> {
         if let Some(write) = write {
             self.waits.leave(&write.copy);
         }
-        if let Some(sync) = &self.thread {
+        if let Some(sync) = &self.requested {
             sync.bell.leave(&self.waits.seat);
         }
     }

@@ -23,6 +23,7 @@
 mod future;
 mod lent;
 mod reads;
+mod syncs;
 mod ticket;
 
 use std::collections::VecDeque;
@@ -47,6 +48,7 @@ use crate::wait::{self, Bell, Ending, Holding, Seat, Seen};
 pub use future::{Syncing, Transferring};
 pub use lent::{Lent, LentRoom};
 pub use reads::Reads;
+pub(super) use syncs::Syncer;
 pub use ticket::WriteTicket;
 
 /// Pages of a file.

@@ -17,6 +17,8 @@ use std::sync::Arc;
 
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 
+use crate::sync::primitive::thread_local;
+
 pub use overflow::Watch;
 pub use stack::{Stack, Stacks};
 
@@ -62,12 +64,12 @@ thread_local! {
 // another thread.
 #[inline(never)]
 fn current() -> *const Frame {
-    CURRENT.get()
+    CURRENT.with(Cell::get)
 }
 
 #[inline(never)]
 fn set_current(frame: *const Frame) {
-    CURRENT.set(frame);
+    CURRENT.with(|current| current.set(frame));
 }
 
 /// Whether the calling code runs on a fiber.
@@ -117,9 +119,9 @@ impl Fiber {
     #[inline]
     pub fn resume(&mut self) -> Option<Why> {
         // Who resumes is no fiber, and stays on its thread.
-        CURRENT.set(self.frame);
+        set_current(self.frame);
         let result = self.coroutine.resume(());
-        self.frame = CURRENT.replace(std::ptr::null());
+        self.frame = CURRENT.with(|current| current.replace(std::ptr::null()));
         match result {
             CoroutineResult::Yield(why) => Some(why),
             CoroutineResult::Return(()) => None,
