@@ -2,6 +2,7 @@
 //! copies that fail, of files that go meanwhile, of pools that close; and the same from uthreads.
 
 use std::future::Future;
+use std::io::BufRead;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -9,7 +10,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use lodestone::fs::files::{Fd, Files};
-use lodestone::fs::format::{LANES, completion_addr};
+use lodestone::fs::format::{LANES, TICKET_MAX, completion_addr, pack_completion};
 use lodestone::fs::{Cred, Fs, MkfsOptions, OpenOptions, Transferring};
 use lodestone::media::{Domain, Media, Pool, PoolOptions};
 use lodestone::mover::EngineKind;
@@ -330,6 +331,32 @@ fn a_copy_that_fails_leaves_the_file_as_it_was() {
     }
 }
 
+/// The same of a future, which gives its bytes back.
+#[test]
+fn a_future_whose_copy_fails_says_so() {
+    let (files, key) = files_on(SimMedia::new(vec![0; 8 << 20], Domain::Memory), None);
+    let fd = create(&files, "file", &[1; 64 * KIB]);
+    let pending = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let (files, pending) = (&files, &pending);
+        let writes = scope.spawn(move || {
+            block_on_and_tell(files.pwrite_async(fd, vec![2; 16 * KIB].into(), 8 * KIB as i64), pending)
+        });
+        while pending.load(Ordering::SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        let block = *key.last.lock().unwrap() as usize + 4096;
+        files.fs().media().poison(block..block + 64);
+        key.set(true);
+        let (bytes, written) = writes.join().unwrap();
+        assert!(written.unwrap_err().errno() == libc::EIO && bytes[..] == [2; 16 * KIB]);
+    });
+    assert_eq!(content(&files, fd), [1; 64 * KIB]);
+    assert_eq!(block_on(files.fsync_async(fd).unwrap()).0.unwrap_err().errno(), libc::EIO);
+    block_on(files.fsync_async(fd).unwrap()).0.unwrap();
+    check(&files);
+}
+
 /// The small write before it was durable by its record alone.
 #[test]
 fn a_copy_that_fails_takes_no_small_write_with_it() {
@@ -545,6 +572,153 @@ fn a_uthread_that_waits_for_a_copy_lets_others_run() {
     other.join().unwrap();
     assert!(reader.join().unwrap().iter().all(|b| *b == 2), "it waited for what overlaps");
     assert_eq!(order.lock().unwrap()[0], "meanwhile");
+    check(&files);
+}
+
+/// What needs a file at rest, or room that copies keep: it waits, and on a single worker somebody else ends them.
+#[test]
+fn a_uthread_that_waits_for_a_file_at_rest_lets_others_run() {
+    let changes: [fn(&Files<Pool>, Fd); 4] = [
+        |files, fd| files.ftruncate(fd, 20 * KIB as i64).unwrap(),
+        |files, _| files.truncate(b"file", 20 * KIB as i64).unwrap(),
+        |files, fd| {
+            let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+            files.fallocate(fd, punch, 20 * KIB as i64, 108 * KIB as i64).unwrap();
+        },
+        |files, fd| {
+            files.fsync(fd).unwrap();
+            files.ftruncate(fd, 20 * KIB as i64).unwrap();
+        },
+    ];
+    for change in changes {
+        let (files, key) = files_on(memfd(), None);
+        let files = Arc::new(files);
+        let fd = create(&files, "file", &[1; 128 * KIB]);
+        let ticket = files.submit_pwrite(fd, vec![2; 64 * KIB].into(), 0).unwrap();
+        let runtime = Runtime::new(Options::default()).unwrap();
+        let own = files.clone();
+        let changing = runtime.spawn(move || change(&own, fd)).unwrap();
+        let opening = runtime.spawn(move || key.set(true)).unwrap();
+        runtime.run(1).unwrap();
+        changing.join().unwrap();
+        opening.join().unwrap();
+        assert_eq!(ticket.wait().unwrap(), 64 * KIB);
+        let mut all = content(&files, fd);
+        all.truncate(20 * KIB);
+        assert_eq!(all, [2; 20 * KIB]);
+        check(&files);
+    }
+}
+
+/// A pool without a free block but those that writes under way will have replaced: whoever needs some waits for them, and finds no
+/// full pool; where none come free it is full.
+#[test]
+fn room_that_copies_keep_is_waited_for() {
+    let (files, key) = files_on(memfd(), None);
+    let fd = create(&files, "file", &[1; 256 * KIB]);
+    let fill = files.open(b"fill", libc::O_CREAT | libc::O_WRONLY, 0o600).unwrap();
+    // All but what one write of the file's size takes, and a few for logs.
+    let room = (256 * KIB + 64 * KIB) as i64;
+    let free = || files.fs().statfs().blocks_free as i64 * 4096;
+    files.set_engine(fill, Some(EngineKind::Cpu)).unwrap();
+    files.fallocate(fill, 0, 0, free() - room).unwrap();
+    let ticket = files.submit_pwrite(fd, vec![2; 256 * KIB].into(), 0).unwrap();
+    assert!(free() < 128 * KIB as i64, "{} bytes are free", free());
+    std::thread::scope(|scope| {
+        let files = &files;
+        let other = files.open(b"other", libc::O_CREAT | libc::O_RDWR, 0o600).unwrap();
+        files.set_engine(other, Some(EngineKind::Cpu)).unwrap();
+        let writes = scope.spawn(move || files.pwrite(other, &[3; 200 * KIB], 0));
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!writes.is_finished(), "it does not wait for what the copy will have replaced");
+        key.set(true);
+        assert_eq!(writes.join().unwrap().unwrap(), 200 * KIB);
+        // Nothing more comes free now.
+        let full = files.pwrite(other, &[4; 512 * KIB], 256 * KIB as i64).unwrap_err();
+        assert_eq!(full.errno(), libc::ENOSPC);
+        assert_eq!(content(files, other), [3; 200 * KIB]);
+    });
+    assert_eq!(ticket.wait().unwrap(), 256 * KIB);
+    assert_eq!(content(&files, fd), [2; 256 * KIB]);
+    check(&files);
+}
+
+/// Numbers of copies end at 2^48: the last is given, and then the lane is used no more; without any lane a write says so.
+#[test]
+fn a_lane_whose_numbers_are_used_up_is_left() {
+    for left in [1, 0] {
+        let media = Fs::mkfs(memfd(), &MkfsOptions::default()).unwrap();
+        for lane in 0..LANES {
+            let word = pack_completion(lane, if lane == 3 { TICKET_MAX - left } else { TICKET_MAX });
+            let dirty = media.store64(completion_addr(lane), word).unwrap();
+            media.fence(media.flush(dirty));
+        }
+        let (files, key) = files_of(media, None);
+        key.set(true);
+        let fd = create(&files, "file", &[1; 64 * KIB]);
+        if left == 1 {
+            assert_eq!(files.pwrite(fd, &[2; 32 * KIB], 0).unwrap(), 32 * KIB);
+        }
+        let full = files.pwrite(fd, &[3; 32 * KIB], 32 * KIB as i64).unwrap_err();
+        assert_eq!(full.errno(), libc::EOVERFLOW, "{full}");
+        assert_eq!(content(&files, fd), [vec![1 + left as u8; 32 * KIB], vec![1; 32 * KIB]].concat());
+        // The CPU has no need of numbers.
+        files.set_engine(fd, Some(EngineKind::Cpu)).unwrap();
+        assert_eq!(files.pwrite(fd, &[4; 32 * KIB], 32 * KIB as i64).unwrap(), 32 * KIB);
+        check(&files);
+    }
+}
+
+/// Of a process that ends while copies are under way nothing is lost that was acknowledged, and nothing is half there.
+#[test]
+fn a_process_that_is_killed_with_copies_under_way_loses_nothing() {
+    const CHILD: &str = "LODE_TEST_KILLED";
+    let options = || PoolOptions { assume: Some(Domain::Memory), ..PoolOptions::default() };
+    if let Some(path) = std::env::var_os(CHILD) {
+        let (files, _key) = files_of(Pool::open(std::path::Path::new(&path), &options()).unwrap(), None);
+        let fd = create(&files, "file", &[1; 128 * KIB]);
+        // The gate stays shut: what is handed over is never copied.
+        let under_way = files.submit_pwrite(fd, vec![9; 64 * KIB].into(), 0).unwrap();
+        let grows = files.submit_pwrite(fd, vec![9; 64 * KIB].into(), 128 * KIB as i64).unwrap();
+        files.set_engine(fd, Some(EngineKind::Cpu)).unwrap();
+        create(&files, "other", &[3; 8 * KIB]);
+        files.chmod(b"file", 0o600).unwrap();
+        assert!(!under_way.poll() && !grows.poll());
+        println!("under way");
+        loop {
+            std::thread::park();
+        }
+    }
+    struct Gone(std::path::PathBuf);
+
+    impl Drop for Gone {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.0);
+        }
+    }
+
+    let path = std::env::temp_dir().join(format!("lodestone-killed-{}", std::process::id()));
+    let _gone = Gone(path.clone());
+    let pool = Pool::create(std::slice::from_ref(&path), Some(POOL_BYTES), &options()).unwrap();
+    drop(Fs::mkfs(pool, &MkfsOptions::default()).unwrap());
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "--nocapture", "a_process_that_is_killed_with_copies_under_way_loses_nothing"])
+        .env(CHILD, &path)
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let said = std::io::BufReader::new(child.stdout.take().unwrap());
+    assert!(said.lines().any(|line| line.unwrap().contains("under way")), "the child ended early");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let (files, key) = files_of(Pool::open(std::path::Path::new(&path), &options()).unwrap(), None);
+    key.set(true);
+    assert!(!files.fs().open_report().was_clean);
+    let fd = files.open(b"file", libc::O_RDWR, 0).unwrap();
+    assert_eq!(content(&files, fd), [1; 128 * KIB], "nobody was told that it was written");
+    assert_eq!(files.fstat(fd).unwrap().mode & 0o777, 0o600);
+    let other = files.open(b"other", libc::O_RDWR, 0).unwrap();
+    assert_eq!(content(&files, other), [3; 8 * KIB]);
     check(&files);
 }
 

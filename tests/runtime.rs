@@ -583,6 +583,19 @@ struct SyncsLate {
     pool: Pool,
     late: AtomicBool,
     others_ran: AtomicBool,
+    /// Who synced, each time.
+    by: std::sync::Mutex<Vec<ThreadId>>,
+}
+
+impl SyncsLate {
+    fn new(pool: Pool) -> SyncsLate {
+        SyncsLate {
+            pool,
+            late: AtomicBool::new(false),
+            others_ran: AtomicBool::new(false),
+            by: std::sync::Mutex::default(),
+        }
+    }
 }
 
 impl Media for SyncsLate {
@@ -639,6 +652,7 @@ impl Media for SyncsLate {
     }
 
     fn sync(&self) -> std::io::Result<()> {
+        self.by.lock().unwrap().push(std::thread::current().id());
         let deadline = Instant::now() + Duration::from_secs(60);
         while self.late.load(Ordering::Acquire) && !self.others_ran.load(Ordering::Acquire) {
             assert!(Instant::now() < deadline, "nobody ran while a uthread waited for its sync");
@@ -648,13 +662,54 @@ impl Media for SyncsLate {
     }
 }
 
+/// Hundreds wait for their syncs: one thread makes them, and what was asked for during one is made by the next.
+#[test]
+fn one_sync_is_for_all_who_wait() {
+    const FILES: usize = 300;
+    let options = PoolOptions { assume: Some(Domain::PageCache), ..PoolOptions::default() };
+    let pool = Pool::memfd(32 << 20, &options).unwrap();
+    let media = Fs::mkfs(SyncsLate::new(pool), &MkfsOptions::default()).unwrap();
+    let fs = Fs::open(media, &OpenOptions { no_ticker: true, ..OpenOptions::default() }).unwrap();
+    let files = Arc::new(Files::new(fs, Cred::root(), 0));
+    let runtime = runtime();
+    let media = files.fs().media();
+    media.others_ran.store(false, Ordering::Release);
+    media.late.store(true, Ordering::Release);
+    media.by.lock().unwrap().clear();
+    let waiting = Arc::new(AtomicUsize::new(0));
+    let syncing: Vec<_> = (0..FILES)
+        .map(|n| {
+            let (files, waiting) = (files.clone(), waiting.clone());
+            let sync = move || {
+                let fd = files.open(format!("{n}").as_bytes(), libc::O_CREAT | libc::O_RDWR, 0o600).unwrap();
+                files.write(fd, b"some").unwrap();
+                waiting.fetch_add(1, Ordering::SeqCst);
+                files.fsync(fd).unwrap();
+            };
+            runtime.spawn(sync).unwrap()
+        })
+        .collect();
+    let running = files.clone();
+    let other = runtime.spawn(move || {
+        while waiting.load(Ordering::SeqCst) < FILES {
+            lodestone::runtime::yield_now();
+        }
+        running.fs().media().others_ran.store(true, Ordering::Release);
+    });
+    runtime.run(1).unwrap();
+    syncing.into_iter().for_each(|syncing| value(syncing.join()));
+    value(other.unwrap().join());
+    let by = media.by.lock().unwrap();
+    assert!(by.iter().all(|thread| *thread == by[0] && *thread != std::thread::current().id()), "{by:?}");
+    assert!(by.len() <= 3, "{} syncs for {FILES} files", by.len());
+}
+
 /// fsync, sync and writes with O_SYNC on an ordinary file wait for its device: not so the worker.
 #[test]
 fn others_run_while_a_file_is_synced() {
     let options = PoolOptions { assume: Some(Domain::PageCache), ..PoolOptions::default() };
     let pool = Pool::memfd(32 << 20, &options).unwrap();
-    let media = SyncsLate { pool, late: AtomicBool::new(false), others_ran: AtomicBool::new(false) };
-    let media = Fs::mkfs(media, &MkfsOptions::default()).unwrap();
+    let media = Fs::mkfs(SyncsLate::new(pool), &MkfsOptions::default()).unwrap();
     let fs = Fs::open(media, &OpenOptions::default()).unwrap();
     let files = Arc::new(Files::new(fs, Cred::root(), 0));
     let syncs: [fn(&Files<SyncsLate>); 3] = [

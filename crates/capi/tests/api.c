@@ -1034,6 +1034,43 @@ static void media_may_go_away(void)
     CHECK(lode_close_pool(cut) == 0 && unlink(path) == 0);
 }
 
+/* The same while a device copies: what cannot be stored is said by lode_wait, and once by lode_fsync; the file is what it was. */
+static void a_copy_that_fails_is_told(void)
+{
+    enum { BYTES = 1 << 20, POOL = 64 << 20 };
+    static uint64_t old[BYTES / 8], new[BYTES / 8], back[BYTES / 8];
+    char path[3100];
+
+    snprintf(path, sizeof path, "%s.fails", pool_path);
+    CHECK(lode_mkfs(path, POOL, "force") == 0);
+    lode_fs *cut = lode_open_pool(path, "assume=memory,engine=emu");
+    CHECK(cut);
+    for (size_t at = 0; at < BYTES / 8; at++) {
+        old[at] = UINT64_C(0x9e3779b97f4a7c15);
+        new[at] = ~old[at];
+    }
+    int fd = lode_open(cut, "/file", O_RDWR | O_CREAT, 0644);
+    CHECK(fd >= 0 && lode_pwrite(cut, fd, old, BYTES, 0) == BYTES);
+    off_t behind = first_block(path, old[0], BYTES / 4096) + BYTES;
+
+    /* Whatever a new copy is given lies behind what there is. */
+    CHECK(truncate(path, behind) == 0);
+    lode_ticket ticket = lode_pwrite_async(cut, fd, new, BYTES, 0);
+    CHECK(ticket >= 0);
+    FAILS(EIO, lode_wait(cut, ticket));
+    CHECK(strstr(lode_last_error(), "as it was"));
+    FAILS(EINVAL, lode_wait(cut, ticket));
+    CHECK(lode_pread(cut, fd, back, BYTES, 0) == BYTES && memcmp(back, old, BYTES) == 0);
+    FAILS(EIO, lode_fsync(cut, fd));
+    CHECK(lode_fsync(cut, fd) == 0);
+
+    /* And it can be written again once there is media again. */
+    CHECK(truncate(path, POOL) == 0);
+    CHECK(lode_pwrite(cut, fd, new, BYTES, 0) == BYTES && lode_fsync(cut, fd) == 0);
+    CHECK(lode_pread(cut, fd, back, BYTES, 0) == BYTES && memcmp(back, new, BYTES) == 0);
+    CHECK(lode_close_pool(cut) == 0 && unlink(path) == 0);
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 2 || snprintf(pool_path, sizeof pool_path, "%s/api.pool", argv[1]) >= (int)sizeof pool_path) {
@@ -1060,6 +1097,7 @@ int main(int argc, char **argv)
     a_close_waits_for_who_waits();
     a_refused_pool_leaves_nothing();
     media_may_go_away();
+    a_copy_that_fails_is_told();
     forked_children_are_told();
     CHECK(lode_close_pool(fs) == 0);
     a_process_may_end_in_a_uthread();
