@@ -182,3 +182,77 @@ impl Stacks {
         Error::message(libc::ENOMEM, "runtime::stack", message)
     }
 }
+
+#[cfg(all(test, not(shuttle), not(miri)))]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    /// As on a kernel that has no markers.
+    fn without_markers() -> Stacks {
+        let stacks = Stacks::new(STACK_BYTES_MIN).unwrap();
+        stacks.markers.store(false, Ordering::Relaxed);
+        stacks
+    }
+
+    fn has_no_access(range: &std::ops::Range<usize>) -> bool {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines().any(|line| {
+            let (addresses, rest) = line.split_once(' ').unwrap();
+            let (from, to) = addresses.split_once('-').unwrap();
+            let address = |hex| usize::from_str_radix(hex, 16).unwrap();
+            rest.starts_with("---p") && address(from) <= range.start && range.end <= address(to)
+        })
+    }
+
+    #[test]
+    fn without_markers_a_guard_is_a_page_without_access() {
+        let stacks = without_markers();
+        let taken: Vec<_> = (0..CHUNK_STACKS + 2).map(|_| stacks.take().unwrap()).collect();
+        assert!(taken.iter().all(|stack| has_no_access(&stack.guard())));
+        // And the stack above it can be used to its last byte.
+        for stack in &taken {
+            let low = stack.chunk.memory.as_ptr().with_addr(stack.guard().end).cast::<u8>();
+            // SAFETY: the stack is nobody else's.
+            unsafe { low.write(1) };
+        }
+    }
+
+    /// In a process of its own: no other test finds room for its mappings meanwhile.
+    #[test]
+    fn without_markers_the_limit_on_mappings_is_named() {
+        let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
+        if limit.trim().parse::<u64>().unwrap() > 300_000 {
+            println!("SKIPPED: limit_on_mappings: vm.max_map_count is {}, out of reach", limit.trim());
+            return;
+        }
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--ignored", "runtime::switch::stack::tests::takes_all_mappings"])
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&child.stdout);
+        assert!(child.status.success() && said.contains("1 passed"), "{said}");
+    }
+
+    #[test]
+    #[ignore = "it takes all mappings of its process"]
+    fn takes_all_mappings() {
+        let stacks = without_markers();
+        let mut taken = Vec::new();
+        let refused = loop {
+            match stacks.take() {
+                Ok(stack) => taken.push(stack),
+                Err(e) => break e,
+            }
+        };
+        let count = taken.len();
+        // Room for what a message takes.
+        taken.truncate(count - 100);
+        let said = refused.to_string();
+        assert!(refused.errno() == libc::ENOMEM && count > 1000, "after {count}: {said}");
+        assert!(said.contains("vm.max_map_count") && said.contains("mprotect"), "after {count}: {said}");
+        // What was given back can be had again.
+        stacks.give(taken.pop().unwrap());
+        stacks.take().unwrap();
+    }
+}
