@@ -63,6 +63,13 @@ typedef char lode_off_t_has_64_bits[sizeof(off_t) == 8 ? 1 : -1];
 #define LODE_COPY_DURABLE 1
 
 /**
+ * Of which class the copy is, where its engine has channels (see class of lode_open_pool); neither: of none.
+ */
+#define LODE_COPY_LATENCY 2
+
+#define LODE_COPY_BANDWIDTH 4
+
+/**
  * Directions of lode_copy_vectored.
  */
 #define LODE_TO_MEDIA 1
@@ -779,7 +786,7 @@ int lode_media_set_engine(lode_media *media,
  *
  * flags: 0, or LODE_COPY_DURABLE: durable on return, which in the domain page-cache takes a sync of the file. Without
  * it what is copied is durable after the next lode_media_fence of the same thread. A crash before that leaves any
- * part of the copy.
+ * part of the copy. LODE_COPY_LATENCY or LODE_COPY_BANDWIDTH: what is wanted of it beside other copies.
  *
  * crc: NULL, or a CRC-32C (Castagnoli) to be continued by the bytes copied, 0 to begin.
  *

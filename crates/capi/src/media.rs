@@ -13,6 +13,7 @@ use lodestone::error::{Error, Result};
 use lodestone::limits::{COPY_PARTS_MAX, COPY_TICKETS_MAX};
 use lodestone::media::{Addr, Domain, Media, Span, SpanOptions};
 use lodestone::mover::EngineKind;
+use lodestone::mover::class::{Class, Owner};
 use lodestone::mover::copies::{Copied, Copies, CopyOptions};
 use lodestone::mover::engine_port::{Dram, RawTransfer, Route};
 use lodestone::mover::ticket::RawTicket;
@@ -42,6 +43,9 @@ pub struct lode_copy {
 
 /// What is copied is durable when the call (or lode_media_wait) returns.
 pub const LODE_COPY_DURABLE: c_int = 1;
+/// Of which class the copy is, where its engine has channels (see class of lode_open_pool); neither: of none.
+pub const LODE_COPY_LATENCY: c_int = 2;
+pub const LODE_COPY_BANDWIDTH: c_int = 4;
 
 /// Directions of lode_copy_vectored.
 pub const LODE_TO_MEDIA: c_int = 1;
@@ -211,7 +215,7 @@ pub unsafe extern "C" fn lode_media_set_engine(media: *mut lode_media, name: *co
 ///
 /// flags: 0, or LODE_COPY_DURABLE: durable on return, which in the domain page-cache takes a sync of the file. Without
 /// it what is copied is durable after the next lode_media_fence of the same thread. A crash before that leaves any
-/// part of the copy.
+/// part of the copy. LODE_COPY_LATENCY or LODE_COPY_BANDWIDTH: what is wanted of it beside other copies.
 ///
 /// crc: NULL, or a CRC-32C (Castagnoli) to be continued by the bytes copied, 0 to begin.
 ///
@@ -437,13 +441,21 @@ impl OpenMedia {
     /// # Safety
     /// `crc` is NULL or points to one.
     unsafe fn options(&self, flags: c_int, crc: *const u32) -> Result<CopyOptions> {
-        if flags & !LODE_COPY_DURABLE != 0 {
-            return Err(invalid(format!("flags {flags:#x}: only LODE_COPY_DURABLE is known")));
+        const CLASSES: c_int = LODE_COPY_LATENCY | LODE_COPY_BANDWIDTH;
+        if flags & !(LODE_COPY_DURABLE | CLASSES) != 0 {
+            let known = "LODE_COPY_DURABLE, LODE_COPY_LATENCY and LODE_COPY_BANDWIDTH are known";
+            return Err(invalid(format!("flags {flags:#x}: only {known}")));
         }
+        let class = match flags & CLASSES {
+            0 => None,
+            LODE_COPY_LATENCY => Some(Class::Latency),
+            LODE_COPY_BANDWIDTH => Some(Class::Bandwidth(Owner::process())),
+            _ => return Err(invalid(format!("flags {flags:#x}: a copy is of one class"))),
+        };
         // SAFETY: the caller's.
         let crc = (!crc.is_null()).then(|| unsafe { crc.read() });
         let engine = Some(EngineKind::NAMED[self.engine.load(Ordering::Relaxed)]);
-        Ok(CopyOptions { durable: flags & LODE_COPY_DURABLE != 0, crc, engine, class: None })
+        Ok(CopyOptions { durable: flags & LODE_COPY_DURABLE != 0, crc, engine, class })
     }
 
     fn ticket(&self, number: lode_ticket) -> Result<RawTicket> {

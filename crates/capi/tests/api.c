@@ -1049,8 +1049,11 @@ static void a_copy_that_fails_is_told(void)
         old[at] = UINT64_C(0x9e3779b97f4a7c15);
         new[at] = ~old[at];
     }
-    int fd = lode_open(cut, "/file", O_RDWR | O_CREAT, 0644);
-    CHECK(fd >= 0 && lode_pwrite(cut, fd, old, BYTES, 0) == BYTES);
+    /* Room below, in which the log can say what became of the copy. */
+    int fd = lode_open(cut, "/room", O_RDWR | O_CREAT, 0644);
+    CHECK(fd >= 0 && lode_pwrite(cut, fd, new, BYTES / 4, 0) == BYTES / 4 && lode_close(cut, fd) == 0);
+    fd = lode_open(cut, "/file", O_RDWR | O_CREAT, 0644);
+    CHECK(fd >= 0 && lode_pwrite(cut, fd, old, BYTES, 0) == BYTES && lode_unlink(cut, "/room") == 0);
     off_t behind = first_block(path, old[0], BYTES / 4096) + BYTES;
 
     /* Whatever a new copy is given lies behind what there is. */

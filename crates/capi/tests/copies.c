@@ -302,6 +302,31 @@ static void cut_files(void)
     }
 }
 
+/* A class for each call: with every engine, both ways, by ticket and at once. */
+static void classes(void)
+{
+    static const int classes[] = { LODE_COPY_LATENCY, LODE_COPY_BANDWIDTH };
+    for (unsigned n = 0; n < ENGINE_COUNT; n++) {
+        media = open_with(ENGINES[n], "");
+        for (int i = 0; i < 2; i++) {
+            int flags = classes[i] | LODE_COPY_DURABLE;
+            fill(n + 40 + (unsigned)i);
+            CHECK(lode_copy_to_media(media, 4096, bulk, sizeof bulk, flags, NULL) == 0);
+            memset(back, 0, sizeof back);
+            CHECK(lode_copy_from_media(media, 4096, back, sizeof back, classes[i], NULL) == 0);
+            CHECK(memcmp(bulk, back, sizeof back) == 0);
+            lode_ticket to = lode_copy_to_media_async(media, 1 << 20, bulk, sizeof bulk, flags, NULL);
+            CHECK(to >= 0 && lode_media_wait(media, to, NULL) == 0);
+            lode_ticket from = lode_copy_from_media_async(media, 1 << 20, back, sizeof back, classes[1 - i], NULL);
+            CHECK(from >= 0 && lode_media_wait(media, from, NULL) == 0);
+            CHECK(memcmp(bulk, back, sizeof back) == 0);
+        }
+        FAILS(EINVAL, lode_copy_to_media(media, 0, bulk, 1, LODE_COPY_LATENCY | LODE_COPY_BANDWIDTH, NULL));
+        CHECK(strstr(lode_last_error(), "one class"));
+        CHECK(lode_media_close(media) == 0);
+    }
+}
+
 static void mapped_ranges(void)
 {
     int fd = open(path, O_RDWR | O_CREAT, 0600);
@@ -375,6 +400,7 @@ int main(int argc, char **argv)
     media_may_close_under_copies();
     too_many_tickets_are_refused();
     cut_files();
+    classes();
     mapped_ranges();
     forked_children_are_told();
     CHECK(unlink(path) == 0);
