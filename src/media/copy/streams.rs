@@ -55,8 +55,9 @@ impl Default for ReadTable {
     /// As measured on one machine with such a processor (decision 0093).
     fn default() -> ReadTable {
         match features().zen {
-            Some(family) if family >= ReadTable::ZEN5_FAMILY => ReadTable::ZEN5,
-            Some(_) => ReadTable::ZEN,
+            Some(5..) => ReadTable::ZEN5,
+            Some(4) => ReadTable::ZEN4,
+            Some(_) => ReadTable::ZEN3,
             None => ReadTable::OTHERS,
         }
     }
@@ -70,13 +71,16 @@ impl ReadTable {
     ]);
     /// Eight streams are more than these follow, and from half a MiB on, where source and destination leave the
     /// second cache, one is faster than several.
-    const ZEN: ReadTable = ReadTable([
+    const ZEN4: ReadTable = ReadTable([
         ReadStep { bytes_min: 16 << 10, streams: Streams::Four, span_max: 16 << 10 },
         ReadStep { bytes_min: 64 << 10, streams: Streams::FourAhead, span_max: 64 << 10 },
         ReadStep { bytes_min: 512 << 10, streams: Streams::OneAhead, span_max: 1 << 30 },
     ]);
 
-    const ZEN5_FAMILY: u32 = 0x1a;
+    /// Without AVX-512, and what it fetches ahead by itself four streams keep busy, whatever the size; told to fetch they are slower.
+    const ZEN3: ReadTable =
+        ReadTable([ReadStep { bytes_min: 16 << 10, streams: Streams::Four, span_max: 64 << 10 }; 3]);
+
     /// Its own string copy follows what one stream reads better than loops do, and fetches no line that it stores whole.
     const ZEN5: ReadTable =
         ReadTable([ReadStep { bytes_min: 4 << 10, streams: Streams::One, span_max: 1 << 30 }; 3]);

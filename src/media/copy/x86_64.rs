@@ -10,7 +10,7 @@ use super::{
 
 /// [`Routines::two_fence_bytes`], by how much a carry-less product takes at a time (decision 0093).
 const TWO_FENCE_BYTES_BY_128_BITS: usize = 8 << 10;
-const TWO_FENCE_BYTES_BY_256_BITS: usize = 16 << 10;
+const TWO_FENCE_BYTES_BY_256_BITS: usize = 64 << 10;
 const TWO_FENCE_BYTES_BY_512_BITS: usize = 128 << 10;
 
 std::arch::global_asm!(include_str!("x86_64.s"), fold = sym FOLD);
@@ -82,7 +82,7 @@ pub(in crate::media) struct Features {
     wide_fold: bool,
     clflushopt: bool,
     clwb: bool,
-    /// The family of AMD's processors since 2017, and of those made after them.
+    /// The generation of AMD's processors since 2017; 3 for those before, too.
     pub zen: Option<u32>,
 }
 
@@ -98,7 +98,7 @@ impl Features {
             wide_fold: crc32 && is_x86_feature_detected!("vpclmulqdq"),
             clflushopt: leaf7.ebx & 1 << 23 != 0,
             clwb: leaf7.ebx & 1 << 24 != 0,
-            zen: zen_family(),
+            zen: zen(avx512),
         }
     }
 
@@ -162,13 +162,19 @@ impl Features {
     }
 }
 
-fn zen_family() -> Option<u32> {
+/// The third and the fourth have one family, and AVX-512 apart.
+fn zen(avx512: bool) -> Option<u32> {
     let leaf0 = __cpuid_count(0, 0);
     let vendor = [leaf0.ebx, leaf0.edx, leaf0.ecx].map(u32::to_le_bytes);
     let signature = __cpuid_count(1, 0).eax;
     let family = (signature >> 8 & 0xf) + (signature >> 20 & 0xff);
     let is_amd = matches!(vendor.as_flattened(), b"AuthenticAMD" | b"HygonGenuine");
-    (is_amd && family >= 0x17).then_some(family)
+    let generation = match family {
+        0x1a.. => 5,
+        _ if avx512 => 4,
+        _ => 3,
+    };
+    (is_amd && family >= 0x17).then_some(generation)
 }
 
 /// The routines of `isa`, which the processor has.
