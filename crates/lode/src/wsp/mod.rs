@@ -10,7 +10,8 @@
 //! | `start`, `suspend`, `resume`, `end`, `status`, `daemon` | one command each |
 //! | `pooled` | memory that is a file of a pool |
 //! | `touched` | which parts of memory are written back |
-//! | `report` | how long it took, by phase |
+//! | `turns`, `window` | who is suspended when, and how far all are when the energy was to end |
+//! | `report` | how long it took, by phase, and what was written back |
 
 mod agent;
 mod daemon;
@@ -27,6 +28,8 @@ mod start;
 mod status;
 mod suspend;
 mod touched;
+mod turns;
+mod window;
 
 use crate::cli::wsp::{Wsp, WspSub};
 use crate::failure::Result;

@@ -260,6 +260,7 @@ fn entry(what: &str, done: &wsp::Resumed, domain: &str, clock: &str) -> Entry {
         generation: done.generation,
         state_bytes: 0,
         dirty_bytes: None,
+        dirty: Vec::new(),
         domain: domain.into(),
         phases: phases([("start", done.start), ("load", done.load), ("finish", done.finish)]),
         clock: Some(clock.into()),
