@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use lodestone::error::Error;
-use lodestone::media::{Media, Span};
+use lodestone::media::Media;
 use lodestone::wsp::image::Seal;
 use lodestone::wsp::{self, Machine, Ram, State};
 use rustix::io::Errno;
@@ -60,7 +60,7 @@ pub fn run(guests: &Guests, args: &WspResume) -> Result<()> {
     };
     let clone = args.clone.as_deref().map(|name| guests.place(name));
     let how = How { only_idle: args.all, force: args.force, boot_after: args.boot_after };
-    let mut outcomes = all(&places, clone.as_ref(), how);
+    let mut outcomes = all(&places, clone.as_ref(), how, &|_| {});
     outcomes.extend(unknown.into_iter().map(|(name, failure)| {
         let error = Some(words(failure));
         Outcome { name, state: "unknown", entry: None, error }
@@ -79,37 +79,72 @@ pub fn run(guests: &Guests, args: &WspResume) -> Result<()> {
     }
 }
 
-/// Whether whoever resumes all means this guest: it is suspended, or stands. A clone's description names its original's image, which
-/// is not its own to resume. Who does not answer neither stands nor waits for a resume.
-fn is_idle(place: &Place) -> bool {
-    let Some(config) = place.config().ok().filter(|config| config.clone_of.is_none()) else { return false };
-    match place.is_alive() {
-        true => super::status::stands(place, &config),
-        false => {
-            let suspended = |media: &Span| wsp::cycle::suspended(&Ram::new(media, config.ram_bytes)?);
-            with_ram(place, &config, suspended).is_ok()
-        }
+/// Whether whoever resumes all means this guest: it is suspended, or stands. Words where that cannot be told, with what to do: nobody
+/// would miss a guest that is passed over in silence. A clone's description names its original's image, which is not its own to
+/// resume. Who does not answer neither stands nor waits for a resume.
+fn is_idle(place: &Place) -> std::result::Result<bool, String> {
+    let config = place.config().map_err(words)?;
+    if config.clone_of.is_some() {
+        return Ok(false);
     }
+    let look = || match place.is_alive() {
+        true => Ok(super::status::stands(place, &config)),
+        false => is_suspended(place, &config),
+    };
+    let looked = match look() {
+        // Somebody works on it, and it may be another guest then.
+        Err(e) if e.errno() == libc::EBUSY => {
+            drop(place.lock().map_err(words)?);
+            look()
+        }
+        looked => looked,
+    };
+    looked.map_err(|e| {
+        let remedy = cold_boot(place, &config, &e);
+        format!("guest {}: whether it is suspended cannot be told: {e}{remedy}", place.name)
+    })
 }
 
-/// Resumes all that are suspended or stand, for those who report to a log.
+/// What the record of a guest without an emulator says; ENODATA where there is none.
+fn is_suspended(place: &Place, config: &Config) -> lodestone::Result<bool> {
+    there(config)?;
+    let record = with_ram(place, config, |media| Ram::new(media, config.ram_bytes)?.record())?;
+    let no_record = || Error::message(libc::ENODATA, SITE, "its memory has no record that verifies");
+    record.map(|record| record.state == State::Suspended).ok_or_else(no_record)
+}
+
+/// Resumes all that are suspended or stand, for those who report to a log: `told` hears of each guest when it is through, or
+/// cannot be.
 pub fn every(
     guests: &Guests,
     boot_after: Option<u32>,
-) -> Result<Vec<(String, std::result::Result<String, String>)>> {
-    let outcomes = all(&guests.all()?, None, How { only_idle: true, force: false, boot_after });
-    let told = |outcome: Outcome| match (outcome.entry, outcome.error) {
-        (Some(entry), None) => (outcome.name, Ok(entry.sentence())),
-        (_, error) => (outcome.name, Err(error.unwrap_or_default())),
-    };
-    Ok(outcomes.into_iter().map(told).collect())
+    told: &(dyn Fn(&str, std::result::Result<String, String>) + Sync),
+) -> Result<()> {
+    let how = How { only_idle: true, force: false, boot_after };
+    all(&guests.all()?, None, how, &|outcome| {
+        let result = match (&outcome.entry, &outcome.error) {
+            (Some(entry), None) => Ok(entry.sentence()),
+            (_, error) => Err(error.clone().unwrap_or_default()),
+        };
+        told(&outcome.name, result);
+    });
+    Ok(())
 }
 
-/// Guests are compartments: each is resumed by a thread of its own, and none waits for another (WSP §3.4).
-fn all(places: &[Place], clone: Option<&Place>, how: How) -> Vec<Outcome> {
-    let chosen = |place: &Place| (!how.only_idle || is_idle(place)).then(|| one(place, clone, how));
+/// Guests are compartments: each is resumed by a thread of its own, and none waits for another (WSP §3.4). `told` hears of each as
+/// soon as it is through.
+fn all(places: &[Place], clone: Option<&Place>, how: How, told: &(dyn Fn(&Outcome) + Sync)) -> Vec<Outcome> {
+    let chosen = |place: &Place| match if how.only_idle { is_idle(place) } else { Ok(true) } {
+        Ok(true) => Some(one(place, clone, how)),
+        Ok(false) => None,
+        Err(why) => {
+            Some(Outcome { name: place.name.clone(), state: "unknown", entry: None, error: Some(why) })
+        }
+    };
+    let one_told = |place| chosen(place).inspect(told);
     std::thread::scope(|scope| {
-        let threads: Vec<_> = places.iter().map(|place| scope.spawn(move || chosen(place))).collect();
+        let one_told = &one_told;
+        let threads: Vec<_> = places.iter().map(|place| scope.spawn(move || one_told(place))).collect();
         threads.into_iter().filter_map(|thread| thread.join().expect("resuming does not panic")).collect()
     })
 }
