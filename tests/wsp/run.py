@@ -253,8 +253,8 @@ def steps(context):
 
 
 # In the short form of so many steps one has its kills, and those always that begin so.
-STEPS_EVERY = 4
-ALWAYS = ("send migrate ", "send cont", "send quit", "sync")
+STEPS_EVERY = 6
+ALWAYS = ("send migrate ", "send cont", "sync ram")
 
 
 def one_step(context, tracer, image_of, what, step, victim):
