@@ -70,8 +70,7 @@ fn counts(file: &File, range: Range) -> io::Result<Counts> {
     let mut counts = Counts::default();
     // SAFETY: the kernel reads one range and writes one structure of counts, both laid out as it wants them and alive during the
     // call; the descriptor is open.
-    let done =
-        unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut counts, 0u32) };
+    let done = unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut counts, 0u32) };
     match done {
         0 => Ok(counts),
         _ => Err(io::Error::last_os_error()),

@@ -226,6 +226,23 @@ pub fn go_on_standing<R: Media, M: Machine>(ram: &Ram<R>, machine: &mut M) -> Re
     Ok(Some(record.generation))
 }
 
+/// Makes the image of a guest of its own out of copies of another's memory and slot: with another number, so that nothing of the one fits
+/// the other from here on, and with what it runs in itself. Cut short, it leaves copies that do not fit.
+///
+/// What [`image`] says of copies that are none.
+pub fn adopt<R: Media, S: Media>(
+    ram: &Ram<R>,
+    slot: &S,
+    image: [u8; 16],
+    identity: impl FnOnce(&Seal) -> Result<Vec<u8>>,
+) -> Result<u64> {
+    let (record, seal) = self::image(ram, slot)?;
+    let identity = identity(&seal)?;
+    slot::seal(slot, Seal { image, identity, ..seal })?;
+    ram.write(Record { image, ..record })?;
+    Ok(record.generation)
+}
+
 /// What the record of memory names as suspended, and the slot's seal, of which every byte verified.
 pub fn image<R: Media, S: Media>(ram: &Ram<R>, slot: &S) -> Result<(Record, Seal)> {
     let record = suspended(ram)?;

@@ -222,6 +222,8 @@ def steps(context):
     """The emulator, or lode, is killed before each step of a suspend and of a resume: it goes on at its request, or boots"""
     host = context.cleared()
     media = Disk(context)
+    if media.missing:
+        context.untried.append(f"media that are synced: {media.missing}")
     try:
         host.start("db", ram="128M", disk=context.disk, media=media.directory)
         host.wait_requests("db", 3)
@@ -316,18 +318,27 @@ def copy_sparse(source, target):
 class Disk:
     """A directory on a disk that is in memory, so that what is synced is seen to be synced, and soon; without root an ordinary one."""
 
-    def __init__(self, context, mib=288):
+    def __init__(self, context, mib=288, kind="ext4"):
         self.directory, self.disk = os.path.join(context.work, "on-disk"), os.path.join(context.host.media, "on-disk.img")
         os.makedirs(self.directory)
-        make_disk(self.disk, mib)
-        done = subprocess.run(["mount", "-o", "loop", self.disk, self.directory], capture_output=True, check=False)
-        if done.returncode:
-            context.untried.append("media that are synced: no file system can be mounted here")
+        self.missing = self._mount(mib, kind)
+
+    def _mount(self, mib, kind):
+        """What is missing for it."""
+        path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+        if not shutil.which("mkfs." + kind, path=path):
+            return f"mkfs.{kind} is not installed (tests/setup.sh guest installs it)"
+        subprocess.run(["truncate", "-s", f"{mib}M", self.disk], check=True)
+        force = {"ext4": "-F", "xfs": "-f"}[kind]
+        subprocess.run([shutil.which("mkfs." + kind, path=path), "-q", force, self.disk], check=True)
+        done = subprocess.run(["mount", "-o", "loop", self.disk, self.directory], capture_output=True, text=True, check=False)
+        return f"no {kind} can be mounted here ({done.stderr.strip()})" if done.returncode else None
 
     def end(self):
         subprocess.run(["umount", "-l", self.directory], capture_output=True, check=False)
         shutil.rmtree(self.directory)
-        os.remove(self.disk)
+        if os.path.exists(self.disk):
+            os.remove(self.disk)
 
 
 def unfinished(context):
@@ -605,6 +616,69 @@ def clones(context):
     goes_on(host)
     host.run("rm", "two")
     expect(sorted(guest["name"] for guest in host.json("list")["guests"]) == ["db"], "clones are still listed")
+
+
+def reflinked(context):
+    """A copy that shares blocks with its original is a guest of its own: both go on, and are suspended in turn"""
+    host = context.suspended()
+    said = host.refused("resume", "db", "--clone", "own", "--reflink")
+    if file_system(host.media) != "xfs" and file_system(context.work) != "xfs":
+        expect("shares no blocks" in said and "leave --reflink out" in said, said)
+        expect(not os.path.exists(os.path.join(host.media, "own.wsp")) and not os.path.exists(context.disk + ".own"), "something is left of it")
+    goes_on(host)
+    context.cleared()
+    media = Disk(context, 512, "xfs")
+    try:
+        if media.missing:
+            raise Unavailable(f"files that share blocks: {media.missing}")
+        there = media.directory
+        disk = os.path.join(there, "db.img")
+        make_disk(disk)
+        host.start("db", ram="128M", disk=disk, media=there)
+        host.wait_requests("db", 3)
+        host.run("suspend", "db")
+        last = host.requests("db")[-1][0]
+        free = shutil.disk_usage(there).free
+        host.run("resume", "db", "--clone", "own", "--reflink")
+        expect(free - shutil.disk_usage(there).free < 64 << 20, "memory was copied")
+        # Neither waits for the other, and each has its own.
+        goes_on(host)
+        host.wait_requests("own", 3)
+        expect(last <= host.requests("own")[0][0] <= last + 2, f"the copy begins with {host.requests('own')[0]}, after {last}")
+        host.run("suspend", "own", "db")
+        kept = {name: read(host.slot(name)) for name in ("own", "db")}
+        for name, other in (("own", "db"), ("db", "own")):
+            write(host.slot(name), kept[other])
+            said = host.refused("resume", name)
+            expect("another guest" in said and "put back" in said, said)
+            write(host.slot(name), kept[name])
+        host.run("resume", "own", "db")
+        for name in ("own", "db"):
+            host.wait(name, CHECK)
+            answers = host.requests(name)
+            expect(all(after[0] == before[0] + 1 == after[1] for before, after in zip(answers, answers[1:])), f"{name}: {answers}")
+            expect(all(check == b"ok" for check in CHECK.findall(host.console(name))), f"{name}: its database is damaged")
+        host.whole("db")
+        expect("there is a guest own already" in host.refused("resume", "db", "--clone", "own", "--reflink"), "another guest is overwritten")
+        # A copy of the copy; and one with a disk that is not copied.
+        host.run("suspend", "own")
+        host.run("resume", "own", "--clone", "third", "--reflink")
+        host.wait_requests("third", 2)
+        for name in ("own", "third"):
+            host.status("stop", name)
+            host.run("rm", "--force", name)
+        expect(sorted(os.listdir(there)) == ["db.img", "db.wsp"], f"left: {os.listdir(there)}")
+        host.wait_requests("db", 2)
+        host.whole("db")
+        drive = ("-drive", f"if=none,id=other,file={disk},format=raw,read-only=on")
+        host.run("start", "drive", "--ram", "64M", "--media", there, "--", *drive)
+        host.run("suspend", "drive")
+        expect("not copied" in host.refused("resume", "drive", "--clone", "fourth", "--reflink"), "a disk that is not copied")
+        expect(not os.path.exists(os.path.join(there, "fourth.wsp")), "something is left of it")
+    finally:
+        host.end_all()
+        shutil.rmtree(host.guests, ignore_errors=True)
+        media.end()
 
 
 def repeated(context):
@@ -1370,7 +1444,7 @@ def error_of(what):
     return 0
 
 
-SUITES = [cycles, cold, kills, steps, unfinished, spoiled, changed, clones, repeated, power, order, restart, hook, full, paged, huge, cut, words, clock, pooled]
+SUITES = [cycles, cold, kills, steps, unfinished, spoiled, changed, clones, reflinked, repeated, power, order, restart, hook, full, paged, huge, cut, words, clock, pooled]
 
 
 def main():

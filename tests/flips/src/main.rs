@@ -113,8 +113,13 @@ fn refused(
     flip()?;
     match verdict {
         Some(e) if REFUSALS.contains(&e.errno()) => Ok(1),
-        Some(e) => Err(format!("bit {bit} of byte {at} of {what} was flipped, and that failed with: {e}").into()),
-        None => Err(format!("bit {bit} of byte {at} of {what} was flipped, and the image would be resumed").into()),
+        Some(e) => {
+            Err(format!("bit {bit} of byte {at} of {what} was flipped, and that failed with: {e}").into())
+        }
+        None => {
+            Err(format!("bit {bit} of byte {at} of {what} was flipped, and the image would be resumed")
+                .into())
+        }
     }
 }
 

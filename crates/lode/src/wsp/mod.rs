@@ -8,6 +8,7 @@
 //! | `identity` | what must be the same when a state is loaded |
 //! | `guest` | the steps of a suspend and a resume in QEMU |
 //! | `start`, `suspend`, `resume`, `end`, `status`, `daemon` | one command each |
+//! | `reflink` | a copy of a suspended guest that shares its blocks |
 //! | `pooled` | memory that is a file of a pool |
 //! | `touched` | which parts of memory are written back |
 //! | `turns`, `window` | who is suspended when, and how far all are when the energy was to end |
@@ -22,6 +23,7 @@ mod identity;
 mod place;
 mod pooled;
 mod qmp;
+mod reflink;
 mod report;
 mod resume;
 mod start;

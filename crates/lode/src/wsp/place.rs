@@ -75,6 +75,9 @@ pub struct Config {
     pub options: Vec<String>,
     /// Whose image it was made of: its memory ends with it.
     pub clone_of: Option<String>,
+    /// Its disks were copied for it, and go with it.
+    #[serde(default)]
+    pub own_disks: bool,
     /// Resumes that failed since the last that did not.
     pub failed: u32,
 }
@@ -182,8 +185,7 @@ impl Guests {
         let entries = entries
             .map_err(|e| Failure::failed(format_args!("cannot list {} to its end: {e}", show(&self.dir))))?;
         let names = entries.into_iter().filter_map(|entry| entry.file_name().into_string().ok());
-        let mut places: Vec<Place> =
-            names.map(|name| self.place(&name)).filter(Place::is_there).collect();
+        let mut places: Vec<Place> = names.map(|name| self.place(&name)).filter(Place::is_there).collect();
         places.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(places)
     }
@@ -511,6 +513,7 @@ mod tests {
             cwd: "/".into(),
             options: vec!["-kernel".into(), "k".into()],
             clone_of: None,
+            own_disks: true,
             failed: 0,
         };
         place.write_config(&config).unwrap();

@@ -193,8 +193,7 @@ pub fn draw(name: &str, entries: &[Entry]) -> String {
             suspends.median_us / 1e3
         );
         if let Some((median, most)) = suspends.dirty_bytes {
-            let _ =
-                write!(text, "; to write back: {} at most, {} at the median", Size(most), Size(median));
+            let _ = write!(text, "; to write back: {} at most, {} at the median", Size(most), Size(median));
         }
         svg::text(&mut page, 20.0, 84.0, "start", "", &text);
         let x = left + (right - left) * suspends.worst_us / longest;
@@ -279,7 +278,10 @@ mod tests {
         let page = draw("db<1>", &[entry("suspend", 1000.0), entry("resume", 2000.0)]);
         assert!(page.contains("db&lt;1&gt;") && page.contains("3.0 ms") && page.contains("6.0 ms"), "{page}");
         assert!(page.contains("Energy window: 3.0 ms at worst"), "{page}");
-        assert!(page.contains("3 MiB at most") && page.contains("3.0 ms, at least 3 MiB of memory"), "{page}");
+        assert!(
+            page.contains("3 MiB at most") && page.contains("3.0 ms, at least 3 MiB of memory"),
+            "{page}"
+        );
         assert!(page.ends_with("</svg>\n"));
     }
 

@@ -17,7 +17,7 @@ use super::guest::{
     Guest, identity_of, make_slot, open_ram, open_ram_to_read, open_slot, record_there, slot_path, use_ram,
     with_ram,
 };
-use super::place::{Config, Guests, Place, remove_if_there};
+use super::place::{Config, Guests, Lock, Place, remove_if_there};
 use super::pooled::Kept;
 use super::report::{Entry, now_ns, phases};
 use super::suspend::words;
@@ -34,6 +34,8 @@ const ENDS_MAX: Duration = Duration::from_secs(2);
 struct How {
     /// Leaves the guests alone that are neither suspended nor stand.
     only_idle: bool,
+    /// A copy is a guest of its own.
+    reflink: bool,
     force: bool,
     boot_after: Option<u32>,
 }
@@ -59,7 +61,8 @@ pub fn run(guests: &Guests, args: &WspResume) -> Result<()> {
         false => guests.named(&args.names),
     };
     let clone = args.clone.as_deref().map(|name| guests.place(name));
-    let how = How { only_idle: args.all, force: args.force, boot_after: args.boot_after };
+    let how =
+        How { only_idle: args.all, reflink: args.reflink, force: args.force, boot_after: args.boot_after };
     let mut outcomes = all(&places, clone.as_ref(), how, &|_| {});
     outcomes.extend(unknown.into_iter().map(|(name, failure)| {
         let error = Some(words(failure));
@@ -120,7 +123,7 @@ pub fn every(
     boot_after: Option<u32>,
     told: &(dyn Fn(&str, std::result::Result<String, String>) + Sync),
 ) -> Result<()> {
-    let how = How { only_idle: true, force: false, boot_after };
+    let how = How { only_idle: true, reflink: false, force: false, boot_after };
     all(&guests.all()?, None, how, &|outcome| {
         let result = match (&outcome.entry, &outcome.error) {
             (Some(entry), None) => Ok(entry.sentence()),
@@ -149,7 +152,7 @@ fn all(places: &[Place], clone: Option<&Place>, how: How, told: &(dyn Fn(&Outcom
     })
 }
 
-fn one(place: &Place, clone: Option<&Place>, How { force, boot_after, .. }: How) -> Outcome {
+fn one(place: &Place, clone: Option<&Place>, How { reflink, force, boot_after, .. }: How) -> Outcome {
     let ended = |state, entry, error| Outcome { name: place.name.clone(), state, entry, error };
     let failed = |failure: Failure| ended("failed", None, Some(words(failure)));
     let _lock = match place.lock() {
@@ -161,6 +164,7 @@ fn one(place: &Place, clone: Option<&Place>, How { force, boot_after, .. }: How)
         Err(failure) => return failed(failure),
     };
     let done = match clone {
+        Some(clone) if reflink => resume_copy(place, &config, clone, force),
         Some(clone) => resume_clone(place, &config, clone, force),
         None => resume(place, &config, force),
     };
@@ -311,13 +315,7 @@ fn resume_clone(place: &Place, config: &Config, clone: &Place, force: bool) -> l
     if let Some(why) = emulator::refused_for_clone(&config.options) {
         return Err(Error::message(libc::EOPNOTSUPP, SITE, why));
     }
-    clone.make().map_err(failed)?;
-    let _lock = clone.lock().map_err(failed)?;
-    let is_ours = clone.config().map(|c| c.clone_of.is_some());
-    if clone.is_alive() || is_ours.is_ok_and(|is_clone| !is_clone) {
-        let message = format!("there is a guest {} already: choose another name, or remove it", clone.name);
-        return Err(Error::message(libc::EEXIST, SITE, message));
-    }
+    let _lock = take_name(clone)?;
     there(config)?;
     let used = use_ram(config)?;
     let media = open_ram_to_read(config)?;
@@ -329,6 +327,36 @@ fn resume_clone(place: &Place, config: &Config, clone: &Place, force: bool) -> l
     let done = wsp::resume_clone(&ram, &slot, &mut guest, |seal| disks_fit(seal, force))?;
     let clock = guest.set_clock();
     Ok(entry("clone", &done, media.domain().name(), &clock))
+}
+
+/// A copy that shares blocks with its original is a guest like any other, and is resumed as such.
+fn resume_copy(place: &Place, config: &Config, clone: &Place, force: bool) -> lodestone::Result<Entry> {
+    let begun = Instant::now();
+    if clone.name == place.name {
+        return Err(Error::message(libc::EINVAL, SITE, "a clone has another name than its original"));
+    }
+    there(config)?;
+    let _lock = take_name(clone)?;
+    let copy = super::reflink::copy(config, clone, |seal| disks_fit(seal, force))?;
+    let copied = begun.elapsed();
+    let mut entry = resume(clone, &copy, false)
+        .map_err(|e| e.context(format_args!("the copy {} was made, and is suspended", clone.name)))?;
+    entry.what = "clone".into();
+    entry.phases[0].us += copied.as_nanos() as f64 / 1e3;
+    Ok(entry)
+}
+
+/// The directory of a clone, for whoever makes it; EEXIST where another guest has its name.
+fn take_name(clone: &Place) -> lodestone::Result<Lock> {
+    let failed = |failure: Failure| Error::message(libc::EIO, SITE, words(failure));
+    clone.make().map_err(failed)?;
+    let lock = clone.lock().map_err(failed)?;
+    let is_ours = clone.config().map(|c| c.clone_of.is_some());
+    if clone.is_alive() || is_ours.is_ok_and(|is_clone| !is_clone) {
+        let message = format!("there is a guest {} already: choose another name, or remove it", clone.name);
+        return Err(Error::message(libc::EEXIST, SITE, message));
+    }
+    Ok(lock)
 }
 
 /// ENOENT with a remedy where memory is gone.

@@ -186,7 +186,9 @@ fn one(place: &Place, trigger: Instant, told: &(dyn Fn(Moment) + Sync)) -> Resul
         let found = found_dirty(&config, media.domain(), generation, phase);
         dirty.lock().expect("nobody panics with it").extend(found);
         told(match phase {
-            Phase::WriteBack if media.domain() == Domain::PageCache => Moment::Writes(config.ram.clone(), config.part()),
+            Phase::WriteBack if media.domain() == Domain::PageCache => {
+                Moment::Writes(config.ram.clone(), config.part())
+            }
             phase => Moment::In(phase),
         });
     };

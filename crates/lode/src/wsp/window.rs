@@ -144,7 +144,9 @@ mod tests {
         let left = At { left_bytes: Some(3 << 20), ..at[2].clone() };
         let text = words(Duration::from_millis(5), &[left]);
         assert!(
-            text.contains("no guest is suspended yet; in write-back: c (3 MiB of its memory still to be written)"),
+            text.contains(
+                "no guest is suspended yet; in write-back: c (3 MiB of its memory still to be written)"
+            ),
             "{text}"
         );
     }
