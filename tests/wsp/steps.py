@@ -173,6 +173,8 @@ class Kills:
 
     def __init__(self, host, name, output):
         self.host, self.name, self.output = host, name, output
+        # Commands after which it was booted.
+        self.booted = set()
 
     def command(self, what):
         return [self.host.lode, "wsp", "--wsp-dir", self.host.guests, what, self.name]

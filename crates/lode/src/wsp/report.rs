@@ -63,9 +63,16 @@ pub fn sum(dirty: &[Dirty]) -> Option<u64> {
 
 /// `3 MiB of memory, 300 KiB of state`; empty where nothing had to be written back.
 pub fn by_media(dirty: &[Dirty]) -> String {
-    let some = dirty.iter().filter(|dirty| dirty.bytes > 0).map(|dirty| {
-        let at_least = if dirty.at_least { "at least " } else { "" };
-        format!("{at_least}{} of {}", Size(dirty.bytes), dirty.media)
+    let mut kinds: Vec<(&str, u64, bool)> = Vec::new();
+    for Dirty { media, bytes, at_least, .. } in dirty {
+        match kinds.iter_mut().find(|(kind, ..)| kind == media) {
+            Some((_, sum, is_least)) => (*sum, *is_least) = (*sum + bytes, *is_least || *at_least),
+            None => kinds.push((media, *bytes, *at_least)),
+        }
+    }
+    let some = kinds.into_iter().filter(|(_, bytes, _)| *bytes > 0).map(|(kind, bytes, at_least)| {
+        let at_least = if at_least { "at least " } else { "" };
+        format!("{at_least}{} of {kind}", Size(bytes))
     });
     some.collect::<Vec<_>>().join(", ")
 }
@@ -164,13 +171,13 @@ const BARS_MAX: usize = 24;
 pub fn draw(name: &str, entries: &[Entry]) -> String {
     let suspends = summarize(entries, "suspend");
     let entries = &entries[entries.len().saturating_sub(BARS_MAX)..];
-    let (left, right, top, row) = (150.0, 560.0, 116.0, 26.0);
+    let (left, right, top, row) = (150.0, 540.0, 116.0, 26.0);
     let worst_us = suspends.as_ref().map_or(1.0, |suspends| suspends.worst_us);
     let longest = entries.iter().map(Entry::total_us).fold(worst_us, f64::max);
     let mut page = String::new();
     svg::page(
         &mut page,
-        (840.0, top + row * entries.len() as f64 + 40.0),
+        (960.0, top + row * entries.len() as f64 + 40.0),
         "text { font-size: 13px; fill: #1a1a1a } .title { font-size: 17px } .small { font-size: 11px; fill: #4d4d4d }\n\
          .bar { stroke: #1a1a1a; stroke-width: 0.8 } .window { stroke: #a32020; stroke-width: 1.5; stroke-dasharray: 5 3 }\n",
         r##"<pattern id="light" width="8" height="8" patternUnits="userSpaceOnUse"><rect width="8" height="8" fill="#dbe6f4"/></pattern>
@@ -293,6 +300,13 @@ mod tests {
             "{text}"
         );
         assert!(text.ends_with("written back at least 3 MiB of memory"), "{text}");
+    }
+
+    #[test]
+    fn media_of_a_kind_are_together() {
+        let disk = |bytes, at_least| Dirty { media: "disk".into(), path: "/d".into(), bytes, at_least };
+        assert_eq!(by_media(&[disk(1 << 20, false), disk(2 << 20, true)]), "at least 3 MiB of disk");
+        assert_eq!(by_media(&[disk(0, false)]), "");
     }
 
     #[test]
