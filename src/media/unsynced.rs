@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -47,7 +48,8 @@ struct Counts {
 /// ENOSYS before Linux 6.5, EOPNOTSUPP for a file that is memory only.
 pub fn unsynced(path: &Path, part: Option<Part>, at_most: Duration) -> io::Result<Unsynced> {
     let begun = Instant::now();
-    let mut file = File::open(path)?;
+    // A drive without a medium would keep whoever opens it.
+    let mut file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     let (start, end) = match part {
         Some(part) => (part.offset, part.offset + part.bytes),
         // A device has no length that a look at its inode would tell.
