@@ -226,7 +226,7 @@ def wsp():
     if platform.machine() != "x86_64":
         return Result(skipped=1, lines=["SKIP wsp: this machine is not x86-64, the guest is"])
     long = ["--long"] if OPTIONS.nightly else []
-    return summed("wsp", sys.executable, "tests/wsp/run.py", "--lode", LODE, *long, minutes=30)
+    return summed("wsp", sys.executable, "tests/wsp/run.py", "--lode", LODE, *long, minutes=50 if long else 30)
 
 
 def crash():

@@ -13,7 +13,8 @@ test="$demo gcc:cc g++:c++ libc6-dev:/usr/include/stdio.h make:make git:git tar:
 acl:setfacl libacl1-dev:/usr/include/sys/acl.h attr:setfattr pkg-config:pkg-config fio:fio xz-utils:xz
 bindfs:bindfs"
 # What boots a machine with emulated NVDIMMs. Its kernel is downloaded by tests/guest, not installed.
-guest="qemu-system-x86:qemu-system-x86_64 busybox-static:busybox binutils:strip e2fsprogs:mkfs.ext4"
+guest="qemu-system-x86:qemu-system-x86_64 busybox-static:busybox binutils:strip e2fsprogs:mkfs.ext4
+xfsprogs:mkfs.xfs"
 
 # The database of the study of whole systems.
 study="$guest rocksdb-tools:db_bench"

@@ -14,7 +14,9 @@ use lodestone::sim::explore::{Bounds, explore};
 use lodestone::sim::media::{CrashPoint, Keep, SimMedia};
 use lodestone::sim::mutation::Mutation;
 use lodestone::wsp::image::{RECORD_BYTES, RECORD_STRIDE_BYTES, RECORDS, SEAL_BYTES, TRAILER_BYTES};
-use lodestone::wsp::{Machine, Ram, Saved, Seal, State, go_on_standing, resume, resume_clone, suspend};
+use lodestone::wsp::{
+    Machine, Ram, Saved, Seal, State, adopt, go_on_standing, resume, resume_clone, suspend,
+};
 
 /// A page: the record has another, and may come to the disk before what it is about.
 const RAM_BYTES: u64 = 4096;
@@ -522,6 +524,43 @@ fn memory_of_another_generation_fits_no_state() {
     let foreign = host.slot(2).unwrap();
     let e = resume(&other.memory(), &foreign, &mut machine, |_| Ok(())).unwrap_err();
     assert_eq!(e.errno(), libc::ESTALE, "{e}");
+}
+
+#[test]
+fn a_copy_of_its_own_fits_nothing_of_its_original() {
+    let host = Host::new(Domain::PageCache);
+    let mut machine = Model::of(&host, true);
+    machine.work();
+    machine.suspend().unwrap();
+    let words = host.words();
+    let copy = || {
+        let slots = BTreeMap::from([(1, Arc::new(host.slot(1).unwrap().copy()))]);
+        Host { ram: Arc::new(host.ram.copy()), slots: Arc::new(Mutex::new(slots)), ..host.clone() }
+    };
+    let other = copy();
+    let own = |seal: &Seal| Ok(seal.identity.clone());
+    assert_eq!(adopt(&other.memory(), &other.slot(1).unwrap(), [9; 16], own).unwrap(), 1);
+    for (ram, slot) in [(&host, &other), (&other, &host)] {
+        let mut machine = Model::of(ram, false);
+        let e = resume(&ram.memory(), &slot.slot(1).unwrap(), &mut machine, |_| Ok(())).unwrap_err();
+        assert_eq!(e.errno(), libc::ESTALE, "{e}");
+    }
+    // Both go on, each by itself.
+    for host in [&other, &host] {
+        let mut machine = Model::of(host, false);
+        assert_eq!(host.resume(&mut machine).unwrap(), 1);
+        assert_eq!(machine.loaded.as_ref(), Some(&words));
+        machine.work();
+        assert_eq!(machine.suspend().unwrap(), 2);
+    }
+    // Between the two steps it is no image.
+    let cut = copy();
+    let e = adopt(&cut.memory(), &cut.slot(1).unwrap(), [9; 16], own).and_then(|_| {
+        let before = copy();
+        resume(&before.memory(), &cut.slot(1).unwrap(), &mut Model::of(&before, false), |_| Ok(()))
+    });
+    assert_eq!(e.unwrap_err().errno(), libc::ESTALE);
+    assert_eq!(adopt(&host.memory(), &cut.slot(1).unwrap(), [9; 16], own).unwrap_err().errno(), libc::ESTALE);
 }
 
 #[test]

@@ -12,7 +12,7 @@
 //! device locked and mapped, `label` block 0 of a region, `pool` one or many regions as one address
 //! space, `open` how a pool comes to be, `span` memory without labels, for those who have a format of their own,
 //! `tract` memory that processes divide among themselves,
-//! `mapping` an address range, `overlay` stores that stay private, `describe` what a pool says of itself, `copy` the
+//! `unsynced` what the kernel has still to write, `mapping` an address range, `overlay` stores that stay private, `describe` what a pool says of itself, `copy` the
 //! routines, `fault` SIGBUS turned into an error.
 
 mod by_address;
@@ -31,6 +31,7 @@ mod span;
 mod token;
 #[cfg(feature = "memory-type")]
 mod tract;
+mod unsynced;
 
 pub(crate) use by_address::ByAddress;
 pub use copy::{Isa, ReadStep, ReadTable, Streams, Words, crc32c, crc32c_join, crc32c_words, prefetch};
@@ -44,6 +45,7 @@ pub use span::{Part, Span, SpanOptions};
 pub use token::{Dirty, Durable, Flushed};
 #[cfg(feature = "memory-type")]
 pub(crate) use tract::{TRACT_LABEL_BYTES, Tract};
+pub use unsynced::{Unsynced, unsynced};
 
 /// A byte address in the pool: 0 is the first byte of the first region.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]

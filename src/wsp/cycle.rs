@@ -13,10 +13,36 @@ use crate::media::{Addr, Domain, Media};
 
 const SITE: &str = "wsp::cycle";
 
+/// Where a suspend is (WSP Figure 2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// The guest is stopped, and the state of its devices saved.
+    Prepare,
+    /// Disks, memory and state are made durable.
+    WriteBack,
+    /// The record is written.
+    Finish,
+    /// The image is durable: whoever has no more power has lost nothing.
+    Durable,
+}
+
+impl Phase {
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Prepare => "prepare",
+            Phase::WriteBack => "write-back",
+            Phase::Finish => "finish",
+            Phase::Durable => "durable",
+        }
+    }
+}
+
 /// What a guest runs in. After an error it can still be told to go on, or ended.
 pub trait Machine {
     type Slot: Media;
 
+    /// Told at the beginning of each phase of a suspend, for those who watch it.
+    fn reached(&mut self, _phase: Phase) {}
     /// The guest stands, and what it wrote to its disks is durable there.
     fn stop(&mut self) -> Result<()>;
     /// Writes the state of all devices, without memory, behind the place of a new slot's seal. Nothing of it need be durable.
@@ -83,8 +109,10 @@ pub fn suspend<R: Media, M: Machine>(ram: &Ram<R>, machine: &mut M) -> Result<Su
     }
     let generation = before.generation + 1;
     let mut lap = Lap::begin();
+    machine.reached(Phase::Prepare);
     let saved = machine.stop().and_then(|()| machine.save(generation)).and_then(|saved| {
         let prepare = lap.end();
+        machine.reached(Phase::WriteBack);
         let seal = Seal {
             image: before.image,
             generation,
@@ -112,6 +140,7 @@ pub fn suspend<R: Media, M: Machine>(ram: &Ram<R>, machine: &mut M) -> Result<Su
         }
     };
     let write_back = lap.end();
+    machine.reached(Phase::Finish);
     if let Err(e) = ram.write(Record { state: State::Suspended, generation, ..before }) {
         // The record may be durable all the same: memory moves on only when another one surely is.
         return match ram.write(Record { generation, ..before }) {
@@ -125,6 +154,7 @@ pub fn suspend<R: Media, M: Machine>(ram: &Ram<R>, machine: &mut M) -> Result<Su
         };
     }
     let finish = lap.end();
+    machine.reached(Phase::Durable);
     // Nobody whose power fails waits for that.
     machine.end();
     Ok(Suspended { generation, stream_bytes, prepare, write_back, finish })
@@ -194,6 +224,23 @@ pub fn go_on_standing<R: Media, M: Machine>(ram: &Ram<R>, machine: &mut M) -> Re
     ram.write(record)?;
     machine.go_on()?;
     Ok(Some(record.generation))
+}
+
+/// Makes the image of a guest of its own out of copies of another's memory and slot: with another number, so that nothing of the one fits
+/// the other from here on, and with what it runs in itself. Cut short, it leaves copies that do not fit.
+///
+/// What [`image`] says of copies that are none.
+pub fn adopt<R: Media, S: Media>(
+    ram: &Ram<R>,
+    slot: &S,
+    image: [u8; 16],
+    identity: impl FnOnce(&Seal) -> Result<Vec<u8>>,
+) -> Result<u64> {
+    let (record, seal) = self::image(ram, slot)?;
+    let identity = identity(&seal)?;
+    slot::seal(slot, Seal { image, identity, ..seal })?;
+    ram.write(Record { image, ..record })?;
+    Ok(record.generation)
 }
 
 /// What the record of memory names as suspended, and the slot's seal, of which every byte verified.

@@ -30,6 +30,8 @@ pub mod memory;
 pub mod record;
 pub mod slot;
 
-pub use cycle::{Machine, Resumed, Saved, Suspended, go_on_standing, resume, resume_clone, suspend};
+pub use cycle::{
+    Machine, Phase, Resumed, Saved, Suspended, adopt, go_on_standing, resume, resume_clone, suspend,
+};
 pub use image::{Record, Seal, State};
 pub use record::Ram;

@@ -135,6 +135,10 @@ pub struct WspResume {
     /// Resume a copy under this name, with memory and disks of its own that end with it; the image stays
     #[arg(long, value_name = "NAME", value_parser = parse_name)]
     pub clone: Option<String>,
+    /// The copy is a guest of its own, which may be suspended, and beside which the original goes on: memory and disks are files that
+    /// share their blocks with the original's (XFS, btrfs)
+    #[arg(long, requires = "clone")]
+    pub reflink: bool,
     /// Boot a guest that could not be resumed so often in a row, and keep its image [default: never]
     #[arg(long, value_name = "N", value_parser = parse_boot_after())]
     pub boot_after: Option<u32>,

@@ -1,4 +1,4 @@
-//! `lode wsp daemon`: waits for SIGPWR, and suspends every guest.
+//! `lode wsp daemon`: waits for SIGPWR, and suspends every guest; before, and beside that, it resumes them.
 
 use std::time::Instant;
 
@@ -20,20 +20,36 @@ pub fn run(guests: &Guests, args: &WspDaemon) -> Result<()> {
             let (to, mut signal) = (to.clone(), signal(SignalKind::from_raw(number)).map_err(failed)?);
             tokio::spawn(async move { while signal.recv().await.is_some() && to.send(number).is_ok() {} });
         }
-        if args.resume {
-            for (name, outcome) in resume::every(guests, args.boot_after)? {
-                match outcome {
-                    Ok(told) => say(&format!("{name}: {told}")),
-                    Err(why) => say(&why),
-                }
-            }
-        }
+        // Beside all that follows: power may fail meanwhile, and an emulator that hangs keeps nobody from being suspended.
+        let resumes = args.resume.then(|| {
+            let (guests, boot_after) = (guests.clone(), args.boot_after);
+            std::thread::spawn(move || resume_all(&guests, boot_after))
+        });
         say("waiting for SIGPWR");
         while signals.recv().await == Some(libc::SIGPWR) {
             power_fails(guests, args);
         }
+        // Who ends here would leave guests standing.
+        if let Some(resumes) = resumes {
+            if !resumes.is_finished() {
+                say("ends when the resumes have");
+            }
+            resumes.join().expect("resuming does not panic");
+        }
         Ok(())
     })
+}
+
+/// Says of each guest what came of it as soon as that is known.
+fn resume_all(guests: &Guests, boot_after: Option<u32>) {
+    let told = |name: &str, outcome: std::result::Result<String, String>| match outcome {
+        Ok(told) => say(&format!("{name}: {told}")),
+        Err(why) => say(&why),
+    };
+    match resume::every(guests, boot_after, &told) {
+        Ok(()) => say("all resumes have ended"),
+        Err(failure) => say(&suspend::words(failure)),
+    }
 }
 
 /// Nobody waits for this thread meanwhile.

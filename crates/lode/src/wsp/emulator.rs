@@ -249,6 +249,17 @@ pub fn refused_for_clone(options: &[String]) -> Option<&'static str> {
     None
 }
 
+/// Options by which a copy that shares blocks with its original would store to what is its original's.
+pub fn refused_for_reflink(options: &[String]) -> Option<&'static str> {
+    const DISKS: [&str; 8] = ["drive", "hda", "hdb", "hdc", "hdd", "sd", "mtdblock", "pflash"];
+    let is_disk =
+        |o: &String| o.strip_prefix('-').is_some_and(|o| DISKS.contains(&o.trim_start_matches('-')));
+    match options.iter().any(is_disk) {
+        true => Some("disks of QEMU's own options are not copied: give the guest its disks by --disk"),
+        false => refused_for_clone(options),
+    }
+}
+
 fn is_snapshot_off(part: &str) -> bool {
     match part.split_once('=') {
         // By `-set drive.ID.snapshot=off`, too.
@@ -318,6 +329,7 @@ mod tests {
             cwd: "/".into(),
             options: options.iter().map(|o| o.to_string()).collect(),
             clone_of: None,
+            own_disks: false,
             failed: 0,
         }
     }
@@ -329,6 +341,15 @@ mod tests {
         assert!(plain.contains("file=/d,,1,format=raw") && plain.contains("-m 512M"), "{plain}");
         let own = command_line(&config(&["-M", "pc", "-cpu", "qemu64", "-serial", "null"])).join(" ");
         assert!(!own.contains("q35") && !own.contains("max") && !own.contains("lode-console"), "{own}");
+    }
+
+    #[test]
+    fn a_copy_writes_to_nothing_of_its_original() {
+        let refused = |options: &[&str]| {
+            refused_for_reflink(&options.iter().map(|o| o.to_string()).collect::<Vec<_>>()).is_some()
+        };
+        assert!(!refused(&["-kernel", "drive", "-append", "x"]));
+        assert!(refused(&["-drive", "file=x"]) && refused(&["--hda", "x"]) && refused(&["-virtfs", "x"]));
     }
 
     #[test]

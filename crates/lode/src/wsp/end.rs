@@ -103,6 +103,9 @@ fn remove(place: &Place, force: bool) -> Result<()> {
             remove_kept(image).map_err(failed)?;
         }
         forget(&config).map_err(failed)?;
+        if config.own_disks {
+            config.disks.iter().try_for_each(|disk| super::start::remove(disk)).map_err(failed)?;
+        }
         // Images that were put aside are their owner's to remove.
         let _ = std::fs::remove_dir(&config.slots);
     }

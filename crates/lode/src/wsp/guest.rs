@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use lodestone::error::{Error, Result};
 use lodestone::media::{Addr, Domain, Part, Span, SpanOptions};
 use lodestone::wsp::image::{RECORD_STRIDE_BYTES, RECORDS, SEAL_BYTES};
-use lodestone::wsp::{Machine, Ram, Record, Saved, Seal};
+use lodestone::wsp::{Machine, Phase, Ram, Record, Saved, Seal};
 use rustix::fs::FlockOperation;
 use serde_json::json;
 
@@ -196,12 +196,15 @@ pub struct Guest<'a> {
     used: Option<OwnedFd>,
     qmp: Option<Qmp>,
     child: Option<Child>,
+    watch: Option<&'a (dyn Fn(Phase) + Sync)>,
+    /// Bytes of memory that [`touched`](Machine::touched) named; all where it could not.
+    pub touched_bytes: Option<u64>,
 }
 
 impl<'a> Guest<'a> {
     /// One that is to be started, on memory that is used.
     pub fn new(config: &'a Config, place: &'a Place, mode: Mode, used: Option<OwnedFd>) -> Guest<'a> {
-        Guest { config, place, mode, used, qmp: None, child: None }
+        Guest { config, place, mode, used, qmp: None, child: None, watch: None, touched_bytes: None }
     }
 
     /// One that runs.
@@ -212,6 +215,11 @@ impl<'a> Guest<'a> {
             stream.map_err(|e| Error::io(e, SITE, "cannot reach the emulator at", &place.dir.join("qmp")))?;
         guest.qmp = Some(Qmp::begin(stream)?);
         Ok(guest)
+    }
+
+    /// Has each phase of a suspend told.
+    pub fn watched_by(&mut self, watch: &'a (dyn Fn(Phase) + Sync)) {
+        self.watch = Some(watch);
     }
 
     /// Whether the guest of a running emulator runs, too. It stands where whoever suspended it was killed.
@@ -386,6 +394,12 @@ fn words(failure: &failure::Failure) -> String {
 impl Machine for Guest<'_> {
     type Slot = Span;
 
+    fn reached(&mut self, phase: Phase) {
+        if let Some(watch) = self.watch {
+            watch(phase);
+        }
+    }
+
     fn stop(&mut self) -> Result<()> {
         self.leave_off()?;
         match self.state()?.as_str() {
@@ -426,16 +440,19 @@ impl Machine for Guest<'_> {
     }
 
     fn touched(&mut self) -> Option<Vec<(Addr, usize)>> {
+        self.touched_bytes = Some(self.config.ram_bytes);
         // Device back ends in processes of their own store by mappings of their own.
         if self.config.options.iter().any(|option| option.contains("vhost-user")) {
             return None;
         }
         let touched = super::touched::touched(self.place.process()?, self.config);
-        touched
+        let touched = touched
             .inspect_err(|e| {
                 tracing::info!(guest = self.place.name, "all of its memory is written back: {e}")
             })
-            .ok()
+            .ok()?;
+        self.touched_bytes = Some(touched.iter().map(|(_, bytes)| *bytes as u64).sum());
+        Some(touched)
     }
 
     fn discard(&mut self, generation: u64) {

@@ -192,7 +192,7 @@ impl Disk {
     }
 
     /// As it is after a power failure.
-    fn synced(path: &Path) -> Result<Disk> {
+    pub fn synced(path: &Path) -> Result<Disk> {
         let failed = |e: io::Error| Error::io(e, SITE, "cannot sync the disk", path);
         let about = fs::metadata(path).map_err(|e| Error::io(e, SITE, "cannot examine the disk", path))?;
         let is_device = about.file_type().is_block_device();

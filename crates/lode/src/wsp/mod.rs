@@ -8,9 +8,11 @@
 //! | `identity` | what must be the same when a state is loaded |
 //! | `guest` | the steps of a suspend and a resume in QEMU |
 //! | `start`, `suspend`, `resume`, `end`, `status`, `daemon` | one command each |
+//! | `reflink` | a copy of a suspended guest that shares its blocks |
 //! | `pooled` | memory that is a file of a pool |
 //! | `touched` | which parts of memory are written back |
-//! | `report` | how long it took, by phase |
+//! | `turns`, `window` | who is suspended when, and how far all are when the energy was to end |
+//! | `report` | how long it took, by phase, and what was written back |
 
 mod agent;
 mod daemon;
@@ -21,12 +23,15 @@ mod identity;
 mod place;
 mod pooled;
 mod qmp;
+mod reflink;
 mod report;
 mod resume;
 mod start;
 mod status;
 mod suspend;
 mod touched;
+mod turns;
+mod window;
 
 use crate::cli::wsp::{Wsp, WspSub};
 use crate::failure::Result;

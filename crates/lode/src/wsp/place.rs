@@ -75,6 +75,9 @@ pub struct Config {
     pub options: Vec<String>,
     /// Whose image it was made of: its memory ends with it.
     pub clone_of: Option<String>,
+    /// Its disks were copied for it, and go with it.
+    #[serde(default)]
+    pub own_disks: bool,
     /// Resumes that failed since the last that did not.
     pub failed: u32,
 }
@@ -108,6 +111,7 @@ impl Config {
 }
 
 /// All guests.
+#[derive(Clone)]
 pub struct Guests {
     dir: PathBuf,
 }
@@ -133,7 +137,7 @@ impl Guests {
     /// A guest that was started once.
     pub fn known(&self, name: &str) -> Result<Place> {
         let place = self.place(name);
-        match place.dir.join("guest.json").exists() {
+        match place.is_there() {
             true => Ok(place),
             false => Err(Failure::failed(format_args!(
                 "there is no guest {name} in {}: lode wsp list shows those that are",
@@ -177,9 +181,11 @@ impl Guests {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(e) => return Err(Failure::failed(format_args!("cannot list {}: {e}", show(&self.dir)))),
         };
-        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        let mut places: Vec<Place> =
-            names.map(|name| self.place(&name)).filter(|p| p.dir.join("guest.json").exists()).collect();
+        let entries: io::Result<Vec<_>> = entries.collect();
+        let entries = entries
+            .map_err(|e| Failure::failed(format_args!("cannot list {} to its end: {e}", show(&self.dir))))?;
+        let names = entries.into_iter().filter_map(|entry| entry.file_name().into_string().ok());
+        let mut places: Vec<Place> = names.map(|name| self.place(&name)).filter(Place::is_there).collect();
         places.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(places)
     }
@@ -218,9 +224,25 @@ impl Place {
         Failure::failed(format_args!("guest {}: cannot {what} {}: {e}", self.name, show(path)))
     }
 
+    /// Whether a guest was started here once. One whose description is lost, or cannot be looked at, is not forgotten.
+    fn is_there(&self) -> bool {
+        let is_nothing = |name: &str| {
+            let about = fs::metadata(self.dir.join(name));
+            about.is_err_and(|e| [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory].contains(&e.kind()))
+        };
+        !["guest.json", "console.log", "history.jsonl"].into_iter().all(is_nothing)
+    }
+
     pub fn config(&self) -> Result<Config> {
         let path = self.dir.join("guest.json");
-        let text = read_text(&path).map_err(|e| self.failed("read", &path, e))?;
+        let text = read_text(&path).map_err(|e| match e.kind() {
+            io::ErrorKind::NotFound => Failure::failed(format_args!(
+                "guest {}: its description {} is missing: put it back, or start the guest with all its options",
+                self.name,
+                show(&path)
+            )),
+            _ => self.failed("read", &path, e),
+        })?;
         let config: Config = serde_json::from_str(&text).map_err(|e| {
             let message = format!("guest {}: {} is not understood: {e}", self.name, show(&path));
             Failure::failed(format_args!("{message}; start the guest with all its options"))
@@ -491,6 +513,7 @@ mod tests {
             cwd: "/".into(),
             options: vec!["-kernel".into(), "k".into()],
             clone_of: None,
+            own_disks: true,
             failed: 0,
         };
         place.write_config(&config).unwrap();

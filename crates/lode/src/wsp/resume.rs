@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use lodestone::error::Error;
-use lodestone::media::{Media, Span};
+use lodestone::media::Media;
 use lodestone::wsp::image::Seal;
 use lodestone::wsp::{self, Machine, Ram, State};
 use rustix::io::Errno;
@@ -17,7 +17,7 @@ use super::guest::{
     Guest, identity_of, make_slot, open_ram, open_ram_to_read, open_slot, record_there, slot_path, use_ram,
     with_ram,
 };
-use super::place::{Config, Guests, Place, remove_if_there};
+use super::place::{Config, Guests, Lock, Place, remove_if_there};
 use super::pooled::Kept;
 use super::report::{Entry, now_ns, phases};
 use super::suspend::words;
@@ -34,6 +34,8 @@ const ENDS_MAX: Duration = Duration::from_secs(2);
 struct How {
     /// Leaves the guests alone that are neither suspended nor stand.
     only_idle: bool,
+    /// A copy is a guest of its own.
+    reflink: bool,
     force: bool,
     boot_after: Option<u32>,
 }
@@ -59,8 +61,9 @@ pub fn run(guests: &Guests, args: &WspResume) -> Result<()> {
         false => guests.named(&args.names),
     };
     let clone = args.clone.as_deref().map(|name| guests.place(name));
-    let how = How { only_idle: args.all, force: args.force, boot_after: args.boot_after };
-    let mut outcomes = all(&places, clone.as_ref(), how);
+    let how =
+        How { only_idle: args.all, reflink: args.reflink, force: args.force, boot_after: args.boot_after };
+    let mut outcomes = all(&places, clone.as_ref(), how, &|_| {});
     outcomes.extend(unknown.into_iter().map(|(name, failure)| {
         let error = Some(words(failure));
         Outcome { name, state: "unknown", entry: None, error }
@@ -79,42 +82,77 @@ pub fn run(guests: &Guests, args: &WspResume) -> Result<()> {
     }
 }
 
-/// Whether whoever resumes all means this guest: it is suspended, or stands. A clone's description names its original's image, which
-/// is not its own to resume. Who does not answer neither stands nor waits for a resume.
-fn is_idle(place: &Place) -> bool {
-    let Some(config) = place.config().ok().filter(|config| config.clone_of.is_none()) else { return false };
-    match place.is_alive() {
-        true => super::status::stands(place, &config),
-        false => {
-            let suspended = |media: &Span| wsp::cycle::suspended(&Ram::new(media, config.ram_bytes)?);
-            with_ram(place, &config, suspended).is_ok()
-        }
+/// Whether whoever resumes all means this guest: it is suspended, or stands. Words where that cannot be told, with what to do: nobody
+/// would miss a guest that is passed over in silence. A clone's description names its original's image, which is not its own to
+/// resume. Who does not answer neither stands nor waits for a resume.
+fn is_idle(place: &Place) -> std::result::Result<bool, String> {
+    let config = place.config().map_err(words)?;
+    if config.clone_of.is_some() {
+        return Ok(false);
     }
+    let look = || match place.is_alive() {
+        true => Ok(super::status::stands(place, &config)),
+        false => is_suspended(place, &config),
+    };
+    let looked = match look() {
+        // Somebody works on it, and it may be another guest then.
+        Err(e) if e.errno() == libc::EBUSY => {
+            drop(place.lock().map_err(words)?);
+            look()
+        }
+        looked => looked,
+    };
+    looked.map_err(|e| {
+        let remedy = cold_boot(place, &config, &e);
+        format!("guest {}: whether it is suspended cannot be told: {e}{remedy}", place.name)
+    })
 }
 
-/// Resumes all that are suspended or stand, for those who report to a log.
+/// What the record of a guest without an emulator says; ENODATA where there is none.
+fn is_suspended(place: &Place, config: &Config) -> lodestone::Result<bool> {
+    there(config)?;
+    let record = with_ram(place, config, |media| Ram::new(media, config.ram_bytes)?.record())?;
+    let no_record = || Error::message(libc::ENODATA, SITE, "its memory has no record that verifies");
+    record.map(|record| record.state == State::Suspended).ok_or_else(no_record)
+}
+
+/// Resumes all that are suspended or stand, for those who report to a log: `told` hears of each guest when it is through, or
+/// cannot be.
 pub fn every(
     guests: &Guests,
     boot_after: Option<u32>,
-) -> Result<Vec<(String, std::result::Result<String, String>)>> {
-    let outcomes = all(&guests.all()?, None, How { only_idle: true, force: false, boot_after });
-    let told = |outcome: Outcome| match (outcome.entry, outcome.error) {
-        (Some(entry), None) => (outcome.name, Ok(entry.sentence())),
-        (_, error) => (outcome.name, Err(error.unwrap_or_default())),
-    };
-    Ok(outcomes.into_iter().map(told).collect())
+    told: &(dyn Fn(&str, std::result::Result<String, String>) + Sync),
+) -> Result<()> {
+    let how = How { only_idle: true, reflink: false, force: false, boot_after };
+    all(&guests.all()?, None, how, &|outcome| {
+        let result = match (&outcome.entry, &outcome.error) {
+            (Some(entry), None) => Ok(entry.sentence()),
+            (_, error) => Err(error.clone().unwrap_or_default()),
+        };
+        told(&outcome.name, result);
+    });
+    Ok(())
 }
 
-/// Guests are compartments: each is resumed by a thread of its own, and none waits for another (WSP §3.4).
-fn all(places: &[Place], clone: Option<&Place>, how: How) -> Vec<Outcome> {
-    let chosen = |place: &Place| (!how.only_idle || is_idle(place)).then(|| one(place, clone, how));
+/// Guests are compartments: each is resumed by a thread of its own, and none waits for another (WSP §3.4). `told` hears of each as
+/// soon as it is through.
+fn all(places: &[Place], clone: Option<&Place>, how: How, told: &(dyn Fn(&Outcome) + Sync)) -> Vec<Outcome> {
+    let chosen = |place: &Place| match if how.only_idle { is_idle(place) } else { Ok(true) } {
+        Ok(true) => Some(one(place, clone, how)),
+        Ok(false) => None,
+        Err(why) => {
+            Some(Outcome { name: place.name.clone(), state: "unknown", entry: None, error: Some(why) })
+        }
+    };
+    let one_told = |place| chosen(place).inspect(told);
     std::thread::scope(|scope| {
-        let threads: Vec<_> = places.iter().map(|place| scope.spawn(move || chosen(place))).collect();
+        let one_told = &one_told;
+        let threads: Vec<_> = places.iter().map(|place| scope.spawn(move || one_told(place))).collect();
         threads.into_iter().filter_map(|thread| thread.join().expect("resuming does not panic")).collect()
     })
 }
 
-fn one(place: &Place, clone: Option<&Place>, How { force, boot_after, .. }: How) -> Outcome {
+fn one(place: &Place, clone: Option<&Place>, How { reflink, force, boot_after, .. }: How) -> Outcome {
     let ended = |state, entry, error| Outcome { name: place.name.clone(), state, entry, error };
     let failed = |failure: Failure| ended("failed", None, Some(words(failure)));
     let _lock = match place.lock() {
@@ -126,6 +164,7 @@ fn one(place: &Place, clone: Option<&Place>, How { force, boot_after, .. }: How)
         Err(failure) => return failed(failure),
     };
     let done = match clone {
+        Some(clone) if reflink => resume_copy(place, &config, clone, force),
         Some(clone) => resume_clone(place, &config, clone, force),
         None => resume(place, &config, force),
     };
@@ -260,6 +299,7 @@ fn entry(what: &str, done: &wsp::Resumed, domain: &str, clock: &str) -> Entry {
         generation: done.generation,
         state_bytes: 0,
         dirty_bytes: None,
+        dirty: Vec::new(),
         domain: domain.into(),
         phases: phases([("start", done.start), ("load", done.load), ("finish", done.finish)]),
         clock: Some(clock.into()),
@@ -275,13 +315,7 @@ fn resume_clone(place: &Place, config: &Config, clone: &Place, force: bool) -> l
     if let Some(why) = emulator::refused_for_clone(&config.options) {
         return Err(Error::message(libc::EOPNOTSUPP, SITE, why));
     }
-    clone.make().map_err(failed)?;
-    let _lock = clone.lock().map_err(failed)?;
-    let is_ours = clone.config().map(|c| c.clone_of.is_some());
-    if clone.is_alive() || is_ours.is_ok_and(|is_clone| !is_clone) {
-        let message = format!("there is a guest {} already: choose another name, or remove it", clone.name);
-        return Err(Error::message(libc::EEXIST, SITE, message));
-    }
+    let _lock = take_name(clone)?;
     there(config)?;
     let used = use_ram(config)?;
     let media = open_ram_to_read(config)?;
@@ -293,6 +327,36 @@ fn resume_clone(place: &Place, config: &Config, clone: &Place, force: bool) -> l
     let done = wsp::resume_clone(&ram, &slot, &mut guest, |seal| disks_fit(seal, force))?;
     let clock = guest.set_clock();
     Ok(entry("clone", &done, media.domain().name(), &clock))
+}
+
+/// A copy that shares blocks with its original is a guest like any other, and is resumed as such.
+fn resume_copy(place: &Place, config: &Config, clone: &Place, force: bool) -> lodestone::Result<Entry> {
+    let begun = Instant::now();
+    if clone.name == place.name {
+        return Err(Error::message(libc::EINVAL, SITE, "a clone has another name than its original"));
+    }
+    there(config)?;
+    let _lock = take_name(clone)?;
+    let copy = super::reflink::copy(config, clone, |seal| disks_fit(seal, force))?;
+    let copied = begun.elapsed();
+    let mut entry = resume(clone, &copy, false)
+        .map_err(|e| e.context(format_args!("the copy {} was made, and is suspended", clone.name)))?;
+    entry.what = "clone".into();
+    entry.phases[0].us += copied.as_nanos() as f64 / 1e3;
+    Ok(entry)
+}
+
+/// The directory of a clone, for whoever makes it; EEXIST where another guest has its name.
+fn take_name(clone: &Place) -> lodestone::Result<Lock> {
+    let failed = |failure: Failure| Error::message(libc::EIO, SITE, words(failure));
+    clone.make().map_err(failed)?;
+    let lock = clone.lock().map_err(failed)?;
+    let is_ours = clone.config().map(|c| c.clone_of.is_some());
+    if clone.is_alive() || is_ours.is_ok_and(|is_clone| !is_clone) {
+        let message = format!("there is a guest {} already: choose another name, or remove it", clone.name);
+        return Err(Error::message(libc::EEXIST, SITE, message));
+    }
+    Ok(lock)
 }
 
 /// ENOENT with a remedy where memory is gone.

@@ -156,7 +156,7 @@ pub fn forget(config: &Config) -> lodestone::Result<()> {
     }
 }
 
-fn remove(path: &Path) -> lodestone::Result<()> {
+pub fn remove(path: &Path) -> lodestone::Result<()> {
     remove_if_there(path).map_err(|e| Error::io(e, SITE, "cannot remove", path))
 }
 
@@ -282,6 +282,7 @@ fn described(place: &Place, args: &WspStart) -> Result<Config> {
         cwd,
         options,
         clone_of: None,
+        own_disks: false,
         failed: 0,
     })
 }

@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use lodestone::media::{Domain, Media};
 use lodestone::wsp::{Ram, Record, State};
@@ -9,11 +10,14 @@ use serde::Serialize;
 
 use super::guest::{Guest, slot_path, with_ram};
 use super::place::{Config, Guests, Place};
-use super::report::{Entry, Summary, draw, summarize};
+use super::report::{Dirty, Entry, Summary, by_media, draw, summarize};
 use crate::cli::wsp::{WspList, WspStatus};
 use crate::failure::{Failure, Output, Result};
 use crate::size::Size;
 use crate::target::show;
+
+/// To count what is dirty takes so long at most.
+const COUNT_MAX: Duration = Duration::from_millis(100);
 
 #[derive(Serialize, Debug)]
 struct Status {
@@ -35,6 +39,8 @@ struct Status {
     clone_of: Option<String>,
     /// How long there must be energy: the median and the worst of all suspends.
     energy_window_us: Option<(f64, f64)>,
+    /// What would have to be written back now, if power failed; none where nobody can say.
+    dirty: Option<Vec<Dirty>>,
     suspends: Option<Summary>,
     resumes: Option<Summary>,
 }
@@ -52,13 +58,16 @@ pub fn list(guests: &Guests, args: &WspList) -> Result<()> {
     }
     let width = all.iter().map(|status| status.name.len()).max().unwrap_or(0).max(4);
     out.line(format_args!(
-        "{:width$}  {:9}  {:>9}  {:>10}  {}",
-        "name", "state", "memory", "generation", "survives"
+        "{:width$}  {:9}  {:>9}  {:>10}  {:>9}  {:>10}  {}",
+        "name", "state", "memory", "generation", "energy", "dirty", "survives"
     ))?;
     for s in &all {
         let generation = s.generation.map_or("-".into(), |g| g.to_string());
+        let energy = s.energy_window_us.map_or("-".into(), |(_, worst)| format!("{:.1} ms", worst / 1e3));
+        let dirty = s.suspends.as_ref().and_then(|suspends| suspends.dirty_bytes);
+        let dirty = dirty.map_or("-".into(), |(_, most)| Size(most).to_string());
         out.line(format_args!(
-            "{:width$}  {:9}  {:>9}  {generation:>10}  {}",
+            "{:width$}  {:9}  {:>9}  {generation:>10}  {energy:>9}  {dirty:>10}  {}",
             s.name,
             s.state,
             Size(s.ram_bytes).to_string(),
@@ -108,6 +117,13 @@ fn tell(out: &mut Output, status: &Status) -> Result<()> {
             worst / 1e3
         ))?;
     }
+    if let Some(dirty) = &status.dirty {
+        let dirty = match by_media(dirty) {
+            nothing if nothing.is_empty() => "nothing".into(),
+            some => some,
+        };
+        out.line(format_args!("  dirty     {dirty}, now"))?;
+    }
     for summary in [&status.suspends, &status.resumes].into_iter().flatten() {
         let phases: Vec<String> =
             summary.phases.iter().map(|p| format!("{} {:.1}", p.name, p.us / 1e3)).collect();
@@ -119,6 +135,13 @@ fn tell(out: &mut Output, status: &Status) -> Result<()> {
             phases.join(", "),
             summary.worst_us / 1e3
         ))?;
+        if let Some((median, most)) = summary.dirty_bytes {
+            out.line(format_args!(
+                "            written back {} at the median, {} at most",
+                Size(median),
+                Size(most)
+            ))?;
+        }
     }
     Ok(())
 }
@@ -144,6 +167,7 @@ impl Status {
             devices: Vec::new(),
             clone_of: None,
             energy_window_us: suspends.as_ref().map(|s| (s.median_us, s.worst_us)),
+            dirty: None,
             suspends,
             resumes: summarize(&entries, "resume"),
         };
@@ -181,9 +205,28 @@ impl Status {
                 "stands, for whoever suspended or resumed it was killed: lode wsp resume lets it go on";
             (self.state, self.note) = ("standing", note.into());
         }
+        if self.state == "running" {
+            self.dirty = domain.map(|domain| dirty_now(place, &config, domain));
+        }
         self.accelerator = config.accel;
         self.clone_of = config.clone_of;
     }
+}
+
+/// What a suspend would have to write back now.
+fn dirty_now(place: &Place, config: &Config, domain: Domain) -> Vec<Dirty> {
+    let lines = || {
+        let lines = super::touched::touched(place.process()?, config).ok()?;
+        let bytes = lines.iter().map(|(_, bytes)| *bytes as u64).sum();
+        Some(Dirty { media: "memory".into(), path: config.memory(), bytes, at_least: false })
+    };
+    let memory = match domain {
+        Domain::PageCache => Dirty::of("memory", &config.ram, config.part(), COUNT_MAX),
+        Domain::Memory => lines(),
+        Domain::Volatile | Domain::CpuCache => None,
+    };
+    let disks = config.disks.iter().map(|disk| Dirty::of("disk", disk, None, COUNT_MAX));
+    std::iter::once(memory).chain(disks).flatten().collect()
 }
 
 /// Whether the guest of an emulator that lives does not run. Not asked while somebody works on it.

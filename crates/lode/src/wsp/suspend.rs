@@ -1,21 +1,24 @@
 //! `lode wsp suspend`: several guests at a time, those with the highest priority first.
 
-use std::sync::{Condvar, Mutex};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use lodestone::media::Media;
-use lodestone::wsp::{self, Ram};
+use lodestone::media::{Domain, Media};
+use lodestone::wsp::{self, Phase, Ram};
 use serde::Serialize;
 
-use super::guest::{Guest, open_ram};
-use super::place::{Guests, Place};
-use super::report::{Entry, phases};
+use super::guest::{Guest, open_ram, slot_path};
+use super::place::{Config, Guests, Place};
+use super::report::{Dirty, Entry, phases, sum};
+use super::turns::Turns;
+use super::window::{At, Moment, Window};
 use crate::cli::wsp::WspSuspend;
 use crate::failure::{Failure, Output, Result, complain};
 use crate::target::show;
 
-/// Longer than a suspend takes where nothing hangs and little is written back, and short beside what a power supply holds.
-const TURN_MAX: Duration = Duration::from_millis(20);
+/// To count what has to be written back takes so long at most, of memory and of anything else: it is time in which power may fail.
+const COUNT_MEMORY_MAX: Duration = Duration::from_millis(1);
+const COUNT_MAX: Duration = Duration::from_micros(200);
 
 pub fn run(guests: &Guests, args: &WspSuspend) -> Result<()> {
     // Who is interrupted here would leave guests standing.
@@ -47,6 +50,12 @@ pub struct Outcome {
     pub guests: Vec<Ended>,
     pub window_us: Option<u64>,
     pub within_window: Option<bool>,
+    /// Where each guest was when the window ended; none where all were done by then.
+    pub at_window: Option<Vec<At>>,
+    /// How long there had to be energy: until the last image was durable.
+    pub energy_window_us: Option<u64>,
+    /// What had to be written back of all media of all guests.
+    pub dirty_bytes: Option<u64>,
     pub total_us: u64,
 }
 
@@ -101,25 +110,40 @@ pub fn all(
     queue.sort_by_key(|(priority, _)| std::cmp::Reverse(*priority));
     let turns = Turns::new(std::thread::available_parallelism().map_or(1, |n| n.get()));
     let ended = Mutex::new(Vec::new());
-    std::thread::scope(|scope| {
+    let moments = Window::new(queue.iter().map(|(_, place)| place.name.clone()));
+    let at_window = std::thread::scope(|scope| {
+        // Says it when it is so: whoever reads that may still cut what is less important.
+        let watch = window.map(|window| {
+            let moments = &moments;
+            scope.spawn(move || {
+                let at = moments.wait_until(begun + window)?;
+                complain(super::window::words(window, &at));
+                Some(at)
+            })
+        });
         for (n, (priority, place)) in queue.iter().enumerate() {
             turns.begin(n);
             let begun_us = begun.elapsed().as_micros() as u64;
-            let (turns, ended) = (&turns, &ended);
+            let (turns, ended, moments) = (&turns, &ended, &moments);
             scope.spawn(move || {
-                let result = one(place, begun);
+                let result = one(place, begun, &|moment| moments.note(n, moment));
                 turns.end(n);
                 let (done, entry, error) = match result {
                     Ok((durable, entry)) => (durable, Some(entry), None),
                     Err(failure) => (begun.elapsed(), None, Some(words(failure))),
                 };
+                moments.note(n, if error.is_some() { Moment::Failed } else { Moment::In(Phase::Durable) });
                 let (name, done_us) = (place.name.clone(), done.as_micros() as u64);
                 let guest = Ended { name, priority: *priority, begun_us, done_us, entry, error };
                 ended.lock().expect("nobody panics with it").push(guest);
             });
         }
+        watch.and_then(|watch| watch.join().expect("waiting does not panic"))
     });
     let mut guests = ended.into_inner().expect("nobody panics with it");
+    let suspended = || guests.iter().filter_map(|guest| Some((guest.done_us, guest.entry.as_ref()?)));
+    let energy_window_us = suspended().map(|(done_us, _)| done_us).max();
+    let dirty: Vec<Dirty> = suspended().flat_map(|(_, entry)| entry.dirty.iter().cloned()).collect();
     guests.extend(unknown.into_iter().map(|(name, failure)| {
         let error = Some(words(failure));
         Ended { name, priority: 0, begun_us: 0, done_us: 0, entry: None, error }
@@ -127,46 +151,21 @@ pub fn all(
     let window_us = window.map(|window| window.as_micros() as u64);
     let within_window =
         window_us.map(|us| guests.iter().all(|guest| guest.done_us <= us && guest.error.is_none()));
-    Outcome { guests, window_us, within_window, total_us: begun.elapsed().as_micros() as u64 }
-}
-
-/// Who is suspended now: as many as there are processors, so that those that began first have them, and whoever takes longer than
-/// a suspend does is no longer counted. It waits for its emulator, which may hang, or for its media, and holds up none.
-struct Turns {
-    at_most: usize,
-    running: Mutex<Vec<(usize, Instant)>>,
-    ended: Condvar,
-}
-
-impl Turns {
-    fn new(at_most: usize) -> Turns {
-        Turns { at_most, running: Mutex::default(), ended: Condvar::new() }
-    }
-
-    /// Waits for `n`'s turn.
-    fn begin(&self, n: usize) {
-        let mut running = self.running.lock().expect("nobody panics with it");
-        loop {
-            let left = |since: &Instant| TURN_MAX.checked_sub(since.elapsed());
-            let mut counted: Vec<Duration> = running.iter().filter_map(|(_, since)| left(since)).collect();
-            counted.sort();
-            if counted.len() < self.at_most {
-                running.push((n, Instant::now()));
-                return;
-            }
-            running = self.ended.wait_timeout(running, counted[0]).expect("nobody panics with it").0;
-        }
-    }
-
-    fn end(&self, n: usize) {
-        self.running.lock().expect("nobody panics with it").retain(|(other, _)| *other != n);
-        self.ended.notify_all();
+    Outcome {
+        guests,
+        window_us,
+        within_window,
+        at_window,
+        energy_window_us,
+        dirty_bytes: sum(&dirty),
+        total_us: begun.elapsed().as_micros() as u64,
     }
 }
 
-/// And when, since `trigger`, the image was durable: nobody whose power fails waits for the emulator's end.
-fn one(place: &Place, trigger: Instant) -> Result<(Duration, Entry)> {
+/// And when, since `trigger`, the image was durable: nobody whose power fails waits for the emulator's end. `told` hears where it is.
+fn one(place: &Place, trigger: Instant, told: &(dyn Fn(Moment) + Sync)) -> Result<(Duration, Entry)> {
     let begun = Instant::now();
+    told(Moment::In(Phase::Prepare));
     let _lock = place.lock()?;
     let failed = |e: lodestone::Error| Failure::failed(format_args!("guest {}: {e}", place.name));
     let config = place.config()?;
@@ -181,18 +180,34 @@ fn one(place: &Place, trigger: Instant) -> Result<(Duration, Entry)> {
     let media = open_ram(&config).map_err(failed)?;
     guest.maps_its_ram().map_err(failed)?;
     let ram = Ram::new(&media, config.ram_bytes).map_err(failed)?;
-    let written = super::report::written_by_device(&config.ram);
+    let dirty = Mutex::new(Vec::new());
+    let generation = ram.record().map_err(failed)?.map_or(1, |record| record.generation + 1);
+    let watch = |phase| {
+        let found = found_dirty(&config, media.domain(), generation, phase);
+        dirty.lock().expect("nobody panics with it").extend(found);
+        told(match phase {
+            Phase::WriteBack if media.domain() == Domain::PageCache => {
+                Moment::Writes(config.ram.clone(), config.part())
+            }
+            phase => Moment::In(phase),
+        });
+    };
+    guest.watched_by(&watch);
     let opened = begun.elapsed();
     let done = wsp::suspend(&ram, &mut guest).map_err(failed)?;
-    let dirty = super::report::written_by_device(&config.ram)
-        .zip(written)
-        .map(|(now, then)| now.saturating_sub(then));
+    let lines = guest.touched_bytes.take();
+    drop(guest);
+    let mut dirty = dirty.into_inner().expect("nobody panics with it");
+    if let Some(bytes) = lines {
+        dirty.insert(0, Dirty { media: "memory".into(), path: config.memory(), bytes, at_least: false });
+    }
     let entry = Entry {
         what: "suspend".into(),
         at_ns: super::report::now_ns(),
         generation: done.generation,
         state_bytes: done.stream_bytes,
-        dirty_bytes: dirty,
+        dirty_bytes: sum(&dirty),
+        dirty,
         domain: media.domain().name().into(),
         phases: phases([
             ("prepare", opened + done.prepare),
@@ -206,31 +221,30 @@ fn one(place: &Place, trigger: Instant) -> Result<(Duration, Entry)> {
     Ok((durable, entry))
 }
 
+/// What has to be written back of the media that a phase is about: of disks before the guest stands, for then they are flushed; of
+/// memory and state before they are. Where memory is written back line by line the guest itself knows which, and where nothing
+/// is, nothing is counted.
+fn found_dirty(config: &Config, domain: Domain, generation: u64, phase: Phase) -> Vec<Dirty> {
+    let found = match phase {
+        Phase::Prepare => config.disks.iter().map(|disk| Dirty::of("disk", disk, None, COUNT_MAX)).collect(),
+        Phase::WriteBack => {
+            let memory = match domain {
+                Domain::PageCache => Dirty::of("memory", &config.ram, config.part(), COUNT_MEMORY_MAX),
+                Domain::Memory => None,
+                Domain::Volatile | Domain::CpuCache => {
+                    Some(Dirty { media: "memory".into(), path: config.memory(), bytes: 0, at_least: false })
+                }
+            };
+            vec![memory, Dirty::of("state", &slot_path(config, generation), None, COUNT_MAX)]
+        }
+        Phase::Finish | Phase::Durable => Vec::new(),
+    };
+    found.into_iter().flatten().collect()
+}
+
 pub fn words(failure: Failure) -> String {
     match failure {
         Failure::Failed(message) | Failure::Usage(message) => message,
         _ => "it failed".into(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_hangs_holds_up_none() {
-        let turns = Turns::new(1);
-        // None of them ends.
-        (0..3).for_each(|n| turns.begin(n));
-        let running = turns.running.lock().unwrap().clone();
-        assert_eq!(running.iter().map(|(n, _)| *n).collect::<Vec<_>>(), [0, 1, 2]);
-        turns.end(1);
-        assert_eq!(turns.running.lock().unwrap().len(), 2);
-        let turns = Turns::new(2);
-        (0..1000).for_each(|n| {
-            turns.begin(n);
-            turns.end(n);
-        });
-        assert!(turns.running.lock().unwrap().is_empty());
     }
 }
