@@ -7,6 +7,7 @@
     hibernate  a guest's own suspend to disk, and going on from there, beside ours
     database   RocksDB in the guest (kv.c): the first 1000 reads after a cold boot, and after a resume
     memory     the same reads with all of the database in memory: that in DRAM, or on media
+    model      the same with memory that has a latency: that of DRAM, or of Optane (a plugin of the emulator's, slow.c)
 
 Systems take turns. All of it is of an emulated processor where KVM does not work: ratios, not figures of a machine.
 
@@ -37,8 +38,10 @@ import study_guests
 from guest import Failed, Host, Unavailable, image
 from study_guests import Lode, Plain
 
-PARTS = ["sizes", "dirty", "save", "hibernate", "database", "memory"]
-WITH_DATABASE = {"database", "memory"}
+PARTS = ["sizes", "dirty", "save", "hibernate", "database", "memory", "model"]
+WITH_DATABASE = {"database", "memory", "model"}
+# What a load takes that no cache has, of DRAM and of Optane (Yang et al., FAST 2020: 81 and 305 ns).
+MODEL_NS = {"model-dram": 80, "model-media": 300}
 TOUCHED_MIB = 1024
 READS = 1000
 
@@ -194,19 +197,35 @@ class Study:
 
     def memory(self):
         """Reads of a database that is in memory, by where that is"""
-        say("memory: DRAM, tmpfs and a disk's file system")
         append, ram = f"db={self.entries}", self.size["ram"]
-        # The database is opened for writing: each has a disk of its own.
-        def own_drive(name):
-            own = os.path.join(self.work, f"{name}.img")
-            self.drive()
-            shutil.copy(self.disk, own)
-            return ("-drive", f"if=none,id=d0,file={own},format=raw,cache=none", "-device", "virtio-blk-pci,drive=d0")
         there = {
-            "media": self.lode("media", ram, append, qemu=own_drive("media")),
-            "disk": self.lode("disk", ram, append, qemu=own_drive("disk"), media=self.work),
+            "media": self.lode("media", ram, append, qemu=self.own_drive("media")),
+            "disk": self.lode("disk", ram, append, qemu=self.own_drive("disk"), media=self.work),
         }
-        there["dram"] = Plain(self.host, self.work, "dram", mib_of(ram), append, self.accelerator, qemu=own_drive("dram"))
+        there["dram"] = Plain(self.host, self.work, "dram", mib_of(ram), append, self.accelerator, qemu=self.own_drive("dram"))
+        return self.warm_reads(there)
+
+    def model(self):
+        """The same, of memory that is as slow as it is said to be"""
+        if self.accelerator == "kvm":
+            raise Unavailable("it takes an emulated processor")
+        plugin = study_guests.compiled(self.work, "slow", "-fPIC", "-shared")
+        there = {}
+        for name, ns in MODEL_NS.items():
+            qemu = (*self.own_drive(name), "-plugin", f"file={plugin},ns={ns}")
+            there[name] = Plain(self.host, self.work, name, mib_of(self.size["ram"]), f"db={self.entries}", "tcg", qemu=qemu)
+        return self.warm_reads(there) | {"latency_ns": MODEL_NS}
+
+    def own_drive(self, name):
+        """The database is opened for writing: each guest has a disk of its own."""
+        self.drive()
+        own = os.path.join(self.work, f"{name}.img")
+        shutil.copy(self.disk, own)
+        return ("-drive", f"if=none,id=d0,file={own},format=raw,cache=none", "-device", "virtio-blk-pci,drive=d0")
+
+    def warm_reads(self, there):
+        """Guests that have read all of it already, in turns."""
+        say(f"reads of a database in memory: {', '.join(there)}")
         for one in there.values():
             one.wait(b"@ready")
             one.ask("warm", b"@warm")
@@ -327,7 +346,7 @@ def run_chosen(options, cache, work, media):
     program = None
     try:
         if WITH_DATABASE & set(chosen):
-            program = programs["kv"] = study_guests.database_program(work)
+            program = programs["kv"] = study_guests.compiled(work, "kv", "-lrocksdb")
     except Unavailable as missing:
         verdicts = {part: ("SKIP", str(missing)) for part in chosen if part in WITH_DATABASE}
     initrd = os.path.join(work, "initrd.cpio")
@@ -347,6 +366,8 @@ def run_part(study, part, log):
     try:
         study.results[part] = getattr(study, part)()
         return "PASS", f"{time.monotonic() - begun:.1f} s"
+    except Unavailable as missing:
+        return "SKIP", str(missing)
     except (Failed, OSError, ValueError, KeyError, IndexError, subprocess.SubprocessError) as failure:
         log.write(traceback.format_exc().encode())
         return "FAIL", f"{type(failure).__name__}: {failure} (log: {log.name})"

@@ -11,6 +11,7 @@ HIBERNATE_TIMES_MIN = 200
 P999_LESS_MIN = 0.9
 # Four to each doubling: 19 % from one edge to the next.
 BUCKETS_PER_OCTAVE = 4
+SLOWEST = 6
 
 # State of the database, what it is called in pictures, its pattern there.
 STATES = [
@@ -20,7 +21,10 @@ STATES = [
     ("dram", "memory in DRAM: QEMU's own, anonymous", "p4"),
     ("media", "memory on media: a file on tmpfs", "p2"),
     ("disk", "memory on media: a file on a disk's file system", "p5"),
+    ("model-dram", "a model of memory: 80 ns, as DRAM", "p4"),
+    ("model-media", "a model of memory: 300 ns, as Optane", "p2"),
 ]
+STATES_OF = {"database": ("cold", "resumed", "later"), "memory": ("dram", "media", "disk"), "model": ("model-dram", "model-media")}
 ORDERS = [("random", "random reads"), ("seq", "reads in order")]
 DOMAINS = {
     "memory": "tmpfs as persistent memory whose caches are lost: lines are written back (emulated)",
@@ -40,6 +44,12 @@ def run_of(latencies_ns):
             (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999), ("max", 1))} | {"first_us": latencies_ns[0] / 1e3}
 
 
+def slowest(latencies_ns):
+    """Which reads they were: the 0th is the first."""
+    ranked = sorted(range(len(latencies_ns)), key=lambda n: -latencies_ns[n])
+    return [[n, latencies_ns[n] / 1e3] for n in ranked[:SLOWEST]]
+
+
 def buckets_of(latencies_ns):
     """[from, to, how many], in ns; those that are empty are left out."""
     counts = {}
@@ -55,11 +65,12 @@ def row_of(order, state, runs_ns, **more):
     runs = [run_of(run) for run in runs_ns]
     pooled = [ns for run in runs_ns for ns in run]
     medians = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
-    return {"order": order, "state": state, "median": medians, "pooled": run_of(pooled), "runs": runs, "buckets": buckets_of(pooled)} | more
+    return {"order": order, "state": state, "median": medians, "pooled": run_of(pooled), "runs": runs, "buckets": buckets_of(pooled),
+            "slowest": [slowest(run) for run in runs_ns]} | more
 
 
 def rows_by_state(results):
-    return {(row["order"], row["state"]): row for part in ("database", "memory") for row in results.get(part, {}).get("rows", [])}
+    return {(row["order"], row["state"]): row for part in STATES_OF for row in results.get(part, {}).get("rows", [])}
 
 
 def spread(rows, what):
@@ -122,10 +133,10 @@ def table(results):
     rows = rows_by_state(results)
     if rows:
         lines += ["", "1000 reads, us: medians of each run's percentiles (nearest rank)",
-                  "order   state     runs       p50       p90       p99     p99.9       max     first"]
+                  "order   state        runs       p50       p90       p99     p99.9       max     first"]
         for (order, state), row in rows.items():
             m = row["median"]
-            lines.append(f"{order:7} {state:8} {len(row['runs']):5} " + " ".join(
+            lines.append(f"{order:7} {state:11} {len(row['runs']):5} " + " ".join(
                 f"{m[key]:9.1f}" for key in ("p50_us", "p90_us", "p99_us", "p999_us", "max_us", "first_us")))
     lines.append("")
     for claim in results["claims"]:
@@ -166,9 +177,8 @@ def missing(results, parts):
             for row in of["rounds"]:
                 wants(f"both ways of {part}", positive(row["out_ms"], row["back_ms"], row["suspend_ms"], row["resume_ms"]))
     rows = rows_by_state(results)
-    states = {"database": ("cold", "resumed", "later"), "memory": ("dram", "media", "disk")}
-    for part in states:
-        for order, state in ((order, state) for order, _ in ORDERS for state in states[part] if part in parts):
+    for part in STATES_OF:
+        for order, state in ((order, state) for order, _ in ORDERS for state in STATES_OF[part] if part in parts):
             row = rows.get((order, state))
             wants(f"{order} reads, {state}", row is not None)
             if row:
@@ -315,7 +325,7 @@ def pictures(results):
     drawn = {}
     if "sizes" in results:
         drawn["wsp.svg"] = sizes_picture(results)
-    if "database" in results or "memory" in results:
+    if rows_by_state(results):
         drawn["wsp-database.svg"] = database_picture(results)
     if "dirty" in results:
         drawn["wsp-dirty.svg"] = dirty_picture(results)

@@ -215,18 +215,18 @@ def migrated(qmp, name):
         raise Failed(f"{name}: QEMU neither saves nor loads the guest")
 
 
-def database_program(work):
-    """kv, compiled for this machine and for the guest, which has the same libraries."""
-    source, program = os.path.join(guest.HERE, "kv.c"), os.path.join(work, "kv")
+def compiled(work, name, *flags):
+    """A program of this folder's, compiled."""
+    out = os.path.join(work, name)
     done = subprocess.run(
-        ["cc", "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-o", program, source, "-lrocksdb"],
+        ["cc", "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-o", out, os.path.join(guest.HERE, f"{name}.c"), *flags],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
     )
     if done.returncode and "rocksdb" in done.stderr:
         raise Unavailable("RocksDB is not installed (tests/setup.sh study installs it)")
     if done.returncode:
-        raise Failed(f"kv.c: {done.stderr}")
-    return program
+        raise Failed(f"{name}.c: {done.stderr}")
+    return out
 
 
 def database_disk(work, program, entries, mib):
