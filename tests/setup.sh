@@ -15,8 +15,8 @@ bindfs:bindfs"
 # What boots a machine with emulated NVDIMMs. Its kernel is downloaded by tests/guest, not installed.
 guest="qemu-system-x86:qemu-system-x86_64 busybox-static:busybox binutils:strip e2fsprogs:mkfs.ext4"
 
-# The database of the study of whole systems.
-study="$guest rocksdb-tools:db_bench"
+# The database of the study of whole systems, and what compiles its program.
+study="$guest gcc:cc libc6-dev:/usr/include/stdio.h librocksdb-dev:/usr/include/rocksdb/c.h"
 
 case ${1-} in
 demo) wanted=$demo ;;

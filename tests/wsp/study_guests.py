@@ -7,7 +7,6 @@ second: a pipe, which keeps a command until an emulator is there to read it.
 import itertools
 import json
 import os
-import signal
 import subprocess
 import time
 
@@ -237,10 +236,3 @@ def database_disk(work, program, entries, mib):
     subprocess.run(["truncate", "-s", f"{mib}M", disk], check=True)
     subprocess.run([image.which("mkfs.ext4"), "-q", "-F", "-d", tree, disk], check=True)
     return disk
-
-
-def ended_by_signal(_number, _frame):
-    raise SystemExit("study.py: ended by SIGTERM")
-
-
-signal.signal(signal.SIGTERM, ended_by_signal)
