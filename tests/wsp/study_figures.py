@@ -272,7 +272,8 @@ def database_picture(results):
             p999 = row["median"]["p999_us"]
             x = x0 + across(p999)
             out.append(f'<line x1="{x:.1f}" y1="{y0}" x2="{x:.1f}" y2="{bottom}" stroke="#1a1a1a" stroke-width="1.6" stroke-dasharray="5 3"/>')
-            out.append(f'<text x="{x0 + wide}" y="{y0 + 10}" font-size="12" text-anchor="end">p99.9 {time_of(p999)}</text>')
+            out.append(f'<text x="{x0 + wide}" y="{y0 + 10}" font-size="12" text-anchor="end" '
+                       f'paint-order="stroke" stroke="#fff" stroke-width="5">p99.9 {time_of(p999)}</text>')
     return "\n".join(out) + "\n</svg>\n"
 
 
@@ -282,7 +283,7 @@ def dirty_picture(results):
     amounts = sorted({row["dirtied_mib"] for row in results["dirty"]})
     times = [row["suspend_ms"] for row in results["dirty"]]
     low, top_decade = math.floor(math.log10(min(times))), math.ceil(math.log10(max(times)))
-    out = sheet(left + wide + 40, top + high + 130, f"Suspend by what the guest dirtied since it was resumed, medians ({results['accelerator']})")
+    out = sheet(left + wide + 40, top + high + 130, f"Suspend by what the guest stored to since its resume ({results['accelerator']})")
 
     def at(mib, ms):
         # Nothing at all has a place of its own on an axis of logarithms.
