@@ -305,10 +305,10 @@ def dirty_picture(results):
         places = [at(row["dirtied_mib"], row["suspend_ms"]) for row in rows]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         out.append(f'<polyline points="{path}" fill="none" stroke="#1a1a1a" stroke-width="1.6" stroke-dasharray="{dash}"/>')
-        legend = (left + 10, top + high + 62 + 22 * n)
-        out.append(f'<line x1="{legend[0] - 20}" y1="{legend[1]}" x2="{legend[0] + 20}" y2="{legend[1]}" stroke="#1a1a1a" stroke-width="1.6" stroke-dasharray="{dash}"/>')
-        out.append(f'<text x="{legend[0] + 30}" y="{legend[1] + 4}" font-size="12">{words}</text>')
-        out += [mark(n, x, y) for x, y in [*places, legend]]
+        x, y = left + 10, top + high + 62 + 22 * n
+        out.append(f'<line x1="{x - 20}" y1="{y}" x2="{x + 20}" y2="{y}" stroke="#1a1a1a" stroke-width="1.6" stroke-dasharray="{dash}"/>')
+        out.append(f'<text x="{x + 30}" y="{y + 4}" font-size="12">{words}</text>')
+        out += [mark(n, *place) for place in [*places, (x, y)]]
     return "\n".join(out) + "\n</svg>\n"
 
 
