@@ -79,6 +79,7 @@ engine: library
 setup:
 	@tests/setup.sh test
 	@tests/setup.sh guest || echo "setup: without these the guest suite is skipped"
+	@tests/setup.sh study || echo "setup: without these the study of whole systems is run without a database"
 
 demo:
 	@tests/setup.sh demo

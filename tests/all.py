@@ -229,6 +229,15 @@ def wsp():
     return summed("wsp", sys.executable, "tests/wsp/run.py", "--lode", LODE, *long, minutes=50 if long else 30)
 
 
+def study():
+    """The study of whole systems, small: that each part comes to figures and pictures, whatever they are; all parts at night."""
+    if platform.machine() != "x86_64":
+        return Result(skipped=1, lines=["SKIP study: this machine is not x86-64, the guest is"])
+    parts = [] if OPTIONS.nightly else ["--only", "save,database"]
+    out = os.path.join(TARGET, "test-study")
+    return summed("study", sys.executable, "tests/wsp/study.py", "--lode", LODE, "--out", out, "--quick", *parts, minutes=20)
+
+
 def crash():
     """Simulated power failures: every single operation; nightly every pair on new pools, with devices that are late, too, and
     heaps; in NIGHTS nights every pair and every triple."""
@@ -313,7 +322,7 @@ def races():
 # One after the other; the lanes of a stage run side by side: where the one waits for a last crate, a test or a guest's boot, the
 # other has both cores.
 STAGES = [
-    ([lint, cargo, mount], [build, loom, crash, c_api, fio_engine, install, heap, kills, fuzz, wsp, guest]),
+    ([lint, cargo, mount], [build, loom, crash, c_api, fio_engine, install, heap, kills, fuzz, wsp, study, guest]),
     ([schedules, races, demo],),
 ]
 # The others use what `build` makes.

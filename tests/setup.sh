@@ -16,8 +16,8 @@ bindfs:bindfs"
 guest="qemu-system-x86:qemu-system-x86_64 busybox-static:busybox binutils:strip e2fsprogs:mkfs.ext4
 xfsprogs:mkfs.xfs"
 
-# The database of the study of whole systems.
-study="$guest rocksdb-tools:db_bench"
+# The database of the study of whole systems, and what compiles its program.
+study="$guest gcc:cc libc6-dev:/usr/include/stdio.h librocksdb-dev:/usr/include/rocksdb/c.h"
 
 case ${1-} in
 demo) wanted=$demo ;;

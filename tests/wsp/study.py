@@ -1,22 +1,26 @@
 #!/usr/bin/env python3
-"""How long whole systems take to suspend and resume, beside what else there is (WSP Figures 2 to 4).
+"""How long whole systems take to suspend and resume, beside what else there is, and what a database gains (WSP Figures 1 to 4).
 
     sizes      suspend and resume by size of memory and number of processors; medians, and the spread over sizes
-    save       the same guest with QEMU's own save of all memory to a file
-    hibernate  and the guest's own suspend to disk
-    database   RocksDB in the guest (db_bench): the first reads after a cold boot, and after a resume
+    dirty      suspend by how much the guest stored to since its resume, on media of all three kinds
+    save       QEMU's own save of all memory to a file, and going on from there, beside ours
+    hibernate  a guest's own suspend to disk, and going on from there, beside ours
+    database   RocksDB in the guest (kv.c): the first 1000 reads after a cold boot, and after a resume
+    memory     the same reads with all of the database in memory: that in DRAM, or on media
+    model      the same with memory that has a latency: that of DRAM, or of Optane (a plugin of the emulator's, slow.c)
 
 Systems take turns. All of it is of an emulated processor where KVM does not work: ratios, not figures of a machine.
 
-    study.py --out DIR             a table, DIR/wsp.json and DIR/wsp.svg
-    study.py --out DIR --quick     small memory, few rounds: does it work at all
+    study.py --out DIR             a table, DIR/wsp.json (with all histograms), DIR/wsp.svg, wsp-database.svg and wsp-dirty.svg
+    study.py --out DIR --quick     small memory, few rounds: does it work at all; the gate runs it
     study.py --out DIR --media DIR --only sizes,save
+
+A part that fails is said, the others go on, and the status is 1.
 """
 
 import argparse
 import json
 import os
-import re
 import shutil
 import signal
 import statistics
@@ -24,275 +28,378 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
+import xml.etree.ElementTree
 
 sys.dont_write_bytecode = True
 
 import guest
-from guest import APPEND, Failed, Host, Qmp, Unavailable, image, make_disk
+import study_figures
+import study_guests
+from guest import Failed, Host, Unavailable, image
+from study_guests import Lode, Plain
 
-PARTS = ["sizes", "save", "hibernate", "database"]
+PARTS = ["sizes", "dirty", "save", "hibernate", "database", "memory", "model"]
+WITH_DATABASE = {"database", "memory", "model"}
+# What a load takes that no cache has, of DRAM and of Optane (Yang et al., FAST 2020: 81 and 305 ns).
+MODEL_NS = {"model-dram": 80, "model-media": 300}
 TOUCHED_MIB = 1024
+READS = 1000
 
 
 class Study:
-    def __init__(self, host, options, work):
-        self.host, self.options, self.work = host, options, work
-        self.results, self.accelerated = {}, False
+    def __init__(self, host, options, work, program):
+        self.host, self.options, self.work, self.program = host, options, work, program
+        self.quick = options.quick
+        self.results = {}
+        self.accelerator, self.disk = "tcg", None
+        self.entries = 5_000 if self.quick else 100_000
+        self.size = {"ram": "512M", "touched_mib": 64} if self.quick else {"ram": "2G", "touched_mib": TOUCHED_MIB}
 
-    def say(self, text):
-        print(text, file=sys.stderr, flush=True)
-
-    def boot(self, name, ram, append, cpus=1, options=(), qemu=()):
-        boot = [*self.host.boot, f"{APPEND} {append}", *qemu]
-        media = ("--media", self.host.media)
-        self.host.run("start", name, "--ram", ram, *media, "--cpus", str(cpus), *options, "--", *boot)
-        self.accelerated = self.host.described(name)["accel"] == "kvm"
-
-    def wait(self, name, word, count=1, seconds=600):
-        give_up = time.monotonic() + seconds
-        while self.host.console(name).count(word) < count:
-            text = self.host.console(name)
-            if time.monotonic() > give_up or b"@broken" in text or not self.host.emulators(name):
-                raise Failed(f"{name} does not say {word.decode()}: {text[-300:].decode(errors='replace')}")
-            time.sleep(0.005)
-
-    def end(self, name):
-        self.host.run("stop", name)
-        self.host.run("rm", name)
+    def lode(self, name, ram, append, **more):
+        made = Lode(self.host, self.work, name, ram, append, **more)
+        self.accelerator = made.accelerator()
+        return made
 
     def sizes(self):
         """Suspend and resume, by size and processors"""
-        rounds = 3 if self.options.quick else self.options.rounds
+        rounds = 2 if self.quick else self.options.rounds
+        sizes = [("512M", 64), ("1G", 64)] if self.quick else [("512M", 256), ("2G", TOUCHED_MIB), ("6G", TOUCHED_MIB)]
         rows = []
-        sizes = [("512M", 256)] if self.options.quick else [("512M", 256), ("2G", TOUCHED_MIB), ("6G", TOUCHED_MIB)]
-        for cpus in (1, 2):
+        for cpus in (1,) if self.quick else (1, 2):
             for size, touched in sizes:
-                self.say(f"sizes: {size}, {cpus} processors")
-                self.boot("size", size, f"touch={touched}", cpus)
-                self.wait("size", b"@idle")
+                say(f"sizes: {size}, {cpus} processors")
+                one = self.lode("size", size, f"touch={touched}", cpus=cpus)
+                one.wait(b"@idle")
+                took = []
                 for _ in range(rounds):
-                    self.host.run("suspend", "size")
-                    self.host.run("resume", "size")
+                    took.append((one.suspend(), one.resume()))
                     time.sleep(0.1)
-                status = self.host.json("status", "size")
-                row = {"ram": size, "cpus": cpus, "touched_mib": touched}
-                for what in ("suspends", "resumes"):
-                    row[what] = {
-                        "median_ms": status[what]["median_us"] / 1e3, "worst_ms": status[what]["worst_us"] / 1e3,
-                        "phases_ms": {phase["name"]: phase["us"] / 1e3 for phase in status[what]["phases"]},
-                        "count": status[what]["count"],
-                    }
-                rows.append(row)
-                self.end("size")
-        self.results["sizes"] = rows
+                rows.append({
+                    "ram": size, "cpus": cpus, "touched_mib": touched, "state_bytes": max(out["state_bytes"] for out, _ in took),
+                    "suspends": phases_of([out for out, _ in took]), "resumes": phases_of([back for _, back in took]),
+                })
+                one.end()
+        return rows
+
+    def dirty(self):
+        """Suspend by what was stored to since the resume"""
+        amounts = [0, 16] if self.quick else [0, 1, 4, 16, 64, 256, 1024]
+        rows = []
+        for domain in study_figures.DOMAINS:
+            say(f"dirty: {domain}")
+            # On a file system of a disk the domain is what it is; tmpfs passes for persistent memory.
+            kind = {"media": self.work} if domain == "page-cache" else {"options": ("--assume", domain)}
+            touched = max(*amounts, 64)
+            one = self.lode("dirty", "512M" if self.quick else "2G", f"touch={touched}", **kind)
+            one.wait(b"@idle")
+            # The first has all to write back that the boot stored to.
+            first = one.suspend()
+            one.resume()
+            took = {mib: [] for mib in amounts if domain != "page-cache" or mib <= 256}
+            for _ in range(1 if self.quick else 5):
+                for mib in took:
+                    one.ask(f"dirty {mib}", b"@dirtied")
+                    took[mib].append(one.suspend())
+                    one.resume()
+            for mib, of in took.items():
+                rows.append({
+                    "domain": domain, "dirtied_mib": mib, "suspend_ms": statistics.median(out["ms"] for out in of),
+                    "write_back_ms": statistics.median(out["phases_ms"]["write-back"] for out in of),
+                    "all_ms": [out["ms"] for out in of], "first_after_boot_ms": first["ms"],
+                })
+            one.end()
+        return rows
 
     def save(self):
         """QEMU's own save of everything to a file, taking turns with ours"""
-        size, touched = ("512M", 256) if self.options.quick else ("2G", TOUCHED_MIB)
-        rows = []
-        self.say(f"save: {size} with {touched} MiB touched")
-        self.boot("save", size, f"touch={touched}")
-        self.wait("save", b"@idle")
-        for _ in range(2 if self.options.quick else 5):
-            path = os.path.join(self.work, "whole")
-            begun = time.monotonic()
-            with Qmp(self.host.file("save", "qmp")) as qmp:
-                qmp.run("stop")
-                for name in ("x-ignore-shared", "events"):
-                    qmp.run("migrate-set-capabilities", capabilities=[{"capability": name, "state": False}])
-                qmp.run("migrate-set-parameters", **{"max-bandwidth": 1 << 40})
-                with open(path, "wb") as file:
-                    qmp.run("getfd", file, fdname="whole")
-                qmp.run("migrate", uri="fd:whole")
-                while (status := qmp.run("query-migrate")["status"]) not in ("completed", "failed"):
-                    time.sleep(0.002)
-                whole = time.monotonic() - begun
-                if status != "completed":
-                    raise Failed("QEMU does not save the guest")
-                qmp.run("cont")
-            bytes_saved = os.path.getsize(path)
+        append = f"touch={self.size['touched_mib']}"
+        say(f"save: {self.size['ram']} with {self.size['touched_mib']} MiB touched")
+        ours = self.lode("ours", self.size["ram"], append)
+        plain = Plain(self.host, self.work, "plain", mib_of(self.size["ram"]), append, self.accelerator)
+        for one in (ours, plain):
+            one.wait(b"@idle")
+        path, rounds = os.path.join(self.work, "whole"), []
+        for _ in range(1 if self.quick else 5):
+            written, durable = plain.save(path)
+            plain.kill()
+            back = plain.load(path)
+            # It is the same guest, and answers.
+            plain.ask("dirty 1", b"@dirtied")
+            rounds.append({"out_ms": written, "durable_ms": durable, "back_ms": back, "bytes": os.path.getsize(path)} | turn_of(ours))
             os.remove(path)
-            ours = self.host.json("suspend", "save")["guests"][0]
-            self.host.run("resume", "save")
-            rows.append({"save_ms": whole * 1e3, "suspend_ms": total_ms(ours), "save_bytes": bytes_saved})
-        self.end("save")
-        ratio = statistics.median(row["save_ms"] / row["suspend_ms"] for row in rows)
-        self.results["save"] = {"ram": size, "touched_mib": touched, "rounds": rows, "ratio": ratio}
+        plain.end()
+        ours.end()
+        return self.size | beside(rounds)
 
     def hibernate(self):
-        """The guest's own suspend to disk"""
-        size, touched = ("512M", 128) if self.options.quick else ("2G", TOUCHED_MIB)
-        self.say(f"hibernate: {size} with {touched} MiB touched")
-        disk = os.path.join(self.work, "swap.img")
-        subprocess.run(["truncate", "-s", "4G", disk], check=True)
-        self.boot("hibernate", size, f"touch={touched}", options=("--disk", disk))
-        self.wait("hibernate", b"@idle")
-        self.host.run("suspend", "hibernate")
-        ours = history(self.host, "hibernate")[-1]
-        self.host.run("rm", "--force", "hibernate")
-        self.boot("hibernate", size, f"touch={touched} swap", options=("--disk", disk))
-        self.wait("hibernate", b"@hibernate")
-        begun = time.monotonic()
-        while self.host.emulators("hibernate"):
-            if time.monotonic() - begun > 300 or b"@broken" in self.host.console("hibernate"):
-                raise Failed("the guest does not hibernate")
-            time.sleep(0.01)
-        whole = (time.monotonic() - begun) * 1e3
-        while self.host.json("status", "hibernate")["state"] == "running":
-            time.sleep(0.01)
-        self.host.run("rm", "hibernate")
-        os.remove(disk)
-        self.results["hibernate"] = {
-            "ram": size, "touched_mib": touched, "hibernate_ms": whole, "suspend_ms": total_ms(ours), "ratio": whole / total_ms(ours),
-        }
+        """The guest's own suspend to disk, taking turns with ours"""
+        append = f"touch={self.size['touched_mib']}"
+        say(f"hibernate: {self.size['ram']} with {self.size['touched_mib']} MiB touched")
+        swap = os.path.join(self.work, "swap.img")
+        subprocess.run(["truncate", "-s", "4G", swap], check=True)
+        drive = ("-drive", f"if=none,id=d0,file={swap},format=raw", "-device", "virtio-blk-pci,drive=d0")
+        ours = self.lode("ours", self.size["ram"], append)
+        plain = Plain(self.host, self.work, "plain", mib_of(self.size["ram"]), f"swap {append}", self.accelerator, qemu=drive)
+        for one in (ours, plain):
+            one.wait(b"@idle")
+        rounds = []
+        for _ in range(1 if self.quick else 3):
+            said = len(plain.console())
+            begun = time.monotonic()
+            plain.say("hibernate")
+            while plain.is_alive():
+                if time.monotonic() - begun > 300 or b"@broken" in plain.console(said):
+                    raise Failed(f"the guest does not hibernate: {plain.console(said)!r}")
+                time.sleep(0.005)
+            out = (time.monotonic() - begun) * 1e3
+            begun = time.monotonic()
+            plain.start()
+            if b"@idle" in plain.wait(b"@woke", said):
+                raise Failed("the guest booted, and did not go on")
+            rounds.append({"out_ms": out, "back_ms": (time.monotonic() - begun) * 1e3} | turn_of(ours))
+        plain.end()
+        ours.end()
+        os.remove(swap)
+        return self.size | beside(rounds)
+
+    def drive(self):
+        """The database's disk, past the host's cache, so that a disk is a disk."""
+        if not self.disk:
+            self.disk = study_guests.database_disk(self.work, self.program, self.entries, 256)
+        return ("-drive", f"if=none,id=d0,file={self.disk},format=raw,cache=none", "-device", "virtio-blk-pci,drive=d0")
 
     def database(self):
-        """First reads after a cold boot and after a resume"""
-        entries = 20_000 if self.options.quick else 100_000
-        disk = os.path.join(self.work, "db.img")
-        make_disk(disk, 1024)
-        # Past the host's cache, so that a disk is a disk.
-        direct = f"if=none,id=d0,file={disk},format=raw,cache=none"
-        qemu = ("-drive", direct, "-device", "virtio-blk-pci,drive=d0")
-        self.say(f"database: {entries} entries")
-        self.boot("db", "2G", f"fill={entries}", qemu=qemu)
-        self.wait("db", b"@filled", seconds=1200)
-        self.end("db")
+        """The first reads after a cold boot, and after a resume"""
+        runs, translated = {}, {}
+        for n in range(1 if self.quick else self.options.rounds):
+            for order, _ in study_figures.ORDERS:
+                say(f"database: {order}, round {n + 1}")
+                one = self.lode("db", self.size["ram"], f"db={self.entries}", qemu=self.drive())
+                one.wait(b"@ready")
+                seed = 3 * n + 1
+                for state in ("cold", "resumed", "later"):
+                    if state == "resumed":
+                        one.ask("warm", b"@warm")
+                        one.suspend()
+                        one.resume()
+                        seed += 1
+                    before = one.translated()
+                    runs.setdefault((order, state), []).append(reads(one, order, seed))
+                    if before is not None:
+                        translated.setdefault((order, state), []).append(one.translated() - before)
+                    seed += state == "resumed"
+                one.end()
         rows = []
-        for order in ("random", "seq"):
-            cold, resumed = [], []
-            for _ in range(1 if self.options.quick else 5):
-                self.boot("db", "2G", f"entries={entries} order={order} read=1000", qemu=qemu)
-                self.wait("db", b"Percentiles", 12)
-                cold.append(reads(self.host.console("db"))[0])
-                self.host.run("suspend", "db")
-                before = self.host.console("db").count(b"Percentiles")
-                self.host.run("resume", "db")
-                self.wait("db", b"Percentiles", before + 2)
-                # It went on in the middle of one: the rest of that and the next.
-                after = reads(self.host.console("db"))[before - 1 : before + 1]
-                resumed.append(max(after, key=lambda run: run["p999_us"]))
-                self.end("db")
-            middle = {
-                which: {key: statistics.median(run[key] for run in runs) for key in ("p50_us", "p999_us")}
-                for which, runs in (("cold", cold), ("resumed", resumed))
-            }
-            less = 1 - middle["resumed"]["p999_us"] / middle["cold"]["p999_us"]
-            rows.append({"order": order, **middle, "p999_less": less})
-        self.results["database"] = {"entries": entries, "reads": 1000, "rows": rows}
+        for (order, state), of in runs.items():
+            blocks = translated.get((order, state))
+            rows.append(study_figures.row_of(order, state, of, blocks_translated=blocks and statistics.median(blocks)))
+        return {"entries": self.entries, "reads": READS, "rows": rows}
+
+    def memory(self):
+        """Reads of a database that is in memory, by where that is"""
+        append, ram = f"db={self.entries}", self.size["ram"]
+        there = {
+            "media": self.lode("media", ram, append, qemu=self.own_drive("media")),
+            "disk": self.lode("disk", ram, append, qemu=self.own_drive("disk"), media=self.work),
+        }
+        there["dram"] = Plain(self.host, self.work, "dram", mib_of(ram), append, self.accelerator, qemu=self.own_drive("dram"))
+        return self.warm_reads(there)
+
+    def model(self):
+        """The same, of memory that is as slow as it is said to be"""
+        if self.accelerator == "kvm":
+            raise Unavailable("it takes an emulated processor")
+        plugin = study_guests.compiled(self.work, "slow", "-fPIC", "-shared")
+        there = {}
+        for name, ns in MODEL_NS.items():
+            qemu = (*self.own_drive(name), "-plugin", f"file={plugin},ns={ns}")
+            there[name] = Plain(self.host, self.work, name, mib_of(self.size["ram"]), f"db={self.entries}", "tcg", qemu=qemu)
+        return self.warm_reads(there) | {"latency_ns": MODEL_NS}
+
+    def own_drive(self, name):
+        """The database is opened for writing: each guest has a disk of its own."""
+        self.drive()
+        own = os.path.join(self.work, f"{name}.img")
+        shutil.copy(self.disk, own)
+        return ("-drive", f"if=none,id=d0,file={own},format=raw,cache=none", "-device", "virtio-blk-pci,drive=d0")
+
+    def warm_reads(self, there):
+        """Guests that have read all of it already, in turns."""
+        say(f"reads of a database in memory: {', '.join(there)}")
+        for one in there.values():
+            one.wait(b"@ready")
+            one.ask("warm", b"@warm")
+        runs = {}
+        for n in range(1 + (1 if self.quick else self.options.rounds)):
+            for order, _ in study_figures.ORDERS:
+                for state, one in there.items():
+                    run = reads(one, order, n + 1)
+                    # The first round is not counted: only then is all of that code translated.
+                    if n > 0:
+                        runs.setdefault((order, state), []).append(run)
+        for name, one in there.items():
+            one.end()
+            os.remove(os.path.join(self.work, f"{name}.img"))
+        rows = [study_figures.row_of(order, state, of) for (order, state), of in runs.items()]
+        return {"entries": self.entries, "reads": READS, "rows": rows}
 
 
-def reads(console):
-    """Percentiles of the benchmarks with so many reads: not of the one that reads all."""
-    found = re.findall(rb"Percentiles: P50: ([\d.]+) .*?P99\.9: ([\d.]+)", console)
-    runs = [{"p50_us": float(p50), "p999_us": float(p999)} for p50, p999 in found]
-    return runs[:1] + runs[2:]
+def say(text):
+    print(text, file=sys.stderr, flush=True)
 
 
-def total_ms(entry):
-    return sum(phase["us"] for phase in entry["phases"]) / 1e3
+def reads(one, order, seed):
+    """The latencies of exactly so many, in ns."""
+    text = one.ask(f"{order} {READS} {seed}", b"@end")
+    found = [int(word) for word in text[text.index(b"@reads"):text.index(b"@end")].split()[2:]]
+    if len(found) != READS:
+        raise Failed(f"{len(found)} reads were timed, not {READS}")
+    return found
 
 
-def history(host, name):
-    with open(host.file(name, "history.jsonl"), encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
+def phases_of(entries):
+    """Median and worst, and the phases of one that took the median."""
+    entries = sorted(entries, key=lambda entry: entry["ms"])
+    return {
+        "median_ms": statistics.median(entry["ms"] for entry in entries), "worst_ms": entries[-1]["ms"],
+        "command_ms": statistics.median(entry["command_ms"] for entry in entries),
+        "phases_ms": entries[len(entries) // 2]["phases_ms"], "count": len(entries),
+    }
 
 
-def table(results):
-    lines = []
-    if "sizes" in results:
-        lines.append("memory  cpus   suspend: median   worst    resume: median   worst   (ms)")
-        for row in results["sizes"]:
-            s, r = row["suspends"], row["resumes"]
-            lines.append(f"{row['ram']:>6}  {row['cpus']:>4}  {s['median_ms']:16.1f} {s['worst_ms']:7.1f} {r['median_ms']:17.1f} {r['worst_ms']:7.1f}")
-    if "save" in results:
-        save = results["save"]
-        lines.append(f"QEMU's save to a file ({save['ram']}, {save['touched_mib']} MiB touched) takes {save['ratio']:.0f} times as long as a suspend")
-    if "hibernate" in results:
-        found = results["hibernate"]
-        lines.append(f"hibernate takes {found['ratio']:.0f} times as long ({found['hibernate_ms'] / 1e3:.1f} s)")
-    for row in results.get("database", {}).get("rows", []):
-        cold, resumed = row["cold"], row["resumed"]
-        lines.append(
-            f"first {results['database']['reads']} reads ({row['order']}): p99.9 {cold['p999_us']:.0f} us after a cold boot, "
-            f"{resumed['p999_us']:.0f} us after a resume ({100 * row['p999_less']:.0f} % less); p50 {cold['p50_us']:.0f} and {resumed['p50_us']:.0f}"
-        )
-    return "\n".join(lines)
+def turn_of(ours):
+    out, back = ours.suspend(), ours.resume()
+    return {
+        "suspend_ms": out["ms"], "suspend_command_ms": out["command_ms"], "resume_ms": back["ms"], "resume_command_ms": back["command_ms"],
+    }
 
 
-def picture(results):
-    """Phases by size: told apart without colour."""
-    rows = [(f"{what[:-1]}, {row['ram']}, {row['cpus']} cpu", row[what]) for what in ("suspends", "resumes") for row in results["sizes"]]
-    longest = max(sum(found["phases_ms"].values()) for _, found in rows)
-    height = 90 + 26 * len(rows)
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 {height}" width="860" height="{height}" font-family="DejaVu Sans, Verdana, sans-serif" font-size="13">',
-        '<defs><pattern id="p0" width="8" height="8" patternUnits="userSpaceOnUse"><rect width="8" height="8" fill="#dbe6f4"/></pattern>'
-        '<pattern id="p1" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="6" height="6" fill="#fff"/><rect width="2" height="6" fill="#3d6ea8"/></pattern>'
-        '<pattern id="p2" width="8" height="8" patternUnits="userSpaceOnUse"><rect width="8" height="8" fill="#274c77"/></pattern></defs>',
-        '<rect width="100%" height="100%" fill="#fff"/>',
-        f'<text x="20" y="28" font-size="17">Suspend and resume of whole systems, medians ({results["accelerator"]})</text>',
-    ]
-    for n, name in enumerate(("prepare / start", "write-back / load", "finish")):
-        out.append(f'<rect x="{20 + 190 * n}" y="42" width="18" height="14" fill="url(#p{n})" stroke="#1a1a1a" stroke-width="0.8"/>')
-        out.append(f'<text x="{44 + 190 * n}" y="54" font-size="12">{name}</text>')
-    for n, (name, found) in enumerate(rows):
-        x, y = 210.0, 76 + 26 * n
-        out.append(f'<text x="{x - 10}" y="{y + 14}" text-anchor="end">{name}</text>')
-        for phase, ms in enumerate(found["phases_ms"].values()):
-            width = 520 * ms / longest
-            out.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="18" fill="url(#p{phase})" stroke="#1a1a1a" stroke-width="0.8"/>')
-            x += width
-        out.append(f'<text x="{x + 8:.1f}" y="{y + 14}">{found["median_ms"]:.1f} ms</text>')
-    return "\n".join(out) + "\n</svg>\n"
+def beside(rounds):
+    """Medians of another way and of ours, and of their ratios, round by round."""
+    middle = {key: statistics.median(row[key] for row in rounds) for key in rounds[0]}
+    return middle | {
+        "ratio": statistics.median(row["out_ms"] / row["suspend_ms"] for row in rounds),
+        "back_ratio": statistics.median(row["back_ms"] / row["resume_ms"] for row in rounds), "rounds": rounds,
+    }
 
 
-def main():
+def mib_of(size):
+    return int(size[:-1]) << (10 if size.endswith("G") else 0)
+
+
+def machine():
+    """What it was measured on, and what else that did."""
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+    return {"processor": names[0] if names else "", "processors": os.cpu_count(), "load": os.getloadavg()[0], "nice": os.nice(0)}
+
+
+def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--lode", default=os.path.join(guest.ROOT, "target", "release", "lode"))
-    parser.add_argument("--out", required=True)
+    parser.add_argument("--lode", type=os.path.abspath, default=os.path.join(guest.ROOT, "target", "release", "lode"))
+    parser.add_argument("--out", type=os.path.abspath, required=True)
     parser.add_argument("--media", default="")
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", action="store_true", help="print the document instead of the table")
     options = parser.parse_args()
-    chosen = options.only.split(",")
-    if set(chosen) - set(PARTS):
+    options.chosen = options.only.split(",")
+    if set(options.chosen) - set(PARTS):
         sys.exit(f"study.py: there is only {', '.join(PARTS)}")
+    return options
+
+
+def main():
+    options = parse()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("study.py: ended by SIGTERM"))
     os.makedirs(options.out, exist_ok=True)
-    cache = os.path.join(os.path.dirname(os.path.abspath(options.out)), "guest")
+    cache = os.path.join(os.path.dirname(options.out), "guest")
     os.makedirs(cache, exist_ok=True)
     work = tempfile.mkdtemp(prefix="lode-study-", dir=options.out)
     media = tempfile.mkdtemp(prefix="lode-study-", dir=options.media or guest.media_dir(7))
+    begun = machine()
     try:
-        with open(os.path.join(options.out, "study.log"), "wb") as log:
-            initrd = os.path.join(work, "initrd.cpio")
-            kernel = image.fetch_kernel(cache, lambda text: print(text, file=sys.stderr))
-            programs = {"busybox": image.which("busybox")}
-            if "database" in chosen:
-                programs["db_bench"] = guest.program("db_bench", cache)
-            image.build(initrd, kernel, programs, {}, guest.MODULES, os.path.join(guest.HERE, "study_init"))
-            study = Study(Host(options.lode, work, media, kernel, initrd, log), options, work)
-            try:
-                for part in chosen:
-                    getattr(study, part)()
-            finally:
-                study.host.end_all()
-    except (Unavailable, Failed) as failure:
-        sys.exit(f"study.py: {failure}")
+        results, verdicts = run_chosen(options, cache, work, media)
     finally:
         shutil.rmtree(media, ignore_errors=True)
         shutil.rmtree(work, ignore_errors=True)
-    results = study.results | {"accelerator": "kvm" if study.accelerated else "emulated processor"}
+    results["machine"] = begun | {"load_at_end": os.getloadavg()[0]}
+    results["claims"] = study_figures.claims(results)
+    write(options, results, verdicts)
+    print(json.dumps(results, indent=1) if options.json else study_figures.table(results), flush=True)
+    for part, (verdict, reason) in verdicts.items():
+        print(f"{verdict} {part}{': ' + reason if reason else ''}", file=sys.stderr if options.json else sys.stdout)
+    count = lambda which: sum(verdict == which for verdict, _ in verdicts.values())
+    print(f"study: {count('PASS')} passed, {count('FAIL')} failed, {count('SKIP')} skipped", file=sys.stderr if options.json else sys.stdout)
+    return 1 if count("FAIL") else 0
+
+
+def run_chosen(options, cache, work, media):
+    """The document, and what became of each part."""
+    verdicts, chosen = {}, list(options.chosen)
+    try:
+        image.which("qemu-system-x86_64")
+        kernel = image.fetch_kernel(cache, say)
+        programs = {"busybox": image.which("busybox")}
+    except Unavailable as missing:
+        return {}, {part: ("SKIP", str(missing)) for part in chosen}
+    program = None
+    try:
+        if WITH_DATABASE & set(chosen):
+            program = programs["kv"] = study_guests.compiled(work, "kv", "-lrocksdb")
+    except Unavailable as missing:
+        verdicts = {part: ("SKIP", str(missing)) for part in chosen if part in WITH_DATABASE}
+    initrd = os.path.join(work, "initrd.cpio")
+    image.build(initrd, kernel, programs, {}, guest.MODULES, os.path.join(guest.HERE, "study_init"))
+    with open(os.path.join(options.out, "study.log"), "wb") as log:
+        study = Study(Host(options.lode, work, media, kernel, initrd, log), options, work, program)
+        for part in [part for part in chosen if part not in verdicts]:
+            verdicts[part] = run_part(study, part, log)
+        study.results["accelerator"] = "kvm" if study.accelerator == "kvm" else "emulated processor"
+    return study.results, verdicts
+
+
+def run_part(study, part, log):
+    begun = time.monotonic()
+    log.write(f"\n==== {part}\n".encode())
+    log.flush()
+    try:
+        study.results[part] = getattr(study, part)()
+        return "PASS", f"{time.monotonic() - begun:.1f} s"
+    except Unavailable as missing:
+        return "SKIP", str(missing)
+    except (Failed, OSError, ValueError, KeyError, IndexError, subprocess.SubprocessError) as failure:
+        log.write(traceback.format_exc().encode())
+        return "FAIL", f"{type(failure).__name__}: {failure} (log: {log.name})"
+    finally:
+        # Whatever became of it: guests of the same names are the next's.
+        study.host.end_all()
+        Plain.end_all()
+        shutil.rmtree(study.host.guests, ignore_errors=True)
+
+
+def write(options, results, verdicts):
+    """The document and its pictures; what they lack is a part's failure."""
     with open(os.path.join(options.out, "wsp.json"), "w", encoding="utf-8") as file:
-        json.dump(results, file, indent=2)
-    if "sizes" in results:
-        with open(os.path.join(options.out, "wsp.svg"), "w", encoding="utf-8") as file:
-            file.write(picture(results))
-    print(json.dumps(results, indent=2) if options.json else table(results))
+        json.dump(results, file, indent=1)
+    passed = [part for part, (verdict, _) in verdicts.items() if verdict == "PASS"]
+    lacks = study_figures.missing(results, passed) if passed else []
+    # Who says that a document is whole has to see where it is not.
+    for part in passed:
+        if not study_figures.missing({name: of for name, of in results.items() if name != part}, passed):
+            lacks.append(f"somebody who notices that {part} is gone")
+    try:
+        for name, text in study_figures.pictures(results).items():
+            with open(os.path.join(options.out, name), "w", encoding="utf-8") as file:
+                file.write(text)
+            xml.etree.ElementTree.fromstring(text)
+    except (KeyError, ValueError, xml.etree.ElementTree.ParseError) as failure:
+        lacks.append(f"pictures: {type(failure).__name__}: {failure}")
+    if lacks:
+        verdicts["document"] = ("FAIL", "it lacks " + "; ".join(lacks))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
