@@ -18,13 +18,14 @@ STATES = [
     ("cold", "after a cold boot, nothing read before", "p0"),
     ("resumed", "the first after a resume, all read before", "p1"),
     ("later", "the next after those", "p3"),
+    ("rested", "the first after a resume, two seconds on", "p3"),
     ("dram", "memory in DRAM: QEMU's own, anonymous", "p4"),
     ("media", "memory on media: a file on tmpfs", "p2"),
     ("disk", "memory on media: a file on a disk's file system", "p5"),
-    ("model-dram", "a model of memory: 80 ns, as DRAM", "p4"),
-    ("model-media", "a model of memory: 300 ns, as Optane", "p2"),
+    ("model-dram", "a model: memory takes 80 ns, as DRAM", "p4"),
+    ("model-media", "a model: memory takes 300 ns, as Optane", "p2"),
 ]
-STATES_OF = {"database": ("cold", "resumed", "later"), "memory": ("dram", "media", "disk"), "model": ("model-dram", "model-media")}
+STATES_OF = {"database": ("cold", "resumed", "later", "rested"), "memory": ("dram", "media", "disk"), "model": ("model-dram", "model-media")}
 ORDERS = [("random", "random reads"), ("seq", "reads in order")]
 DOMAINS = {
     "memory": "tmpfs as persistent memory whose caches are lost: lines are written back (emulated)",
