@@ -41,10 +41,14 @@ from study_guests import Lode, Plain
 
 PARTS = ["sizes", "dirty", "save", "hibernate", "database", "memory", "model"]
 WITH_DATABASE = {"database", "memory", "model"}
+# A read takes so many times as long in the model's guest as on the host itself: memory is to be slower by as much.
+MODEL_SLOWED = 40
 # What a load takes that no cache has, of DRAM and of Optane (Yang et al., FAST 2020: 81 and 305 ns).
 MODEL_NS = {"model-dram": 80, "model-media": 300}
 TOUCHED_MIB = 1024
 READS = 1000
+# In which a kernel that goes on has done what it does now and then.
+REST_S = 2
 
 
 class Study:
@@ -177,18 +181,20 @@ class Study:
                 say(f"database: {order}, round {n + 1}")
                 one = self.lode("db", self.size["ram"], f"db={self.entries}", qemu=self.drive())
                 one.wait(b"@ready")
-                seed = 3 * n + 1
-                for state in ("cold", "resumed", "later"):
+                seed = 4 * n + 1
+                for state in study_figures.STATES_OF["database"]:
                     if state == "resumed":
                         one.ask("warm", b"@warm")
+                    if state in ("resumed", "rested"):
                         one.suspend()
                         one.resume()
-                        seed += 1
+                    if state == "rested":
+                        time.sleep(REST_S)
                     before = one.translated()
                     runs.setdefault((order, state), []).append(reads(one, order, seed))
                     if before is not None:
                         translated.setdefault((order, state), []).append(one.translated() - before)
-                    seed += state == "resumed"
+                    seed += 1
                 one.end()
         rows = []
         for (order, state), of in runs.items():
@@ -213,9 +219,18 @@ class Study:
         plugin = study_guests.compiled(self.work, "slow", "-fPIC", "-shared")
         there = {}
         for name, ns in MODEL_NS.items():
-            qemu = (*self.own_drive(name), "-plugin", f"file={plugin},ns={ns}")
+            qemu = (*self.own_drive(name), "-plugin", f"file={plugin},ns={ns * MODEL_SLOWED}")
             there[name] = Plain(self.host, self.work, name, mib_of(self.size["ram"]), f"db={self.entries}", "tcg", qemu=qemu)
-        return self.warm_reads(there) | {"latency_ns": MODEL_NS}
+        of = self.warm_reads(there) | {"latency_ns": MODEL_NS, "slowed": MODEL_SLOWED}
+        return of | {"on_host": study_figures.run_of(self.reads_on_host())}
+
+    def reads_on_host(self):
+        """Random reads of a database in memory without any guest: what an emulated processor is slower than."""
+        done = subprocess.run(
+            [self.program, os.path.join(self.work, "tree", "db"), "serve", str(self.entries)], input=f"warm\nrandom {READS} 1\nrandom {READS} 2\n",
+            capture_output=True, text=True, check=True,
+        )
+        return latencies_of(done.stdout.encode(), last=True)
 
     def own_drive(self, name):
         """The database is opened for writing: each guest has a disk of its own."""
@@ -251,8 +266,12 @@ def say(text):
 
 def reads(one, order, seed):
     """The latencies of exactly so many, in ns."""
-    text = one.ask(f"{order} {READS} {seed}", b"@end")
-    found = [int(word) for word in text[text.index(b"@reads"):text.index(b"@end")].split()[2:]]
+    return latencies_of(one.ask(f"{order} {READS} {seed}", b"@end"))
+
+
+def latencies_of(text, last=False):
+    begin = (text.rindex if last else text.index)(b"@reads")
+    found = [int(word) for word in text[begin:text.index(b"@end", begin)].split()[2:]]
     if len(found) != READS:
         raise Failed(f"{len(found)} reads were timed, not {READS}")
     return found
