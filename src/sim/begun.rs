@@ -107,7 +107,8 @@ pub fn plots() -> impl Iterator<Item = Plot> {
     let writes = (0..WRITES.len()).flat_map(move |first| seconds().map(move |second| (first, second)));
     writes.enumerate().flat_map(|(n, (first, second))| {
         (0..OPS.len()).map(move |op| {
-            let third = second.filter(|_| (n + op) % 3 == 0).map(|second| (first + second + op) % WRITES.len());
+            let third =
+                second.filter(|_| (n + op) % 3 == 0).map(|second| (first + second + op) % WRITES.len());
             let ends = match (n + op) % 2 {
                 0 => Ends::InTurn,
                 _ if third.is_some() => Ends::FromTheMiddle,

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use crate::fs::files::{AT_FDCWD, Fd, Files, OpenFile};
 use crate::fs::{
-    Cred, FIXED, Fs, LentRoom, OpenOptions, RENAME_EXCHANGE, RENAME_NOREPLACE, ReadUnderWay, SetTime, Step, Time,
-    WriteTicket, clock,
+    Cred, FIXED, Fs, LentRoom, OpenOptions, RENAME_EXCHANGE, RENAME_NOREPLACE, ReadUnderWay, SetTime, Step,
+    Time, WriteTicket, clock,
 };
 
 use super::engine::SimEngine;

@@ -310,7 +310,8 @@ impl<M: Media> Future for Syncing<M> {
             return Poll::Ready(fs.fsync(*ino, *data_only));
         }
         let ino = *ino;
-        let sync = requested.get_or_insert_with(|| Requested::of(fs, move |fs, epoch| fs.fsync_since(ino, epoch)));
+        let sync =
+            requested.get_or_insert_with(|| Requested::of(fs, move |fs, epoch| fs.fsync_since(ino, epoch)));
         sync.bell.listen(&waits.seat, context.waker());
         match sync.take() {
             Some(done) => {
