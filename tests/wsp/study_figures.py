@@ -20,10 +20,10 @@ STATES = [
     ("later", "the next after those", "p3"),
     ("rested", "the first after a resume, two seconds on", "p3"),
     ("dram", "memory in DRAM: QEMU's own, anonymous", "p4"),
-    ("media", "memory on media: a file on tmpfs", "p2"),
+    ("media", "memory on media: a file on tmpfs (emulated)", "p2"),
     ("disk", "memory on media: a file on a disk's file system", "p5"),
-    ("model-dram", "a model: memory takes 80 ns, as DRAM", "p4"),
-    ("model-media", "a model: memory takes 300 ns, as Optane", "p2"),
+    ("model-dram", "a model: memory takes 80 ns x 40, as DRAM", "p4"),
+    ("model-media", "a model: memory takes 300 ns x 40, as Optane", "p2"),
 ]
 STATES_OF = {"database": ("cold", "resumed", "later", "rested"), "memory": ("dram", "media", "disk"), "model": ("model-dram", "model-media")}
 ORDERS = [("random", "random reads"), ("seq", "reads in order")]

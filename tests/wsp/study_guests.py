@@ -17,7 +17,8 @@ from guest import APPEND, Failed, Qmp, Unavailable, image
 POLL_S = 0.02
 # To find an emulator takes a look at all processes.
 ALIVE_POLLS = 50
-WAIT_S_MAX = 180
+# With the model of slow memory a boot takes minutes.
+WAIT_S_MAX = 600
 
 
 class Guest:
