@@ -22,7 +22,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("runtime", &["mover::completion", "wait"]),
     ("mediator", &["fs", "media", "mover", "policy"]),
     ("wsp", &["fs", "media", "mover", "policy"]),
-    ("sim", &["fs", "media", "mover", "policy", "wsp"]),
+    ("sim", &["fs", "media", "mover", "policy", "runtime", "wsp"]),
 ];
 
 /// Where `unsafe` may stand (a folder, or a file without its suffix), and why there.

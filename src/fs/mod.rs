@@ -85,7 +85,7 @@ pub use fixed::{FIXED, FixedPlace, STAMP_BYTES};
 use format::{BLOCK, Super, TABLE_BLOCK};
 use inode::{Body, Inode};
 pub use offload::{
-    Lent, LentRoom, ReadStep, ReadUnderWay, Step, Syncing, Transferring, WriteStep, WriteTicket,
+    Lent, LentRoom, ReadStep, ReadTicket, ReadUnderWay, Step, Syncing, Transferring, WriteStep, WriteTicket,
     WriteUnderWay,
 };
 pub use types::*;

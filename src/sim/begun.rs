@@ -13,13 +13,14 @@ use parking_lot::Mutex;
 use super::explore::{Bounds, Coverage, explore};
 use super::history::{Call, History};
 use super::judge;
-use super::machine::{self, Machine, Reading};
-use super::media::CrashPoint;
+use super::machine::{self, Machine};
+use super::media::{CrashPoint, SimMedia};
 use super::model::Target;
 use super::mutation::Mutation;
 use super::run::Start;
 use super::tree::Tree;
 use super::workload::Op;
+use crate::fs::ReadTicket;
 
 /// What is there first.
 const BEFORE: &[&str] = &[
@@ -180,7 +181,7 @@ impl Stage {
 /// A read under way, and what it is to have.
 struct Reads {
     wanted: Vec<u8>,
-    reading: Reading,
+    reading: ReadTicket<SimMedia>,
 }
 
 impl Reads {
@@ -191,7 +192,7 @@ impl Reads {
             begun => begun.map(Some).map_err(|e| format!("a read of {path}: {e:?}")),
         };
         let Some(first) = begin()? else { return Ok(None) };
-        let wanted = first.wait().map_err(|e| format!("{e:?}"))?;
+        let wanted = read(first)?;
         Ok(begin()?.map(|reading| Reads { wanted, reading }))
     }
 
@@ -208,12 +209,16 @@ impl Reads {
         if done != Err(libc::ENOSPC) {
             return Err(format!("filling the pool ended with {done:?}"));
         }
-        let was_under_way = self.reading.is_under_way();
-        match self.reading.wait().map_err(|e| format!("{e:?}"))? {
-            read if read == self.wanted => Ok(()),
-            _ => Err(format!("a read (under way: {was_under_way}) has not what there was when it began")),
+        match read(self.reading)? == self.wanted {
+            true => Ok(()),
+            false => Err("a read has not what there was when it began".to_owned()),
         }
     }
+}
+
+fn read(ticket: ReadTicket<SimMedia>) -> Result<Vec<u8>, String> {
+    let (bytes, count) = ticket.into_bytes();
+    Ok(bytes[..count.map_err(|e| format!("a read under way: {e:?}"))?].to_vec())
 }
 
 /// Plays one on a pool, and looks at what failures leave of it.

@@ -1,13 +1,12 @@
 //! The production code and the oracle, in step: what one answers the other must answer.
 
 use std::collections::BTreeMap;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::fs::files::{AT_FDCWD, Fd, Files, OpenFile};
+use crate::fs::files::{AT_FDCWD, Fd, Files};
 use crate::fs::{
-    Cred, FIXED, Fs, LentRoom, OpenOptions, RENAME_EXCHANGE, RENAME_NOREPLACE, ReadUnderWay, SetTime, Step,
-    Time, WriteTicket, clock,
+    Cred, FIXED, Fs, OpenOptions, RENAME_EXCHANGE, RENAME_NOREPLACE, ReadTicket, SetTime, Time, WriteTicket,
+    clock,
 };
 
 use super::engine::SimEngine;
@@ -58,39 +57,6 @@ fn write_back(files: &Files<SimMedia>, fd: Fd, at: u64, stored: &[u8]) -> crate:
     files.pwrite(fd, &pages, first as i64).map(drop)
 }
 
-/// A read whose copy may be under way.
-pub struct Reading {
-    fs: Arc<Fs<SimMedia>>,
-    /// Lent to the copy.
-    room: NonNull<[u8]>,
-    read: usize,
-    under_way: Option<Arc<ReadUnderWay>>,
-}
-
-impl Reading {
-    /// Whether a copy was under way when it began.
-    pub fn is_under_way(&self) -> bool {
-        self.under_way.is_some()
-    }
-
-    /// Waits for what it reads.
-    pub fn wait(mut self) -> crate::Result<Vec<u8>> {
-        let waited = self.under_way.take().map_or(Ok(()), |read| self.fs.wait_for_read(&read));
-        // SAFETY: the reading's own, which no copy uses any more.
-        waited.map(|()| unsafe { self.room.as_ref() }[..self.read].to_vec())
-    }
-}
-
-impl Drop for Reading {
-    fn drop(&mut self) {
-        if let Some(read) = &self.under_way {
-            let _ = self.fs.wait_for_read(read);
-        }
-        // SAFETY: leaked by `begin_read`; no copy uses it any more.
-        drop(unsafe { Box::from_raw(self.room.as_ptr()) });
-    }
-}
-
 impl Machine {
     /// `model` is what the media holds after `step` steps.
     pub fn new(media: SimMedia, model: Model, step: i64) -> Result<Machine, String> {
@@ -115,21 +81,12 @@ impl Machine {
         ticket
     }
 
-    /// Begins a read on the production code alone, by a descriptor of its own that is closed at once.
-    pub fn begin_read(&self, path: &str, at: u64, len: usize) -> crate::Result<Reading> {
+    /// The same of a read.
+    pub fn begin_read(&self, path: &str, at: u64, len: usize) -> crate::Result<ReadTicket<SimMedia>> {
         let fd = self.files.open(path.as_bytes(), libc::O_RDONLY, 0)?;
-        let room = NonNull::from(Box::leak(vec![0; len].into_boxed_slice()));
-        let mut reading = Reading { fs: self.fs().clone(), room, read: 0, under_way: None };
-        // SAFETY: just leaked, and the reading's own, which takes it back once its copy has ended.
-        let lent = unsafe { LentRoom::new(&mut *room.as_ptr()) };
-        let step = self.files.begin_pread(&mut OpenFile::of(fd), lent, at as i64);
+        let ticket = self.files.submit_pread(fd, vec![0; len].into(), at as i64);
         self.files.close(fd)?;
-        match step? {
-            Step::Done(read) => reading.read = read,
-            Step::UnderWay(read, under_way) => (reading.read, reading.under_way) = (read, Some(under_way)),
-            Step::Blocked(_) => return Err(crate::Error::new(libc::EBUSY, "machine::begin_read")),
-        }
-        Ok(reading)
+        ticket
     }
 
     /// One operation on the production code alone; `tag` makes the bytes that are written.

@@ -9,7 +9,8 @@ use super::{AT_FDCWD, Fd, File, Files, OpenFile};
 use crate::error::{Error, Result};
 use crate::fs::space::check_mode;
 use crate::fs::{
-    Cred, Fs, Ino, Kind, Lent, LentRoom, Node, ReadStep, SetAttr, Step, Syncing, WriteStep, WriteTicket,
+    Cred, Fs, Ino, Kind, Lent, LentRoom, Node, ReadStep, ReadTicket, SetAttr, Step, Syncing, WriteStep,
+    WriteTicket,
 };
 use crate::limits::{FILE_BYTES_MAX, RW_BYTES_MAX};
 use crate::media::Media;
@@ -136,6 +137,12 @@ impl<M: Media> Files<M> {
             })
         };
         WriteTicket::begin(&self.fs, bytes, begin)
+    }
+
+    /// Begins to read at `offset`, into bytes that the ticket gives back.
+    pub fn submit_pread(&self, fd: Fd, bytes: Box<[u8]>, offset: i64) -> Result<ReadTicket<M>> {
+        let mut of = OpenFile::of(fd);
+        ReadTicket::begin(&self.fs, bytes, &mut |room| self.begin_pread(&mut of, room, offset))
     }
 
     #[inline]

@@ -49,7 +49,7 @@ pub use future::{Syncing, Transferring};
 pub use lent::{Lent, LentRoom};
 pub use reads::Reads;
 pub(super) use syncs::Syncer;
-pub use ticket::WriteTicket;
+pub use ticket::{ReadTicket, WriteTicket};
 
 /// Pages of a file.
 pub(super) type Pages = Range<u64>;
