@@ -583,6 +583,8 @@ struct SyncsLate {
     pool: Pool,
     late: AtomicBool,
     others_ran: AtomicBool,
+    /// The next sync panics.
+    panics: AtomicBool,
     /// Who synced, each time.
     by: std::sync::Mutex<Vec<ThreadId>>,
 }
@@ -593,6 +595,7 @@ impl SyncsLate {
             pool,
             late: AtomicBool::new(false),
             others_ran: AtomicBool::new(false),
+            panics: AtomicBool::new(false),
             by: std::sync::Mutex::default(),
         }
     }
@@ -653,6 +656,7 @@ impl Media for SyncsLate {
 
     fn sync(&self) -> std::io::Result<()> {
         self.by.lock().unwrap().push(std::thread::current().id());
+        assert!(!self.panics.swap(false, Ordering::AcqRel), "as a defect would");
         let deadline = Instant::now() + Duration::from_secs(60);
         while self.late.load(Ordering::Acquire) && !self.others_ran.load(Ordering::Acquire) {
             assert!(Instant::now() < deadline, "nobody ran while a uthread waited for its sync");
@@ -702,6 +706,25 @@ fn one_sync_is_for_all_who_wait() {
     let by = media.by.lock().unwrap();
     assert!(by.iter().all(|thread| *thread == by[0] && *thread != std::thread::current().id()), "{by:?}");
     assert!(by.len() <= 3, "{} syncs for {FILES} files", by.len());
+}
+
+/// Who asked for it is told, and who asks next has his.
+#[test]
+fn a_sync_that_panics_keeps_nobody_waiting() {
+    let options = PoolOptions { assume: Some(Domain::PageCache), ..PoolOptions::default() };
+    let media = SyncsLate::new(Pool::memfd(32 << 20, &options).unwrap());
+    let fs = Fs::open(
+        Fs::mkfs(media, &MkfsOptions::default()).unwrap(),
+        &OpenOptions { no_ticker: true, ..OpenOptions::default() },
+    );
+    let files = Arc::new(Files::new(fs.unwrap(), Cred::root(), 0));
+    files.fs().media().panics.store(true, Ordering::Release);
+    let outcomes = run(1, move || {
+        let fd = files.open(b"file", libc::O_CREAT | libc::O_RDWR, 0o600).unwrap();
+        files.write(fd, b"some").unwrap();
+        [files.fsync(fd), files.fsync(fd)].map(|done| done.map_err(|e| e.errno()))
+    });
+    assert_eq!(outcomes, [Err(libc::EIO), Ok(())]);
 }
 
 /// fsync, sync and writes with O_SYNC on an ordinary file wait for its device: not so the worker.

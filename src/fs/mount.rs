@@ -356,11 +356,12 @@ impl<M: Media> Fs<M> {
     /// who wait. Nothing to do where stores are durable on return.
     pub fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
         let _ = data_only;
+        self.finish_writes_of_file(ino);
         self.fsync_since(ino, self.core.epochs.current())
     }
 
+    /// The same for what was acknowledged before, when the epoch was `wanted`; no write of the file from before is under way.
     pub(super) fn fsync_since(&self, ino: Ino, wanted: u64) -> Result<()> {
-        self.finish_writes_of_file(ino);
         self.sync_since(wanted)?;
         if self.take_lost(ino) {
             return Err(Error::message(

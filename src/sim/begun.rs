@@ -231,8 +231,9 @@ pub fn play(
     let mut machine = start.machine(mutation)?;
     for op in BEFORE {
         match machine.apply(&op.parse().expect("an operation"))? {
+            Ok(()) => {}
             // What follows has nothing to find then.
-            Ok(()) | Err(libc::ENOSPC | libc::ENOENT | libc::ENODATA) => {}
+            Err(libc::ENOSPC | libc::ENOENT | libc::ENODATA) if start.is_full() => {}
             Err(errno) => return Err(format!("{op}: errno {errno}")),
         }
     }
@@ -244,7 +245,8 @@ pub fn play(
         let op = text.parse().expect("an operation");
         Call { thread: n, op, tag: 1000 + n as u64, begun: None, ended: None }
     };
-    let history = Arc::new(Mutex::new(History::new(texts.iter().enumerate().map(call).collect())));
+    let history = History::new(texts.iter().enumerate().map(call).collect()).on_full(start.is_full());
+    let history = Arc::new(Mutex::new(history));
     let points: Arc<Mutex<Vec<(CrashPoint, History)>>> = Arc::default();
     let (kept, seen) = (points.clone(), history.clone());
     let recorder = move |point: &CrashPoint| kept.lock().push((point.clone(), seen.lock().clone()));

@@ -38,11 +38,18 @@ impl Call {
 pub struct History {
     pub calls: Vec<Call>,
     events: usize,
+    /// Nearly nothing was free: any of them may have found no room.
+    full: bool,
 }
 
 impl History {
     pub fn new(calls: Vec<Call>) -> History {
-        History { calls, events: 0 }
+        History { calls, events: 0, full: false }
+    }
+
+    /// Of a pool in which nearly nothing is free.
+    pub fn on_full(self, full: bool) -> History {
+        History { full, ..self }
     }
 
     pub fn event(&mut self) -> usize {
@@ -104,9 +111,10 @@ impl History {
             let arrive = |model: &mut Model| slots.clone().take(2).for_each(|slot| _ = model.close(slot));
             arrive(&mut next);
             // What was interrupted and would fail changes nothing.
-            // A full pool may refuse anything.
             let could_be = |answered| {
-                answered == outcome || answered == Err(libc::ENOSPC) || call.is_refused_on_the_way(answered)
+                answered == outcome
+                    || self.full && answered == Err(libc::ENOSPC)
+                    || call.is_refused_on_the_way(answered)
             };
             if !call.ended.map_or(outcome.is_ok(), |(_, answered)| could_be(answered)) {
                 continue;

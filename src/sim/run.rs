@@ -241,6 +241,11 @@ impl Start {
         self.free_when_empty
     }
 
+    /// Whether nearly nothing of it is free.
+    pub(super) fn is_full(&self) -> bool {
+        self.place.image == Image::Full
+    }
+
     /// Begins on a copy of it.
     pub fn machine(&self, mutation: Option<Arc<Mutation>>) -> Result<Machine, String> {
         let media = self.media.media(Keep::Everything);

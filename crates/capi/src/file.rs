@@ -138,7 +138,10 @@ fn let_writes_end(
     let mut found = None;
     // What there is to say of a failure the call itself says.
     let _: c_int = on_pool(call, fs, |pool| {
-        found = find(&pool.files).ok().map(|ino| (ino, pool.files.fs().clone()));
+        let shared = pool.files.fs();
+        if shared.has_writes_under_way() {
+            found = find(&pool.files).ok().map(|ino| (ino, shared.clone()));
+        }
         Ok(0)
     });
     if let Some((ino, shared)) = found {

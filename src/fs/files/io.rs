@@ -216,7 +216,8 @@ impl<M: Media> Files<M> {
 
     /// In a uthread, before an operation that would wait for the writes under way in a file with the thread kept.
     fn let_writes_end(&self, of: impl FnOnce() -> Result<Ino>) {
-        if lets_others_run()
+        if self.fs.has_writes_under_way()
+            && lets_others_run()
             && let Ok(ino) = of()
         {
             self.fs.let_writes_end(ino);

@@ -14,8 +14,8 @@
 //!
 //! What has to wait for a copy, be it one's own or one that is in its way, wakes its task when that has ended: by the
 //! engine where it rings, by whoever else sees the end, or by an alarm (`wait`). A sync of an ordinary file takes as long
-//! as its device does, and runs on a thread that makes all of them (`syncs`). All else that files do has no future: truncate and fallocate, which
-//! may wait for a copy under way in their file, and sync of a pool are plain calls.
+//! as its device does, and runs on a thread that makes all of them (`syncs`). All else that files do has no future:
+//! truncate and fallocate, which may wait for a copy under way in their file, and sync of a pool are plain calls.
 //!
 //! A future does nothing before it is polled. One that has begun and is dropped waits for its copy, since that has its
 //! bytes.
@@ -281,12 +281,15 @@ impl<M: Media> Fs<M> {
         requested.take().expect("it has ended")
     }
 
-    /// In a uthread: waits until no write of this file is under way, as a change of its size will, and lets others run meanwhile.
-    /// The caller holds nothing of the file system. Others may write afterwards.
+    /// Whether any write is under way, of whatever file.
+    #[inline]
+    pub fn has_writes_under_way(&self) -> bool {
+        self.core.copies.writes.load(Ordering::Acquire) > 0
+    }
+
+    /// Waits until no write of this file is under way, as a change of its size will: in a uthread others run meanwhile. The
+    /// caller holds nothing of the file system. Others may write afterwards.
     pub fn let_writes_end(&self, ino: Ino) {
-        if !wait::lets_others_run() || self.core.copies.writes.load(Ordering::Acquire) == 0 {
-            return;
-        }
         let Ok(inode) = self.inode(ino) else { return };
         let _still = Still::of(&inode);
         let under_way = || inode.body.read().writes.all().into_iter().find(|write| !write.is_over());

@@ -1,17 +1,18 @@
 //! Syncs that somebody waits for with something else to do meanwhile: one thread makes them, for all who ask.
 //!
-//! A sync of an ordinary file blocks its thread for as long as the disk takes. Of a uthread that is a worker, which others need; of
-//! a future it is whoever polls it. What was asked for while one sync was under way is all covered by the next, so that one
+//! A sync of an ordinary file blocks its thread for as long as the disk takes. Of a uthread that is a worker, which others need;
+//! of a future it is whoever polls it. What was asked for while one sync was under way is all covered by the next, so that one
 //! thread is as good as many. It begins with the first request and ends when there has been none for a while; it has the
-//! file system only as long as somebody waits.
+//! file system only as long as somebody waits. Its CPU time is the process's like any other.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::media::Media;
 use crate::wait::{Bell, Ending};
@@ -81,7 +82,12 @@ impl Requested {
         let requested = Arc::<Requested>::default();
         let (its, shared, epoch) = (requested.clone(), fs.clone(), fs.core.epochs.current());
         let job = move || {
-            let done = sync(&shared, epoch);
+            let caught = catch_unwind(AssertUnwindSafe(|| sync(&shared, epoch)));
+            // Others wait for their syncs behind this one.
+            let done = caught.unwrap_or_else(|_| {
+                let message = "the sync panicked: nothing is known to be durable; open the pool again";
+                Err(Error::message(libc::EIO, "offload::sync", message))
+            });
             // Whoever is told may go on to let go of the pool.
             drop(shared);
             *its.done.lock() = Some(done);

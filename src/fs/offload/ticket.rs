@@ -1,5 +1,6 @@
 //! Tickets of writes and reads, which have the bytes that are written, or those that were read.
 
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -8,21 +9,43 @@ use crate::error::Result;
 use crate::fs::Fs;
 use crate::media::Media;
 
+/// Bytes of a ticket, which its copy uses by address. The ticket lets them go once that has ended.
+struct Bytes(NonNull<[u8]>);
+
+// SAFETY: as a box of bytes.
+unsafe impl Send for Bytes {}
+// SAFETY: what is shared gives nobody the bytes.
+unsafe impl Sync for Bytes {}
+
+impl Bytes {
+    fn new(bytes: Box<[u8]>) -> Bytes {
+        Bytes(NonNull::from(Box::leak(bytes)))
+    }
+
+    fn into_box(self) -> Box<[u8]> {
+        let bytes = ManuallyDrop::new(self);
+        // SAFETY: leaked by `new`, and taken back once, here or by the drop.
+        unsafe { Box::from_raw(bytes.0.as_ptr()) }
+    }
+}
+
+impl Drop for Bytes {
+    fn drop(&mut self) {
+        // SAFETY: as in `into_box`.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
 /// A write that goes on while its caller does something else, with its bytes. Dropped it waits, and nobody hears how
 /// it ended but the next fsync of the file.
 pub struct WriteTicket<M: Media> {
     fs: Arc<Fs<M>>,
     /// None where it was done at once.
     write: Option<Arc<WriteUnderWay>>,
-    /// Lent to the copy.
-    bytes: NonNull<[u8]>,
+    /// Lent to the copy; none once they were given back.
+    bytes: Option<Bytes>,
     written: usize,
 }
-
-// SAFETY: the bytes are the ticket's own, used by an engine alone until it has ended.
-unsafe impl<M: Media> Send for WriteTicket<M> {}
-// SAFETY: a shared ticket gives nobody the bytes.
-unsafe impl<M: Media> Sync for WriteTicket<M> {}
 
 impl<M: Media> WriteTicket<M> {
     /// Begins a write; waits only for what is in its way. Errors are those of `begin`.
@@ -31,11 +54,12 @@ impl<M: Media> WriteTicket<M> {
         bytes: Box<[u8]>,
         begin: &mut dyn FnMut(Lent) -> WriteStep<usize>,
     ) -> Result<WriteTicket<M>> {
-        let bytes = NonNull::from(Box::leak(bytes));
-        let mut ticket = WriteTicket { fs: fs.clone(), write: None, bytes, written: 0 };
+        let bytes = Bytes::new(bytes);
+        let address = bytes.0;
+        let mut ticket = WriteTicket { fs: fs.clone(), write: None, bytes: Some(bytes), written: 0 };
         loop {
-            // SAFETY: just leaked; freed by the ticket's end, which waits for the copy.
-            match begin(unsafe { Lent::new(bytes.as_ref()) })? {
+            // SAFETY: the ticket's, which lets them go after the copy.
+            match begin(unsafe { Lent::new(address.as_ref()) })? {
                 Step::Blocked(write) => fs.wait_until_over(&write),
                 Step::Done(written) => {
                     ticket.written = written;
@@ -66,15 +90,9 @@ impl<M: Media> WriteTicket<M> {
     }
 
     /// Waits, and gives the bytes back.
-    pub fn into_bytes(self) -> (Box<[u8]>, Result<usize>) {
+    pub fn into_bytes(mut self) -> (Box<[u8]>, Result<usize>) {
         let waited = self.wait();
-        let ticket = std::mem::ManuallyDrop::new(self);
-        // SAFETY: leaked by `begin`, and of no use to the copy any more; the ticket is forgotten, all but what is
-        // taken out of it here, once.
-        let (bytes, _fs, _write) = unsafe {
-            (Box::from_raw(ticket.bytes.as_ptr()), std::ptr::read(&ticket.fs), std::ptr::read(&ticket.write))
-        };
-        (bytes, waited)
+        (self.bytes.take().expect("they are given back once").into_box(), waited)
     }
 }
 
@@ -83,8 +101,6 @@ impl<M: Media> Drop for WriteTicket<M> {
         if let Some(write) = &self.write {
             self.fs.wait_until_over(write);
         }
-        // SAFETY: as in `into_bytes`.
-        drop(unsafe { Box::from_raw(self.bytes.as_ptr()) });
     }
 }
 
@@ -92,17 +108,12 @@ impl<M: Media> Drop for WriteTicket<M> {
 /// whatever is written, cut off or removed meanwhile. Dropped it waits.
 pub struct ReadTicket<M: Media> {
     fs: Arc<Fs<M>>,
-    /// None where it was done at once.
+    /// None where it was done at once, or has been waited for.
     read: Option<Arc<ReadUnderWay>>,
-    /// Lent to the copy.
-    bytes: NonNull<[u8]>,
+    /// Lent to the copy; none once they were given back.
+    bytes: Option<Bytes>,
     count: usize,
 }
-
-// SAFETY: the bytes are the ticket's own, used by an engine alone until it has ended.
-unsafe impl<M: Media> Send for ReadTicket<M> {}
-// SAFETY: a shared ticket gives nobody the bytes.
-unsafe impl<M: Media> Sync for ReadTicket<M> {}
 
 impl<M: Media> ReadTicket<M> {
     /// Begins a read; waits only for writes in its way. Errors are those of `begin`.
@@ -111,11 +122,12 @@ impl<M: Media> ReadTicket<M> {
         bytes: Box<[u8]>,
         begin: &mut dyn FnMut(LentRoom) -> ReadStep<usize>,
     ) -> Result<ReadTicket<M>> {
-        let bytes = NonNull::from(Box::leak(bytes));
-        let mut ticket = ReadTicket { fs: fs.clone(), read: None, bytes, count: 0 };
+        let bytes = Bytes::new(bytes);
+        let address = bytes.0;
+        let mut ticket = ReadTicket { fs: fs.clone(), read: None, bytes: Some(bytes), count: 0 };
         loop {
-            // SAFETY: just leaked, and nobody's until the copy has ended; freed by the ticket's end, which waits for it.
-            match begin(unsafe { LentRoom::new(&mut *bytes.as_ptr()) })? {
+            // SAFETY: the ticket's, which nobody else uses before it gives them back, after the copy.
+            match begin(unsafe { LentRoom::new(&mut *address.as_ptr()) })? {
                 Step::Blocked(write) => fs.wait_until_over(&write),
                 Step::Done(count) => {
                     ticket.count = count;
@@ -134,12 +146,14 @@ impl<M: Media> ReadTicket<M> {
         self.read.as_ref().is_none_or(|read| self.fs.read_has_ended(read))
     }
 
-    /// Waits, and gives the bytes back, and how many of them were read; fewer than there are at the end of file. EIO for bad media.
+    /// Waits, and gives the bytes back, and how many of them were read; fewer than there are at the end of file. EIO for
+    /// bad media.
     pub fn into_bytes(mut self) -> (Box<[u8]>, Result<usize>) {
-        let waited = self.read.take().map_or(Ok(()), |read| self.fs.wait_for_read(&read));
-        let bytes = std::mem::replace(&mut self.bytes, NonNull::from(&mut []));
-        // SAFETY: leaked by `begin`, and of no use to the copy any more; in their place stands what is no allocation.
-        (unsafe { Box::from_raw(bytes.as_ptr()) }, waited.map(|()| self.count))
+        let waited = self.read.as_ref().map_or(Ok(()), |read| self.fs.wait_for_read(read));
+        // Not before: where waiting panics, the drop waits again, with the bytes still there.
+        self.read = None;
+        let bytes = self.bytes.take().expect("they are given back once").into_box();
+        (bytes, waited.map(|()| self.count))
     }
 }
 
@@ -149,7 +163,5 @@ impl<M: Media> Drop for ReadTicket<M> {
             // Nobody asks how it ended.
             let _ = self.fs.wait_for_read(read);
         }
-        // SAFETY: as in `into_bytes`, whose empty slice frees nothing.
-        drop(unsafe { Box::from_raw(self.bytes.as_ptr()) });
     }
 }
