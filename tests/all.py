@@ -11,6 +11,7 @@ skipped, not as passed.
 
 import argparse
 import concurrent.futures
+import json
 import os
 import platform
 import re
@@ -214,6 +215,27 @@ def kills():
     return step("kills", ACKED, "kill", pools, "4000" if OPTIONS.nightly else "400", "1", minutes=30)
 
 
+def bench():
+    """Every row of the bench that meets other systems, small: on the mount beside bindfs, and beside tmpfs and ext4."""
+    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
+        return Result(skipped=1, lines=["SKIP bench: rows on mounts need root and /dev/fuse"])
+    out = os.path.join(LOGS, "bench.json")
+    status, output = run("bench", "sh", "-c", f"'{LODE}' bench --smoke --only data,names,mount --peers tmpfs,ext4 --json > '{out}'")
+    if status:
+        return Result(failed=1, lines=[f"FAIL lode bench --smoke: status {status}", *output.splitlines()[-15:]])
+    with open(out, encoding="utf-8") as file:
+        report = json.load(file)
+    rows = {(row["name"], row["system"]) for row in report["rows"] if row["ops_per_s"] > 0}
+    on_mounts = [f"mount-{name}" for name in ("write-seq-128k", "read-seq-128k", "write-rand-4k", "read-rand-4k", "create", "stat")]
+    wanted = {(name, system) for name in on_mounts for system in ("lode", "bindfs")}
+    wanted |= {(name, system) for name in ("write-rand-4k", "append-4k", "create", "stat") for system in ("lode", "tmpfs", "ext4")}
+    skipped = [f"SKIP bench: {why}" for why in report["skipped"]]
+    missing = sorted(wanted - rows)
+    if missing and not skipped:
+        return Result(failed=1, lines=[f"FAIL lode bench --smoke has no row {name} of {system}" for name, system in missing])
+    return Result(passed=1, skipped=len(skipped), lines=skipped)
+
+
 def guest():
     """A machine with emulated NVDIMMs: fsdax, device-dax, power cuts."""
     if platform.machine() != "x86_64":
@@ -323,7 +345,7 @@ def races():
 # One after the other; the lanes of a stage run side by side: where the one waits for a last crate, a test or a guest's boot, the
 # other has both cores.
 STAGES = [
-    ([lint, cargo, mount], [build, loom, crash, c_api, fio_engine, install, heap, kills, fuzz, wsp, study, guest]),
+    ([lint, cargo, mount], [build, loom, crash, c_api, fio_engine, install, bench, heap, kills, fuzz, wsp, study, guest]),
     ([schedules, races, demo],),
 ]
 # The others use what `build` makes.

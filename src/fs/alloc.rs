@@ -846,9 +846,9 @@ impl Allocator {
                 if self.empty_pockets() {
                     continue;
                 }
-                // Exact: what is not to be found and not used is in another thread's hands, between bitmap and
-                // pocket. Not for ever, for that thread may have panicked.
-                if self.available() == 0 || waits == TRANSIT_WAITS_MAX {
+                // What is not to be found and not used is in another thread's hands, between bitmap and pocket.
+                // Not for ever, for that thread may have panicked.
+                if self.is_exhausted() || waits == TRANSIT_WAITS_MAX {
                     return None;
                 }
                 waits += 1;
@@ -1056,14 +1056,17 @@ impl Allocator {
         if run.count == 0 {
             return;
         }
-        if run.count <= HOT_RUN_MAX {
-            self.assert_used(run);
-            self.keep_hot(local, run);
-        } else {
-            self.assert_not_reserved(run);
-            self.put_back(run);
+        let is_hot = run.count <= HOT_RUN_MAX;
+        match is_hot {
+            true => self.assert_used(run),
+            false => self.assert_not_reserved(run),
         }
+        // Before anybody can have them: no block is ever counted as used twice.
         local.count(&local.shard.freed, run.count);
+        match is_hot {
+            true => self.keep_hot(local, run),
+            false => self.put_back(run),
+        }
     }
 
     /// Clears a run in the bitmap.
@@ -1157,6 +1160,13 @@ impl Allocator {
         let last = self.shards.len() - 1;
         let used = thread::slots_used().min(last);
         self.shards[..used].iter().chain(&self.shards[last..]).map(|shard| &**shard)
+    }
+
+    /// At some moment during this call no block was free. A sum over counters that move is no moment's: whoever allocates
+    /// behind the one and frees before the other is in it too often. Two that agree are, for no counter ever goes back.
+    pub fn is_exhausted(&self) -> bool {
+        let counts = self.counts();
+        counts.0.wrapping_sub(counts.1) >= self.total as u64 && counts == self.counts()
     }
 
     /// Blocks ever allocated and freed.

@@ -118,6 +118,31 @@ fn who_needs_one_of_the_blocks_that_are_free_gets_one() {
 }
 
 #[test]
+fn a_pool_with_a_block_free_at_all_times_is_never_exhausted() {
+    explore(|| {
+        let pool = Pool::new(3);
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let pool = pool.clone();
+                thread::spawn(move || {
+                    for _ in 0..4 {
+                        let run = pool.take(1, None).expect("three are free, and two wanted");
+                        yield_now();
+                        pool.give(run, None);
+                    }
+                })
+            })
+            .collect();
+        for _ in 0..6 {
+            assert!(!pool.alloc.is_exhausted(), "one of three is free always");
+            yield_now();
+        }
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        pool.check();
+    });
+}
+
+#[test]
 fn minis_of_one_block_are_shared_out_once() {
     explore(|| {
         let pool = Pool::new(4);

@@ -832,14 +832,22 @@ impl AsFd for Locked {
 
 const LOOKS_FOR_A_HOLDER: u32 = 10;
 
-/// Who holds the lock of a file, in words.
-fn lock_holder(stat: &Stat) -> String {
+/// The process that has a pool's file or device, as far as this process may see it.
+pub fn holder(path: &Path) -> Option<u32> {
+    holder_of(&rustix::fs::stat(path).ok()?)
+}
+
+fn holder_of(stat: &Stat) -> Option<u32> {
     // The list changes while it is read, and then an entry may be missed that is there.
-    let find = |_| {
+    (0..LOOKS_FOR_A_HOLDER).find_map(|_| {
         let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
         find_holder(&locks, stat.st_dev, stat.st_ino)
-    };
-    match (0..LOOKS_FOR_A_HOLDER).find_map(find) {
+    })
+}
+
+/// Who holds the lock of a file, in words.
+fn lock_holder(stat: &Stat) -> String {
+    match holder_of(stat) {
         Some(pid) => match fs::read_to_string(format!("/proc/{pid}/comm")) {
             Ok(name) => format!("process {pid} ({})", name.trim()),
             Err(_) => format!("process {pid}"),

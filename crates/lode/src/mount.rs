@@ -26,7 +26,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lodestone::fs::{Fs, OpenOptions};
-use lodestone::media::{Media, Pool, PoolOptions};
+use lodestone::media::{self, Media, Pool, PoolOptions};
 use lodestone::mover::EngineKind;
 use lodestone::mover::class::{Class, UnknownClass};
 use rustix::fs::FlockOperation;
@@ -309,19 +309,35 @@ fn open_pool(path: &Path, options: &Options) -> Result<Arc<Fs<Pool>>, Failure> {
     Ok(fs)
 }
 
-/// Opens the media, once a server that was unmounted just before has closed them. Who else has them keeps them.
+/// Opens the media, once a server that was unmounted just before has closed them. Who else has them keeps them: another program,
+/// or a server whose mount stands.
 fn open_when_closed(path: &Path, options: &PoolOptions) -> lodestone::Result<Pool> {
     let is_mounted =
         || table::pools().is_ok_and(|pools| pools.iter().any(|pool| Path::new(&pool.source) == path));
+    // Of a holder that cannot be seen nothing is known.
+    let may_be_server = || media::holder(path).is_none_or(|pid| is_server(&process_words(pid)));
     let end = Instant::now() + CLOSE_WAIT_BEHIND_UMOUNT;
     loop {
         match Pool::open(path, options) {
-            Err(e) if e.errno() == libc::EBUSY && Instant::now() < end && !is_mounted() => {
+            Err(e) if e.errno() == libc::EBUSY && Instant::now() < end && !is_mounted() && may_be_server() => {
                 thread::sleep(CLOSE_POLL)
             }
             opened => return opened,
         }
     }
+}
+
+/// The words of a process's command line; none of one that has ended.
+fn process_words(pid: u32) -> Vec<Vec<u8>> {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    line.split(|byte| *byte == 0).map(<[u8]>::to_vec).collect()
+}
+
+/// Whether a command line may be that of a server: it mounts, or is that of a process that has just ended.
+fn is_server(words: &[Vec<u8>]) -> bool {
+    let Some(program) = words.first() else { return true };
+    let name = program.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    matches!(name, b"" | b"mount.lode" | b"mount.fuse.lode") || words.iter().any(|word| word == b"mount")
 }
 
 /// What `LODE_CLASS` asks for.
@@ -457,4 +473,18 @@ fn wait_until_closed(entry: &table::Entry) -> Result<(), Failure> {
         thread::sleep(CLOSE_POLL);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_is_told_from_who_else_has_a_pool() {
+        let is = |line: &str| is_server(&line.split(' ').map(|word| word.as_bytes().to_vec()).collect::<Vec<_>>());
+        assert!(is("/usr/bin/lode mount pool dir") && is("lode --verbose mount -o ro pool dir"));
+        assert!(is("/sbin/mount.fuse.lode pool dir -o rw") && is("mount.lode pool dir"));
+        assert!(is(""), "it has just ended");
+        assert!(!is("lode bench --pool pool") && !is("/usr/sbin/mysqld"));
+    }
 }

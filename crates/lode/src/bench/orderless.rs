@@ -18,7 +18,7 @@ use lodestone::media::{Domain, Pool, PoolOptions};
 use lodestone::mover::engine_dsa::Dsa;
 use lodestone::mover::engine_emu::{Emulated, Model};
 use lodestone::mover::profile::Profile;
-use lodestone::runtime::{self, Options, Runtime};
+use lodestone::runtime;
 
 use super::apps::slow::Slow;
 use super::apps::system::CORE;
@@ -149,7 +149,7 @@ fn write(
 
 /// One uthread on one worker; the median of its times, in microseconds.
 fn alone(slice: Duration, files: &Emulation, write_bytes: usize, seed: u64) -> Result<f64> {
-    let runtime = Runtime::new(Options::default())?;
+    let runtime = super::uthreads::runtime()?;
     let files = files.clone();
     let writer = runtime.spawn(move || write(slice, &files, (0, FILE_BYTES), write_bytes, seed))?;
     runtime.run(1)?;
@@ -158,7 +158,7 @@ fn alone(slice: Duration, files: &Emulation, write_bytes: usize, seed: u64) -> R
 
 /// The same beside one that works; what is not left for that, in percent of the core.
 fn beside_work(slice: Duration, files: &Emulation, seed: u64) -> Result<f64> {
-    let runtime = Runtime::new(Options::default())?;
+    let runtime = super::uthreads::runtime()?;
     let over = Arc::new(AtomicBool::new(false));
     let worked = Arc::new(AtomicU64::new(0));
     let (files, end) = (files.clone(), over.clone());

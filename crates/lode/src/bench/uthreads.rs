@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use lodestone::runtime::{Condvar, Mutex, Options, Runtime, spawn, yield_now};
 use lodestone::{Error, Result};
@@ -32,9 +32,14 @@ pub fn run(plan: &Plan) -> Result<Values> {
     Ok(values.into_iter().unzip())
 }
 
+/// A runtime whose uthreads may keep their worker for as long as is measured.
+pub fn runtime() -> Result<Runtime> {
+    Runtime::new(Options { long_slice: Duration::from_secs(3600), ..Options::default() })
+}
+
 /// Runs one uthread on one worker, and gives its result.
-fn alone<T: Send + 'static>(body: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    let runtime = Runtime::new(Options::default())?;
+pub fn alone<T: Send + 'static>(body: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    let runtime = runtime()?;
     let handle = runtime.spawn(body)?;
     runtime.run(1)?;
     handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -74,7 +79,7 @@ fn parked(count: usize) -> Result<f64> {
     let used = move || Some(resident_anonymous_bytes()? + table_bytes()?);
     crate::allocator::give_back();
     let before = used().ok_or_else(unknown)?;
-    let runtime = Runtime::new(Options::default())?;
+    let runtime = runtime()?;
     let gate = Arc::new((Mutex::new(false), Condvar::new()));
     let waiting = Arc::new(AtomicUsize::new(0));
     for _ in 0..count {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use lodestone::runtime::{Options, Runtime, spawn, yield_now};
+use lodestone::runtime::{spawn, yield_now};
 use lodestone::wait::pause::{Pause, moment};
 use lodestone::wait::slack::in_a_hurry;
 use lodestone::wait::{Bell, Ending, Holding, POLL_MAX, until};
@@ -25,6 +25,7 @@ use super::clock::{Clock, Histogram, thread_cpu_ns};
 use super::plan::Plan;
 use super::report::{Claim, Row, median};
 use super::turns::{allowed_cores, pin_thread};
+use super::uthreads::alone;
 use super::value::{Values, value};
 
 const LENGTHS_US: [u64; 5] = [1, 3, 10, 30, 100];
@@ -157,15 +158,6 @@ fn work() {
         sum = black_box(sum.wrapping_mul(31).wrapping_add(step));
     }
     black_box(sum);
-}
-
-/// Runs one uthread on this thread.
-fn alone<T: Send + 'static>(body: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    // The other uthread has all the time it wants.
-    let runtime = Runtime::new(Options { long_slice: Duration::from_secs(3600), ..Options::default() })?;
-    let handle = runtime.spawn(body)?;
-    runtime.run(1)?;
-    handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// CPU time of one unit of work and its switch, with nobody who waits beside it, in nanoseconds.
