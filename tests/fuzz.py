@@ -30,15 +30,16 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FUZZ = os.path.join(ROOT, "fuzz")
 OUT = os.path.join(os.environ.get("CARGO_TARGET_DIR") or os.path.join(ROOT, "target"), "fuzz")
 CARGO = os.environ.get("CARGO", "cargo")
-TARGETS = ["image", "record", "superblock", "c_api"]
+TARGETS = ["image", "record", "superblock", "text", "c_api"]
 # Coverage for libFuzzer, as cargo-fuzz asks for it.
 COVERAGE = [
     "-Cpasses=sancov-module", "-Cllvm-args=-sanitizer-coverage-level=4",
     "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters", "-Cllvm-args=-sanitizer-coverage-pc-table",
     "-Cllvm-args=-sanitizer-coverage-trace-compares", "--cfg", "fuzzing",
 ]
-# Some dozen edits or calls, and reached soon.
-INPUT_BYTES_MAX = 1024
+# Some dozen edits or calls, and reached soon; a whole profile.
+INPUT_BYTES_MAX = {"text": 4096}
+INPUT_BYTES_MAX_ELSE = 1024
 LENGTH_PATIENCE = 20
 HANG_S = 20
 MEMORY_MIB = 2048
@@ -79,8 +80,9 @@ def in_memory(command, **streams):
         return subprocess.run(command, check=False, env=env, **streams).returncode
 
 
-def options():
-    return [f"-timeout={HANG_S}", f"-rss_limit_mb={MEMORY_MIB}", f"-max_len={INPUT_BYTES_MAX}", f"-len_control={LENGTH_PATIENCE}"]
+def options(target):
+    longest = INPUT_BYTES_MAX.get(target, INPUT_BYTES_MAX_ELSE)
+    return [f"-timeout={HANG_S}", f"-rss_limit_mb={MEMORY_MIB}", f"-max_len={longest}", f"-len_control={LENGTH_PATIENCE}"]
 
 
 def folder(*parts):
@@ -100,7 +102,7 @@ def fuzz(binaries, target, given):
         found, seed = folder("found", target), []
     command = [
         os.path.join(binaries, target), found, os.path.join(FUZZ, "corpus", target), f"-max_total_time={given.seconds}", *seed,
-        f"-artifact_prefix={crashes}/", "-print_final_stats=1", *options(),
+        f"-artifact_prefix={crashes}/", "-print_final_stats=1", *options(target),
     ]
     began = time.monotonic()
     with open(log_path, "wb") as log:
@@ -123,7 +125,7 @@ def fuzz(binaries, target, given):
 
 
 def replay(binaries, target, inputs):
-    command = [os.path.join(binaries, target), *inputs, *options()]
+    command = [os.path.join(binaries, target), *inputs, *options(target)]
     return in_memory(command)
 
 
@@ -133,7 +135,7 @@ def merge(binaries, target):
     shutil.rmtree(fresh, ignore_errors=True)
     os.makedirs(fresh)
     in_memory(
-        [os.path.join(binaries, target), "-merge=1", fresh, corpus, folder("found", target), *options()],
+        [os.path.join(binaries, target), "-merge=1", fresh, corpus, folder("found", target), *options(target)],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )
     # What once was a crash stays, whatever it covers.

@@ -14,9 +14,11 @@
 //! `ln@foo` a symbolic link, `foo%user.a:10` an attribute of so many bytes. Parents of names are needed, too.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use super::model::{Body, Falloc, Model, Rename, Setting, Target};
+use crate::limits::{FILE_BYTES_MAX, PATH_BYTES_MAX, XATTR_VALUE_BYTES_MAX};
 
 /// One system call.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -631,8 +633,8 @@ impl FromStr for Op {
             "symlink" => {
                 let target = w.text()?;
                 // ~300 is a target of 300 bytes.
-                let target = match target.strip_prefix('~').and_then(|n| n.parse().ok()) {
-                    Some(len) => "t".repeat(len),
+                let target = match target.strip_prefix('~') {
+                    Some(len) => "t".repeat(within(len, 1..=PATH_BYTES_MAX)?),
                     None => target,
                 };
                 Op::Symlink(target, w.text()?)
@@ -690,27 +692,42 @@ impl FromStr for Need {
     type Err = String;
 
     fn from_str(word: &str) -> Result<Need, String> {
-        let number = |text: &str| text.parse::<u64>().map_err(|_| format!("{text} is no number"));
-        let owned = str::to_owned;
+        // What tells needs apart has no place in a name.
+        let plain = |name: &str| match name.is_empty()
+            || name.ends_with('/')
+            || name.contains(['!', '@', '=', '%', ':'])
+        {
+            true => Err(format!("{word} names no path that can be told from the rest of it")),
+            false => Ok(name.to_owned()),
+        };
         Ok(if let Some(path) = word.strip_prefix('!') {
-            Need::Free(owned(path))
+            Need::Free(plain(path)?)
         } else if let Some(path) = word.strip_suffix("/!") {
-            Need::EmptyDirectory(owned(path))
+            Need::EmptyDirectory(plain(path)?)
         } else if let Some(path) = word.strip_suffix('/') {
-            Need::Directory(owned(path))
+            Need::Directory(plain(path)?)
         } else if let Some((path, target)) = word.split_once('@') {
-            Need::Symlink(owned(path), owned(target))
+            Need::Symlink(plain(path)?, plain(target)?)
         } else if let Some((path, of)) = word.split_once('=') {
-            Need::SecondName(owned(path), owned(of))
+            Need::SecondName(plain(path)?, plain(of)?)
         } else if let Some((path, rest)) = word.split_once('%') {
             let (name, len) = rest.split_once(':').ok_or_else(|| format!("{word} names no length"))?;
-            Need::Xattr(owned(path), owned(name), number(len)? as usize)
+            Need::Xattr(plain(path)?, plain(name)?, within(len, 0..=XATTR_VALUE_BYTES_MAX)?)
         } else if let Some((path, size)) = word.split_once(':') {
-            Need::File(owned(path), number(size)?)
+            Need::File(plain(path)?, within(size, 0..=FILE_BYTES_MAX)?)
         } else {
-            Need::File(owned(word), 0)
+            Need::File(plain(word)?, 0)
         })
     }
+}
+
+/// A number in these bounds.
+fn within<T: FromStr + PartialOrd + fmt::Display>(
+    text: &str,
+    bounds: RangeInclusive<T>,
+) -> Result<T, String> {
+    let number = text.parse().ok().filter(|number| bounds.contains(number));
+    number.ok_or_else(|| format!("{text} is no number from {} to {}", bounds.start(), bounds.end()))
 }
 
 impl fmt::Display for Line {
@@ -744,6 +761,21 @@ impl fmt::Display for Sequence {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_that_could_be_read_in_two_ways_is_none() {
+        for text in [
+            "a/!:0 | sync",
+            "a@b@c | sync",
+            "! | sync",
+            "a: | sync",
+            "a%user.x | sync",
+            "| symlink ~0 a",
+            "| symlink ~99999999999 a",
+        ] {
+            assert!(text.parse::<Line>().is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn every_line_reads_as_it_was_written() {

@@ -319,7 +319,9 @@ fn open_when_closed(path: &Path, options: &PoolOptions) -> lodestone::Result<Poo
     let end = Instant::now() + CLOSE_WAIT_BEHIND_UMOUNT;
     loop {
         match Pool::open(path, options) {
-            Err(e) if e.errno() == libc::EBUSY && Instant::now() < end && !is_mounted() && may_be_server() => {
+            Err(e)
+                if e.errno() == libc::EBUSY && Instant::now() < end && !is_mounted() && may_be_server() =>
+            {
                 thread::sleep(CLOSE_POLL)
             }
             opened => return opened,
@@ -481,7 +483,8 @@ mod tests {
 
     #[test]
     fn a_server_is_told_from_who_else_has_a_pool() {
-        let is = |line: &str| is_server(&line.split(' ').map(|word| word.as_bytes().to_vec()).collect::<Vec<_>>());
+        let is =
+            |line: &str| is_server(&line.split(' ').map(|word| word.as_bytes().to_vec()).collect::<Vec<_>>());
         assert!(is("/usr/bin/lode mount pool dir") && is("lode --verbose mount -o ro pool dir"));
         assert!(is("/sbin/mount.fuse.lode pool dir -o rw") && is("mount.lode pool dir"));
         assert!(is(""), "it has just ended");

@@ -242,6 +242,7 @@ fn helper_arguments(arguments: &[OsString]) -> Result<MountOptions, String> {
 #[cfg(test)]
 mod tests {
     use lodestone::mover::class::Owner;
+    use proptest::prelude::*;
 
     use super::*;
 
@@ -308,6 +309,43 @@ mod tests {
             assert!(said.contains(part), "{list}: {said}");
         }
         assert!(Options::parse(&[OsString::from("frobnicate,ro")], true).unwrap().read_only());
+    }
+
+    proptest! {
+        /// Of any words each is known, or ignored where that is asked for, or named in the reason.
+        #[test]
+        fn any_words_are_taken_or_named(words in proptest::collection::vec(any_word(), 0..6)) {
+            let list = words.join(",");
+            if let Err(said) = parse(&list) {
+                prop_assert!(words.iter().any(|word| said.contains(word.as_str())), "{}: {}", list, said);
+            }
+            let refused = |word: &String| !word.is_empty() && parse(word).is_err();
+            prop_assert_eq!(parse(&list).is_err(), words.iter().any(refused));
+        }
+    }
+
+    /// Anything, or one of our own keys with anything behind it.
+    fn any_word() -> impl Strategy<Value = String> {
+        const KEYS: [&str; 11] = [
+            "threads",
+            "cache",
+            "engine",
+            "class",
+            "floor",
+            "profile",
+            "assume",
+            "max_read",
+            "max_write",
+            "metrics",
+            "ro",
+        ];
+        prop_oneof![
+            "[^,]{0,12}",
+            (proptest::sample::select(&KEYS[..]), "=?", "[^,]{0,8}")
+                .prop_map(|(key, sign, value)| key.to_owned() + &sign + &value),
+            (proptest::sample::select(&KEYS[..]), 0..100_000u32)
+                .prop_map(|(key, number)| format!("{key}={number}")),
+        ]
     }
 
     #[test]
