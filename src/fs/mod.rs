@@ -85,8 +85,8 @@ pub use fixed::{FIXED, FixedPlace, STAMP_BYTES};
 use format::{BLOCK, Super, TABLE_BLOCK};
 use inode::{Body, Inode};
 pub use offload::{
-    Lent, LentRoom, ReadStep, ReadTicket, ReadUnderWay, Step, Syncing, Transferring, WriteStep, WriteTicket,
-    WriteUnderWay,
+    Lent, LentRoom, ReadStep, ReadTicket, ReadUnderWay, Step, Syncing, Transferring, Tries, WriteStep,
+    WriteTicket, WriteUnderWay,
 };
 pub use types::*;
 
@@ -661,17 +661,21 @@ impl<M: Media> Fs<M> {
     }
 
     /// Makes room where the pool is full only because what was freed is not synced yet, or because copies use it; true
-    /// where it is worth trying again. Room that others have made since counts.
+    /// where it is worth trying again. Room that others have made since counts. False, too, where the caller of the operation is
+    /// to wait (`offload::Tries`).
     #[cold]
     fn make_room(&self, Room { releases, waited, tries }: &mut Room) -> bool {
         // Once: there may always be others.
         if !std::mem::replace(waited, true) {
+            if self.core.copies.keep_blocks() && offload::put_off() {
+                return false;
+            }
             let (ahead, copies) = (self.pause_copies_ahead(), self.core.copies.keep_blocks());
             if copies {
                 self.finish_writes(u64::MAX);
                 self.finish_reads();
             }
-            if ahead || copies {
+            if ahead || self.core.copies.kept_blocks() {
                 return true;
             }
         }
