@@ -80,6 +80,8 @@ static void pools(void)
     FAILS_NULL(EINVAL, lode_open_pool(pool_path, "assume=hope"));
     FAILS_NULL(EINVAL, lode_open_pool(pool_path, "umask=1777"));
     FAILS_NULL(EINVAL, lode_open_pool(pool_path, "floor=0"));
+    FAILS_NULL(EINVAL, lode_open_pool(pool_path, "starve=never"));
+    CHECK(strstr(lode_last_error(), "'never' milliseconds at most: 1 to 60000"));
     CHECK(lode_mkfs(pool_path, 64 << 20, "label=api,data=cow") == 0);
     FAILS(EEXIST, lode_mkfs(pool_path, 64 << 20, NULL));
     FAILS(EINVAL, lode_mkfs(pool_path, 64 << 20, "data=maybe"));
@@ -862,7 +864,7 @@ static void a_number_used_again_misleads_no_call(void)
 {
     char bytes[3];
     CHECK(lode_close_pool(fs) == 0);
-    CHECK((fs = lode_open_pool(pool_path, "assume=memory,engine=emu,floor=25")));
+    CHECK((fs = lode_open_pool(pool_path, "assume=memory,engine=emu,floor=25,starve=60000")));
     int second = lode_open(fs, "second", O_RDWR | O_CREAT, 0644);
     CHECK(second >= 0 && lode_pwrite(fs, second, "old", 3, 100) == 3 && lode_close(fs, second) == 0);
     CHECK((first_fd = lode_open(fs, "first", O_RDWR | O_CREAT, 0644)) == second);
