@@ -64,8 +64,8 @@ mod walk;
 mod write;
 mod xattr;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use crate::sync::primitive::Mutex;
 use crossbeam_utils::CachePadded;
@@ -468,6 +468,8 @@ pub struct Fs<M: Media> {
     report: OpenReport,
     ticker: Mutex<Option<mount::Ticker>>,
     syncer: Arc<offload::Syncer>,
+    /// For syncs that another thread makes.
+    this: Weak<Fs<M>>,
 }
 
 /// Syncs until everything that was freed may be reused: one covers the operation that freed it, one the state
@@ -667,7 +669,7 @@ impl<M: Media> Fs<M> {
     fn make_room(&self, Room { releases, waited, tries }: &mut Room) -> bool {
         // Once: there may always be others.
         if !std::mem::replace(waited, true) {
-            if self.core.copies.keep_blocks() && offload::put_off() {
+            if offload::put_off(|| self.core.copies.keep_blocks() || self.syncs_make_room()) {
                 return false;
             }
             let (ahead, copies) = (self.pause_copies_ahead(), self.core.copies.keep_blocks());
@@ -686,15 +688,23 @@ impl<M: Media> Fs<M> {
         *tries += 1;
         let (now, waits) = {
             let _no_release = self.syncing.lock();
-            let waits = self.core.alloc.deferred() != alloc::Deferred::default() || self.slots.has_deferred();
-            (self.releases(), waits)
+            (self.releases(), self.has_deferred())
         };
         if now != std::mem::replace(releases, now) {
             return true;
         }
-        let made = waits && (0..SYNCS_TO_FREE).all(|_| self.sync().is_ok());
+        let made = waits && self.sync_to_free().is_ok();
         *releases = self.releases();
         made
+    }
+
+    /// Whether something that was freed waits for a sync.
+    fn has_deferred(&self) -> bool {
+        self.core.alloc.deferred() != alloc::Deferred::default() || self.slots.has_deferred()
+    }
+
+    fn sync_to_free(&self) -> Result<()> {
+        (0..SYNCS_TO_FREE).try_for_each(|_| self.sync())
     }
 
     /// Gives back `count` references that lookups and creations took.

@@ -75,7 +75,7 @@ impl<M: Media> Fs<M> {
         waits.poll(&write.copy, context, || self.is_over(write))
     }
 
-    /// One after the other: all have to end.
+    /// One after the other: all have to end. How the syncs did is told to who finds the pool still full.
     fn poll_room(&self, waits: &mut Waits, keeping: &mut Keeping, context: &mut Context<'_>) -> Poll<()> {
         while let Some(write) = keeping.writes.last() {
             ready!(self.poll_until_over(waits, write, context));
@@ -85,6 +85,12 @@ impl<M: Media> Fs<M> {
             ready!(waits.poll(&read.copy, context, || self.read_has_ended(read)));
             keeping.reads.pop();
         }
+        let Some(syncs) = &keeping.syncs else { return Poll::Ready(()) };
+        syncs.bell.listen(&waits.seat, context.waker());
+        if syncs.take().is_none() {
+            return Poll::Pending;
+        }
+        syncs.bell.leave(&waits.seat);
         Poll::Ready(())
     }
 }
@@ -99,7 +105,7 @@ enum What {
 enum Stage<M: Media> {
     Begins,
     Blocked(Arc<WriteUnderWay>),
-    /// The pool was full, but for what these keep.
+    /// The pool was full, but for what they keep.
     Full(Keeping),
     Reads(usize, Arc<ReadUnderWay>),
     Writes(Written, Arc<WriteUnderWay>),
@@ -242,7 +248,12 @@ impl<M: Media> Drop for Transferring<'_, M> {
         let fs = self.files.fs();
         match &self.stage {
             Stage::Blocked(write) => self.waits.leave(&write.copy),
-            Stage::Full(keeping) => keeping.last().into_iter().for_each(|copy| self.waits.leave(copy)),
+            Stage::Full(keeping) => {
+                keeping.last().into_iter().for_each(|copy| self.waits.leave(copy));
+                if let Some(syncs) = &keeping.syncs {
+                    syncs.bell.leave(&self.waits.seat);
+                }
+            }
             Stage::Reads(_, read) => {
                 self.waits.leave(&read.copy);
                 // Nobody asks how it ended.

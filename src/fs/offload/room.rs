@@ -1,12 +1,13 @@
-//! Room that copies keep, waited for with nothing held.
+//! Room that copies keep, or what was freed and is not synced yet, waited for with nothing held.
 //!
-//! An operation that finds the pool full waits for the copies that keep blocks, and tries again (`make_room`): with its thread, for
-//! by then it has a descriptor, a directory, the C library's stripe. Where others could run meanwhile, in a uthread and for a
+//! An operation that finds the pool full waits for the copies that keep blocks, or syncs what was freed, and tries again
+//! (`make_room`): with its thread, for by then it has a descriptor, a directory, the C library's stripe. Where others could run meanwhile, in a uthread and for a
 //! future, whoever is outermost has it put off instead: the operation fails as on a full pool, which changes nothing, its
 //! caller lets go of everything, waits, and calls it again.
 
 use std::cell::Cell;
 
+use super::syncs::Requested;
 use super::*;
 use crate::sync::primitive::thread_local;
 use crate::wait::lets_others_run;
@@ -88,16 +89,14 @@ impl Default for Tries {
     }
 }
 
-/// Whether somebody waits for the operation that found the pool full.
+/// Whether somebody waits in the place of the operation that found the pool full, should there be something to wait for.
 #[cold]
-pub(in crate::fs) fn put_off() -> bool {
-    WAITS.with(|waits| {
-        let outside = waits.get() != Waits::Inside;
-        if outside {
-            waits.set(Waits::PutOff);
-        }
-        outside
-    })
+pub(in crate::fs) fn put_off(something: impl FnOnce() -> bool) -> bool {
+    let put_off = WAITS.with(Cell::get) != Waits::Inside && something();
+    if put_off {
+        WAITS.with(|waits| waits.set(Waits::PutOff));
+    }
+    put_off
 }
 
 /// Whether the operation fails only to be tried again.
@@ -105,14 +104,16 @@ pub(in crate::fs) fn is_put_off() -> bool {
     WAITS.with(Cell::get) == Waits::PutOff
 }
 
-/// Copies that keep blocks.
+/// What keeps blocks.
 pub(super) struct Keeping {
     pub writes: Vec<Arc<WriteUnderWay>>,
     pub reads: Vec<Arc<ReadUnderWay>>,
+    /// Asked for, and made by a thread of their own.
+    pub syncs: Option<Arc<Requested>>,
 }
 
 impl Keeping {
-    /// The one that is waited for, from the last to the first.
+    /// The copy that is waited for, from the last to the first.
     pub fn last(&self) -> Option<&Copy> {
         let write = self.writes.last().map(|write| &write.copy);
         write.or_else(|| self.reads.last().map(|read| &read.copy))
@@ -120,22 +121,33 @@ impl Keeping {
 }
 
 impl<M: Media> Fs<M> {
-    /// All that are under way.
+    /// Copies that are under way, and syncs where those free something.
     pub(super) fn keeping(&self) -> Keeping {
         let mut writes = Vec::new();
         for lane in &self.core.copies.lanes {
             writes.extend(lane.lock().under_way.iter().cloned());
         }
-        Keeping { writes, reads: self.core.copies.reads.all() }
+        let fs = self.this.upgrade().filter(|_| self.syncs_make_room());
+        let syncs = fs.map(|fs| Requested::of(&fs, |fs, _| fs.sync_to_free()));
+        Keeping { writes, reads: self.core.copies.reads.all(), syncs }
     }
 
-    /// Waits for the copies that keep blocks now. The caller holds nothing of the file system: in a uthread others run meanwhile.
+    /// Whether what was freed waits for a sync that another thread can make: a model checker's threads are its own.
+    pub(in crate::fs) fn syncs_make_room(&self) -> bool {
+        self.core.deferring && !cfg!(shuttle) && self.has_deferred()
+    }
+
+    /// Waits for what keeps blocks now. The caller holds nothing of the file system: in a uthread others run meanwhile.
     pub fn wait_for_room(&self) {
-        let Keeping { writes, reads } = self.keeping();
+        let Keeping { writes, reads, syncs } = self.keeping();
         writes.iter().for_each(|write| self.wait_until_over(write));
         for read in &reads {
             self.climb(&read.copy);
             self.end_read(read);
+        }
+        if let Some(syncs) = syncs {
+            // Whoever finds the pool still full is told why.
+            wait::until(&*syncs, None, Holding::Nothing);
         }
     }
 }
