@@ -5,13 +5,14 @@ use std::future::Future;
 use std::io::BufRead;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use lodestone::fs::files::{Fd, Files};
+use lodestone::fs::files::{Fd, Files, OpenFile};
 use lodestone::fs::format::{LANES, TICKET_MAX, completion_addr, pack_completion};
-use lodestone::fs::{Cred, Fs, MkfsOptions, OpenOptions, Transferring};
+use lodestone::fs::{Cred, Fs, Lent, MkfsOptions, OpenOptions, Step, Transferring, Tries, WriteTicket};
 use lodestone::media::{Domain, Media, Pool, PoolOptions};
 use lodestone::mover::EngineKind;
 use lodestone::mover::completion::{Completion, Status};
@@ -575,10 +576,49 @@ fn a_uthread_that_waits_for_a_copy_lets_others_run() {
     check(&files);
 }
 
-/// What needs a file at rest, or room that copies keep: it waits, and on a single worker somebody else ends them.
+/// Does this in a uthread that waits for what is behind the gate; another one on the same worker opens it meanwhile.
+fn waits_and_lets_others_run<T: Send + 'static>(
+    files: &Arc<Files<Pool>>,
+    key: &Key,
+    change: impl FnOnce(&Files<Pool>) -> T + Send + 'static,
+) -> T {
+    let runtime = Runtime::new(Options::default()).unwrap();
+    let opened = Arc::new(AtomicBool::new(false));
+    let (own, seen) = (files.clone(), opened.clone());
+    let changing = runtime.spawn(move || {
+        let done = change(&own);
+        assert!(seen.load(Ordering::SeqCst), "it kept the worker");
+        done
+    });
+    let own = key.clone();
+    let opening = runtime.spawn(move || {
+        opened.store(true, Ordering::SeqCst);
+        own.set(true);
+    });
+    or_opened(key, || runtime.run(1).unwrap());
+    opening.unwrap().join().unwrap();
+    changing.unwrap().join().unwrap()
+}
+
+/// Runs what may wait with its thread kept; so that the test fails then, and does not hang, the gate opens after a while.
+fn or_opened<T>(key: &Key, run: impl FnOnce() -> T) -> T {
+    let (done, waits) = channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            if waits.recv_timeout(Duration::from_secs(20)) == Err(RecvTimeoutError::Timeout) {
+                key.set(true);
+            }
+        });
+        let ran = run();
+        drop(done);
+        ran
+    })
+}
+
+/// What needs a file at rest: it waits, and on a single worker somebody else ends its copy.
 #[test]
 fn a_uthread_that_waits_for_a_file_at_rest_lets_others_run() {
-    let changes: [fn(&Files<Pool>, Fd); 4] = [
+    let changes: [fn(&Files<Pool>, Fd); 5] = [
         |files, fd| files.ftruncate(fd, 20 * KIB as i64).unwrap(),
         |files, _| files.truncate(b"file", 20 * KIB as i64).unwrap(),
         |files, fd| {
@@ -589,19 +629,18 @@ fn a_uthread_that_waits_for_a_file_at_rest_lets_others_run() {
             files.fsync(fd).unwrap();
             files.ftruncate(fd, 20 * KIB as i64).unwrap();
         },
+        |files, _| {
+            let anew = files.open(b"file", libc::O_RDWR | libc::O_TRUNC, 0).unwrap();
+            assert_eq!(files.fstat(anew).unwrap().size, 0);
+            files.pwrite(anew, &[2; 20 * KIB], 0).unwrap();
+        },
     ];
     for change in changes {
         let (files, key) = files_on(memfd(), None);
         let files = Arc::new(files);
         let fd = create(&files, "file", &[1; 128 * KIB]);
         let ticket = files.submit_pwrite(fd, vec![2; 64 * KIB].into(), 0).unwrap();
-        let runtime = Runtime::new(Options::default()).unwrap();
-        let own = files.clone();
-        let changing = runtime.spawn(move || change(&own, fd)).unwrap();
-        let opening = runtime.spawn(move || key.set(true)).unwrap();
-        runtime.run(1).unwrap();
-        changing.join().unwrap();
-        opening.join().unwrap();
+        waits_and_lets_others_run(&files, &key, move |files| change(files, fd));
         assert_eq!(ticket.wait().unwrap(), 64 * KIB);
         let mut all = content(&files, fd);
         all.truncate(20 * KIB);
@@ -640,6 +679,134 @@ fn room_that_copies_keep_is_waited_for() {
     });
     assert_eq!(ticket.wait().unwrap(), 256 * KIB);
     assert_eq!(content(&files, fd), [2; 256 * KIB]);
+    check(&files);
+}
+
+/// A pool that is full but for what a copy keeps: 256 KiB of "file", of which a write is under way. "other" is copied by the CPU.
+fn full_but_for_a_copy() -> (Arc<Files<Pool>>, Key, WriteTicket<Pool>, Fd) {
+    let (files, key) = files_on(memfd(), None);
+    let fd = create(&files, "file", &[1; 256 * KIB]);
+    let other = create(&files, "other", &[]);
+    files.set_engine(other, Some(EngineKind::Cpu)).unwrap();
+    let gap = files.open(b"gap", libc::O_CREAT | libc::O_WRONLY, 0o600).unwrap();
+    files.fallocate(gap, 0, 0, 256 * KIB as i64).unwrap();
+    let fill = files.open(b"fill", libc::O_CREAT | libc::O_WRONLY, 0o600).unwrap();
+    let (mut at, mut step) = (0, 1 << 20);
+    while step >= 4096 {
+        match files.fallocate(fill, 0, at, step) {
+            Ok(()) => at += step,
+            Err(e) if e.errno() == libc::ENOSPC => step /= 2,
+            Err(e) => panic!("{e}"),
+        }
+    }
+    files.ftruncate(gap, 0).unwrap();
+    let ticket = files.submit_pwrite(fd, vec![2; 256 * KIB].into(), 0).unwrap();
+    assert!(!ticket.poll() && key.begun() == 1);
+    (Arc::new(files), key, ticket, other)
+}
+
+/// Whatever needs room that a copy keeps waits for it with nothing held.
+#[test]
+fn a_uthread_that_waits_for_room_lets_others_run() {
+    let needs: [fn(&Files<Pool>, Fd); 6] = [
+        |files, other| {
+            // Also the offset's lock is free meanwhile: the next one has it.
+            assert_eq!(files.write(other, &[3; 100 * KIB]).unwrap(), 100 * KIB);
+            assert_eq!(files.write(other, &[3; 4 * KIB]).unwrap(), 4 * KIB);
+        },
+        |files, other| {
+            let ticket = files.submit_pwrite(other, vec![3; 104 * KIB].into(), 0).unwrap();
+            assert_eq!(ticket.wait().unwrap(), 104 * KIB);
+        },
+        |files, other| {
+            files.fallocate(other, 0, 0, 104 * KIB as i64).unwrap();
+            files.pwrite(other, &[3; 104 * KIB], 0).unwrap();
+        },
+        |files, other| {
+            files.fsetxattr(other, b"user.large", &[7; 40_000], 0).unwrap();
+            files.pwrite(other, &[3; 104 * KIB], 0).unwrap();
+        },
+        |files, other| {
+            // Names: until a log needs more than what was kept for it.
+            (0..400).for_each(|n| files.mkdir(format!("directory-{n}").as_bytes(), 0o700).unwrap());
+            files.pwrite(other, &[3; 104 * KIB], 0).unwrap();
+        },
+        |files, other| {
+            // The file is that which the descriptor named when the call began.
+            let (mut of, mut tries) = (OpenFile::of(other), Tries::new());
+            loop {
+                // SAFETY: of a static.
+                let bytes = unsafe { Lent::new(&[3; 104 * KIB]) };
+                match tries.attempt(|| files.begin_pwrite(&mut of, bytes, 0)) {
+                    Some(step) => break assert!(matches!(step.unwrap(), Step::Done(_))),
+                    None => files.fs().wait_for_room(),
+                }
+                files.close(other).unwrap();
+                assert_eq!(files.open(b"gap", libc::O_RDWR, 0).unwrap(), other);
+            }
+        },
+    ];
+    for (number, need) in needs.into_iter().enumerate() {
+        let (files, key, ticket, other) = full_but_for_a_copy();
+        waits_and_lets_others_run(&files, &key, move |files| need(files, other));
+        assert_eq!(ticket.wait().unwrap(), 256 * KIB);
+        let other = files.open(b"other", libc::O_RDWR, 0).unwrap();
+        assert!(content(&files, other) == [3; 104 * KIB], "need {number}");
+        let file = files.open(b"file", libc::O_RDWR, 0).unwrap();
+        assert!(content(&files, file) == [2; 256 * KIB]);
+        check(&files);
+    }
+}
+
+/// Where nothing comes free the pool is full, in a uthread as on a thread, and copies that read are waited for as well.
+#[test]
+fn a_uthread_finds_a_full_pool_full() {
+    let (files, key, ticket, other) = full_but_for_a_copy();
+    let file = files.open(b"file", libc::O_RDWR, 0).unwrap();
+    let full = waits_and_lets_others_run(&files, &key, move |files| {
+        files.pwrite(other, &[3; 512 * KIB], 0).unwrap_err().errno()
+    });
+    assert_eq!(full, libc::ENOSPC);
+    ticket.wait().unwrap();
+    // A read keeps what is cut off under it.
+    files.pwrite(other, &[3; 200 * KIB], 0).unwrap();
+    key.set(false);
+    let read = files.submit_pread(file, vec![0; 256 * KIB].into(), 0).unwrap();
+    assert!(!read.poll());
+    files.ftruncate(file, 0).unwrap();
+    waits_and_lets_others_run(&files, &key, move |files| {
+        assert_eq!(files.pwrite(other, &[3; 200 * KIB], 200 * KIB as i64).unwrap(), 200 * KIB);
+    });
+    assert!(read.into_bytes().0[..] == [2; 256 * KIB]);
+    check(&files);
+}
+
+/// A future that needs room is pending, not its executor's thread; dropped it leaves nothing behind.
+#[test]
+fn a_future_that_waits_for_room_is_woken() {
+    let (files, key, ticket, other) = full_but_for_a_copy();
+    let waker = Arc::new(Nobody);
+    {
+        let mut dropped = Box::pin(files.pwrite_async(other, vec![9; 100 * KIB].into(), 0));
+        let own = Waker::from(waker.clone());
+        let poll = || dropped.as_mut().poll(&mut Context::from_waker(&own)).is_pending();
+        assert!(or_opened(&key, poll), "it kept its thread");
+    }
+    assert_eq!(Arc::strong_count(&waker), 1, "nobody has a waker of its own");
+    let pending = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let (files, pending) = (&files, &pending);
+        let writes = scope.spawn(move || {
+            block_on_and_tell(files.pwrite_async(other, vec![3; 104 * KIB].into(), 0), pending).1.unwrap()
+        });
+        while pending.load(Ordering::SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        key.set(true);
+        assert_eq!(writes.join().unwrap(), 104 * KIB);
+    });
+    ticket.wait().unwrap();
+    assert!(content(&files, other) == [3; 104 * KIB]);
     check(&files);
 }
 

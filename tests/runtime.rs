@@ -1,9 +1,11 @@
 //! Uthreads: results and panics, waiting of every kind, where they run, and what becomes of those that run off their
 //! stack.
 
+use std::future::Future;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll, Waker};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
@@ -725,6 +727,63 @@ fn a_sync_that_panics_keeps_nobody_waiting() {
         [files.fsync(fd), files.fsync(fd)].map(|done| done.map_err(|e| e.errno()))
     });
     assert_eq!(outcomes, [Err(libc::EIO), Ok(())]);
+}
+
+/// In a full pool on an ordinary file what was freed waits for a sync, which whoever needs room asks for: the worker does not
+/// wait for its device, nor does who polls a future.
+#[test]
+fn others_run_while_a_sync_makes_room() {
+    let needs: [fn(&Files<SyncsLate>, i32); 4] = [
+        |files, fd| assert_eq!(files.pwrite(fd, &[3; 256 << 10], 0).unwrap(), 256 << 10),
+        |files, fd| files.fallocate(fd, 0, 0, 256 << 10).unwrap(),
+        |files, fd| {
+            let ticket = files.submit_pwrite(fd, vec![3; 256 << 10].into(), 0).unwrap();
+            assert_eq!(ticket.wait().unwrap(), 256 << 10);
+        },
+        |files, fd| {
+            let mut write = Box::pin(files.pwrite_async(fd, vec![3; 256 << 10].into(), 0));
+            let mut context = Context::from_waker(Waker::noop());
+            assert!(write.as_mut().poll(&mut context).is_pending());
+            loop {
+                lodestone::runtime::yield_now();
+                if let Poll::Ready((_, written)) = write.as_mut().poll(&mut context) {
+                    return assert_eq!(written.unwrap(), 256 << 10);
+                }
+            }
+        },
+    ];
+    for need in needs {
+        let options = PoolOptions { assume: Some(Domain::PageCache), ..PoolOptions::default() };
+        let pool = Pool::memfd(32 << 20, &options).unwrap();
+        let media = Fs::mkfs(SyncsLate::new(pool), &MkfsOptions::default()).unwrap();
+        let fs = Fs::open(media, &OpenOptions { no_ticker: true, ..OpenOptions::default() }).unwrap();
+        let files = Arc::new(Files::new(fs, Cred::root(), 0));
+        let open = |name: &[u8]| files.open(name, libc::O_CREAT | libc::O_RDWR, 0o600).unwrap();
+        let (fd, gap, fill) = (open(b"file"), open(b"gap"), open(b"fill"));
+        files.fallocate(gap, 0, 0, 1 << 20).unwrap();
+        let (mut at, mut step) = (0, 1 << 20);
+        while step >= 4096 {
+            match files.fallocate(fill, 0, at, step) {
+                Ok(()) => at += step,
+                Err(_) => step /= 2,
+            }
+        }
+        files.ftruncate(gap, 0).unwrap();
+        let media = files.fs().media();
+        media.by.lock().unwrap().clear();
+        media.late.store(true, Ordering::Release);
+        let runtime = runtime();
+        let own = files.clone();
+        let needing = runtime.spawn(move || need(&own, fd)).unwrap();
+        let own = files.clone();
+        let other =
+            runtime.spawn(move || own.fs().media().others_ran.store(true, Ordering::Release)).unwrap();
+        runtime.run(1).unwrap();
+        value(needing.join());
+        value(other.join());
+        let by = media.by.lock().unwrap();
+        assert!(!by.is_empty() && by.iter().all(|thread| *thread != std::thread::current().id()), "{by:?}");
+    }
 }
 
 /// fsync, sync and writes with O_SYNC on an ordinary file wait for its device: not so the worker.

@@ -27,7 +27,8 @@ fuzz_target!(|data: &[u8]| {
         b's' => seal(&cut(bytes)),
         _ => {
             drop(text.parse::<Class>());
-            drop(Qos::with_floor(&text));
+            let mut qos = Qos::default();
+            let _ = (qos.set_floor(&text), qos.set_starve(&text));
             word::<EngineKind>(&text);
             word::<Domain>(&text);
         }

@@ -193,7 +193,7 @@ impl<M: Media> Fs<M> {
                 };
                 left = Some(self.clean_parts(inode, &mut body, &guard, parts));
             }
-            (0..SYNCS_TO_FREE).try_for_each(|_| self.sync())?;
+            self.sync_to_free()?;
             if left == before {
                 return Ok(());
             }

@@ -25,12 +25,13 @@ mod open;
 pub mod table;
 
 use crate::error::{Error, Result};
-use crate::fs::{Cred, Fs, Ino, Kind, Node, Step};
+use crate::fs::{Cred, Fs, Ino, Kind, Node, Step, Tries, offload};
 use crate::limits::{OPEN_FILES_MAX, PATH_BYTES_MAX, WALK_RETRIES_MAX};
 use crate::media::Media;
 use crate::mover::EngineKind;
 use crate::mover::class::Class;
 use crate::sync::Lock;
+use crate::wait::{keeping_thread, lets_others_run};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use table::{Held, Table};
@@ -188,11 +189,30 @@ impl<M: Media> Files<M> {
             return run(file);
         }
         let file = self.file(of.fd)?;
-        let step = run(&file)?;
-        if matches!(step, Step::Blocked(_)) {
+        let step = run(&file);
+        let tried_again = match &step {
+            Ok(step) => matches!(step, Step::Blocked(_)),
+            Err(_) => offload::is_put_off(),
+        };
+        if tried_again {
             of.kept = Some(Kept { fs: self.fs.clone(), file: Some(Arc::clone(&file)) });
         }
-        Ok(step)
+        step
+    }
+
+    /// Runs an operation that may find the pool full. In a uthread it is put off where copies keep room, and others run
+    /// meanwhile.
+    fn with_room<T>(&self, mut run: impl FnMut() -> Result<T>) -> Result<T> {
+        if !lets_others_run() {
+            return run();
+        }
+        let mut tries = Tries::new();
+        loop {
+            match tries.attempt(|| keeping_thread(&mut run)) {
+                Some(done) => return done,
+                None => self.fs.wait_for_room(),
+            }
+        }
     }
 
     /// Where `path` starts: at a descriptor or, for an absolute path or AT_FDCWD, at the root.

@@ -64,8 +64,8 @@ mod walk;
 mod write;
 mod xattr;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use crate::sync::primitive::Mutex;
 use crossbeam_utils::CachePadded;
@@ -85,8 +85,8 @@ pub use fixed::{FIXED, FixedPlace, STAMP_BYTES};
 use format::{BLOCK, Super, TABLE_BLOCK};
 use inode::{Body, Inode};
 pub use offload::{
-    Lent, LentRoom, ReadStep, ReadTicket, ReadUnderWay, Step, Syncing, Transferring, WriteStep, WriteTicket,
-    WriteUnderWay,
+    Lent, LentRoom, ReadStep, ReadTicket, ReadUnderWay, Step, Syncing, Transferring, Tries, WriteStep,
+    WriteTicket, WriteUnderWay,
 };
 pub use types::*;
 
@@ -468,6 +468,8 @@ pub struct Fs<M: Media> {
     report: OpenReport,
     ticker: Mutex<Option<mount::Ticker>>,
     syncer: Arc<offload::Syncer>,
+    /// For syncs that another thread makes.
+    this: Weak<Fs<M>>,
 }
 
 /// Syncs until everything that was freed may be reused: one covers the operation that freed it, one the state
@@ -661,17 +663,21 @@ impl<M: Media> Fs<M> {
     }
 
     /// Makes room where the pool is full only because what was freed is not synced yet, or because copies use it; true
-    /// where it is worth trying again. Room that others have made since counts.
+    /// where it is worth trying again. Room that others have made since counts. False, too, where the caller of the operation is
+    /// to wait (`offload::Tries`).
     #[cold]
     fn make_room(&self, Room { releases, waited, tries }: &mut Room) -> bool {
         // Once: there may always be others.
         if !std::mem::replace(waited, true) {
+            if offload::put_off(|| self.core.copies.keep_blocks() || self.syncs_make_room()) {
+                return false;
+            }
             let (ahead, copies) = (self.pause_copies_ahead(), self.core.copies.keep_blocks());
             if copies {
                 self.finish_writes(u64::MAX);
                 self.finish_reads();
             }
-            if ahead || copies {
+            if ahead || self.core.copies.kept_blocks() {
                 return true;
             }
         }
@@ -682,15 +688,23 @@ impl<M: Media> Fs<M> {
         *tries += 1;
         let (now, waits) = {
             let _no_release = self.syncing.lock();
-            let waits = self.core.alloc.deferred() != alloc::Deferred::default() || self.slots.has_deferred();
-            (self.releases(), waits)
+            (self.releases(), self.has_deferred())
         };
         if now != std::mem::replace(releases, now) {
             return true;
         }
-        let made = waits && (0..SYNCS_TO_FREE).all(|_| self.sync().is_ok());
+        let made = waits && self.sync_to_free().is_ok();
         *releases = self.releases();
         made
+    }
+
+    /// Whether something that was freed waits for a sync.
+    fn has_deferred(&self) -> bool {
+        self.core.alloc.deferred() != alloc::Deferred::default() || self.slots.has_deferred()
+    }
+
+    fn sync_to_free(&self) -> Result<()> {
+        (0..SYNCS_TO_FREE).try_for_each(|_| self.sync())
     }
 
     /// Gives back `count` references that lookups and creations took.

@@ -243,7 +243,7 @@ impl<M: Media> Fs<M> {
         core.media.bad().into_iter().for_each(|block| core.alloc.retire_minis(block));
         core.read_only |= opened.read_only;
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let fs = Arc::new(Fs {
+        let fs = Arc::new_cyclic(|this| Fs {
             core,
             table: opened.table,
             loading: [const { Mutex::new(()) }; 64],
@@ -265,6 +265,7 @@ impl<M: Media> Fs<M> {
             },
             ticker: Mutex::new(None),
             syncer: Arc::default(),
+            this: this.clone(),
         });
         if !was_clean && !fs.core.read_only {
             fs.settle_durably()?; // recovery has settled everything there is

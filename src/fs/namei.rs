@@ -526,7 +526,7 @@ impl<M: Media> Fs<M> {
         };
         // What is kept for removals alone is for those that nothing else makes room for.
         match remove(Class::Release) {
-            removed if is_full(&removed) => {
+            removed if is_full(&removed) && !super::offload::is_put_off() => {
                 if self.core.deferring {
                     self.make_room_over_syncs(dir)?;
                 }

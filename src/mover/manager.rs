@@ -61,18 +61,35 @@ const CHANNELS_MAX: usize = 16;
 const SLACK_MIN: i64 = -1000;
 
 const FLOORS_PERCENT: std::ops::RangeInclusive<u32> = 1..=90;
+const STARVES_MS: std::ops::RangeInclusive<u64> = 1..=60_000;
 
-/// A share that class bandwidth cannot keep.
+/// A setting of [`Qos`] that it does not take.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct UnknownFloor(String);
+pub enum UnknownQos {
+    Floor(String),
+    Starve(String),
+}
 
-impl std::fmt::Display for UnknownFloor {
+impl std::fmt::Display for UnknownQos {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "class bandwidth cannot keep '{}' percent of what is copied: 1 to 90 are wanted", self.0)
+        match self {
+            UnknownQos::Floor(percent) => {
+                write!(
+                    f,
+                    "class bandwidth cannot keep '{percent}' percent of what is copied: 1 to 90 are wanted"
+                )
+            }
+            UnknownQos::Starve(time) => {
+                write!(
+                    f,
+                    "class bandwidth cannot wait for '{time}' milliseconds at most: 1 to 60000 are wanted"
+                )
+            }
+        }
     }
 }
 
-impl std::error::Error for UnknownFloor {}
+impl std::error::Error for UnknownQos {}
 
 /// How much class bandwidth has to give way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,10 +128,18 @@ impl Default for Qos {
 
 impl Qos {
     /// Class bandwidth keeps so much of what classes copy, of 100, whoever is under way: 1 to 90.
-    pub fn with_floor(percent: &str) -> Result<Qos, UnknownFloor> {
-        let floor_percent = percent.parse().ok().filter(|percent| FLOORS_PERCENT.contains(percent));
-        let floor_percent = floor_percent.ok_or_else(|| UnknownFloor(percent.to_owned()))?;
-        Ok(Qos { floor_percent, ..Qos::default() })
+    pub fn set_floor(&mut self, percent: &str) -> Result<(), UnknownQos> {
+        let floor = percent.parse().ok().filter(|percent| FLOORS_PERCENT.contains(percent));
+        self.floor_percent = floor.ok_or_else(|| UnknownQos::Floor(percent.to_owned()))?;
+        Ok(())
+    }
+
+    /// And it waits for a piece for so many milliseconds at most, should nothing move: 1 to 60000.
+    pub fn set_starve(&mut self, milliseconds: &str) -> Result<(), UnknownQos> {
+        let time = milliseconds.parse().ok().filter(|time| STARVES_MS.contains(time));
+        let time = time.ok_or_else(|| UnknownQos::Starve(milliseconds.to_owned()))?;
+        self.starve_max = Duration::from_millis(time);
+        Ok(())
     }
 
     fn bounds(&self) -> Bounds {

@@ -6,6 +6,7 @@ use std::io::Read;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
+use lodestone::fs::files::Files;
 use lodestone::mover::dsa_sysfs::{Unusable, Why};
 use lodestone::mover::engine_dsa_portal::{DsaPortal, SILENCE_MAX};
 
@@ -279,6 +280,53 @@ fn what_a_queue_does_not_offer_is_done_another_way() {
                 assert_eq!(moved.finished > 0, faults.is_some(), "{model:?}: {moved:?}");
             }
         }
+    }
+}
+
+/// A file system above queues that were found as on a machine with a DSA: its copies outlive their calls, some end early, and
+/// after a power loss all is there that was acknowledged.
+#[test]
+fn files_are_copied_through_queues_that_were_found() {
+    const FILE_BYTES: usize = 1 << 20;
+    let faulty = || Emulated::new(Model { offer: Offer::ALL, faults: Some((3, 5)), ..Model::default() });
+    let written = of_fifo(&[("block_on_fault", "0")], Some(faulty()));
+    let stored = of_page(&[], faulty());
+    for (tree, peer) in [Some(written), stored].iter().flatten() {
+        for pool in pools() {
+            let fs =
+                Fs::open(Fs::mkfs(pool, &MkfsOptions::default()).unwrap(), &OpenOptions::default()).unwrap();
+            fs.mover().give(Box::new(engine(tree)), EAGER);
+            let files = Files::new(fs, Cred::root(), 0);
+            let fd = files.open(b"file", libc::O_CREAT | libc::O_RDWR, 0o600).unwrap();
+            let mut rng = Rng::new(11);
+            let mut model = random(&mut rng, FILE_BYTES);
+            assert_eq!(files.pwrite(fd, &model, 0).unwrap(), FILE_BYTES);
+            for _ in 0..60 {
+                let (at, len) = place(&mut rng, 0, FILE_BYTES);
+                let (bytes, other) = (random(&mut rng, len), place(&mut rng, 0, FILE_BYTES));
+                model[at..at + len].copy_from_slice(&bytes);
+                let write = files.submit_pwrite(fd, bytes.into(), at as i64).unwrap();
+                // It waits for what it overlaps.
+                let read = files.submit_pread(fd, vec![0; other.1].into(), other.0 as i64).unwrap();
+                let (bytes, count) = read.into_bytes();
+                assert!(count.unwrap() == other.1 && bytes[..] == model[other.0..][..other.1]);
+                assert_eq!(write.wait().unwrap(), len);
+            }
+            let moved = files.fs().mover().moved();
+            assert!(moved.copies > 0 && moved.finished > 0, "{moved:?}");
+            let fs = files.fs().clone();
+            drop(files);
+            let media = fs.abandon().unwrap();
+            let again = OpenOptions { power_lost: true, ..OpenOptions::default() };
+            let files = Files::new(Fs::open(media, &again).unwrap(), Cred::root(), 0);
+            let fd = files.open(b"file", libc::O_RDONLY, 0).unwrap();
+            let mut found = vec![0; FILE_BYTES];
+            assert_eq!(files.pread(fd, &mut found, 0).unwrap(), FILE_BYTES);
+            assert!(found == model);
+            let findings = files.fs().check().unwrap().findings;
+            assert!(findings.is_empty(), "{findings:?}");
+        }
+        assert!(peer.seen.batches.load(Ordering::Relaxed) > 0, "what is in several places goes at once");
     }
 }
 

@@ -268,6 +268,8 @@ extern "C" {
  *                           realtime, bandwidth of idle.
  *   floor=PERCENT           what class bandwidth keeps of the bytes that classes copy, if it wants it: 1 to 90
  *                           (10 is the default)
+ *   starve=MS               and so many milliseconds, 1 to 60000, after which it has a piece of a copy where nothing
+ *                           moves because somebody does not look after copies of class latency (2 is the default)
  *   profile=FILE            what engines are worth, as `lode tune` wrote it; else the file that LODE_PROFILE
  *                           names. One that is damaged or was made on another machine is not used: the
  *                           pool opens with the defaults, and lode_last_error() says why.

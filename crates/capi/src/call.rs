@@ -3,6 +3,7 @@
 use crate::failure::fail;
 use crate::handle::{self, Held};
 use crate::pools::{OpenPool, lode_fs};
+use lodestone::fs::Tries;
 use lodestone::{Error, Result};
 use std::ffi::{c_int, c_long};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -57,10 +58,35 @@ pub fn on_pool<R: Failed>(
     on(call, fs.addr(), run)
 }
 
-/// As [`on_pool`] for functions that answer 0.
+/// As [`on_pool`] for functions that may find the pool full: in a uthread they are put off where copies keep room, and others
+/// run with nothing of the pool held.
 #[inline]
-pub fn done(call: &'static str, fs: *mut lode_fs, run: impl FnOnce(&OpenPool) -> Result<()>) -> c_int {
-    on_pool(call, fs, |pool| run(pool).map(|()| 0))
+pub fn with_room<R: Failed>(
+    call: &'static str,
+    fs: *mut lode_fs,
+    mut run: impl FnMut(&OpenPool) -> Result<R>,
+) -> R {
+    let mut tries = Tries::new();
+    loop {
+        let mut full = None;
+        let answer = on_pool(call, fs, |pool| {
+            tries.attempt(|| run(pool)).unwrap_or_else(|| {
+                full = Some(pool.files.fs().clone());
+                Ok(R::FAILED)
+            })
+        });
+        let Some(shared) = full else { return answer };
+        let _: c_int = without_pool(call, || {
+            shared.wait_for_room();
+            Ok(0)
+        });
+    }
+}
+
+/// As [`with_room`] for functions that answer 0.
+#[inline]
+pub fn done(call: &'static str, fs: *mut lode_fs, mut run: impl FnMut(&OpenPool) -> Result<()>) -> c_int {
+    with_room(call, fs, |pool| run(pool).map(|()| 0))
 }
 
 /// Runs a function that has no open pool yet, or none any more.

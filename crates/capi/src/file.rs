@@ -1,6 +1,6 @@
 //! Descriptors: open, read, write, seek, size, sync.
 
-use crate::call::{done, on_pool, without_pool};
+use crate::call::{done, on_pool, with_room, without_pool};
 use crate::convert::{input, output, store, string};
 use crate::failure::Quiet;
 use crate::pools::{self, lode_fs};
@@ -8,7 +8,7 @@ use libc::{mode_t, off_t, size_t, ssize_t};
 use lodestone::Error;
 use lodestone::account::{Op, Phase};
 use lodestone::fs::files::{AT_FDCWD, Files, OpenFile, Written};
-use lodestone::fs::{Fs, Ino, Lent, LentRoom, ReadStep, Step, WriteStep, WriteUnderWay};
+use lodestone::fs::{Fs, Ino, Lent, LentRoom, ReadStep, Step, Tries, WriteStep, WriteUnderWay};
 use lodestone::media::Pool;
 use lodestone::wait::lets_others_run;
 use std::ffi::{c_char, c_int, c_void};
@@ -19,6 +19,8 @@ enum Tried<T, W> {
     Done(ssize_t),
     UnderWay(T, W, Arc<Fs<Pool>>),
     Blocked(Arc<WriteUnderWay>, Arc<Fs<Pool>>),
+    /// By copies that keep room.
+    PutOff(Arc<Fs<Pool>>),
 }
 
 /// Ends the process where a wait panics: an engine may be using the caller's bytes.
@@ -56,6 +58,7 @@ fn read_outside(
         match tried {
             Tried::Done(answer) => return answer,
             Tried::Blocked(write, fs) => fs.wait_until_over(&write),
+            Tried::PutOff(fs) => fs.wait_for_room(),
             Tried::UnderWay(n, read, fs) => {
                 return without_pool(call, || fs.wait_for_read(&read).map(|()| n as ssize_t));
             }
@@ -73,12 +76,16 @@ fn write_outside(
 ) -> ssize_t {
     let mut of = Quiet::new(OpenFile::of(fd));
     let keeps = !lets_others_run();
+    let mut tries = Tries::new();
     // By O_SYNC or O_DSYNC, with nothing of the pool held.
     let mut to_sync = None;
     loop {
         let tried = tried(call, fs, |files| {
             let shared = || files.fs().clone();
-            Ok(match begin(files, &mut of, keeps)? {
+            let Some(step) = tries.attempt(|| begin(files, &mut of, keeps)) else {
+                return Ok(Tried::PutOff(shared()));
+            };
+            Ok(match step? {
                 Step::Done(written) if written.is_to_be_synced() => {
                     to_sync = Some((written, shared()));
                     Tried::Done(0)
@@ -95,6 +102,7 @@ fn write_outside(
                 return without_pool(call, || Ok(shared.sync_written(written)? as ssize_t));
             }
             Tried::Blocked(write, shared) => shared.wait_until_over(&write),
+            Tried::PutOff(shared) => shared.wait_for_room(),
             Tried::UnderWay(written, write, shared) => {
                 return without_pool(call, || {
                     shared.wait_for_write(&write)?;
@@ -184,7 +192,11 @@ pub unsafe extern "C" fn lode_open(
     mode: mode_t,
 ) -> c_int {
     // SAFETY: the contract at the head of the header.
-    on_pool("lode_open", fs, |pool| pool.files.open(unsafe { string(path) }?, flags, mode))
+    let path = || unsafe { string(path) };
+    if flags & libc::O_TRUNC != 0 {
+        let_writes_end("lode_open", fs, |files| Ok(files.stat(path()?)?.ino));
+    }
+    with_room("lode_open", fs, |pool| pool.files.open(path()?, flags, mode))
 }
 
 /// As lode_open, relative paths starting at the directory that dirfd is open on; AT_FDCWD is the root.
@@ -198,7 +210,11 @@ pub unsafe extern "C" fn lode_openat(
     mode: mode_t,
 ) -> c_int {
     // SAFETY: the contract at the head of the header.
-    on_pool("lode_openat", fs, |pool| pool.files.openat(dirfd, unsafe { string(path) }?, flags, mode))
+    let path = || unsafe { string(path) };
+    if flags & libc::O_TRUNC != 0 {
+        let_writes_end("lode_openat", fs, |files| Ok(files.fstatat(dirfd, path()?, 0)?.ino));
+    }
+    with_room("lode_openat", fs, |pool| pool.files.openat(dirfd, path()?, flags, mode))
 }
 
 /// Closes a descriptor. A call that uses it in another thread ends first, or, where it waits for a copy,

@@ -13,7 +13,7 @@ use lodestone::fs::{Cred, DataMode, Fs, MkfsOptions, OpenOptions};
 use lodestone::limits::OPEN_FILES_MAX;
 use lodestone::media::{Domain, Pool, PoolOptions};
 use lodestone::mover::class::{Class, Owner, UnknownClass};
-use lodestone::mover::manager::Qos;
+use lodestone::mover::manager::{Qos, UnknownQos};
 use lodestone::mover::priority::class_of;
 use lodestone::mover::{EngineKind, UnknownEngine};
 use lodestone::wait::{self, Ending, Holding};
@@ -74,6 +74,8 @@ impl Held for OpenPool {
 ///                           realtime, bandwidth of idle.
 ///   floor=PERCENT           what class bandwidth keeps of the bytes that classes copy, if it wants it: 1 to 90
 ///                           (10 is the default)
+///   starve=MS               and so many milliseconds, 1 to 60000, after which it has a piece of a copy where nothing
+///                           moves because somebody does not look after copies of class latency (2 is the default)
 ///   profile=FILE            what engines are worth, as `lode tune` wrote it; else the file that LODE_PROFILE
 ///                           names. One that is damaged or was made on another machine is not used: the
 ///                           pool opens with the defaults, and lode_last_error() says why.
@@ -211,11 +213,8 @@ impl OpenSettings {
                 }
                 ("engine", Some(name)) => settings.engine = engine(name)?,
                 ("class", Some(name)) => settings.class = Some(class(name)?),
-                ("floor", Some(percent)) => {
-                    let qos = Qos::with_floor(percent);
-                    settings.qos =
-                        qos.map_err(|e| Error::message(libc::EINVAL, "capi::options", e.to_string()))?;
-                }
+                ("floor", Some(percent)) => settings.qos.set_floor(percent).map_err(bad_qos)?,
+                ("starve", Some(time)) => settings.qos.set_starve(time).map_err(bad_qos)?,
                 ("profile", Some(file)) if !file.is_empty() => settings.profile = Some(PathBuf::from(file)),
                 ("assume", Some(domain)) => {
                     let domain = domain.parse::<Domain>();
@@ -227,6 +226,10 @@ impl OpenSettings {
         }
         Ok(settings)
     }
+}
+
+fn bad_qos(e: UnknownQos) -> Error {
+    Error::message(libc::EINVAL, "capi::options", e.to_string())
 }
 
 /// EINVAL with a line that names those that there are.

@@ -8,7 +8,7 @@ use crate::media::lode_ticket;
 use crate::pools::{OpenPool, lode_fs};
 use libc::{off_t, size_t, ssize_t};
 use lodestone::fs::files::{Files, OpenFile, Written};
-use lodestone::fs::{Fs, Lent, LentRoom, ReadUnderWay, Step, WriteUnderWay};
+use lodestone::fs::{Fs, Lent, LentRoom, ReadUnderWay, Step, Tries, WriteUnderWay};
 use lodestone::limits::COPY_TICKETS_MAX;
 use lodestone::media::Pool;
 use lodestone::{Error, Result};
@@ -33,6 +33,8 @@ pub enum Asked {
 enum Tried {
     Asked(Asked),
     Blocked(Arc<WriteUnderWay>, Arc<Fs<Pool>>),
+    /// By copies that keep room.
+    PutOff(Arc<Fs<Pool>>),
 }
 
 /// Begins what lode_pread does, and returns a ticket for lode_poll and lode_wait, never negative. Until the ticket has ended
@@ -136,27 +138,32 @@ fn ask(
 ) -> lode_ticket {
     static NEXT: AtomicI64 = AtomicI64::new(1);
     let mut of = Quiet::new(OpenFile::of(fd));
+    let mut tries = Tries::new();
     loop {
-        let mut blocked = None;
+        let mut later = None;
         let answer = on_pool(call, fs, |pool| {
             if pool.tickets.lock().len() >= COPY_TICKETS_MAX {
                 let message = format!("nobody waited for {COPY_TICKETS_MAX} reads and writes: wait for some");
                 return Err(Error::message(libc::EAGAIN, "capi::tickets", message));
             }
-            match begin(&pool.files, &mut of)? {
+            let put_off = || Ok(Tried::PutOff(pool.files.fs().clone()));
+            match tries.attempt(|| begin(&pool.files, &mut of)).unwrap_or_else(put_off)? {
                 Tried::Asked(asked) => {
                     let number = NEXT.fetch_add(1, Ordering::Relaxed);
                     pool.tickets.lock().insert(number, asked);
                     Ok(number)
                 }
-                Tried::Blocked(write, shared) => {
-                    blocked = Some((write, shared));
+                tried => {
+                    later = Some(tried);
                     Ok(0)
                 }
             }
         });
-        let Some((write, shared)) = blocked else { return answer };
-        shared.wait_until_over(&write);
+        match later {
+            Some(Tried::Blocked(write, shared)) => shared.wait_until_over(&write),
+            Some(Tried::PutOff(shared)) => shared.wait_for_room(),
+            Some(Tried::Asked(_)) | None => return answer,
+        }
     }
 }
 

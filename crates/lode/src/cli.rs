@@ -144,6 +144,8 @@ pub enum Assume {
 ///
 /// floor=PERCENT: what class bandwidth keeps of the bytes that classes copy, if it wants it, from 1 to 90 [default: 10].
 ///
+/// starve=MS: and so many milliseconds, from 1 to 60000, after which it has a piece where nothing moves [default: 2].
+///
 /// max_read=BYTES, max_write=BYTES: the largest request, from 4096 to 1048576.
 #[derive(Args, Debug)]
 pub struct Mount {

@@ -34,15 +34,17 @@ impl<M: Media> Files<M> {
     }
 
     pub fn fchmod(&self, fd: Fd, mode: u32) -> Result<()> {
-        self.set(&self.open_file(fd)?.node, mode_to(mode))
+        self.with_room(|| self.set(&self.open_file(fd)?.node, mode_to(mode)))
     }
 
     /// `flags`: AT_SYMLINK_NOFOLLOW (a link's mode cannot change: EOPNOTSUPP), AT_EMPTY_PATH.
     pub fn fchmodat(&self, at: Fd, path: &[u8], mode: u32, flags: i32) -> Result<()> {
-        check_flags(flags, AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH)?;
-        self.at_path(at, path, flags & AT_SYMLINK_NOFOLLOW == 0, flags, |node| match node.kind() {
-            Kind::Symlink => Err(Error::new(libc::EOPNOTSUPP, "files::chmod")),
-            _ => self.set(node, mode_to(mode)),
+        self.with_room(|| {
+            check_flags(flags, AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH)?;
+            self.at_path(at, path, flags & AT_SYMLINK_NOFOLLOW == 0, flags, |node| match node.kind() {
+                Kind::Symlink => Err(Error::new(libc::EOPNOTSUPP, "files::chmod")),
+                _ => self.set(node, mode_to(mode)),
+            })
         })
     }
 
@@ -55,14 +57,16 @@ impl<M: Media> Files<M> {
     }
 
     pub fn fchown(&self, fd: Fd, uid: u32, gid: u32) -> Result<()> {
-        self.set(&self.open_file(fd)?.node, owner_to(uid, gid))
+        self.with_room(|| self.set(&self.open_file(fd)?.node, owner_to(uid, gid)))
     }
 
     /// `u32::MAX` leaves the user or the group. `flags`: AT_SYMLINK_NOFOLLOW, AT_EMPTY_PATH.
     pub fn fchownat(&self, at: Fd, path: &[u8], uid: u32, gid: u32, flags: i32) -> Result<()> {
-        check_flags(flags, AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH)?;
-        let set = owner_to(uid, gid);
-        self.at_path(at, path, flags & AT_SYMLINK_NOFOLLOW == 0, flags, |node| self.set(node, set))
+        self.with_room(|| {
+            check_flags(flags, AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH)?;
+            let set = owner_to(uid, gid);
+            self.at_path(at, path, flags & AT_SYMLINK_NOFOLLOW == 0, flags, |node| self.set(node, set))
+        })
     }
 
     /// Access and modification time; `None` leaves one (UTIME_OMIT). `flags`: AT_SYMLINK_NOFOLLOW,
@@ -75,20 +79,24 @@ impl<M: Media> Files<M> {
         mtime: Option<SetTime>,
         flags: i32,
     ) -> Result<()> {
-        if atime.is_none() && mtime.is_none() {
-            return Ok(()); // nothing is looked at, not even the path
-        }
-        check_flags(flags, AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH)?;
-        let set = SetAttr { atime, mtime, ..SetAttr::default() };
-        self.at_path(at, path, flags & AT_SYMLINK_NOFOLLOW == 0, flags, |node| self.set(node, set))
+        self.with_room(|| {
+            if atime.is_none() && mtime.is_none() {
+                return Ok(()); // nothing is looked at, not even the path
+            }
+            check_flags(flags, AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH)?;
+            let set = SetAttr { atime, mtime, ..SetAttr::default() };
+            self.at_path(at, path, flags & AT_SYMLINK_NOFOLLOW == 0, flags, |node| self.set(node, set))
+        })
     }
 
     pub fn futimens(&self, fd: Fd, atime: Option<SetTime>, mtime: Option<SetTime>) -> Result<()> {
-        if atime.is_none() && mtime.is_none() {
-            return Ok(());
-        }
-        let file = self.open_file(fd)?;
-        self.set(&file.node, SetAttr { atime, mtime, ..SetAttr::default() })
+        self.with_room(|| {
+            if atime.is_none() && mtime.is_none() {
+                return Ok(());
+            }
+            let file = self.open_file(fd)?;
+            self.set(&file.node, SetAttr { atime, mtime, ..SetAttr::default() })
+        })
     }
 
     pub fn access(&self, path: &[u8], mask: i32) -> Result<()> {
@@ -128,15 +136,19 @@ impl<M: Media> Files<M> {
 
     /// `flags`: 0, XATTR_CREATE or XATTR_REPLACE.
     pub fn setxattr(&self, path: &[u8], follow: bool, name: &[u8], value: &[u8], flags: i32) -> Result<()> {
-        check_setting(name, value, flags)?;
-        self.pinned_at_path(AT_FDCWD, path, follow, 0, |ino| {
-            self.fs.setxattr(&self.cred, ino, name, value, flags)
+        self.with_room(|| {
+            check_setting(name, value, flags)?;
+            self.pinned_at_path(AT_FDCWD, path, follow, 0, |ino| {
+                self.fs.setxattr(&self.cred, ino, name, value, flags)
+            })
         })
     }
 
     pub fn fsetxattr(&self, fd: Fd, name: &[u8], value: &[u8], flags: i32) -> Result<()> {
-        check_setting(name, value, flags)?;
-        self.fs.setxattr(&self.cred, self.open_file(fd)?.node.ino(), name, value, flags)
+        self.with_room(|| {
+            check_setting(name, value, flags)?;
+            self.fs.setxattr(&self.cred, self.open_file(fd)?.node.ino(), name, value, flags)
+        })
     }
 
     /// Names, each closed by a NUL.
@@ -149,13 +161,17 @@ impl<M: Media> Files<M> {
     }
 
     pub fn removexattr(&self, path: &[u8], follow: bool, name: &[u8]) -> Result<()> {
-        check_length(name)?;
-        self.pinned_at_path(AT_FDCWD, path, follow, 0, |ino| self.fs.removexattr(&self.cred, ino, name))
+        self.with_room(|| {
+            check_length(name)?;
+            self.pinned_at_path(AT_FDCWD, path, follow, 0, |ino| self.fs.removexattr(&self.cred, ino, name))
+        })
     }
 
     pub fn fremovexattr(&self, fd: Fd, name: &[u8]) -> Result<()> {
-        check_length(name)?;
-        self.fs.removexattr(&self.cred, self.open_file(fd)?.node.ino(), name)
+        self.with_room(|| {
+            check_length(name)?;
+            self.fs.removexattr(&self.cred, self.open_file(fd)?.node.ino(), name)
+        })
     }
 
     fn set(&self, node: &Node, set: SetAttr) -> Result<()> {

@@ -196,26 +196,30 @@ impl<M: Media> Files<M> {
     pub fn ftruncate(&self, fd: Fd, size: i64) -> Result<()> {
         let size = unsigned(size)?;
         self.let_writes_end(|| self.ino(fd));
-        let file = self.open_file(fd)?;
-        if !file.writable() || file.node.kind() != Kind::File {
-            return Err(Error::new(libc::EINVAL, "files::ftruncate"));
-        }
-        self.set_size(&self.granted, &file.node, size)
+        self.with_room(|| {
+            let file = self.open_file(fd)?;
+            if !file.writable() || file.node.kind() != Kind::File {
+                return Err(Error::new(libc::EINVAL, "files::ftruncate"));
+            }
+            self.set_size(&self.granted, &file.node, size)
+        })
     }
 
     /// As [`ftruncate`](Files::ftruncate), by path.
     pub fn truncate(&self, path: &[u8], size: i64) -> Result<()> {
         let size = unsigned(size)?;
         self.let_writes_end(|| Ok(self.stat(path)?.ino));
-        self.at_path(AT_FDCWD, path, true, 0, |node| match node.kind() {
-            Kind::File => self.set_size(&self.cred, node, size),
-            Kind::Directory => Err(Error::new(libc::EISDIR, "files::truncate")),
-            _ => Err(Error::new(libc::EINVAL, "files::truncate")),
+        self.with_room(|| {
+            self.at_path(AT_FDCWD, path, true, 0, |node| match node.kind() {
+                Kind::File => self.set_size(&self.cred, node, size),
+                Kind::Directory => Err(Error::new(libc::EISDIR, "files::truncate")),
+                _ => Err(Error::new(libc::EINVAL, "files::truncate")),
+            })
         })
     }
 
     /// In a uthread, before an operation that would wait for the writes under way in a file with the thread kept.
-    fn let_writes_end(&self, of: impl FnOnce() -> Result<Ino>) {
+    pub(super) fn let_writes_end(&self, of: impl FnOnce() -> Result<Ino>) {
         if self.fs.has_writes_under_way()
             && lets_others_run()
             && let Ok(ino) = of()
@@ -231,22 +235,24 @@ impl<M: Media> Files<M> {
     /// Reserves, punches or zeros a range; `mode` holds FALLOC_FL_* bits.
     pub fn fallocate(&self, fd: Fd, mode: i32, offset: i64, len: i64) -> Result<()> {
         self.let_writes_end(|| self.ino(fd));
-        let file = self.open_file(fd)?;
-        let (offset, len) = (unsigned(offset)?, unsigned(len)?);
-        if len == 0 {
-            return Err(Error::new(libc::EINVAL, "files::fallocate"));
-        }
-        // What Linux knows but no range of ours can do is refused last.
-        if !matches!(mode, libc::FALLOC_FL_COLLAPSE_RANGE | libc::FALLOC_FL_INSERT_RANGE) {
-            check_mode(mode)?;
-        }
-        if !file.writable() {
-            return Err(Error::new(libc::EBADF, "files::fallocate"));
-        }
-        if offset + len > FILE_BYTES_MAX {
-            return Err(Error::new(libc::EFBIG, "files::fallocate"));
-        }
-        self.fs.fallocate_node(&self.granted, &file.node, mode, offset, len)
+        self.with_room(|| {
+            let file = self.open_file(fd)?;
+            let (offset, len) = (unsigned(offset)?, unsigned(len)?);
+            if len == 0 {
+                return Err(Error::new(libc::EINVAL, "files::fallocate"));
+            }
+            // What Linux knows but no range of ours can do is refused last.
+            if !matches!(mode, libc::FALLOC_FL_COLLAPSE_RANGE | libc::FALLOC_FL_INSERT_RANGE) {
+                check_mode(mode)?;
+            }
+            if !file.writable() {
+                return Err(Error::new(libc::EBADF, "files::fallocate"));
+            }
+            if offset + len > FILE_BYTES_MAX {
+                return Err(Error::new(libc::EFBIG, "files::fallocate"));
+            }
+            self.fs.fallocate_node(&self.granted, &file.node, mode, offset, len)
+        })
     }
 
     /// The file survives power loss on return, in every domain that can. In a uthread others run meanwhile.

@@ -31,13 +31,15 @@ impl<M: Media> Files<M> {
     }
 
     pub fn mkdirat(&self, at: Fd, path: &[u8], mode: u32) -> Result<()> {
-        let place = self.place(at, path)?;
-        if place.is_dot() {
-            return Err(Error::new(libc::EEXIST, "files::mkdir"));
-        }
-        let mode = libc::S_IFDIR | mode & 0o7777;
-        let made = self.fs.mkdir(&self.cred, place.dir.node.ino(), place.name, mode, self.umask());
-        self.forget_made(made)
+        self.with_room(|| {
+            let place = self.place(at, path)?;
+            if place.is_dot() {
+                return Err(Error::new(libc::EEXIST, "files::mkdir"));
+            }
+            let mode = libc::S_IFDIR | mode & 0o7777;
+            let made = self.fs.mkdir(&self.cred, place.dir.node.ino(), place.name, mode, self.umask());
+            self.forget_made(made)
+        })
     }
 
     pub fn mknod(&self, path: &[u8], mode: u32, rdev: u64) -> Result<()> {
@@ -46,22 +48,24 @@ impl<M: Media> Files<M> {
 
     /// Makes a file, fifo, socket or device node; type bits 0 mean a regular file.
     pub fn mknodat(&self, at: Fd, path: &[u8], mode: u32, rdev: u64) -> Result<()> {
-        let kind = match mode & S_IFMT {
-            0 => Some(Kind::File),
-            _ => Kind::from_mode(mode),
-        };
-        let kind = match kind {
-            None | Some(Kind::Symlink) => return Err(Error::new(libc::EINVAL, "files::mknod")),
-            Some(Kind::Directory) => return Err(Error::new(libc::EPERM, "files::mknod")),
-            Some(kind) => kind,
-        };
-        let place = self.place(at, path)?;
-        self.check_new(&place)?;
-        let device = matches!(kind, Kind::CharDevice | Kind::BlockDevice);
-        let mode = kind.mode_bits() | mode & 0o7777;
-        let rdev = if device { rdev } else { 0 };
-        let made = self.fs.mknod(&self.cred, place.dir.node.ino(), place.name, mode, self.umask(), rdev);
-        self.forget_made(made)
+        self.with_room(|| {
+            let kind = match mode & S_IFMT {
+                0 => Some(Kind::File),
+                _ => Kind::from_mode(mode),
+            };
+            let kind = match kind {
+                None | Some(Kind::Symlink) => return Err(Error::new(libc::EINVAL, "files::mknod")),
+                Some(Kind::Directory) => return Err(Error::new(libc::EPERM, "files::mknod")),
+                Some(kind) => kind,
+            };
+            let place = self.place(at, path)?;
+            self.check_new(&place)?;
+            let device = matches!(kind, Kind::CharDevice | Kind::BlockDevice);
+            let mode = kind.mode_bits() | mode & 0o7777;
+            let rdev = if device { rdev } else { 0 };
+            let made = self.fs.mknod(&self.cred, place.dir.node.ino(), place.name, mode, self.umask(), rdev);
+            self.forget_made(made)
+        })
     }
 
     pub fn symlink(&self, target: &[u8], path: &[u8]) -> Result<()> {
@@ -69,14 +73,16 @@ impl<M: Media> Files<M> {
     }
 
     pub fn symlinkat(&self, target: &[u8], at: Fd, path: &[u8]) -> Result<()> {
-        match target.len() {
-            0 => return Err(Error::new(libc::ENOENT, "files::symlink")),
-            1..=PATH_BYTES_MAX => (),
-            _ => return Err(Error::new(libc::ENAMETOOLONG, "files::symlink")),
-        }
-        let place = self.place(at, path)?;
-        self.check_new(&place)?;
-        self.forget_made(self.fs.symlink(&self.cred, place.dir.node.ino(), place.name, target))
+        self.with_room(|| {
+            match target.len() {
+                0 => return Err(Error::new(libc::ENOENT, "files::symlink")),
+                1..=PATH_BYTES_MAX => (),
+                _ => return Err(Error::new(libc::ENAMETOOLONG, "files::symlink")),
+            }
+            let place = self.place(at, path)?;
+            self.check_new(&place)?;
+            self.forget_made(self.fs.symlink(&self.cred, place.dir.node.ino(), place.name, target))
+        })
     }
 
     pub fn link(&self, from: &[u8], to: &[u8]) -> Result<()> {
@@ -86,27 +92,34 @@ impl<M: Media> Files<M> {
     /// `flags`: AT_SYMLINK_FOLLOW; AT_EMPTY_PATH with an empty `from` names the descriptor's file,
     /// which gives an O_TMPFILE file its name.
     pub fn linkat(&self, from_at: Fd, from: &[u8], to_at: Fd, to: &[u8], flags: i32) -> Result<()> {
-        super::check_flags(flags, AT_SYMLINK_FOLLOW | AT_EMPTY_PATH)?;
-        let link = |node: &Node| {
-            let pinned = self.pin(node.clone())?;
-            let place = self.place(to_at, to)?;
-            self.check_new(&place)?;
-            self.forget_made(self.fs.link(&self.cred, pinned.node.ino(), place.dir.node.ino(), place.name))
-        };
-        if from.is_empty() && flags & AT_EMPTY_PATH != 0 && from_at != AT_FDCWD {
-            let node = {
-                let file = self.file(from_at)?;
-                let nameless_for_ever = O_TMPFILE | O_EXCL;
-                if file.flags() & nameless_for_ever == nameless_for_ever {
-                    return Err(Error::new(libc::ENOENT, "files::link"));
-                }
-                file.node.clone()
+        self.with_room(|| {
+            super::check_flags(flags, AT_SYMLINK_FOLLOW | AT_EMPTY_PATH)?;
+            let link = |node: &Node| {
+                let pinned = self.pin(node.clone())?;
+                let place = self.place(to_at, to)?;
+                self.check_new(&place)?;
+                self.forget_made(self.fs.link(
+                    &self.cred,
+                    pinned.node.ino(),
+                    place.dir.node.ino(),
+                    place.name,
+                ))
             };
-            return link(&node);
-        }
-        let from = if from.is_empty() && flags & AT_EMPTY_PATH != 0 { b"/" } else { from };
-        let base = self.base_node(from_at, from)?;
-        self.at_walked(base.as_ref(), from, flags & AT_SYMLINK_FOLLOW != 0, link)
+            if from.is_empty() && flags & AT_EMPTY_PATH != 0 && from_at != AT_FDCWD {
+                let node = {
+                    let file = self.file(from_at)?;
+                    let nameless_for_ever = O_TMPFILE | O_EXCL;
+                    if file.flags() & nameless_for_ever == nameless_for_ever {
+                        return Err(Error::new(libc::ENOENT, "files::link"));
+                    }
+                    file.node.clone()
+                };
+                return link(&node);
+            }
+            let from = if from.is_empty() && flags & AT_EMPTY_PATH != 0 { b"/" } else { from };
+            let base = self.base_node(from_at, from)?;
+            self.at_walked(base.as_ref(), from, flags & AT_SYMLINK_FOLLOW != 0, link)
+        })
     }
 
     pub fn unlink(&self, path: &[u8]) -> Result<()> {
@@ -119,22 +132,24 @@ impl<M: Media> Files<M> {
 
     /// Removes a name; with AT_REMOVEDIR an empty directory.
     pub fn unlinkat(&self, at: Fd, path: &[u8], flags: i32) -> Result<()> {
-        super::check_flags(flags, AT_REMOVEDIR)?;
-        let place = self.place(at, path)?;
-        let dir = place.dir.node.ino();
-        let errno = match (flags, place.name) {
-            (0, b"" | b"." | b"..") => libc::EISDIR,
-            (0, name) if !place.slash => return self.fs.unlink(&self.cred, dir, name),
-            (0, _) => match self.fs.check_changes().and_then(|()| self.kind(&place))? {
-                Kind::Directory => libc::EISDIR,
-                _ => libc::ENOTDIR,
-            },
-            (_, b"") => libc::EBUSY,
-            (_, b".") => libc::EINVAL,
-            (_, b"..") => libc::ENOTEMPTY,
-            (_, name) => return self.fs.rmdir(&self.cred, dir, name),
-        };
-        Err(Error::new(errno, "files::unlink"))
+        self.with_room(|| {
+            super::check_flags(flags, AT_REMOVEDIR)?;
+            let place = self.place(at, path)?;
+            let dir = place.dir.node.ino();
+            let errno = match (flags, place.name) {
+                (0, b"" | b"." | b"..") => libc::EISDIR,
+                (0, name) if !place.slash => return self.fs.unlink(&self.cred, dir, name),
+                (0, _) => match self.fs.check_changes().and_then(|()| self.kind(&place))? {
+                    Kind::Directory => libc::EISDIR,
+                    _ => libc::ENOTDIR,
+                },
+                (_, b"") => libc::EBUSY,
+                (_, b".") => libc::EINVAL,
+                (_, b"..") => libc::ENOTEMPTY,
+                (_, name) => return self.fs.rmdir(&self.cred, dir, name),
+            };
+            Err(Error::new(errno, "files::unlink"))
+        })
     }
 
     pub fn rename(&self, from: &[u8], to: &[u8], flags: u32) -> Result<()> {
@@ -143,22 +158,24 @@ impl<M: Media> Files<M> {
 
     /// `flags`: 0, RENAME_NOREPLACE or RENAME_EXCHANGE.
     pub fn renameat2(&self, from_at: Fd, from: &[u8], to_at: Fd, to: &[u8], flags: u32) -> Result<()> {
-        if !matches!(flags, 0 | RENAME_NOREPLACE | RENAME_EXCHANGE) {
-            return Err(Error::new(libc::EINVAL, "files::rename"));
-        }
-        let from_base = self.base_node(from_at, from)?;
-        let from = self.place_from(from_base.as_ref(), from)?;
-        let to_base = self.base_node(to_at, to)?;
-        let to = self.place_from(to_base.as_ref(), to)?;
-        if from.is_dot() {
-            return Err(Error::new(libc::EBUSY, "files::rename"));
-        }
-        if to.is_dot() {
-            let errno = if flags == RENAME_NOREPLACE { libc::EEXIST } else { libc::EBUSY };
-            return Err(Error::new(errno, "files::rename"));
-        }
-        self.check_rename_slashes(&from, &to, flags)?;
-        self.fs.rename(&self.cred, from.dir.node.ino(), from.name, to.dir.node.ino(), to.name, flags)
+        self.with_room(|| {
+            if !matches!(flags, 0 | RENAME_NOREPLACE | RENAME_EXCHANGE) {
+                return Err(Error::new(libc::EINVAL, "files::rename"));
+            }
+            let from_base = self.base_node(from_at, from)?;
+            let from = self.place_from(from_base.as_ref(), from)?;
+            let to_base = self.base_node(to_at, to)?;
+            let to = self.place_from(to_base.as_ref(), to)?;
+            if from.is_dot() {
+                return Err(Error::new(libc::EBUSY, "files::rename"));
+            }
+            if to.is_dot() {
+                let errno = if flags == RENAME_NOREPLACE { libc::EEXIST } else { libc::EBUSY };
+                return Err(Error::new(errno, "files::rename"));
+            }
+            self.check_rename_slashes(&from, &to, flags)?;
+            self.fs.rename(&self.cred, from.dir.node.ino(), from.name, to.dir.node.ino(), to.name, flags)
+        })
     }
 
     /// A trailing slash demands a directory: as the thing moved, or, in an exchange, on its own side.

@@ -32,15 +32,20 @@ impl<M: Media> Files<M> {
             _ => flags & (O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC),
         };
         let mode = S_IFREG | mode & 0o7777;
-        let slot = self.table.reserve()?;
-        let node = match flags & (TMPFILE | O_CREAT) {
-            0 => self.open_existing(at, path, flags)?,
-            TMPFILE => self.open_tmpfile(at, path, flags, mode)?,
-            O_CREAT => self.open_or_create(at, path, flags, mode)?,
-            _ => return Err(einval()),
-        };
-        let file = File { node, flags: AtomicI32::new(flags), offset: Lock::new(0) };
-        Ok(slot.fill(Arc::new(file)) as Fd)
+        if flags & O_TRUNC != 0 {
+            self.let_writes_end(|| self.at_path(at, path, true, 0, |node| Ok(node.ino())));
+        }
+        self.with_room(|| {
+            let slot = self.table.reserve()?;
+            let node = match flags & (TMPFILE | O_CREAT) {
+                0 => self.open_existing(at, path, flags)?,
+                TMPFILE => self.open_tmpfile(at, path, flags, mode)?,
+                O_CREAT => self.open_or_create(at, path, flags, mode)?,
+                _ => return Err(einval()),
+            };
+            let file = File { node, flags: AtomicI32::new(flags), offset: Lock::new(0) };
+            Ok(slot.fill(Arc::new(file)) as Fd)
+        })
     }
 
     fn open_existing(&self, at: Fd, path: &[u8], flags: i32) -> Result<Node> {

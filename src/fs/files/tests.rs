@@ -4,7 +4,7 @@
 use super::*;
 use crate::fs::{Attr, MkfsOptions, OpenOptions, RENAME_EXCHANGE, RENAME_NOREPLACE, SetTime, Time, acl};
 use crate::limits::{FILE_BYTES_MAX, LINKS_MAX, SUBDIRECTORIES_MAX};
-use crate::media::{Pool, PoolOptions};
+use crate::media::{Domain, Pool, PoolOptions};
 use libc::{O_APPEND, O_CREAT, O_DIRECTORY, O_EXCL, O_PATH, O_RDONLY, O_RDWR, O_TMPFILE, O_WRONLY};
 use std::sync::atomic::AtomicBool;
 
@@ -1013,4 +1013,20 @@ fn a_path_shows_what_a_descriptor_shows() {
         shown(&files, b"d", "loaded");
         shown(&files, b"d/s", "loaded");
     }
+}
+
+/// A copy may end after an operation has found no block free, and before it looks for copies that keep some.
+#[test]
+fn what_a_copy_gave_back_meanwhile_is_looked_for_once() {
+    let options = PoolOptions { assume: Some(Domain::Memory), ..PoolOptions::default() };
+    let pool = Fs::mkfs(Pool::memfd(32 << 20, &options).unwrap(), &MkfsOptions::default()).unwrap();
+    let options = OpenOptions { engine: EngineKind::Emu, ..OpenOptions::default() };
+    let files = Files::new(Fs::open(pool, &options).unwrap(), Cred::root(), 0o022);
+    let fs = files.fs();
+    let fd = files.open(b"file", O_RDWR | O_CREAT, 0o666).unwrap();
+    assert!(!fs.make_room(&mut fs.room()), "there was no copy yet");
+    let mut room = fs.room();
+    files.submit_pwrite(fd, vec![1; 256 << 10].into(), 0).unwrap().wait().unwrap();
+    assert!(fs.make_room(&mut room));
+    assert!(!fs.make_room(&mut room), "once");
 }

@@ -12,10 +12,11 @@
 //! }
 //! ```
 //!
-//! What has to wait for a copy, be it one's own or one that is in its way, wakes its task when that has ended: by the
-//! engine where it rings, by whoever else sees the end, or by an alarm (`wait`). A sync of an ordinary file takes as long
-//! as its device does, and runs on a thread that makes all of them (`syncs`). All else that files do has no future:
-//! truncate and fallocate, which may wait for a copy under way in their file, and sync of a pool are plain calls.
+//! What has to wait for a copy, be it one's own, one that is in its way, or one that keeps the room that it needs, wakes its
+//! task when that has ended: by the engine where it rings, by whoever else sees the end, or by an alarm (`wait`). A sync of an
+//! ordinary file takes as long as its device does, and runs on a thread that makes all of them (`syncs`). All else that files
+//! do has no future: truncate and fallocate, which may wait for a copy under way in their file, and sync of a pool are plain
+//! calls.
 //!
 //! A future does nothing before it is polled. One that has begun and is dropped waits for its copy, since that has its
 //! bytes.
@@ -24,6 +25,7 @@ use std::pin::Pin;
 use std::ptr::NonNull;
 use std::task::{Context, Poll, ready};
 
+use super::room::Keeping;
 use super::syncs::Requested;
 use super::*;
 use crate::fs::files::{Fd, Files, OpenFile, Written};
@@ -72,6 +74,25 @@ impl<M: Media> Fs<M> {
     ) -> Poll<()> {
         waits.poll(&write.copy, context, || self.is_over(write))
     }
+
+    /// One after the other: all have to end. How the syncs did is told to who finds the pool still full.
+    fn poll_room(&self, waits: &mut Waits, keeping: &mut Keeping, context: &mut Context<'_>) -> Poll<()> {
+        while let Some(write) = keeping.writes.last() {
+            ready!(self.poll_until_over(waits, write, context));
+            keeping.writes.pop();
+        }
+        while let Some(read) = keeping.reads.last() {
+            ready!(waits.poll(&read.copy, context, || self.read_has_ended(read)));
+            keeping.reads.pop();
+        }
+        let Some(syncs) = &keeping.syncs else { return Poll::Ready(()) };
+        syncs.bell.listen(&waits.seat, context.waker());
+        if syncs.take().is_none() {
+            return Poll::Pending;
+        }
+        syncs.bell.leave(&waits.seat);
+        Poll::Ready(())
+    }
 }
 
 /// What a future does with its bytes; `offset` none: at the file's own, which moves.
@@ -84,6 +105,8 @@ enum What {
 enum Stage<M: Media> {
     Begins,
     Blocked(Arc<WriteUnderWay>),
+    /// The pool was full, but for what they keep.
+    Full(Keeping),
     Reads(usize, Arc<ReadUnderWay>),
     Writes(Written, Arc<WriteUnderWay>),
     /// By O_SYNC or O_DSYNC; so many bytes.
@@ -100,6 +123,7 @@ pub struct Transferring<'a, M: Media> {
     /// Its own, lent to a copy; none once they were given back.
     bytes: Option<NonNull<[u8]>>,
     stage: Stage<M>,
+    tries: Tries,
     waits: Waits,
 }
 
@@ -117,6 +141,7 @@ impl<'a, M: Media> Transferring<'a, M> {
             what,
             bytes,
             stage: Stage::Begins,
+            tries: Tries::of_task(),
             waits: Waits::default(),
         }
     }
@@ -141,11 +166,12 @@ impl<'a, M: Media> Transferring<'a, M> {
             What::Write { offset } => {
                 // SAFETY: as above.
                 let bytes = unsafe { Lent::new(bytes.as_ref()) };
-                let step = match offset {
-                    Some(offset) => files.begin_pwrite(of, bytes, offset)?,
-                    None => files.begin_write(of, bytes)?,
-                };
-                Ok(match step {
+                let step = self.tries.attempt(|| match offset {
+                    Some(offset) => files.begin_pwrite(of, bytes, offset),
+                    None => files.begin_write(of, bytes),
+                });
+                let Some(step) = step else { return Ok(Stage::Full(files.fs().keeping())) };
+                Ok(match step? {
                     Step::Done(written) => self.written(written),
                     Step::UnderWay(written, copy) => Stage::Writes(written, copy),
                     Step::Blocked(write) => Stage::Blocked(write),
@@ -170,6 +196,10 @@ impl<'a, M: Media> Transferring<'a, M> {
                 Stage::Begins => self.begin()?,
                 Stage::Blocked(write) => {
                     ready!(fs.poll_until_over(&mut self.waits, write, context));
+                    Stage::Begins
+                }
+                Stage::Full(keeping) => {
+                    ready!(fs.poll_room(&mut self.waits, keeping, context));
                     Stage::Begins
                 }
                 Stage::Reads(bytes, read) => {
@@ -218,6 +248,12 @@ impl<M: Media> Drop for Transferring<'_, M> {
         let fs = self.files.fs();
         match &self.stage {
             Stage::Blocked(write) => self.waits.leave(&write.copy),
+            Stage::Full(keeping) => {
+                keeping.last().into_iter().for_each(|copy| self.waits.leave(copy));
+                if let Some(syncs) = &keeping.syncs {
+                    syncs.bell.leave(&self.waits.seat);
+                }
+            }
             Stage::Reads(_, read) => {
                 self.waits.leave(&read.copy);
                 // Nobody asks how it ended.

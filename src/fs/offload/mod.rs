@@ -23,6 +23,7 @@
 mod future;
 mod lent;
 mod reads;
+mod room;
 mod syncs;
 mod ticket;
 
@@ -48,6 +49,8 @@ use crate::wait::{self, Bell, Ending, Holding, Seat, Seen};
 pub use future::{Syncing, Transferring};
 pub use lent::{Lent, LentRoom};
 pub use reads::Reads;
+pub use room::Tries;
+pub(super) use room::{is_put_off, put_off};
 pub(super) use syncs::Syncer;
 pub use ticket::{ReadTicket, WriteTicket};
 
@@ -238,6 +241,8 @@ pub(super) struct Copies {
     lanes: Box<[CachePadded<Mutex<Lane>>]>,
     writes: AtomicU64,
     reads: Reads,
+    /// There was one in this mount.
+    ever: AtomicBool,
     /// A write failed after its record was committed: some inode has to tell.
     lost: AtomicBool,
 }
@@ -248,6 +253,7 @@ impl Default for Copies {
             lanes: (0..LANES).map(|_| CachePadded::default()).collect(),
             writes: AtomicU64::new(0),
             reads: Reads::default(),
+            ever: AtomicBool::new(false),
             lost: AtomicBool::new(false),
         }
     }
@@ -261,6 +267,11 @@ impl Copies {
     /// Whether blocks will be free once copies have ended.
     pub(super) fn keep_blocks(&self) -> bool {
         self.writes.load(Ordering::Acquire) > 0 || self.reads.any()
+    }
+
+    /// Whether there were any, which may have ended since somebody found no block free.
+    pub(super) fn kept_blocks(&self) -> bool {
+        self.ever.load(Ordering::Relaxed)
     }
 }
 
@@ -385,6 +396,7 @@ impl<M: Media> Fs<M> {
         lane.last = ticket.seq;
         lane.under_way.push_back(write.clone());
         copies.writes.fetch_add(1, Ordering::Relaxed);
+        copies.ever.store(true, Ordering::Relaxed);
         drop(lane);
         body.writes.add(write.clone());
         Ok(write)
@@ -398,6 +410,7 @@ impl<M: Media> Fs<M> {
         flight: Flight,
         watched: bool,
     ) -> Arc<ReadUnderWay> {
+        self.core.copies.ever.store(true, Ordering::Relaxed);
         self.core.copies.reads.begin(ino, pages, self.share(flight, watched))
     }
 
@@ -594,10 +607,16 @@ impl<M: Media> Fs<M> {
         src: &[u8],
         mut begin: impl FnMut(Lent) -> WriteStep<T>,
     ) -> Result<T> {
+        let mut tries = Tries::new();
         loop {
             // SAFETY: borrowed until this function returns, which is after the copy has ended: `Landing` sees to it
             // where waiting panics.
-            match begin(unsafe { Lent::new(src) }.waiting(true))? {
+            let lent = unsafe { Lent::new(src) }.waiting(true);
+            let Some(step) = tries.attempt(|| begin(lent)) else {
+                self.wait_for_room();
+                continue;
+            };
+            match step? {
                 Step::Done(done) => return Ok(done),
                 Step::Blocked(write) => self.wait_until_over(&write),
                 Step::UnderWay(done, write) => {

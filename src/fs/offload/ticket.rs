@@ -4,7 +4,7 @@ use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::{Lent, LentRoom, ReadStep, ReadUnderWay, Step, WriteStep, WriteUnderWay};
+use super::{Lent, LentRoom, ReadStep, ReadUnderWay, Step, Tries, WriteStep, WriteUnderWay};
 use crate::error::Result;
 use crate::fs::Fs;
 use crate::media::Media;
@@ -48,7 +48,7 @@ pub struct WriteTicket<M: Media> {
 }
 
 impl<M: Media> WriteTicket<M> {
-    /// Begins a write; waits only for what is in its way. Errors are those of `begin`.
+    /// Begins a write; waits only for what is in its way, and for room. Errors are those of `begin`.
     pub(in crate::fs) fn begin(
         fs: &Arc<Fs<M>>,
         bytes: Box<[u8]>,
@@ -57,9 +57,14 @@ impl<M: Media> WriteTicket<M> {
         let bytes = Bytes::new(bytes);
         let address = bytes.0;
         let mut ticket = WriteTicket { fs: fs.clone(), write: None, bytes: Some(bytes), written: 0 };
+        let mut tries = Tries::new();
         loop {
             // SAFETY: the ticket's, which lets them go after the copy.
-            match begin(unsafe { Lent::new(address.as_ref()) })? {
+            let Some(step) = tries.attempt(|| begin(unsafe { Lent::new(address.as_ref()) })) else {
+                fs.wait_for_room();
+                continue;
+            };
+            match step? {
                 Step::Blocked(write) => fs.wait_until_over(&write),
                 Step::Done(written) => {
                     ticket.written = written;

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use lodestone::media::Domain;
 use lodestone::mover::class::{Class, UnknownClass};
-use lodestone::mover::manager::{Qos, UnknownFloor};
+use lodestone::mover::manager::{Qos, UnknownQos};
 use lodestone::mover::{EngineKind, UnknownEngine};
 use rustix::mount::MountFlags;
 
@@ -88,6 +88,7 @@ impl Options {
             return Ok(true);
         }
         let (key, value) = word.split_once('=').map_or((word, None), |(k, v)| (k, Some(v)));
+        let bad_qos = |e: UnknownQos| format!("mount option '{word}': {e}");
         match (key, value) {
             ("allow_other", None) => self.allow_other = true,
             ("nonempty", None) => self.nonempty = true,
@@ -100,11 +101,8 @@ impl Options {
                 let class = v.parse().map_err(|e: UnknownClass| format!("mount option '{word}': {e}"))?;
                 self.class = Some(class);
             }
-            ("floor", Some(v)) => {
-                let qos =
-                    Qos::with_floor(v).map_err(|e: UnknownFloor| format!("mount option '{word}': {e}"))?;
-                self.qos = qos;
-            }
+            ("floor", Some(v)) => self.qos.set_floor(v).map_err(bad_qos)?,
+            ("starve", Some(v)) => self.qos.set_starve(v).map_err(bad_qos)?,
             ("profile", Some(v)) if !v.is_empty() => self.profile = Some(PathBuf::from(v)),
             ("assume", Some(v)) => self.assume = Some(domain(v)?),
             ("max_read", Some(v)) => self.read_bytes_max = Some(number(word, v, REQUEST_BYTES)?),
@@ -241,6 +239,8 @@ fn helper_arguments(arguments: &[OsString]) -> Result<MountOptions, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use lodestone::mover::class::Owner;
     use proptest::prelude::*;
 
@@ -271,12 +271,13 @@ mod tests {
     #[test]
     fn our_own_words() {
         let o = parse(
-            "threads=3,cache=none,engine=delegate,assume=cpu-cache,max_read=8192,max_write=65536,nonempty,profile=/p.toml,class=bandwidth:7,floor=25,metrics=[::1]:9847",
+            "threads=3,cache=none,engine=delegate,assume=cpu-cache,max_read=8192,max_write=65536,nonempty,profile=/p.toml,class=bandwidth:7,floor=25,starve=40,metrics=[::1]:9847",
         )
         .unwrap();
         assert_eq!(o.metrics, Some(Address::Tcp("[::1]:9847".to_owned())));
         assert_eq!(o.class, Some(Class::Bandwidth(Owner::of(7))));
-        assert_eq!(o.qos, Qos { floor_percent: 25, ..Qos::default() });
+        let starve_max = Duration::from_millis(40);
+        assert_eq!(o.qos, Qos { floor_percent: 25, starve_max, ..Qos::default() });
         assert_eq!(o.profile.as_deref(), Some(Path::new("/p.toml")));
         assert_eq!((o.threads, o.cache, o.assume), (3, Cache::None, Some(Domain::CpuCache)));
         assert_eq!((o.read_bytes_max, o.write_bytes_max, o.nonempty), (Some(8192), 65536, true));
@@ -300,6 +301,10 @@ mod tests {
             ("class=fast", "there is no class 'fast': latency, bandwidth or bandwidth:OWNER"),
             ("floor=0", "1 to 90 are wanted"),
             ("floor=most", "class bandwidth cannot keep 'most' percent"),
+            ("starve=0", "1 to 60000 are wanted"),
+            ("starve=60001", "'60001' milliseconds"),
+            ("starve=2ms", "class bandwidth cannot wait for '2ms' milliseconds at most"),
+            ("starve", "'starve'"),
             ("max_write=17", "4096"),
             ("metrics", "'metrics'"),
             ("metrics=:9000", "write HOST:PORT"),
@@ -326,12 +331,13 @@ mod tests {
 
     /// Anything, or one of our own keys with anything behind it.
     fn any_word() -> impl Strategy<Value = String> {
-        const KEYS: [&str; 11] = [
+        const KEYS: [&str; 12] = [
             "threads",
             "cache",
             "engine",
             "class",
             "floor",
+            "starve",
             "profile",
             "assume",
             "max_read",

@@ -1,0 +1,153 @@
+//! Room that copies keep, or what was freed and is not synced yet, waited for with nothing held.
+//!
+//! An operation that finds the pool full waits for the copies that keep blocks, or syncs what was freed, and tries again
+//! (`make_room`): with its thread, for by then it has a descriptor, a directory, the C library's stripe. Where others could run meanwhile, in a uthread and for a
+//! future, whoever is outermost has it put off instead: the operation fails as on a full pool, which changes nothing, its
+//! caller lets go of everything, waits, and calls it again.
+
+use std::cell::Cell;
+
+use super::syncs::Requested;
+use super::*;
+use crate::sync::primitive::thread_local;
+use crate::wait::lets_others_run;
+
+/// So often an operation is put off: others may take what it waits for. Then it waits as a thread does.
+const PUT_OFF_MAX: u32 = 4;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Waits {
+    Inside,
+    /// Whoever called it waits.
+    Outside,
+    /// Likewise, and there is something to wait for.
+    PutOff,
+}
+
+thread_local! {
+    /// Where the operation that runs on this thread waits for room. There is one: it lets nobody else run.
+    static WAITS: Cell<Waits> = const { Cell::new(Waits::Inside) };
+}
+
+/// The tries of one operation.
+pub struct Tries {
+    left: u32,
+}
+
+impl Tries {
+    /// Made by whoever holds nothing yet: outside of a uthread, and where somebody keeps its thread, operations wait by themselves.
+    #[inline]
+    pub fn new() -> Tries {
+        Tries { left: if lets_others_run() { PUT_OFF_MAX } else { 0 } }
+    }
+
+    /// Of whoever has something else to do than to wait.
+    pub(super) fn of_task() -> Tries {
+        Tries { left: PUT_OFF_MAX }
+    }
+
+    /// Runs it, and it lets nobody else run. None where it was put off: [`Fs::wait_for_room`], and once more.
+    #[inline]
+    pub fn attempt<T>(&mut self, run: impl FnOnce() -> Result<T>) -> Option<Result<T>> {
+        match self.left {
+            0 => Some(run()),
+            _ => self.attempt_outside(run),
+        }
+    }
+
+    fn attempt_outside<T>(&mut self, run: impl FnOnce() -> Result<T>) -> Option<Result<T>> {
+        struct Inside;
+
+        impl Drop for Inside {
+            fn drop(&mut self) {
+                WAITS.with(|waits| waits.set(Waits::Inside));
+            }
+        }
+
+        // An operation within another one: that is put off.
+        if WAITS.with(Cell::get) != Waits::Inside {
+            return Some(run());
+        }
+        WAITS.with(|waits| waits.set(Waits::Outside));
+        let inside = Inside;
+        let done = run();
+        let put_off = is_put_off();
+        drop(inside);
+        match done {
+            Err(e) if put_off && e.errno() == libc::ENOSPC => {
+                self.left -= 1;
+                None
+            }
+            done => Some(done),
+        }
+    }
+}
+
+impl Default for Tries {
+    fn default() -> Tries {
+        Tries::new()
+    }
+}
+
+/// Whether somebody waits in the place of the operation that found the pool full, should there be something to wait for.
+#[cold]
+pub(in crate::fs) fn put_off(something: impl FnOnce() -> bool) -> bool {
+    let put_off = WAITS.with(Cell::get) != Waits::Inside && something();
+    if put_off {
+        WAITS.with(|waits| waits.set(Waits::PutOff));
+    }
+    put_off
+}
+
+/// Whether the operation fails only to be tried again.
+pub(in crate::fs) fn is_put_off() -> bool {
+    WAITS.with(Cell::get) == Waits::PutOff
+}
+
+/// What keeps blocks.
+pub(super) struct Keeping {
+    pub writes: Vec<Arc<WriteUnderWay>>,
+    pub reads: Vec<Arc<ReadUnderWay>>,
+    /// Asked for, and made by a thread of their own.
+    pub syncs: Option<Arc<Requested>>,
+}
+
+impl Keeping {
+    /// The copy that is waited for, from the last to the first.
+    pub fn last(&self) -> Option<&Copy> {
+        let write = self.writes.last().map(|write| &write.copy);
+        write.or_else(|| self.reads.last().map(|read| &read.copy))
+    }
+}
+
+impl<M: Media> Fs<M> {
+    /// Copies that are under way, and syncs where those free something.
+    pub(super) fn keeping(&self) -> Keeping {
+        let mut writes = Vec::new();
+        for lane in &self.core.copies.lanes {
+            writes.extend(lane.lock().under_way.iter().cloned());
+        }
+        let fs = self.this.upgrade().filter(|_| self.syncs_make_room());
+        let syncs = fs.map(|fs| Requested::of(&fs, |fs, _| fs.sync_to_free()));
+        Keeping { writes, reads: self.core.copies.reads.all(), syncs }
+    }
+
+    /// Whether what was freed waits for a sync that another thread can make: a model checker's threads are its own.
+    pub(in crate::fs) fn syncs_make_room(&self) -> bool {
+        self.core.deferring && !cfg!(shuttle) && self.has_deferred()
+    }
+
+    /// Waits for what keeps blocks now. The caller holds nothing of the file system: in a uthread others run meanwhile.
+    pub fn wait_for_room(&self) {
+        let Keeping { writes, reads, syncs } = self.keeping();
+        writes.iter().for_each(|write| self.wait_until_over(write));
+        for read in &reads {
+            self.climb(&read.copy);
+            self.end_read(read);
+        }
+        if let Some(syncs) = syncs {
+            // Whoever finds the pool still full is told why.
+            wait::until(&*syncs, None, Holding::Nothing);
+        }
+    }
+}
