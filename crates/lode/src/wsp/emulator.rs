@@ -18,11 +18,6 @@ const PROBE_PAUSE: Duration = Duration::from_millis(2);
 const PROBE_VALUE: u8 = 0x10;
 const PROBE_STATUS: i32 = 2 * PROBE_VALUE as i32 + 1;
 
-/// How glibc is told to take the emulator's heap in large pages. It stores to some megabytes of that before it listens, and to have them
-/// page by page takes longer. Where there are no large pages, and in other C libraries, it means nothing.
-const TUNABLES: &str = "GLIBC_TUNABLES";
-const LARGE_PAGES: &str = "glibc.malloc.hugetlb=1";
-
 /// How the emulator begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
@@ -110,11 +105,7 @@ pub fn spawn(config: &Config, place: &Place, mode: Mode) -> Result<Child> {
     let listener = place.listen("qmp")?;
     let log = place.dir.join("qemu.log");
     let log = OpenOptions::new().create(true).write(true).truncate(true).open(&log).map_err(failed)?;
-    let mut command = Command::new(&config.qemu);
-    if std::env::var_os(TUNABLES).is_none() {
-        command.env(TUNABLES, LARGE_PAGES);
-    }
-    command
+    Command::new(&config.qemu)
         .args(places(config, place, mode))
         .args(command_line(config))
         .current_dir(&config.cwd)

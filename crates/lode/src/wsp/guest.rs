@@ -31,6 +31,8 @@ const SLOT_BYTES: usize = SEAL_BYTES + (1 << 20);
 /// What an emulator has left to do when it has said that a state was not moved, or was told to leave off.
 const FINISH_WAIT_MAX: Duration = Duration::from_secs(5);
 const FINISH_PAUSE: Duration = Duration::from_millis(1);
+/// The first QEMU that has a mode of moving a state.
+const MODE_SINCE: (u64, u64) = (8, 2);
 /// A user of memory that is about to end.
 const USER_WAIT_MAX: Duration = Duration::from_secs(1);
 const USER_PAUSE: Duration = Duration::from_millis(1);
@@ -289,9 +291,8 @@ impl<'a> Guest<'a> {
         let capabilities = json!({ "capabilities": [on("x-ignore-shared"), on("events")] });
         let qmp = self.qmp()?;
         qmp.tell("migrate-set-capabilities", capabilities, None)?;
-        // QEMU 8.2 and later have a mode for who comes back on the same host: what forbids only to leave it hinders nobody.
-        let parameters = qmp.run("query-migrate-parameters", json!({}))?;
-        if parameters["mode"].is_string() {
+        // For who comes back on the same host: what forbids only to leave it hinders nobody.
+        if qmp.release >= MODE_SINCE {
             qmp.tell("migrate-set-parameters", json!({ "mode": "cpr-reboot" }), None)?;
         }
         Ok(())

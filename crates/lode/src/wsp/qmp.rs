@@ -32,6 +32,8 @@ pub struct Qmp {
     owed: VecDeque<(&'static str, bool)>,
     /// Its version, in its own words.
     pub version: String,
+    /// And its first two numbers.
+    pub release: (u64, u64),
 }
 
 impl Qmp {
@@ -43,6 +45,7 @@ impl Qmp {
             events: VecDeque::new(),
             owed: VecDeque::new(),
             version: String::new(),
+            release: (0, 0),
         };
         let until = Instant::now() + ANSWER_WAIT_MAX;
         let greeting = qmp.line(until)?;
@@ -52,6 +55,7 @@ impl Qmp {
         let (Some(major), Some(minor), Some(micro)) = (part("major"), part("minor"), part("micro")) else {
             return Err(failed(format!("the emulator greets with {greeting}, which is not QMP")));
         };
+        qmp.release = (major, minor);
         qmp.version = format!("{major}.{minor}.{micro} {package}").trim().to_string();
         qmp.tell("qmp_capabilities", json!({}), None)?;
         Ok(qmp)
@@ -242,7 +246,7 @@ mod tests {
             "{\"error\":{\"class\":\"GenericError\",\"desc\":\"not that\"}}",
             "{\"return\":2}",
         ]);
-        assert_eq!(qmp.version, "7.2.1 P");
+        assert_eq!((qmp.version.as_str(), qmp.release), ("7.2.1 P", (7, 2)));
         assert_eq!(qmp.run("stop", json!({})).unwrap()["n"], 1);
         qmp.event("STOP", |_| Some(())).unwrap();
         let e = qmp.run("migrate", json!({})).unwrap_err().to_string();
