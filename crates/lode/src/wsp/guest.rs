@@ -31,6 +31,8 @@ const SLOT_BYTES: usize = SEAL_BYTES + (1 << 20);
 /// What an emulator has left to do when it has said that a state was not moved, or was told to leave off.
 const FINISH_WAIT_MAX: Duration = Duration::from_secs(5);
 const FINISH_PAUSE: Duration = Duration::from_millis(1);
+/// The first QEMU that has a mode of moving a state.
+const MODE_SINCE: (u64, u64) = (8, 2);
 /// A user of memory that is about to end.
 const USER_WAIT_MAX: Duration = Duration::from_secs(1);
 const USER_PAUSE: Duration = Duration::from_millis(1);
@@ -196,6 +198,8 @@ pub struct Guest<'a> {
     used: Option<OwnedFd>,
     qmp: Option<Qmp>,
     child: Option<Child>,
+    /// The emulator loaded a state, and was told nothing since.
+    has_loaded: bool,
     watch: Option<&'a (dyn Fn(Phase) + Sync)>,
     /// Bytes of memory that [`touched`](Machine::touched) named; all where it could not.
     pub touched_bytes: Option<u64>,
@@ -204,7 +208,8 @@ pub struct Guest<'a> {
 impl<'a> Guest<'a> {
     /// One that is to be started, on memory that is used.
     pub fn new(config: &'a Config, place: &'a Place, mode: Mode, used: Option<OwnedFd>) -> Guest<'a> {
-        Guest { config, place, mode, used, qmp: None, child: None, watch: None, touched_bytes: None }
+        let (qmp, child, watch, touched_bytes) = (None, None, None, None);
+        Guest { config, place, mode, used, qmp, child, has_loaded: false, watch, touched_bytes }
     }
 
     /// One that runs.
@@ -271,7 +276,7 @@ impl<'a> Guest<'a> {
     /// Has the emulator say, as long as it lives, that it uses its memory.
     fn uses_ram(&mut self, mut qmp: Qmp) -> Result<Qmp> {
         if let Some(used) = self.used.take() {
-            qmp.run_with("getfd", json!({ "fdname": "lode-use" }), used.as_fd())?;
+            qmp.tell("getfd", json!({ "fdname": "use" }), Some(used.as_fd()))?;
         }
         Ok(qmp)
     }
@@ -285,11 +290,10 @@ impl<'a> Guest<'a> {
         let on = |name: &str| json!({ "capability": name, "state": true });
         let capabilities = json!({ "capabilities": [on("x-ignore-shared"), on("events")] });
         let qmp = self.qmp()?;
-        qmp.run("migrate-set-capabilities", capabilities)?;
-        // QEMU 8.2 and later have a mode for who comes back on the same host: what forbids only to leave it hinders nobody.
-        let parameters = qmp.run("query-migrate-parameters", json!({}))?;
-        if parameters["mode"].is_string() {
-            qmp.run("migrate-set-parameters", json!({ "mode": "cpr-reboot" }))?;
+        qmp.tell("migrate-set-capabilities", capabilities, None)?;
+        // For who comes back on the same host: what forbids only to leave it hinders nobody.
+        if qmp.release >= MODE_SINCE {
+            qmp.tell("migrate-set-parameters", json!({ "mode": "cpr-reboot" }), None)?;
         }
         Ok(())
     }
@@ -416,10 +420,10 @@ impl Machine for Guest<'_> {
         if !path.exists() {
             make_slot(self.config, generation)?;
         }
-        self.prepare_to_move()?;
         let mut stream = self.open_stream(generation, true)?;
-        self.qmp()?.run_with("getfd", json!({ "fdname": "lode-slot" }), stream.as_fd())?;
-        self.qmp()?.run("migrate", json!({ "uri": "fd:lode-slot" }))?;
+        self.qmp()?.tell("getfd", json!({ "fdname": "slot" }), Some(stream.as_fd()))?;
+        self.prepare_to_move()?;
+        self.qmp()?.run("migrate", json!({ "uri": "fd:slot" }))?;
         self.wait_moved()?;
         // The emulator wrote through the same open file.
         let failed = |e| Error::io(e, SITE, "cannot measure the slot", &path);
@@ -470,7 +474,7 @@ impl Machine for Guest<'_> {
             );
             return Err(Error::message(libc::ESTALE, SITE, message));
         }
-        let now = self.spawn().and_then(Emulator::of)?;
+        let now = self.spawn().and_then(|qmp| Emulator::like(&saved.emulator, qmp))?;
         now.fits(&saved.emulator)
     }
 
@@ -478,17 +482,22 @@ impl Machine for Guest<'_> {
         if self.mode == Mode::Clone {
             // Of pages that it has not stored to the clone sees those of the file: as long as it lives nobody may change it.
             let held = self.hold_ram()?;
-            self.qmp()?.run_with("getfd", json!({ "fdname": "lode-ram" }), held.as_fd())?;
+            self.qmp()?.tell("getfd", json!({ "fdname": "ram" }), Some(held.as_fd()))?;
         }
-        self.prepare_to_move()?;
         let stream = self.open_stream(seal.generation, false)?;
-        self.qmp()?.run_with("getfd", json!({ "fdname": "lode-slot" }), stream.as_fd())?;
-        self.qmp()?.run("migrate-incoming", json!({ "uri": "fd:lode-slot" }))?;
-        self.wait_moved()
+        self.qmp()?.tell("getfd", json!({ "fdname": "slot" }), Some(stream.as_fd()))?;
+        self.prepare_to_move()?;
+        self.qmp()?.run("migrate-incoming", json!({ "uri": "fd:slot" }))?;
+        self.wait_moved()?;
+        self.has_loaded = true;
+        Ok(())
     }
 
     fn go_on(&mut self) -> Result<()> {
-        self.leave_off()?;
+        // One that has just said that its state is loaded moves nothing any more.
+        if !std::mem::take(&mut self.has_loaded) {
+            self.leave_off()?;
+        }
         self.qmp()?.run("cont", json!({})).map(drop)
     }
 

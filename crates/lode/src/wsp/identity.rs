@@ -39,6 +39,9 @@ pub struct Emulator {
     pub processor: String,
     /// What its processor tells the guest of itself: registers of CPUID, as hexadecimal numbers.
     pub features: String,
+    /// Where its first processor is among its objects, so that it can be asked for at once. Images of earlier versions lack it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub path: String,
 }
 
 /// A file or device that a disk of the guest is in.
@@ -57,16 +60,33 @@ pub struct Disk {
 
 impl Emulator {
     pub fn of(qmp: &mut Qmp) -> Result<Emulator> {
-        let get = |qmp: &mut Qmp, path: &str, property: &str| {
-            qmp.run("qom-get", json!({ "path": path, "property": property }))
-        };
-        let text = |value: Value| value.as_str().unwrap_or_default().to_string();
-        let machine = get(qmp, "/machine", "type").map(text)?;
-        let cpus = qmp.run("query-cpus-fast", json!({}))?;
-        let first = text(cpus[0]["qom-path"].clone());
-        let processor = get(qmp, &first, "type").map(text)?;
+        let [machine, cpus] = qmp.run_all([get("/machine", "type"), ("query-cpus-fast", json!({}))])?;
+        let path = text(&cpus?[0]["qom-path"]);
+        let [processor, words] = qmp.run_all([get(&path, "type"), get(&path, "feature-words")])?;
+        Ok(Emulator::said(qmp, path, &machine?, &processor?, words))
+    }
+
+    /// As [`of`](Emulator::of), of one that most likely has its first processor where another had it.
+    pub fn like(other: &Emulator, qmp: &mut Qmp) -> Result<Emulator> {
+        if other.path.is_empty() {
+            return Emulator::of(qmp);
+        }
+        let [machine, cpus, processor, words] = qmp.run_all([
+            get("/machine", "type"),
+            ("query-cpus-fast", json!({})),
+            get(&other.path, "type"),
+            get(&other.path, "feature-words"),
+        ])?;
+        match text(&cpus?[0]["qom-path"]) == other.path {
+            true => Ok(Emulator::said(qmp, other.path.clone(), &machine?, &processor?, words)),
+            false => Emulator::of(qmp),
+        }
+    }
+
+    fn said(qmp: &Qmp, path: String, machine: &Value, processor: &Value, words: Result<Value>) -> Emulator {
+        let machine = text(machine);
         // An emulator of another architecture has other words, or none.
-        let words = get(qmp, &first, "feature-words").unwrap_or_default();
+        let words = words.unwrap_or_default();
         let registers = words.as_array().into_iter().flatten().map(|word| {
             let number = |name: &str| word[name].as_u64().unwrap_or_default();
             let register = word["cpuid-register"].as_str().unwrap_or_default();
@@ -79,7 +99,7 @@ impl Emulator {
         });
         let features = registers.collect::<Vec<_>>().join(" ");
         let machine = machine.strip_suffix("-machine").unwrap_or(&machine).to_string();
-        Ok(Emulator { version: qmp.version.clone(), machine, processor, features })
+        Emulator { version: qmp.version.clone(), machine, processor: text(processor), features, path }
     }
 
     /// ESTALE with the first difference to what the state was saved in.
@@ -107,6 +127,14 @@ impl Emulator {
         }
         Ok(())
     }
+}
+
+fn get(path: &str, property: &str) -> (&'static str, Value) {
+    ("qom-get", json!({ "path": path, "property": property }))
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_string()
 }
 
 /// Files of the disks that an emulator has, with those that they are based on; it runs in the directory `cwd`. All are synced, at
@@ -331,6 +359,7 @@ mod tests {
             machine: text("pc-q35-7.2"),
             processor: text("max"),
             features: text("1=2"),
+            path: text("/machine/unattached/device[0]"),
         }
     }
 
@@ -338,6 +367,8 @@ mod tests {
     fn each_difference_has_a_sentence_with_both() {
         let now = emulator();
         assert!(now.fits(&emulator()).is_ok());
+        // Where it is asked for says nothing of it.
+        assert!(now.fits(&Emulator { path: text(&json!("/machine/cpu")), ..emulator() }).is_ok());
         let others = [
             ("version", Emulator { version: "10.0.2".into(), ..emulator() }),
             ("machine type", Emulator { machine: "pc-i440fx-7.2".into(), ..emulator() }),

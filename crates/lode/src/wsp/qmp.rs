@@ -2,6 +2,9 @@
 //!
 //! Of our own, because what is needed is this much, and the crates that speak it bring all of the protocol's types and pass
 //! no descriptors.
+//!
+//! Emulators take a command byte by byte, each by a system call or two, and read the next one when they have answered: so lines are
+//! short, and what needs no answer of one another is sent at once.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, Read};
@@ -25,14 +28,25 @@ pub struct Qmp {
     stream: UnixStream,
     buffer: Vec<u8>,
     events: VecDeque<Value>,
+    /// Commands that nobody has looked at the answer of yet, and whether the emulator got a descriptor with it.
+    owed: VecDeque<(&'static str, bool)>,
     /// Its version, in its own words.
     pub version: String,
+    /// And its first two numbers.
+    pub release: (u64, u64),
 }
 
 impl Qmp {
     /// Reads the greeting, and agrees on nothing special.
     pub fn begin(stream: UnixStream) -> Result<Qmp> {
-        let mut qmp = Qmp { stream, buffer: Vec::new(), events: VecDeque::new(), version: String::new() };
+        let mut qmp = Qmp {
+            stream,
+            buffer: Vec::new(),
+            events: VecDeque::new(),
+            owed: VecDeque::new(),
+            version: String::new(),
+            release: (0, 0),
+        };
         let until = Instant::now() + ANSWER_WAIT_MAX;
         let greeting = qmp.line(until)?;
         let version = &greeting["QMP"]["version"];
@@ -41,25 +55,67 @@ impl Qmp {
         let (Some(major), Some(minor), Some(micro)) = (part("major"), part("minor"), part("micro")) else {
             return Err(failed(format!("the emulator greets with {greeting}, which is not QMP")));
         };
+        qmp.release = (major, minor);
         qmp.version = format!("{major}.{minor}.{micro} {package}").trim().to_string();
-        qmp.run("qmp_capabilities", json!({}))?;
+        qmp.tell("qmp_capabilities", json!({}), None)?;
         Ok(qmp)
     }
 
     /// Runs a command: its answer.
-    pub fn run(&mut self, command: &str, arguments: Value) -> Result<Value> {
-        self.send(command, arguments, None)?;
-        self.answer(command)
+    pub fn run(&mut self, command: &'static str, arguments: Value) -> Result<Value> {
+        let [answer] = self.run_all([(command, arguments)])?;
+        answer
     }
 
-    /// As [`run`](Qmp::run), with a descriptor that the emulator gets.
-    pub fn run_with(&mut self, command: &str, arguments: Value, fd: BorrowedFd<'_>) -> Result<Value> {
-        self.send(command, arguments, Some(fd))?;
-        self.answer(command)
+    /// Runs commands one after the other, each whatever became of those before it: their answers. An error where what was told
+    /// before was refused, or nobody answers.
+    pub fn run_all<const N: usize>(
+        &mut self,
+        commands: [(&'static str, Value); N],
+    ) -> Result<[Result<Value>; N]> {
+        for (command, arguments) in &commands {
+            self.send(command, arguments, None)?;
+        }
+        let told = self.settle()?;
+        let mut answers = commands.map(|(command, _)| (command, Ok(Value::Null)));
+        for (command, answer) in &mut answers {
+            *answer = self.answer(command)?;
+        }
+        told.map(|()| answers.map(|(_, answer)| answer))
     }
 
-    fn send(&mut self, command: &str, arguments: Value, fd: Option<BorrowedFd<'_>>) -> Result<()> {
-        let mut line = json!({ "execute": command, "arguments": arguments }).to_string();
+    /// Has a command run, with a descriptor that the emulator gets; it answers nothing but that it was. If it refuses, whatever comes
+    /// next says so.
+    pub fn tell(
+        &mut self,
+        command: &'static str,
+        arguments: Value,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<()> {
+        // It has room for one descriptor, until the command has taken that.
+        if fd.is_some() && self.owed.iter().any(|(_, with_fd)| *with_fd) {
+            self.settle()??;
+        }
+        self.send(command, &arguments, fd)?;
+        self.owed.push_back((command, fd.is_some()));
+        Ok(())
+    }
+
+    /// Takes all answers to what it was told: the first refusal; an error where there is no answer.
+    fn settle(&mut self) -> Result<Result<()>> {
+        let mut settled = Ok(());
+        while let Some((command, _)) = self.owed.pop_front() {
+            settled = settled.and(self.answer(command)?.map(drop));
+        }
+        Ok(settled)
+    }
+
+    fn send(&mut self, command: &str, arguments: &Value, fd: Option<BorrowedFd<'_>>) -> Result<()> {
+        let mut line = match arguments.as_object().is_some_and(|arguments| arguments.is_empty()) {
+            true => json!({ "execute": command }),
+            false => json!({ "execute": command, "arguments": arguments }),
+        }
+        .to_string();
         line.push('\n');
         let mut bytes = line.as_bytes();
         let fds = fd.map(|fd| [fd]);
@@ -81,7 +137,8 @@ impl Qmp {
         Ok(())
     }
 
-    fn answer(&mut self, command: &str) -> Result<Value> {
+    /// What it answers, or why it refuses; an error where there is no answer.
+    fn answer(&mut self, command: &str) -> Result<Result<Value>> {
         let until = Instant::now() + ANSWER_WAIT_MAX;
         loop {
             let mut line = self.line(until).map_err(|e| e.context(format_args!("`{command}`")))?;
@@ -89,15 +146,16 @@ impl Qmp {
                 self.events.push_back(line);
             } else if let Some(error) = line.get("error") {
                 let why = error["desc"].as_str().unwrap_or("no reason given").to_string();
-                return Err(failed(format!("the emulator refuses `{command}`: {why}")));
+                return Ok(Err(failed(format!("the emulator refuses `{command}`: {why}"))));
             } else {
-                return Ok(line["return"].take());
+                return Ok(Ok(line["return"].take()));
             }
         }
     }
 
     /// Waits for an event of this name for which `wanted` has an answer.
     pub fn event<T>(&mut self, name: &str, mut wanted: impl FnMut(&Value) -> Option<T>) -> Result<T> {
+        self.settle()??;
         let until = Instant::now() + ANSWER_WAIT_MAX;
         loop {
             let event = match self.events.pop_front() {
@@ -185,14 +243,37 @@ mod tests {
         let mut qmp = emulator(&[
             "{\"event\":\"STOP\",\"data\":{}}\n{\"return\":{\"n\":1}}",
             "{\"error\":{\"class\":\"GenericError\",\"desc\":\"no such thing\"}}",
+            "{\"error\":{\"class\":\"GenericError\",\"desc\":\"not that\"}}",
+            "{\"return\":2}",
         ]);
-        assert_eq!(qmp.version, "7.2.1 P");
+        assert_eq!((qmp.version.as_str(), qmp.release), ("7.2.1 P", (7, 2)));
         assert_eq!(qmp.run("stop", json!({})).unwrap()["n"], 1);
         qmp.event("STOP", |_| Some(())).unwrap();
         let e = qmp.run("migrate", json!({})).unwrap_err().to_string();
         assert!(e.contains("`migrate`") && e.contains("no such thing"), "{e}");
+        let [one, other] = qmp.run_all([("a", json!({})), ("b", json!({ "n": 1 }))]).unwrap();
+        assert!(one.unwrap_err().to_string().contains("`a`: not that"));
+        assert_eq!(other.unwrap(), 2);
         let e = qmp.run("stop", json!({})).unwrap_err().to_string();
         assert!(e.contains("ended") || e.contains("does not take"), "{e}");
+    }
+
+    #[test]
+    fn what_was_told_and_refused_is_said_once_and_nothing_else_is_mistaken_for_its_answer() {
+        let mut qmp = emulator(&[
+            "{\"return\":{}}",
+            "{\"error\":{\"class\":\"GenericError\",\"desc\":\"no room\"}}",
+            "{\"event\":\"STOP\",\"data\":{}}\n{\"return\":{\"n\":1}}",
+            "{\"return\":{\"n\":2}}",
+        ]);
+        let (end, _other) = UnixStream::pair().unwrap();
+        qmp.tell("getfd", json!({ "fdname": "a" }), Some(end.as_fd())).unwrap();
+        // The first one is taken by then.
+        qmp.tell("getfd", json!({ "fdname": "b" }), Some(end.as_fd())).unwrap();
+        let e = qmp.run("query-status", json!({})).unwrap_err().to_string();
+        assert!(e.contains("`getfd`: no room"), "{e}");
+        assert_eq!(qmp.run("query-status", json!({})).unwrap()["n"], 2);
+        qmp.event("STOP", |_| Some(())).unwrap();
     }
 
     #[test]
