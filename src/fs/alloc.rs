@@ -39,7 +39,7 @@ use crossbeam_utils::{Backoff, CachePadded};
 use smallvec::SmallVec;
 
 use crate::limits::POOL_BLOCKS_MAX;
-use crate::sync::primitive::atomic::Ordering::{Relaxed, SeqCst};
+use crate::sync::primitive::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use crate::sync::primitive::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use crate::sync::primitive::{Mutex, wait};
 use crate::sync::{Lock, thread};
@@ -414,13 +414,14 @@ struct Local<'a> {
 }
 
 impl Local<'_> {
-    /// Counts; only the owner writes, so no locked instruction is needed unless the shard is shared.
+    /// Counts; only the owner writes, so no locked instruction is needed unless the shard is shared. Who sees it sees
+    /// what was counted before it, by others as well: of a block that went from hand to hand, in that order.
     #[inline]
     fn count(&self, counter: &AtomicU64, n: u32) {
         if self.shared {
-            counter.fetch_add(n as u64, Relaxed);
+            counter.fetch_add(n as u64, Release);
         } else {
-            counter.store(counter.load(Relaxed).wrapping_add(n as u64), Relaxed);
+            counter.store(counter.load(Relaxed).wrapping_add(n as u64), Release);
         }
     }
 }
@@ -1172,8 +1173,8 @@ impl Allocator {
     /// Blocks ever allocated and freed.
     fn counts(&self) -> (u64, u64) {
         self.shards_in_use().fold((0, 0), |(allocated, freed), shard| {
-            let freed = freed.wrapping_add(shard.freed.load(Relaxed));
-            (allocated.wrapping_add(shard.allocated.load(Relaxed)), freed)
+            let freed = freed.wrapping_add(shard.freed.load(Acquire));
+            (allocated.wrapping_add(shard.allocated.load(Acquire)), freed)
         })
     }
 

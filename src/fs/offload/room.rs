@@ -1,9 +1,9 @@
 //! Room that copies keep, or what was freed and is not synced yet, waited for with nothing held.
 //!
 //! An operation that finds the pool full waits for the copies that keep blocks, or syncs what was freed, and tries again
-//! (`make_room`): with its thread, for by then it has a descriptor, a directory, the C library's stripe. Where others could run meanwhile, in a uthread and for a
-//! future, whoever is outermost has it put off instead: the operation fails as on a full pool, which changes nothing, its
-//! caller lets go of everything, waits, and calls it again.
+//! (`make_room`): with its thread, for by then it has a descriptor, a directory, the C library's stripe. Where others could
+//! run meanwhile, in a uthread and for a future, whoever is outermost has it put off instead: the operation fails as on a
+//! full pool, which changes nothing, its caller lets go of everything, waits, and calls it again.
 
 use std::cell::Cell;
 
