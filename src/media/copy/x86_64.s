@@ -263,11 +263,24 @@ END \name
 
 # ---- Whole lines around the cache: rdi aligned to 64, rdx a multiple of 64 and not zero ----
 
+# At the first step of a page: fetches a line near the end of the page after the next, and with it the page's translation, for
+# stores wait for each page's walk, and nothing looks ahead for them. The line is gone long before it is stored.
+# \rest: what is left is this much more than rdx.
+.macro PAGE_AHEAD step, rest
+    test edi, 4096 - \step
+    jnz 41f
+    cmp rdx, 3 * 4096 - \rest
+    jb 41f
+    prefetchnta [rdi + 3 * 4096 - 512]
+41:
+.endm
+
 .macro COPY_LINES name, isa
 ROUTINE \name
     sub rdx, 256
     jb 3f
-2:  LINE_\isa LOAD, 0, rsi
+2:  PAGE_AHEAD 256, 256
+    LINE_\isa LOAD, 0, rsi
     LINE_\isa LOAD, 1, rsi, 64
     LINE_\isa LOAD, 2, rsi, 128
     LINE_\isa LOAD, 3, rsi, 192
@@ -488,7 +501,11 @@ END \name
 
 .macro CRC_LOOP_ZMM copy
     vbroadcasti32x4 zmm16, [rip + {fold} + 256]
-2:  vmovdqu64 zmm4, [rsi]
+2:
+  .if \copy
+    PAGE_AHEAD 256, 0
+  .endif
+    vmovdqu64 zmm4, [rsi]
     vmovdqu64 zmm5, [rsi + 64]
     vmovdqu64 zmm6, [rsi + 128]
     vmovdqu64 zmm7, [rsi + 192]
@@ -577,7 +594,11 @@ END \name
 
 .macro CRC_LOOP_YMM copy
     vbroadcasti128 ymm12, [rip + {fold} + 288]
-2:  LOAD_YMM 4, 5, rsi, 0
+2:
+  .if \copy
+    PAGE_AHEAD 128, 0
+  .endif
+    LOAD_YMM 4, 5, rsi, 0
     LOAD_YMM 6, 7, rsi, 64
   .if \copy
     STREAM_YMM 4, 5, rdi, 0
@@ -637,7 +658,11 @@ END \name
 
 .macro CRC_LOOP_XMM copy
     movdqu xmm12, [rip + {fold} + 272]
-2:  LINE_SSE2 LOAD, 2, rsi
+2:
+  .if \copy
+    PAGE_AHEAD 64, 0
+  .endif
+    LINE_SSE2 LOAD, 2, rsi
   .if \copy
     LINE_SSE2 STREAM, 2, rdi
     add rdi, 64
