@@ -16,6 +16,7 @@ use rustix::io::Errno;
 #[cfg(feature = "memory-type")]
 use super::copy::{Copier, ReadTable, Routines};
 use super::domain::{self, Domain};
+use super::holder;
 use super::mapping::{self, HUGE_PAGE_BYTES, Mapping, Sharing};
 use super::ofd;
 use super::open::Undo;
@@ -106,7 +107,7 @@ impl OpenRegion {
         let before = rustix::fs::stat(path).map_err(|e| cannot("open", SITE, path, e))?;
         let file = match kind_of(&before, path)? {
             _ if read_only => rustix::fs::open(path, OFlags::RDONLY | OPEN_FLAGS, Mode::empty()),
-            RegionKind::BlockDevice => open_device_alone(path),
+            RegionKind::BlockDevice => holder::behind_umount(&before, || open_device_alone(path)),
             _ => open_writable(path),
         };
         let file = file.map_err(|e| match e {
@@ -739,10 +740,10 @@ struct Locked {
 
 impl Locked {
     fn new(file: OwnedFd, stat: &Stat, path: &Path, shared: bool) -> Result<Locked> {
-        let locked = match shared {
+        let locked = holder::behind_umount(stat, || match shared {
             true => rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared),
             false => lock_alone(&file),
-        };
+        });
         match locked {
             Ok(()) => Ok(Locked { file, process: std::process::id(), part: None }),
             Err(Errno::WOULDBLOCK) => Err(Error::message(
@@ -751,7 +752,7 @@ impl Locked {
                 format!(
                     "{} is in use by {}: unmount it there or end that process, then try again",
                     path.display(),
-                    lock_holder(stat)
+                    holder::in_words(stat)
                 ),
             )),
             Err(e) => Err(cannot("lock", "media::region::lock", path, e)),
@@ -830,54 +831,6 @@ impl AsFd for Locked {
     }
 }
 
-const LOOKS_FOR_A_HOLDER: u32 = 10;
-
-/// The process that has a pool's file or device, as far as this process may see it.
-pub fn holder(path: &Path) -> Option<u32> {
-    holder_of(&rustix::fs::stat(path).ok()?)
-}
-
-fn holder_of(stat: &Stat) -> Option<u32> {
-    // The list changes while it is read, and then an entry may be missed that is there.
-    (0..LOOKS_FOR_A_HOLDER).find_map(|_| {
-        let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
-        find_holder(&locks, stat.st_dev, stat.st_ino)
-    })
-}
-
-/// Who holds the lock of a file, in words.
-fn lock_holder(stat: &Stat) -> String {
-    match holder_of(stat) {
-        Some(pid) => match fs::read_to_string(format!("/proc/{pid}/comm")) {
-            Ok(name) => format!("process {pid} ({})", name.trim()),
-            Err(_) => format!("process {pid}"),
-        },
-        None => "another process".to_owned(),
-    }
-}
-
-/// The process that /proc/locks names for a file. Some file systems show another device number there
-/// than stat does, so that the inode number alone is second best.
-fn find_holder(locks: &str, dev: u64, ino: u64) -> Option<u32> {
-    let device = format!("{:02x}:{:02x}", libc::major(dev), libc::minor(dev));
-    let mut second_best = None;
-    for line in locks.lines() {
-        // "1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF"; waiters have "->" behind the number.
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        let [_, "FLOCK", _, _, pid, file, ..] = fields[..] else { continue };
-        let (Ok(pid), Some((on, inode))) = (pid.parse::<u32>(), file.rsplit_once(':')) else { continue };
-        // A holder outside this process's namespace is shown as 0.
-        if pid == 0 || inode.parse() != Ok(ino) {
-            continue;
-        }
-        if on == device {
-            return Some(pid);
-        }
-        second_best.get_or_insert(pid);
-    }
-    second_best
-}
-
 const TMPFS_MAGIC: u32 = 0x0102_1994;
 const RAMFS_MAGIC: u32 = 0x8584_58f6;
 const HUGETLBFS_MAGIC: u32 = 0x9584_58f6;
@@ -926,19 +879,6 @@ fn fs_name(magic: u32) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn holder_is_found_by_device_and_inode() {
-        let locks = "1: POSIX  ADVISORY  WRITE 11 fe:00:77 0 EOF\n\
-                     2: FLOCK  ADVISORY  WRITE 12 fe:01:77 0 EOF\n\
-                     3: FLOCK  ADVISORY  WRITE 13 fe:00:77 0 EOF\n\
-                     3: -> FLOCK  ADVISORY  WRITE 14 fe:00:77 0 EOF\n\
-                     nonsense\n4: FLOCK\n";
-        let dev = libc::makedev(0xfe, 0);
-        assert_eq!(find_holder(locks, dev, 77), Some(13));
-        assert_eq!(find_holder(locks, libc::makedev(9, 9), 77), Some(12), "the inode alone");
-        assert_eq!(find_holder(locks, dev, 78), None);
-    }
 
     #[test]
     fn a_mount_says_whether_it_has_huge_pages() {

@@ -26,7 +26,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lodestone::fs::{Fs, OpenOptions};
-use lodestone::media::{self, Media, Pool, PoolOptions};
+use lodestone::media::{Media, Pool, PoolOptions, mounts};
 use lodestone::mover::EngineKind;
 use lodestone::mover::class::{Class, UnknownClass};
 use rustix::fs::FlockOperation;
@@ -34,7 +34,7 @@ use rustix::mount::MountFlags;
 
 use crate::door::connect::{self, Attachment, Plan};
 use crate::door::fuse::FuseDoor;
-use crate::door::{Cache, Door, Settings, table};
+use crate::door::{Cache, Door, Settings};
 use crate::live::address::Address;
 use crate::live::server::Listening;
 use crate::live::state::{Mounted, Source};
@@ -48,8 +48,6 @@ const CLOSE_WAIT: Duration = Duration::from_secs(60);
 /// The same for a pool that was mounted read-only: there is nothing to close, and other readers may
 /// remain.
 const CLOSE_WAIT_READ_ONLY: Duration = Duration::from_secs(1);
-/// How long a mount waits for who has the pool: umount(8) returns while the server still closes it.
-const CLOSE_WAIT_BEHIND_UMOUNT: Duration = Duration::from_secs(5);
 const CLOSE_POLL: Duration = Duration::from_millis(5);
 
 const FAILED: u8 = 1;
@@ -154,12 +152,12 @@ impl Place {
             return Ok(Place::Device(fd));
         }
         let about = |e: io::Error| Failure::failed(format!("{}: {e}", dir.display()));
-        let path = table::resolve(dir).map_err(about)?;
+        let path = mounts::resolve(dir).map_err(about)?;
         remove_dead_mounts(&path)?;
         if !fs::metadata(&path).map_err(about)?.is_dir() {
             return Err(Failure::failed(format!("{} is not a directory", dir.display())));
         }
-        if let Some(entry) = table::at(&path).map_err(about)?.filter(table::Entry::is_pool) {
+        if let Some(entry) = mounts::at(&path).map_err(about)?.filter(mounts::Entry::is_pool) {
             return Err(Failure::failed(format!(
                 "{} is a mount point already, of {}: unmount it first, with `lode umount {0}`",
                 dir.display(),
@@ -191,7 +189,7 @@ fn remove_dead_mounts(path: &Path) -> Result<(), Failure> {
 
 fn is_dead(path: &Path) -> bool {
     fs::metadata(path).is_err_and(|e| e.raw_os_error() == Some(libc::ENOTCONN))
-        && table::at(path).is_ok_and(|entry| entry.is_some())
+        && mounts::at(path).is_ok_and(|entry| entry.is_some())
 }
 
 /// The server's life. The parent learns of a failure before the mount is live; afterwards the log does.
@@ -294,7 +292,7 @@ fn metrics_of_environment() -> Result<Option<Address>, Failure> {
 fn open_pool(path: &Path, options: &Options) -> Result<Arc<Fs<Pool>>, Failure> {
     let read_only = options.read_only();
     let media_options = PoolOptions { assume: options.assume, read_only, ..PoolOptions::default() };
-    let media = open_when_closed(path, &media_options).map_err(|e| Failure::failed(e.to_string()))?;
+    let media = Pool::open(path, &media_options).map_err(|e| Failure::failed(e.to_string()))?;
     let profile = profile::of_pool(options.profile.as_deref(), &media);
     let class = match options.class {
         Some(class) => Some(class),
@@ -307,39 +305,6 @@ fn open_pool(path: &Path, options: &Options) -> Result<Arc<Fs<Pool>>, Failure> {
         Fs::open(media, &open_options).map_err(|e| Failure::failed(format!("{}: {e}", path.display())))?;
     tracing::info!(pool = %path.display(), report = ?fs.open_report(), "opened");
     Ok(fs)
-}
-
-/// Opens the media, once a server that was unmounted just before has closed them. Who else has them keeps them: another program,
-/// or a server whose mount stands.
-fn open_when_closed(path: &Path, options: &PoolOptions) -> lodestone::Result<Pool> {
-    let is_mounted =
-        || table::pools().is_ok_and(|pools| pools.iter().any(|pool| Path::new(&pool.source) == path));
-    // Of a holder that cannot be seen nothing is known.
-    let may_be_server = || media::holder(path).is_none_or(|pid| is_server(&process_words(pid)));
-    let end = Instant::now() + CLOSE_WAIT_BEHIND_UMOUNT;
-    loop {
-        match Pool::open(path, options) {
-            Err(e)
-                if e.errno() == libc::EBUSY && Instant::now() < end && !is_mounted() && may_be_server() =>
-            {
-                thread::sleep(CLOSE_POLL)
-            }
-            opened => return opened,
-        }
-    }
-}
-
-/// The words of a process's command line; none of one that has ended.
-fn process_words(pid: u32) -> Vec<Vec<u8>> {
-    let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    line.split(|byte| *byte == 0).map(<[u8]>::to_vec).collect()
-}
-
-/// Whether a command line may be that of a server: it mounts, or is that of a process that has just ended.
-fn is_server(words: &[Vec<u8>]) -> bool {
-    let Some(program) = words.first() else { return true };
-    let name = program.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-    matches!(name, b"" | b"mount.lode" | b"mount.fuse.lode") || words.iter().any(|word| word == b"mount")
 }
 
 /// What `LODE_CLASS` asks for.
@@ -410,8 +375,8 @@ fn close<M: Media>(fs: &Fs<M>) -> Result<(), Failure> {
 
 fn unmount(dir: &Path) -> Result<(), Failure> {
     let about = |e: io::Error| Failure::failed(format!("{}: {e}", dir.display()));
-    let path = table::resolve(dir).map_err(about)?;
-    let Some(entry) = table::at(&path).map_err(about)?.filter(table::Entry::is_pool) else {
+    let path = mounts::resolve(dir).map_err(about)?;
+    let Some(entry) = mounts::at(&path).map_err(about)?.filter(mounts::Entry::is_pool) else {
         return Err(Failure::failed(format!("no pool is mounted on {}", dir.display())));
     };
     // A mount whose server has gone is taken away all the same.
@@ -448,15 +413,15 @@ fn is_held(pool: &File) -> bool {
 }
 
 /// Whether the server goes on: its mount shows in another place (a bind mount), or in another mount namespace.
-fn is_mounted_elsewhere(entry: &table::Entry) -> bool {
+fn is_mounted_elsewhere(entry: &mounts::Entry) -> bool {
     // The kernel takes it away with the last mount, before umount(2) returns; not every system shows it.
     let connection = Path::new("/sys/fs/fuse/connections").join(entry.device.1.to_string());
-    let is_here = |pools: Vec<table::Entry>| pools.iter().any(|other| other.device == entry.device);
-    connection.exists() || table::pools().is_ok_and(is_here)
+    let is_here = |pools: Vec<mounts::Entry>| pools.iter().any(|other| other.device == entry.device);
+    connection.exists() || mounts::pools().is_ok_and(is_here)
 }
 
 /// The server holds a lock on the pool until it has closed it.
-fn wait_until_closed(entry: &table::Entry) -> Result<(), Failure> {
+fn wait_until_closed(entry: &mounts::Entry) -> Result<(), Failure> {
     let limit = if entry.read_only { CLOSE_WAIT_READ_ONLY } else { CLOSE_WAIT };
     let end = Instant::now() + limit;
     // A pool that cannot be opened (its file is gone, or another user's) cannot be waited for.
@@ -475,19 +440,4 @@ fn wait_until_closed(entry: &table::Entry) -> Result<(), Failure> {
         thread::sleep(CLOSE_POLL);
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_server_is_told_from_who_else_has_a_pool() {
-        let is =
-            |line: &str| is_server(&line.split(' ').map(|word| word.as_bytes().to_vec()).collect::<Vec<_>>());
-        assert!(is("/usr/bin/lode mount pool dir") && is("lode --verbose mount -o ro pool dir"));
-        assert!(is("/sbin/mount.fuse.lode pool dir -o rw") && is("mount.lode pool dir"));
-        assert!(is(""), "it has just ended");
-        assert!(!is("lode bench --pool pool") && !is("/usr/sbin/mysqld"));
-    }
 }

@@ -16,11 +16,10 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use lodestone::media::mounts;
 use rustix::io::{Errno, FdFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
-
-use super::table;
 
 const HELPER: &str = "fusermount3";
 /// The device number of /dev/fuse, the same everywhere.
@@ -79,7 +78,7 @@ pub fn mount(plan: &Plan) -> io::Result<(OwnedFd, Attachment)> {
         Err(e) if is_refusal(&e) => mount_by_helper(plan)?,
         other => other?,
     };
-    let entry = table::at(&plan.dir)?.ok_or_else(|| io::Error::other("the mount has gone at once"))?;
+    let entry = mounts::at(&plan.dir)?.ok_or_else(|| io::Error::other("the mount has gone at once"))?;
     let attachment = Attachment { mounted: Some(Mounted { dir: plan.dir.clone(), device: entry.device }) };
     Ok((device, attachment))
 }
@@ -109,7 +108,7 @@ fn mount_directly(plan: &Plan) -> io::Result<OwnedFd> {
     }
     let options = CString::new(options)?;
     let source = CString::new(plan.source.as_bytes())?;
-    rustix::mount::mount(&source, &plan.dir, table::FILE_SYSTEM_TYPE, plan.flags, Some(options.as_c_str()))?;
+    rustix::mount::mount(&source, &plan.dir, mounts::FILE_SYSTEM_TYPE, plan.flags, Some(options.as_c_str()))?;
     Ok(device)
 }
 
@@ -224,9 +223,9 @@ fn unmount_by_helper(dir: &Path, lazy: bool) -> io::Result<()> {
 impl Attachment {
     /// True while the mount is where it was made. Another one on top of it, or in its place, is not ours.
     pub fn stands(&self) -> bool {
-        self.mounted
-            .as_ref()
-            .is_some_and(|m| table::at(&m.dir).is_ok_and(|entry| entry.is_some_and(|e| e.device == m.device)))
+        self.mounted.as_ref().is_some_and(|m| {
+            mounts::at(&m.dir).is_ok_and(|entry| entry.is_some_and(|e| e.device == m.device))
+        })
     }
 
     pub fn dir(&self) -> Option<&Path> {

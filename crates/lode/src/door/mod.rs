@@ -2,15 +2,13 @@
 //!
 //! A [`Door`] is one protocol. `service` holds what every protocol needs said in terms of none (whose
 //! set-id bits fall, how a range is copied); `fuse` speaks FUSE through the `fuser` crate, `translate`
-//! turns its types into ours; `connect` gets and gives back the kernel's end of a mount, and `table`
-//! reads what is mounted. Replacing FUSE over /dev/fuse (by FUSE over io_uring, or by our own reading of
+//! turns its types into ours; `connect` gets and gives back the kernel's end of a mount. Replacing FUSE over /dev/fuse (by FUSE over io_uring, or by our own reading of
 //! the protocol) means another `Door`, and nothing else. `traffic` counts the bytes that go through.
 
 pub mod connect;
 pub mod fuse;
 mod pages;
 mod service;
-pub mod table;
 pub mod traffic;
 mod translate;
 

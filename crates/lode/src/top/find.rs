@@ -7,8 +7,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use lodestone::fs::format::{BLOCK, SUPER_BLOCK, SUPER_BYTES, Super};
+use lodestone::media::mounts;
 
-use crate::door::table;
 use crate::failure::{Failure, Result};
 use crate::live::address::Address;
 use crate::live::listen::is_alive;
@@ -22,8 +22,8 @@ pub fn address(target: &OsStr) -> Result<Address> {
     }
     let path = Path::new(target);
     // The table of mounts first: who looks into a mount whose server hangs, hangs.
-    let mount = table::resolve(path).ok().and_then(|dir| table::at(&dir).ok().flatten());
-    if let Some(mount) = mount.filter(table::Entry::is_pool) {
+    let mount = mounts::resolve(path).ok().and_then(|dir| mounts::at(&dir).ok().flatten());
+    if let Some(mount) = mount.filter(mounts::Entry::is_pool) {
         return of_mount(path, mount.device.1);
     }
     match std::fs::metadata(path) {

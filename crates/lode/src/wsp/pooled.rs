@@ -14,12 +14,11 @@ use std::sync::Arc;
 use lodestone::error::{Error, Result};
 use lodestone::fs::files::Files;
 use lodestone::fs::{Cred, FIXED, FixedPlace, Fs, OpenOptions};
-use lodestone::media::{Pool, holds_pool};
+use lodestone::media::{Pool, holds_pool, mounts};
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::door::table;
 use crate::failure::Failure;
 use crate::pool::{Access, map};
 use crate::target::{Target, show};
@@ -112,7 +111,7 @@ impl PoolFile {
         if about.is_dir() {
             let device = device_of(&about);
             let dir = fs::canonicalize(media).map_err(|e| failed(&e))?;
-            let mounts = table::pools().map_err(|e| failed(&e))?;
+            let mounts = mounts::pools().map_err(|e| failed(&e))?;
             let mut held = mounts.iter().rev().filter(|mount| mount.device == device);
             let found = held.find_map(|mount| Some((mount, dir.strip_prefix(&mount.dir).ok()?)));
             return found.map_or(Ok(None), |(mount, below)| {
@@ -185,10 +184,10 @@ impl PoolFile {
 
     /// Its path on a mount of the pool, if there is one: then the mount's server has the pool.
     fn on_mount(&self) -> Option<PathBuf> {
-        let mounts = table::pools().ok()?.into_iter().rev();
+        let mounts = mounts::pools().ok()?.into_iter().rev();
         let mut here = mounts.filter(|mount| Path::new(&mount.source) == self.pool && !mount.read_only);
         // Not one whose server is dead, nor one that another mount hides.
-        let answers = |mount: &table::Entry| {
+        let answers = |mount: &mounts::Entry| {
             fs::metadata(&mount.dir).is_ok_and(|about| device_of(&about) == mount.device)
         };
         here.find_map(|mount| {

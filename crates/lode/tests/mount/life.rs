@@ -5,7 +5,7 @@ use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::io::FdFlags;
@@ -156,6 +156,37 @@ fn any_unmount_closes_the_pool() {
         rig.umount();
         assert!(rig.wait_for_server().1.contains("was_clean: true"), "{command}");
     }
+}
+
+/// umount(2) is back before the server has closed the pool; whoever comes next waits for that, and not for a mount that stands.
+#[test]
+fn a_pool_is_waited_for_behind_its_umount() {
+    need_mount!();
+    let mut rig = Rig::new("64M");
+    let data = pattern(100_000, 7);
+    for word in ["fsck", "cat", "mount"] {
+        let pid = rig.mount_foreground("rw");
+        fs::write(rig.at("f"), &data).unwrap();
+        fail(lode().arg("fsck").arg(rig.pool()), 8, &format!("in use by process {pid}"));
+        kill(pid, Signal::STOP);
+        rustix::mount::unmount(rig.dir(), rustix::mount::UnmountFlags::empty()).unwrap();
+        let mut command = if word == "mount" { rig.mount_command("rw") } else { lode() };
+        match word {
+            "fsck" => command.arg(word).arg(rig.pool()),
+            "cat" => command.arg(word).arg(format!("{}:/f", rig.pool().display())),
+            _ => &mut command,
+        };
+        let mut next = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(next.try_wait().unwrap().is_none(), "{word} waits");
+        kill(pid, Signal::CONT);
+        let output = next.wait_with_output().unwrap();
+        assert!(output.status.success(), "{word}: {}", text(&output.stderr));
+        assert!(word != "cat" || output.stdout == data);
+        assert_eq!(rig.wait_for_server().0, Some(0), "{word}");
+    }
+    assert!(fs::read(rig.at("f")).unwrap() == data);
+    rig.umount();
 }
 
 #[test]

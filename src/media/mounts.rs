@@ -1,4 +1,4 @@
-//! What is mounted here: `/proc/self/mountinfo`, read without touching any mount.
+//! What is mounted: `/proc/PID/mountinfo`, read without touching any mount.
 //!
 //! A dead FUSE mount answers every path operation with ENOTCONN and a hung one with silence, so that
 //! questions about mounts are asked of the table and not of the directory.
@@ -39,7 +39,12 @@ pub fn at(dir: &Path) -> io::Result<Option<Entry>> {
 
 /// Where pools are mounted.
 pub fn pools() -> io::Result<Vec<Entry>> {
-    let table = fs::read("/proc/self/mountinfo")?;
+    pools_of(std::process::id())
+}
+
+/// Where pools are mounted as another process sees it.
+pub fn pools_of(pid: u32) -> io::Result<Vec<Entry>> {
+    let table = fs::read(format!("/proc/{pid}/mountinfo"))?;
     Ok(parse(&table).filter(Entry::is_pool).collect())
 }
 
