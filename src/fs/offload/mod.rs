@@ -52,7 +52,7 @@ pub use future::{Syncing, Transferring};
 pub use lent::{Lent, LentRoom};
 pub use reads::Reads;
 pub use room::Tries;
-pub(super) use room::{is_put_off, put_off};
+pub(super) use room::{is_put_off, put_off, put_off_with_a_part};
 pub(super) use syncs::Syncer;
 pub use ticket::{ReadTicket, WriteTicket};
 
