@@ -81,3 +81,17 @@ fn the_same_through_the_caches() {
     let total = hold(Place { domain: Domain::Memory, ..place(Copier::LateByAlignment) }, &some());
     println!("{total:?}");
 }
+
+/// Of two regions: a write is two batches, which end in either order.
+#[test]
+fn the_same_in_several_batches() {
+    let total = hold(place(Copier::LateStriped), &some());
+    println!("{total:?}");
+}
+
+/// There a write in pieces is batches of several.
+#[test]
+fn the_same_in_several_batches_where_hardly_anything_is_free() {
+    let total = hold(Place { image: Image::Full, ..place(Copier::LateStriped) }, &some());
+    println!("{total:?}");
+}

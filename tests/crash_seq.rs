@@ -75,5 +75,6 @@ fn one_operation_whose_data_a_late_device_copies() {
     let place =
         Place { domain: Domain::Memory, data: DataMode::Cow, image: Image::Fresh, copier: Copier::Late };
     let by_alignment = Place { copier: Copier::LateByAlignment, data: DataMode::InPlace, ..place };
-    hold(vec![place, by_alignment, Place { domain: Domain::PageCache, ..place }]);
+    let striped = Place { copier: Copier::LateStriped, ..place };
+    hold(vec![place, by_alignment, striped, Place { domain: Domain::PageCache, ..place }]);
 }

@@ -266,15 +266,129 @@ fn files_may_go_while_they_are_written() {
     assert_eq!(files.fstat(fd).unwrap().size, 100 * KIB as u64, "what is under way shows");
     files.unlink(b"gone").unwrap();
     std::thread::scope(|scope| {
-        let closing = scope.spawn(|| files.close(fd).unwrap());
-        std::thread::sleep(Duration::from_millis(5));
-        key.set(true);
-        closing.join().unwrap();
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(5));
+            key.set(true);
+        });
+        files.close(fd).unwrap();
+        assert_eq!(ticket.wait().unwrap(), 100 * KIB);
     });
-    assert_eq!(ticket.wait().unwrap(), 100 * KIB);
     assert!(files.fs().statfs().blocks_free + 2 >= free, "its blocks are free");
     assert_eq!(files.pwrite(keep, &[1; 32 * KIB], 0).unwrap(), 32 * KIB);
     check(&files);
+}
+
+/// What a file goes with: its last name, what is moved over it, its last descriptor.
+const LAST: [fn(&Files<Pool>, Fd); 4] = [
+    |files, fd| {
+        files.close(fd).unwrap();
+        files.unlink(b"gone").unwrap();
+    },
+    |files, fd| {
+        files.close(fd).unwrap();
+        files.rename(b"other", b"gone", 0).unwrap();
+        files.rename(b"gone", b"other", 0).unwrap();
+    },
+    |files, fd| {
+        files.unlink(b"gone").unwrap();
+        files.close(fd).unwrap();
+    },
+    |files, fd| {
+        let second = files.dup(fd).unwrap();
+        files.close(fd).unwrap();
+        files.rename(b"other", b"gone", 0).unwrap();
+        files.rename(b"gone", b"other", 0).unwrap();
+        files.close(second).unwrap();
+    },
+];
+
+/// Whoever ends a file goes on, and so do others: its blocks and its number go when the last of its copies is over.
+#[test]
+fn the_end_of_a_file_waits_for_no_copy() {
+    for (number, last) in LAST.into_iter().enumerate() {
+        let (files, key) = files_on(memfd(), None);
+        let other = create(&files, "other", &[5; 64 * KIB]);
+        let free = files.fs().statfs().blocks_free;
+        let fd = create(&files, "gone", &[1; 64 * KIB]);
+        let ino = files.ino(fd).unwrap();
+        let tickets = [0, 32 * KIB, 64 * KIB]
+            .map(|at| files.submit_pwrite(fd, vec![7; 32 * KIB].into(), at as i64).unwrap());
+        or_opened(&key, || last(&files, fd));
+        assert!(!tickets.iter().any(|ticket| ticket.poll()), "it waited: {number}");
+        assert_eq!(files.stat(b"gone").unwrap_err().errno(), libc::ENOENT);
+        // Others get nothing of it meanwhile.
+        let new = create(&files, "new", &[9; 200 * KIB]);
+        assert_ne!(files.ino(new).unwrap(), ino);
+        let held = free - files.fs().statfs().blocks_free;
+        assert!(held >= 90, "its 96 KiB, which are copied, what those replace, and 200 KiB: {held} blocks");
+        key.set(true);
+        // In another order than that in which they began.
+        assert!([2, 0, 1].iter().all(|n| tickets[*n].wait().unwrap() == 32 * KIB));
+        files.close(new).unwrap();
+        files.unlink(b"new").unwrap();
+        assert!(files.fs().statfs().blocks_free + 2 >= free, "its blocks are free: {number}");
+        let numbers = ["one", "two"].map(|name| files.ino(create(&files, name, &[])).unwrap());
+        assert!(numbers.contains(&ino), "and its number: {number}");
+        assert_eq!(content(&files, other), [5; 64 * KIB]);
+        check(&files);
+    }
+}
+
+/// In a full pool, too: what a file that went has is waited for by who needs it.
+#[test]
+fn room_that_a_file_had_is_waited_for() {
+    let (files, key, ticket, other) = full_but_for_a_copy();
+    // The first descriptor is its.
+    files.unlink(b"file").unwrap();
+    or_opened(&key, || files.close(0).unwrap());
+    assert!(!ticket.poll());
+    std::thread::scope(|scope| {
+        let files = &files;
+        // More than the copy had replaced: also what it wrote.
+        let writes = scope.spawn(move || files.pwrite(other, &vec![3; 400 * KIB], 0));
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!writes.is_finished(), "it does not wait for what the file had");
+        key.set(true);
+        assert_eq!(writes.join().unwrap().unwrap(), 400 * KIB);
+    });
+    check(&files);
+}
+
+/// One that went with its copies under way is not there after a close, and none of it is lost by a copy that fails.
+#[test]
+fn a_file_that_went_is_gone_however_its_copies_end() {
+    for fails in [false, true] {
+        let (files, key) = files_on(SimMedia::new(vec![0; 8 << 20], Domain::Memory), None);
+        create(&files, "other", &[5; 64 * KIB]);
+        let free = files.fs().statfs().blocks_free;
+        let fd = create(&files, "gone", &[1; 64 * KIB]);
+        let ticket = files.submit_pwrite(fd, vec![7; 96 * KIB].into(), 0).unwrap();
+        files.unlink(b"gone").unwrap();
+        or_opened(&key, || files.close(fd).unwrap());
+        if fails {
+            let block = *key.last.lock().unwrap() as usize + 4096;
+            files.fs().media().poison(block..block + 64);
+        }
+        // After a power loss now, and at the end.
+        let options = OpenOptions { no_ticker: true, power_lost: true, ..OpenOptions::default() };
+        let lost = files.fs().media().crash_point().media(Keep::Everything);
+        key.set(true);
+        match fails {
+            true => assert_eq!(ticket.wait().unwrap_err().errno(), libc::EIO),
+            false => files.fs().close().unwrap(),
+        }
+        let media = files.fs().media().crash_point().media(Keep::Everything);
+        assert!(files.fs().statfs().blocks_free + 3 >= free, "but for a block that is bad");
+        for media in [lost, media] {
+            let fs = Fs::open(media, &options).unwrap();
+            assert!(fs.statfs().blocks_free + 3 >= free);
+            let again = Files::new(fs, Cred::root(), 0);
+            assert_eq!(again.stat(b"gone").unwrap_err().errno(), libc::ENOENT);
+            let other = again.open(b"other", libc::O_RDONLY, 0).unwrap();
+            assert_eq!(content(&again, other), [5; 64 * KIB]);
+            check(&again);
+        }
+    }
 }
 
 #[test]

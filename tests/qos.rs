@@ -1,6 +1,9 @@
 //! Classes of copies: what is copied is right whoever waits for whom; one of class latency overtakes pieces of class
 //! bandwidth that came before it; owners share; nothing is left behind at rest. Orders are looked at, and no times.
 
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use lodestone::fs::files::Files;
@@ -309,4 +312,92 @@ fn a_file_has_the_class_of_its_pool_or_its_own() {
     assert_eq!(files.set_class(99, None).unwrap_err().errno(), libc::EBADF);
     files.close(fd).unwrap();
     fs.close().unwrap();
+}
+
+/// Whatever the file's and the pool's is; the next call has theirs again.
+#[test]
+fn a_call_has_a_class_of_its_own() {
+    let options = PoolOptions { assume: Some(Domain::Memory), ..PoolOptions::default() };
+    let pool = Fs::mkfs(Pool::memfd(64 << 20, &options).unwrap(), &MkfsOptions::default()).unwrap();
+    let open = OpenOptions {
+        engine: EngineKind::Emu,
+        class: Some(Class::Latency),
+        profile: eager(),
+        ..OpenOptions::default()
+    };
+    let fs = Fs::open(pool, &open).unwrap();
+    let files = Files::new(fs.clone(), Cred::root(), 0);
+    let fd = files.open(b"/f", libc::O_RDWR | libc::O_CREAT, 0o644).unwrap();
+    let counts = || {
+        let group = fs.mover().state().engines.remove(0).groups.remove(0);
+        (group.latency.copies, group.bandwidth.copies)
+    };
+    let data = pattern(6, 256 << 10);
+    let back = || vec![0; data.len()];
+    files.pwrite(fd, &data, 0).unwrap();
+    let bulk = files.classed(Class::Bandwidth(Owner::of(9)));
+    type Call<'a> = &'a dyn Fn();
+    let calls: [Call; 10] = [
+        &|| assert_eq!(bulk.write(fd, &data).unwrap(), data.len()),
+        &|| {
+            let mut back = back();
+            files.lseek(fd, 0, libc::SEEK_SET).unwrap();
+            assert!(bulk.read(fd, &mut back).unwrap() == data.len() && back == data);
+        },
+        &|| assert_eq!(bulk.pwrite(fd, &data, 1 << 20).unwrap(), data.len()),
+        &|| {
+            let mut back = back();
+            assert!(bulk.pread(fd, &mut back, 1 << 20).unwrap() == data.len() && back == data);
+        },
+        &|| {
+            let ticket = bulk.submit_pwrite(fd, data.clone().into(), 2 << 20).unwrap();
+            assert_eq!(ticket.wait().unwrap(), data.len());
+        },
+        &|| {
+            let (back, read) = bulk.submit_pread(fd, back().into(), 2 << 20).unwrap().into_bytes();
+            assert!(read.unwrap() == data.len() && back[..] == data);
+        },
+        &|| assert_eq!(block_on(bulk.pwrite_async(fd, data.clone().into(), 3 << 20)).1.unwrap(), data.len()),
+        &|| assert!(block_on(bulk.pread_async(fd, back().into(), 3 << 20)).0[..] == data),
+        &|| assert_eq!(block_on(bulk.write_async(fd, data.clone().into())).1.unwrap(), data.len()),
+        &|| {
+            files.lseek(fd, 0, libc::SEEK_SET).unwrap();
+            assert!(block_on(bulk.read_async(fd, back().into())).0[..] == data);
+        },
+    ];
+    for of_file in [None, Some(Class::Latency)] {
+        files.set_class(fd, of_file).unwrap();
+        for (number, call) in calls.iter().enumerate() {
+            let before = counts();
+            call();
+            let after = counts();
+            assert_eq!(after.0, before.0, "call {number}");
+            assert!(after.1 >= before.1 + 4, "call {number}: {before:?} {after:?}");
+        }
+        let before = counts();
+        files.pwrite(fd, &data, 0).unwrap();
+        assert!(counts().0 > before.0 && counts().1 == before.1, "the next call has the file's again");
+    }
+    assert!(fs.mover().state().engines[0].owners.iter().all(|owner| owner.owner == 9));
+    // One that was blocked goes on with its class.
+    files.set_class(fd, Some(Class::Bandwidth(Owner::of(9)))).unwrap();
+    let before = counts();
+    let first = files.submit_pwrite(fd, data.clone().into(), 0).unwrap();
+    files.classed(Class::Latency).pwrite(fd, &data, 0).unwrap();
+    assert!(counts().0 > before.0);
+    first.wait().unwrap();
+    assert_eq!(bulk.pwrite(99, &data, 0).unwrap_err().errno(), libc::EBADF);
+    files.close(fd).unwrap();
+    fs.close().unwrap();
+}
+
+/// Asks again and again.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let (mut future, mut context) = (pin!(future), Context::from_waker(Waker::noop()));
+    loop {
+        match future.as_mut().poll(&mut context) {
+            Poll::Ready(value) => return value,
+            Poll::Pending => std::thread::yield_now(),
+        }
+    }
 }

@@ -786,6 +786,55 @@ fn others_run_while_a_sync_makes_room() {
     }
 }
 
+/// A removal in such a pool whose record has no room: its directory's log is cleaned, part by part, and after each what it had
+/// waits for syncs.
+#[test]
+fn others_run_while_a_removal_makes_its_room() {
+    const NAMES: usize = 4000;
+    let options = PoolOptions { assume: Some(Domain::PageCache), ..PoolOptions::default() };
+    let pool = Pool::memfd(16 << 20, &options).unwrap();
+    let media = Fs::mkfs(SyncsLate::new(pool), &MkfsOptions::default()).unwrap();
+    let fs = Fs::open(media, &OpenOptions { no_ticker: true, ..OpenOptions::default() }).unwrap();
+    let files = Arc::new(Files::new(fs, Cred::root(), 0));
+    let open = |name: &[u8]| files.open(name, libc::O_CREAT | libc::O_RDWR, 0o600).unwrap();
+    files.close(open(b"file")).unwrap();
+    files.mkdir(b"many", 0o700).unwrap();
+    let name = |n: usize| {
+        format!("many/a name that is one of many and takes a line or two of the log, as it is so long, {n}")
+    };
+    (0..NAMES).for_each(|n| files.link(b"file", name(n).as_bytes()).unwrap());
+    let fill = open(b"fill");
+    let (mut at, mut step) = (0, 1 << 20);
+    while step >= 4096 {
+        match files.fallocate(fill, 0, at, step) {
+            Ok(()) => at += step,
+            Err(_) => step /= 2,
+        }
+    }
+    (0..4).for_each(|_| files.fs().sync().unwrap());
+    let media = files.fs().media();
+    media.by.lock().unwrap().clear();
+    media.late.store(true, Ordering::Release);
+    let runtime = runtime();
+    let own = files.clone();
+    // They free nothing but lines of the log, and leave some in each of its parts.
+    let gone = |n: &usize| !n.is_multiple_of(16);
+    let removing = runtime
+        .spawn(move || (0..NAMES).filter(gone).for_each(|n| own.unlink(name(n).as_bytes()).unwrap()))
+        .unwrap();
+    let own = files.clone();
+    let other = runtime.spawn(move || own.fs().media().others_ran.store(true, Ordering::Release)).unwrap();
+    runtime.run(1).unwrap();
+    value(removing.join());
+    value(other.join());
+    let by = media.by.lock().unwrap();
+    assert!(!by.is_empty() && by.iter().all(|thread| *thread != std::thread::current().id()), "{by:?}");
+    drop(by);
+    assert_eq!(files.stat(b"file").unwrap().nlink as usize, 1 + NAMES.div_ceil(16));
+    let report = files.fs().check().unwrap();
+    assert!(report.findings.is_empty(), "{:?}", report.findings);
+}
+
 /// fsync, sync and writes with O_SYNC on an ordinary file wait for its device: not so the worker.
 #[test]
 fn others_run_while_a_file_is_synced() {

@@ -175,13 +175,14 @@ impl<M: Media> Fs<M> {
         self.clean_parts(inode, body, guard, closed) < closed
     }
 
-    /// The same where what was freed waits for syncs: as far as the reserve goes, syncs, and so on to the end.
+    /// The same where what was freed waits for syncs: as far as the reserve goes, syncs, and so on to the end. Where the caller
+    /// of the operation is to wait for them (`offload::Tries`) that is ENOSPC: the operation is called again, and goes on from there.
     #[cold]
     pub(super) fn make_room_over_syncs(&self, dir: Ino) -> Result<()> {
         let mut left = None;
         while left != Some(0) {
             let before = left;
-            {
+            let cleaned = {
                 let pin = pin();
                 let inode = self.inode_pinned(dir, &pin)?;
                 let mut body = self.table.change(inode);
@@ -191,9 +192,17 @@ impl<M: Media> Fs<M> {
                     None => return Ok(()),
                     Some(left) => left.min(body.log.closed(&inode.owner()).count()),
                 };
-                left = Some(self.clean_parts(inode, &mut body, &guard, parts));
+                let rest = self.clean_parts(inode, &mut body, &guard, parts);
+                left = Some(rest);
+                rest < parts
+            };
+            if cleaned && offload::put_off_with_a_part(|| self.syncs_make_room()) {
+                return Err(Error::new(libc::ENOSPC, "clean::make_room_over_syncs"));
             }
-            self.sync_to_free()?;
+            // Others may have synced, or nothing could be cleaned.
+            if self.has_deferred() {
+                self.sync_to_free()?;
+            }
             if left == before {
                 return Ok(());
             }

@@ -15,9 +15,10 @@
 //! open too while they use an inode by its number.
 //!
 //! Files: `table` numbers and slots, `open` the rules of open(2), `io` reading and writing through a
-//! descriptor, `names` making, moving and removing names, `attrs` stat and its kin, `list` directories.
+//! descriptor, `classed` those of a class of their own, `names` making, moving and removing names, `attrs` stat and its kin, `list` directories.
 
 mod attrs;
+mod classed;
 mod io;
 mod list;
 mod names;
@@ -36,6 +37,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use table::{Held, Table};
 
+pub use classed::Classed;
 pub use io::Written;
 pub use libc::AT_FDCWD;
 
@@ -66,6 +68,8 @@ struct File {
 /// that one, which is open until then, whatever the descriptor names meanwhile.
 pub struct OpenFile<M: Media> {
     fd: Fd,
+    /// What is wanted of the copies of this call; none: what is of those of the file.
+    class: Option<Class>,
     kept: Option<Kept<M>>,
 }
 
@@ -76,8 +80,15 @@ struct Kept<M: Media> {
 }
 
 impl<M: Media> OpenFile<M> {
+    #[inline]
     pub fn of(fd: Fd) -> OpenFile<M> {
-        OpenFile { fd, kept: None }
+        OpenFile { fd, class: None, kept: None }
+    }
+
+    /// With a class for this call; none: the file's.
+    #[inline]
+    pub fn of_class(fd: Fd, class: Option<Class>) -> OpenFile<M> {
+        OpenFile { fd, class, kept: None }
     }
 
     /// The call is over.
@@ -183,8 +194,13 @@ impl<M: Media> Files<M> {
     fn try_on<T, W>(
         &self,
         of: &mut OpenFile<M>,
-        run: impl FnOnce(&File) -> Result<Step<T, W>>,
+        run: impl FnOnce(&File, &Node) -> Result<Step<T, W>>,
     ) -> Result<Step<T, W>> {
+        let class = of.class;
+        let run = |file: &File| match class {
+            None => run(file, &file.node),
+            Some(_) => run(file, &file.node_of_class(class)),
+        };
         if let Some(file) = of.kept.as_ref().and_then(|kept| kept.file.as_ref()) {
             return run(file);
         }
@@ -321,6 +337,14 @@ impl<M: Media> Drop for Files<M> {
 }
 
 impl File {
+    /// For one call.
+    #[cold]
+    fn node_of_class(&self, class: Option<Class>) -> Node {
+        let node = self.node.clone();
+        node.set_class(class);
+        node
+    }
+
     #[inline]
     fn flags(&self) -> i32 {
         self.flags.load(Ordering::Relaxed)

@@ -676,6 +676,8 @@ impl<M: Media> Fs<M> {
             if copies {
                 self.finish_writes(u64::MAX);
                 self.finish_reads();
+                // Whoever is just ending others frees what those kept before leaving this epoch.
+                self.core.epochs.advance();
             }
             if ahead || self.core.copies.kept_blocks() {
                 return true;
@@ -741,12 +743,16 @@ impl<M: Media> Fs<M> {
         }
     }
 
-    /// Frees all that a nameless, unused inode has; a used one's too at the end.
+    /// Frees all that a nameless, unused inode has; a used one's too at the end. Where writes of it are under way nobody waits
+    /// for them, but at a close: whoever sees the last of them over does this then.
     fn reclaim(&self, inode: &Inode, at_close: bool) {
         if inode.kind == Kind::Directory && self.settle_pairs().is_err() {
             return; // the file system is poisoned: nothing is used again
         }
-        let mut body = self.change_at_rest(inode);
+        let mut body = if at_close { self.change_at_rest(inode) } else { self.table.change(inode) };
+        if body.writes.any() {
+            return;
+        }
         let guard = self.core.epochs.enter();
         let reuse = self.core.reuse_after(&guard);
         if body.dead || self.links(inode) > 0 || !at_close && inode.uses.load(Ordering::Acquire) > 0 {

@@ -536,8 +536,9 @@ impl<M: Media> Fs<M> {
         }
     }
 
-    fn reclaim_if_unused(&self, inode: &Inode) {
-        if inode.uses.load(Ordering::SeqCst) == 0 && self.links(inode) == 0 {
+    pub(super) fn reclaim_if_unused(&self, inode: &Inode) {
+        let links = &self.table.entry(inode.ino.0).nlink;
+        if inode.uses.load(Ordering::SeqCst) == 0 && links.load(Ordering::SeqCst) == 0 {
             self.reclaim(inode, false);
         }
     }

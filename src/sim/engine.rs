@@ -7,6 +7,9 @@
 //! A *prompt* device ends a copy while it is handed over: then no operation goes on beside its copies. A *late* one ends
 //! it when it is looked at, which is by who waits, and not earlier; of every second batch half is stored only then. What it
 //! reads it reads then, too. It has two channels, so that copies of two lanes are under way at a time.
+//!
+//! *Striped* media are two regions, block by block, so that a copy of several blocks is two batches. Of every second two
+//! that follow each other the later one ends first, whoever's it is.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -54,6 +57,7 @@ fn as_device<T>(job: u64, does: impl FnOnce() -> T) -> T {
 pub struct Device {
     pub routes: Routes,
     pub late: bool,
+    pub striped: bool,
 }
 
 /// Looks at a late copy that may find it under way. Only under a model checker there are others who go on meanwhile.
@@ -81,6 +85,8 @@ struct Jobs {
     last: u64,
     /// Of a late device.
     under_way: BTreeMap<u64, Job>,
+    /// Before anybody waited for them.
+    ended: BTreeMap<u64, Completion>,
 }
 
 /// A batch.
@@ -178,6 +184,16 @@ impl SimEngine {
     }
 }
 
+impl SimEngine {
+    /// Ends a batch that somebody will wait for, if it is under way: nobody else does meanwhile.
+    fn end_early(&self, number: u64) {
+        let mut jobs = self.jobs.lock();
+        let Some(mut job) = jobs.under_way.remove(&number) else { return };
+        as_device(number, || job.copy(true));
+        jobs.ended.insert(number, job.end());
+    }
+}
+
 impl Engine<SimMedia> for SimEngine {
     fn capability(&self) -> Capability {
         Capability {
@@ -248,6 +264,12 @@ impl Engine<SimMedia> for SimEngine {
             return completion;
         }
         let number = ticket.slot().expect("it is in a slot, or has ended") as u64;
+        if let Some(completion) = self.jobs.lock().ended.remove(&number) {
+            return completion;
+        }
+        if self.device.striped && (number / 2).is_multiple_of(2) {
+            self.end_early(number + 1);
+        }
         let mut job = self.jobs.lock().under_way.remove(&number).expect("a batch ends once");
         as_device(number, || job.copy(true));
         job.end()
@@ -256,4 +278,54 @@ impl Engine<SimMedia> for SimEngine {
     fn suspend(&self, _: usize) {}
 
     fn resume(&self, _: usize) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::fs::files::Files;
+    use crate::fs::{Cred, Fs, MkfsOptions};
+    use crate::media::Domain;
+    use crate::sim::machine;
+    use crate::sim::media::{Copying, Keep};
+
+    const PAGE: usize = 4096;
+
+    /// Which pages of two, full of bytes of their own, are durable at each fence.
+    fn durable(files: &Files<SimMedia>, fd: i32, fills: [u8; 2]) -> Vec<[bool; 2]> {
+        let seen: Arc<Mutex<Vec<[bool; 2]>>> = Arc::default();
+        let own = seen.clone();
+        files.fs().media().record(Some(Box::new(move |point| {
+            let image = point.image(Keep::Nothing);
+            let is_there = |fill| image.chunks(PAGE).any(|page| page.iter().all(|byte| *byte == fill));
+            own.lock().push(fills.map(is_there));
+        })));
+        let bytes: Vec<u8> = fills.iter().flat_map(|fill| [*fill; PAGE]).collect();
+        let before = files.fs().mover().moved().copies;
+        assert_eq!(files.submit_pwrite(fd, bytes.into(), 0).unwrap().wait().unwrap(), 2 * PAGE);
+        files.fs().media().record(None);
+        assert_eq!(files.fs().mover().moved().copies, before + 2, "it is two batches");
+        std::mem::take(&mut *seen.lock())
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore)]
+    fn of_a_write_in_two_batches_either_ends_first() {
+        let options = MkfsOptions { identity: Some(1), ..MkfsOptions::default() };
+        let media = Fs::mkfs(SimMedia::new(vec![0; 2 << 20], Domain::Memory), &options).unwrap();
+        let device = Device { routes: Routes::PAST_CACHES, late: true, striped: true };
+        media.copied(Copying { engine: Some(device), ..Copying::default() });
+        let files = Files::new(machine::open(media).unwrap(), Cred::root(), 0);
+        let fd = files.open(b"f", libc::O_CREAT | libc::O_RDWR, 0o600).unwrap();
+        let (mut firsts, mut fills) = ([0; 2], (1..=20).step_by(2));
+        for fill in fills.by_ref() {
+            let seen = durable(&files, fd, [fill, fill + 1]);
+            for (n, first) in firsts.iter_mut().enumerate() {
+                *first += usize::from(seen.iter().any(|there| there[n] && !there[1 - n]));
+            }
+        }
+        assert!(firsts.iter().all(|first| *first > 0), "{firsts:?}");
+    }
 }

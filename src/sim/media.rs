@@ -200,6 +200,9 @@ struct Memory {
     forgotten: u64,
 }
 
+/// In front of a device for striped media two regions take turns so.
+const STRIPE_BYTES: u64 = 4096;
+
 /// Called before each fence and each sync with the state of the media: where a crash is worth looking at.
 pub type Recorder = Box<dyn FnMut(&CrashPoint) + Send>;
 
@@ -632,6 +635,10 @@ impl SimMedia {
         self.memory.lock().copying.engine
     }
 
+    fn is_striped(&self) -> bool {
+        self.engine().is_some_and(|device| device.striped)
+    }
+
     /// From now on, and in all media that come of this one, something is left out or noted.
     pub fn mutate(&self, mutation: Option<Arc<Mutation>>) {
         self.memory.lock().mutation = mutation;
@@ -698,6 +705,17 @@ impl Media for SimMedia {
 
     fn domain(&self) -> Domain {
         self.domain
+    }
+
+    fn regions(&self) -> usize {
+        if self.is_striped() { 2 } else { 1 }
+    }
+
+    fn region(&self, at: Addr) -> (usize, u64) {
+        match self.is_striped() {
+            true => ((at.0 / STRIPE_BYTES % 2) as usize, STRIPE_BYTES - at.0 % STRIPE_BYTES),
+            false => (0, self.len - at.0),
+        }
     }
 
     fn read(&self, at: Addr, dst: &mut [u8]) -> Result<(), Fault> {

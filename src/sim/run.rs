@@ -91,6 +91,8 @@ pub enum Copier {
     Late,
     /// The same, by alignment.
     LateByAlignment,
+    /// The same as the first of these, of two regions: a write of several blocks is two batches.
+    LateStriped,
 }
 
 impl Copier {
@@ -103,11 +105,13 @@ impl Copier {
             Copier::ByAlignment => "by-alignment",
             Copier::Late => "late",
             Copier::LateByAlignment => "late-by-alignment",
+            Copier::LateStriped => "late-striped",
         }
     }
 
     fn copying(self) -> Copying {
-        let device = |routes, late| Copying { engine: Some(Device { routes, late }), ..Copying::default() };
+        let by = |device| Copying { engine: Some(device), ..Copying::default() };
+        let device = |routes, late| by(Device { routes, late, striped: false });
         match self {
             Copier::Cpu => Copying::default(),
             Copier::CpuFenced => Copying { fenced_first: true, ..Copying::default() },
@@ -116,6 +120,7 @@ impl Copier {
             Copier::ByAlignment => device(Routes::BOTH, false),
             Copier::Late => device(Routes::PAST_CACHES, true),
             Copier::LateByAlignment => device(Routes::BOTH, true),
+            Copier::LateStriped => by(Device { routes: Routes::PAST_CACHES, late: true, striped: true }),
         }
     }
 }

@@ -63,7 +63,8 @@ typedef char lode_off_t_has_64_bits[sizeof(off_t) == 8 ? 1 : -1];
 #define LODE_COPY_DURABLE 1
 
 /**
- * Of which class the copy is, where its engine has channels (see class of lode_open_pool); neither: of none.
+ * Of which class the copy is, where its engine has channels (see class of lode_open_pool); neither: of none, and what
+ * lode_pread2 and its like copy of the file's.
  */
 #define LODE_COPY_LATENCY 2
 
@@ -327,8 +328,8 @@ int lode_openat(lode_fs *fs, int dirfd, const char *path, int flags, mode_t mode
 
 /**
  * Closes a descriptor. A call that uses it in another thread ends first, or, where it waits for a copy,
- * goes on with the file that it began with. The space of an unlinked file
- * is free when its last descriptor is closed. Errors: EBADF. Closing makes nothing more durable.
+ * goes on with the file that it began with. The space of an unlinked file is free when its last descriptor
+ * is closed and no copy into it is under way. Errors: EBADF. Closing makes nothing more durable.
  */
 int lode_close(lode_fs *fs, int fd);
 
@@ -364,6 +365,30 @@ ssize_t lode_write(lode_fs *fs, int fd, const void *buf, size_t count);
  * descriptor with O_APPEND the bytes go to the end of file, as on Linux.
  */
 ssize_t lode_pwrite(lode_fs *fs, int fd, const void *buf, size_t count, off_t offset);
+
+/**
+ * As lode_pread, and with flags LODE_COPY_LATENCY or LODE_COPY_BANDWIDTH of that class, whatever lode_set_class and
+ * lode_open_pool were told; 0: of theirs. offset -1: as lode_read, at the file offset, which moves. Further errors:
+ * EINVAL (other flags).
+ */
+ssize_t lode_pread2(lode_fs *fs,
+                    int fd,
+                    void *buf,
+                    size_t count,
+                    off_t offset,
+                    int flags);
+
+/**
+ * As lode_pwrite, and with flags LODE_COPY_LATENCY or LODE_COPY_BANDWIDTH of that class, whatever lode_set_class and
+ * lode_open_pool were told; 0: of theirs. offset -1: as lode_write, at the file offset, which moves. Further errors:
+ * EINVAL (other flags).
+ */
+ssize_t lode_pwrite2(lode_fs *fs,
+                     int fd,
+                     const void *buf,
+                     size_t count,
+                     off_t offset,
+                     int flags);
 
 /**
  * Moves the file offset and returns it, in bytes. whence: SEEK_SET, SEEK_CUR, SEEK_END, SEEK_DATA,
@@ -451,6 +476,17 @@ lode_ticket lode_pread_async(lode_fs *fs,
                              off_t offset);
 
 /**
+ * As lode_pread_async, and with flags LODE_COPY_LATENCY or LODE_COPY_BANDWIDTH of that class, whatever lode_set_class and
+ * lode_open_pool were told; 0: of theirs. Further errors: EINVAL (other flags).
+ */
+lode_ticket lode_pread2_async(lode_fs *fs,
+                              int fd,
+                              void *buf,
+                              size_t count,
+                              off_t offset,
+                              int flags);
+
+/**
  * Begins what lode_pwrite does, and returns a ticket for lode_poll and lode_wait, never negative. Until the ticket has ended
  * nobody changes the buffer. From now on reads of these bytes wait for the write, and so do writes of them and lode_fsync of
  * the file; nothing else does. A write under way to the same bytes is waited for first. Where the pool's engine does not copy
@@ -464,6 +500,17 @@ lode_ticket lode_pwrite_async(lode_fs *fs,
                               const void *buf,
                               size_t count,
                               off_t offset);
+
+/**
+ * As lode_pwrite_async, and with flags LODE_COPY_LATENCY or LODE_COPY_BANDWIDTH of that class, whatever lode_set_class and
+ * lode_open_pool were told; 0: of theirs. Further errors: EINVAL (other flags).
+ */
+lode_ticket lode_pwrite2_async(lode_fs *fs,
+                               int fd,
+                               const void *buf,
+                               size_t count,
+                               off_t offset,
+                               int flags);
 
 /**
  * 1 where the read or write of a ticket has ended, 0 where not, -1 on failure. Once it has, the buffer is the caller's; how

@@ -3,6 +3,7 @@
 use crate::call::{done, on_pool, with_room, without_pool};
 use crate::convert::{input, output, store, string};
 use crate::failure::Quiet;
+use crate::media::class_of_flags;
 use crate::pools::{self, lode_fs};
 use libc::{mode_t, off_t, size_t, ssize_t};
 use lodestone::Error;
@@ -13,6 +14,9 @@ use lodestone::media::Pool;
 use lodestone::wait::lets_others_run;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
+
+/// The offset that stands for the file's, as with preadv2(2).
+const AT_ITS_OWN: off_t = -1;
 
 /// What one try of a read or write came to, outside of which the pool may be closed.
 enum Tried<T, W> {
@@ -40,10 +44,10 @@ impl Drop for Waiting {
 fn read_outside(
     call: &'static str,
     fs: *mut lode_fs,
-    fd: c_int,
+    of: OpenFile<Pool>,
     mut begin: impl FnMut(&Files<Pool>, &mut OpenFile<Pool>, bool) -> ReadStep<usize>,
 ) -> ssize_t {
-    let mut of = Quiet::new(OpenFile::of(fd));
+    let mut of = Quiet::new(of);
     let keeps = !lets_others_run();
     loop {
         let tried = tried(call, fs, |files| {
@@ -71,10 +75,10 @@ fn read_outside(
 fn write_outside(
     call: &'static str,
     fs: *mut lode_fs,
-    fd: c_int,
+    of: OpenFile<Pool>,
     mut begin: impl FnMut(&Files<Pool>, &mut OpenFile<Pool>, bool) -> WriteStep<Written>,
 ) -> ssize_t {
-    let mut of = Quiet::new(OpenFile::of(fd));
+    let mut of = Quiet::new(of);
     let keeps = !lets_others_run();
     let mut tries = Tries::new();
     // By O_SYNC or O_DSYNC, with nothing of the pool held.
@@ -218,8 +222,8 @@ pub unsafe extern "C" fn lode_openat(
 }
 
 /// Closes a descriptor. A call that uses it in another thread ends first, or, where it waits for a copy,
-/// goes on with the file that it began with. The space of an unlinked file
-/// is free when its last descriptor is closed. Errors: EBADF. Closing makes nothing more durable.
+/// goes on with the file that it began with. The space of an unlinked file is free when its last descriptor
+/// is closed and no copy into it is under way. Errors: EBADF. Closing makes nothing more durable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lode_close(fs: *mut lode_fs, fd: c_int) -> c_int {
     done("lode_close", fs, |pool| pool.files.close(fd))
@@ -236,7 +240,7 @@ pub unsafe extern "C" fn lode_dup(fs: *mut lode_fs, fd: c_int) -> c_int {
 /// Errors: EBADF, EFAULT, EINVAL, EIO (bad media), EISDIR.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lode_read(fs: *mut lode_fs, fd: c_int, buf: *mut c_void, count: size_t) -> ssize_t {
-    read_outside("lode_read", fs, fd, |files, of, keeps| {
+    read_outside("lode_read", fs, OpenFile::of(fd), |files, of, keeps| {
         // SAFETY: the contract at the head of the header; `read_outside` waits before it returns.
         let room = unsafe { LentRoom::new(output(buf, count)?) }.waiting(keeps);
         files.begin_read(of, room)
@@ -252,7 +256,7 @@ pub unsafe extern "C" fn lode_pread(
     count: size_t,
     offset: off_t,
 ) -> ssize_t {
-    read_outside("lode_pread", fs, fd, |files, of, keeps| {
+    read_outside("lode_pread", fs, OpenFile::of(fd), |files, of, keeps| {
         // SAFETY: the contract at the head of the header; `read_outside` waits before it returns.
         let room = unsafe { LentRoom::new(output(buf, count)?) }.waiting(keeps);
         files.begin_pread(of, room, offset)
@@ -272,7 +276,7 @@ pub unsafe extern "C" fn lode_write(
     buf: *const c_void,
     count: size_t,
 ) -> ssize_t {
-    write_outside("lode_write", fs, fd, |files, of, keeps| {
+    write_outside("lode_write", fs, OpenFile::of(fd), |files, of, keeps| {
         // SAFETY: the contract at the head of the header; `write_outside` waits before it returns.
         let bytes = unsafe { Lent::new(input(buf, count)?) }.waiting(keeps);
         files.begin_write(of, bytes)
@@ -289,10 +293,64 @@ pub unsafe extern "C" fn lode_pwrite(
     count: size_t,
     offset: off_t,
 ) -> ssize_t {
-    write_outside("lode_pwrite", fs, fd, |files, of, keeps| {
+    write_outside("lode_pwrite", fs, OpenFile::of(fd), |files, of, keeps| {
         // SAFETY: the contract at the head of the header; `write_outside` waits before it returns.
         let bytes = unsafe { Lent::new(input(buf, count)?) }.waiting(keeps);
         files.begin_pwrite(of, bytes, offset)
+    })
+}
+
+/// As lode_pread, and with flags LODE_COPY_LATENCY or LODE_COPY_BANDWIDTH of that class, whatever lode_set_class and
+/// lode_open_pool were told; 0: of theirs. offset -1: as lode_read, at the file offset, which moves. Further errors:
+/// EINVAL (other flags).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lode_pread2(
+    fs: *mut lode_fs,
+    fd: c_int,
+    buf: *mut c_void,
+    count: size_t,
+    offset: off_t,
+    flags: c_int,
+) -> ssize_t {
+    const CALL: &str = "lode_pread2";
+    let of = match class_of_flags(flags) {
+        Ok(class) => OpenFile::of_class(fd, class),
+        Err(e) => return without_pool(CALL, || Err(e)),
+    };
+    read_outside(CALL, fs, of, |files, of, keeps| {
+        // SAFETY: the contract at the head of the header; `read_outside` waits before it returns.
+        let room = unsafe { LentRoom::new(output(buf, count)?) }.waiting(keeps);
+        match offset {
+            AT_ITS_OWN => files.begin_read(of, room),
+            _ => files.begin_pread(of, room, offset),
+        }
+    })
+}
+
+/// As lode_pwrite, and with flags LODE_COPY_LATENCY or LODE_COPY_BANDWIDTH of that class, whatever lode_set_class and
+/// lode_open_pool were told; 0: of theirs. offset -1: as lode_write, at the file offset, which moves. Further errors:
+/// EINVAL (other flags).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lode_pwrite2(
+    fs: *mut lode_fs,
+    fd: c_int,
+    buf: *const c_void,
+    count: size_t,
+    offset: off_t,
+    flags: c_int,
+) -> ssize_t {
+    const CALL: &str = "lode_pwrite2";
+    let of = match class_of_flags(flags) {
+        Ok(class) => OpenFile::of_class(fd, class),
+        Err(e) => return without_pool(CALL, || Err(e)),
+    };
+    write_outside(CALL, fs, of, |files, of, keeps| {
+        // SAFETY: the contract at the head of the header; `write_outside` waits before it returns.
+        let bytes = unsafe { Lent::new(input(buf, count)?) }.waiting(keeps);
+        match offset {
+            AT_ITS_OWN => files.begin_write(of, bytes),
+            _ => files.begin_pwrite(of, bytes, offset),
+        }
     })
 }
 

@@ -43,7 +43,8 @@ pub struct lode_copy {
 
 /// What is copied is durable when the call (or lode_media_wait) returns.
 pub const LODE_COPY_DURABLE: c_int = 1;
-/// Of which class the copy is, where its engine has channels (see class of lode_open_pool); neither: of none.
+/// Of which class the copy is, where its engine has channels (see class of lode_open_pool); neither: of none, and what
+/// lode_pread2 and its like copy of the file's.
 pub const LODE_COPY_LATENCY: c_int = 2;
 pub const LODE_COPY_BANDWIDTH: c_int = 4;
 
@@ -437,21 +438,29 @@ unsafe fn transfers(direction: c_int, parts: *const lode_copy, count: c_int) -> 
     Ok(all)
 }
 
+const CLASSES: c_int = LODE_COPY_LATENCY | LODE_COPY_BANDWIDTH;
+
+/// The class that flags name. EINVAL for both, and for others.
+pub fn class_of_flags(flags: c_int) -> Result<Option<Class>> {
+    let wrong = match flags {
+        0 => return Ok(None),
+        LODE_COPY_LATENCY => return Ok(Some(Class::Latency)),
+        LODE_COPY_BANDWIDTH => return Ok(Some(Class::Bandwidth(Owner::process()))),
+        CLASSES => "a copy is of one class, LODE_COPY_LATENCY or LODE_COPY_BANDWIDTH",
+        _ => "only LODE_COPY_LATENCY and LODE_COPY_BANDWIDTH are known",
+    };
+    Err(invalid(format!("flags {flags:#x}: {wrong}")))
+}
+
 impl OpenMedia {
     /// # Safety
     /// `crc` is NULL or points to one.
     unsafe fn options(&self, flags: c_int, crc: *const u32) -> Result<CopyOptions> {
-        const CLASSES: c_int = LODE_COPY_LATENCY | LODE_COPY_BANDWIDTH;
         if flags & !(LODE_COPY_DURABLE | CLASSES) != 0 {
             let known = "LODE_COPY_DURABLE, LODE_COPY_LATENCY and LODE_COPY_BANDWIDTH are known";
             return Err(invalid(format!("flags {flags:#x}: only {known}")));
         }
-        let class = match flags & CLASSES {
-            0 => None,
-            LODE_COPY_LATENCY => Some(Class::Latency),
-            LODE_COPY_BANDWIDTH => Some(Class::Bandwidth(Owner::process())),
-            _ => return Err(invalid(format!("flags {flags:#x}: a copy is of one class"))),
-        };
+        let class = class_of_flags(flags & CLASSES)?;
         // SAFETY: the caller's.
         let crc = (!crc.is_null()).then(|| unsafe { crc.read() });
         let engine = Some(EngineKind::NAMED[self.engine.load(Ordering::Relaxed)]);

@@ -4,7 +4,7 @@ use crate::call::{on_pool, without_pool};
 use crate::convert::{input, output};
 use crate::failure::Quiet;
 use crate::file::Waiting;
-use crate::media::lode_ticket;
+use crate::media::{class_of_flags, lode_ticket};
 use crate::pools::{OpenPool, lode_fs};
 use libc::{off_t, size_t, ssize_t};
 use lodestone::fs::files::{Files, OpenFile, Written};
@@ -51,15 +51,27 @@ pub unsafe extern "C" fn lode_pread_async(
     count: size_t,
     offset: off_t,
 ) -> lode_ticket {
-    ask("lode_pread_async", fs, fd, |files, of| {
-        // SAFETY: the contract at the head of the header: until the ticket has ended the buffer is the read's.
-        let room = unsafe { LentRoom::new(output(buf, count)?) };
-        Ok(match files.begin_pread(of, room, offset)? {
-            Step::Done(read) => Tried::Asked(Asked::Ended(read as ssize_t)),
-            Step::UnderWay(read, copy) => Tried::Asked(Asked::Reads(read as ssize_t, copy)),
-            Step::Blocked(write) => Tried::Blocked(write, files.fs().clone()),
-        })
-    })
+    // SAFETY: the caller's.
+    unsafe { ask_to_read("lode_pread_async", fs, OpenFile::of(fd), (buf, count), offset) }
+}
+
+/// As lode_pread_async, and with flags LODE_COPY_LATENCY or LODE_COPY_BANDWIDTH of that class, whatever lode_set_class and
+/// lode_open_pool were told; 0: of theirs. Further errors: EINVAL (other flags).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lode_pread2_async(
+    fs: *mut lode_fs,
+    fd: c_int,
+    buf: *mut c_void,
+    count: size_t,
+    offset: off_t,
+    flags: c_int,
+) -> lode_ticket {
+    const CALL: &str = "lode_pread2_async";
+    match class_of_flags(flags) {
+        // SAFETY: the caller's.
+        Ok(class) => unsafe { ask_to_read(CALL, fs, OpenFile::of_class(fd, class), (buf, count), offset) },
+        Err(e) => without_pool(CALL, || Err(e)),
+    }
 }
 
 /// Begins what lode_pwrite does, and returns a ticket for lode_poll and lode_wait, never negative. Until the ticket has ended
@@ -77,15 +89,27 @@ pub unsafe extern "C" fn lode_pwrite_async(
     count: size_t,
     offset: off_t,
 ) -> lode_ticket {
-    ask("lode_pwrite_async", fs, fd, |files, of| {
-        // SAFETY: the contract at the head of the header: until the ticket has ended the buffer stays as it is.
-        let bytes = unsafe { Lent::new(input(buf, count)?) };
-        Ok(match files.begin_pwrite(of, bytes, offset)? {
-            Step::Done(written) => Tried::Asked(Asked::Ended(files.sync_written(written)? as ssize_t)),
-            Step::UnderWay(written, copy) => Tried::Asked(Asked::Writes(written, copy)),
-            Step::Blocked(write) => Tried::Blocked(write, files.fs().clone()),
-        })
-    })
+    // SAFETY: the caller's.
+    unsafe { ask_to_write("lode_pwrite_async", fs, OpenFile::of(fd), (buf, count), offset) }
+}
+
+/// As lode_pwrite_async, and with flags LODE_COPY_LATENCY or LODE_COPY_BANDWIDTH of that class, whatever lode_set_class and
+/// lode_open_pool were told; 0: of theirs. Further errors: EINVAL (other flags).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lode_pwrite2_async(
+    fs: *mut lode_fs,
+    fd: c_int,
+    buf: *const c_void,
+    count: size_t,
+    offset: off_t,
+    flags: c_int,
+) -> lode_ticket {
+    const CALL: &str = "lode_pwrite2_async";
+    match class_of_flags(flags) {
+        // SAFETY: the caller's.
+        Ok(class) => unsafe { ask_to_write(CALL, fs, OpenFile::of_class(fd, class), (buf, count), offset) },
+        Err(e) => without_pool(CALL, || Err(e)),
+    }
 }
 
 /// 1 where the read or write of a ticket has ended, 0 where not, -1 on failure. Once it has, the buffer is the caller's; how
@@ -129,15 +153,55 @@ pub unsafe extern "C" fn lode_wait(fs: *mut lode_fs, ticket: lode_ticket) -> ssi
     answer
 }
 
+/// # Safety
+/// As the head of the header says, until the ticket has ended.
+unsafe fn ask_to_read(
+    call: &'static str,
+    fs: *mut lode_fs,
+    of: OpenFile<Pool>,
+    (buf, count): (*mut c_void, size_t),
+    offset: off_t,
+) -> lode_ticket {
+    ask(call, fs, of, |files, of| {
+        // SAFETY: the caller's: until the ticket has ended the buffer is the read's.
+        let room = unsafe { LentRoom::new(output(buf, count)?) };
+        Ok(match files.begin_pread(of, room, offset)? {
+            Step::Done(read) => Tried::Asked(Asked::Ended(read as ssize_t)),
+            Step::UnderWay(read, copy) => Tried::Asked(Asked::Reads(read as ssize_t, copy)),
+            Step::Blocked(write) => Tried::Blocked(write, files.fs().clone()),
+        })
+    })
+}
+
+/// # Safety
+/// As the head of the header says, until the ticket has ended.
+unsafe fn ask_to_write(
+    call: &'static str,
+    fs: *mut lode_fs,
+    of: OpenFile<Pool>,
+    (buf, count): (*const c_void, size_t),
+    offset: off_t,
+) -> lode_ticket {
+    ask(call, fs, of, |files, of| {
+        // SAFETY: the caller's: until the ticket has ended the buffer stays as it is.
+        let bytes = unsafe { Lent::new(input(buf, count)?) };
+        Ok(match files.begin_pwrite(of, bytes, offset)? {
+            Step::Done(written) => Tried::Asked(Asked::Ended(files.sync_written(written)? as ssize_t)),
+            Step::UnderWay(written, copy) => Tried::Asked(Asked::Writes(written, copy)),
+            Step::Blocked(write) => Tried::Blocked(write, files.fs().clone()),
+        })
+    })
+}
+
 /// Begins, outside of the pool waiting for what is in the way.
 fn ask(
     call: &'static str,
     fs: *mut lode_fs,
-    fd: c_int,
+    of: OpenFile<Pool>,
     mut begin: impl FnMut(&Files<Pool>, &mut OpenFile<Pool>) -> Result<Tried>,
 ) -> lode_ticket {
     static NEXT: AtomicI64 = AtomicI64::new(1);
-    let mut of = Quiet::new(OpenFile::of(fd));
+    let mut of = Quiet::new(of);
     let mut tries = Tries::new();
     loop {
         let mut later = None;

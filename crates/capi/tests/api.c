@@ -18,6 +18,8 @@
 
 static lode_fs *fs;
 static char pool_path[3000];
+/* Of one call. */
+static const int classes[] = {0, LODE_COPY_LATENCY, LODE_COPY_BANDWIDTH};
 
 static int make(const char *path, const char *text)
 {
@@ -238,6 +240,33 @@ static void descriptors(void)
     FAILS(EINVAL, lode_set_class(fs, 0, "fast"));
     FAILS(EBADF, lode_set_class(fs, 99, "latency"));
     CHECK(strstr(lode_last_error(), "lode_set_class") != NULL);
+    /* Of one call; -1 stands for the descriptor's own offset, which moves. */
+    CHECK(lode_set_engine(fs, 0, "emu") == 0);
+    for (int i = 0; i < 3; i++) {
+        off_t own = lode_lseek(fs, 0, 500000, SEEK_SET);
+
+        memset(bulk, 'p' + i, sizeof bulk);
+        CHECK(lode_pwrite2(fs, 0, bulk, sizeof bulk, 100 + i, classes[i]) == sizeof bulk);
+        CHECK(lode_pread2(fs, 0, back, sizeof back, 100 + i, classes[i]) == sizeof back);
+        CHECK(memcmp(bulk, back, sizeof back) == 0 && lode_lseek(fs, 0, 0, SEEK_CUR) == own);
+        CHECK(lode_pwrite2(fs, 0, bulk, sizeof bulk, -1, classes[i]) == sizeof bulk);
+        CHECK(lode_lseek(fs, 0, own, SEEK_SET) == own && lode_fstat(fs, 0, &st) == 0);
+        CHECK(st.st_size == (off_t)(own + sizeof bulk));
+        memset(back, 0, sizeof back);
+        CHECK(lode_pread2(fs, 0, back, sizeof back, -1, classes[i]) == sizeof back);
+        CHECK(memcmp(bulk, back, sizeof back) == 0 && lode_lseek(fs, 0, 0, SEEK_CUR) == st.st_size);
+    }
+    const int wrong[] = {LODE_COPY_DURABLE, LODE_COPY_LATENCY | LODE_COPY_BANDWIDTH, 8};
+    for (int i = 0; i < 3; i++) {
+        FAILS(EINVAL, lode_pread2(fs, 0, back, 1, 0, wrong[i]));
+        CHECK(strstr(lode_last_error(), "lode_pread2") && strstr(lode_last_error(), "LODE_COPY_LATENCY"));
+        FAILS(EINVAL, lode_pwrite2(fs, 0, "x", 1, 0, wrong[i]));
+        FAILS(EINVAL, lode_pread2_async(fs, 0, back, 1, 0, wrong[i]));
+        FAILS(EINVAL, lode_pwrite2_async(fs, 0, "x", 1, 0, wrong[i]));
+    }
+    FAILS(EINVAL, lode_pread2(fs, 0, back, 1, -2, 0));
+    FAILS(EBADF, lode_pwrite2(fs, 99, "x", 1, 0, LODE_COPY_LATENCY));
+    CHECK(lode_set_engine(fs, 0, NULL) == 0 && lode_lseek(fs, 0, 0, SEEK_SET) == 0);
     CHECK(lode_ftruncate(fs, 0, 8) == 0);
     CHECK(lode_fchmod(fs, 0, 0444) == 0);
     CHECK(lode_pwrite(fs, 0, "x", 1, 0) == 1 && lode_ftruncate(fs, 0, 4) == 0);
@@ -798,7 +827,9 @@ static void *use_tickets(void *arg)
     for (int round = 0; round < 4; round++) {
         for (int i = 0; i < 8; i++) {
             memset(sources[i], 16 * round + i + 1, COPY);
-            CHECK((tickets[i] = lode_pwrite_async(fs, fd, sources[i], COPY, (off_t)i * COPY)) >= 0);
+            tickets[i] = round % 2 ? lode_pwrite_async(fs, fd, sources[i], COPY, (off_t)i * COPY)
+                                   : lode_pwrite2_async(fs, fd, sources[i], COPY, (off_t)i * COPY, classes[i % 3]);
+            CHECK(tickets[i] >= 0);
         }
         CHECK(lode_fsync(fs, fd) == 0);
         for (int i = 7; i >= 0; i--) {
@@ -812,8 +843,11 @@ static void *use_tickets(void *arg)
         /* What is read by ticket is what was written by one that nobody waited for. */
         memset(sources[0], 0xee, COPY);
         CHECK((tickets[0] = lode_pwrite_async(fs, fd, sources[0], COPY, 3 * COPY)) >= 0);
-        for (int i = 1; i < 8; i++)
-            CHECK((tickets[i] = lode_pread_async(fs, fd, targets[i], COPY, (off_t)i * COPY)) >= 0);
+        for (int i = 1; i < 8; i++) {
+            tickets[i] = round % 2 ? lode_pread_async(fs, fd, targets[i], COPY, (off_t)i * COPY)
+                                   : lode_pread2_async(fs, fd, targets[i], COPY, (off_t)i * COPY, classes[i % 3]);
+            CHECK(tickets[i] >= 0);
+        }
         for (int i = 0; i < 8; i++) {
             while (arg && lode_poll(fs, tickets[i]) == 0)
                 lode_yield();

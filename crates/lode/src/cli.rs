@@ -596,6 +596,7 @@ pub enum CrashEngine {
     ByAlignment,
     Late,
     LateByAlignment,
+    LateStriped,
 }
 
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]

@@ -46,16 +46,19 @@ impl Written {
 impl<M: Media> Files<M> {
     /// Reads at the file offset and moves it; 0 at the end of file.
     pub fn read(&self, fd: Fd, dst: &mut [u8]) -> Result<usize> {
-        let mut of = OpenFile::of(fd);
+        self.read_of(OpenFile::of(fd), dst)
+    }
+
+    pub(super) fn read_of(&self, mut of: OpenFile<M>, dst: &mut [u8]) -> Result<usize> {
         self.fs.read_and_wait(dst, |dst| self.begin_read(&mut of, dst))
     }
 
     /// As [`read`](Files::read), up to where it would wait for a copy: see [`Fs::begin_read`].
     pub fn begin_read(&self, of: &mut OpenFile<M>, mut dst: LentRoom) -> ReadStep<usize> {
-        self.try_on(of, |file| {
+        self.try_on(of, |file, node| {
             file.check_read()?;
             let mut offset = file.offset.write();
-            let step = self.fs.begin_read(&file.node, *offset, dst.first(RW_BYTES_MAX))?;
+            let step = self.fs.begin_read(node, *offset, dst.first(RW_BYTES_MAX))?;
             if let Step::Done(n) | Step::UnderWay(n, _) = &step {
                 *offset += *n as u64;
             }
@@ -66,7 +69,11 @@ impl<M: Media> Files<M> {
     /// Reads at `offset`; the file offset stays.
     #[inline]
     pub fn pread(&self, fd: Fd, dst: &mut [u8], offset: i64) -> Result<usize> {
-        let mut of = OpenFile::of(fd);
+        self.pread_of(OpenFile::of(fd), dst, offset)
+    }
+
+    #[inline]
+    pub(super) fn pread_of(&self, mut of: OpenFile<M>, dst: &mut [u8], offset: i64) -> Result<usize> {
         self.fs.read_and_wait(dst, |dst| self.begin_pread(&mut of, dst, offset))
     }
 
@@ -74,18 +81,21 @@ impl<M: Media> Files<M> {
     #[inline]
     pub fn begin_pread(&self, of: &mut OpenFile<M>, mut dst: LentRoom, offset: i64) -> ReadStep<usize> {
         let offset = unsigned(offset)?;
-        self.try_on(of, |file| {
+        self.try_on(of, |file, node| {
             if file.readable() {
                 check_end(offset, dst.len())?;
             }
             file.check_read()?;
-            self.fs.begin_read(&file.node, offset, dst.first(RW_BYTES_MAX))
+            self.fs.begin_read(node, offset, dst.first(RW_BYTES_MAX))
         })
     }
 
     /// Writes at the file offset, or with O_APPEND at the end of file, and moves the offset.
     pub fn write(&self, fd: Fd, src: &[u8]) -> Result<usize> {
-        let mut of = OpenFile::of(fd);
+        self.write_of(OpenFile::of(fd), src)
+    }
+
+    pub(super) fn write_of(&self, mut of: OpenFile<M>, src: &[u8]) -> Result<usize> {
         let written = self.fs.write_and_wait(src, |src| self.begin_write(&mut of, src))?;
         self.sync_written(written)
     }
@@ -93,10 +103,10 @@ impl<M: Media> Files<M> {
     /// As [`write`](Files::write), up to where it would wait for a copy: see [`Fs::begin_write`]. Then
     /// [`sync_written`](Files::sync_written).
     pub fn begin_write(&self, of: &mut OpenFile<M>, src: Lent) -> WriteStep<Written> {
-        self.try_on(of, |file| {
+        self.try_on(of, |file, node| {
             file.check_write()?;
             let mut offset = file.offset.write();
-            let step = self.write_file(file, *offset, src)?;
+            let step = self.write_file((file, node), *offset, src)?;
             if let Step::Done(written) | Step::UnderWay(written, _) = &step {
                 *offset = written.end;
             }
@@ -108,7 +118,11 @@ impl<M: Media> Files<M> {
     /// whatever `offset` is, as on Linux.
     #[inline]
     pub fn pwrite(&self, fd: Fd, src: &[u8], offset: i64) -> Result<usize> {
-        let mut of = OpenFile::of(fd);
+        self.pwrite_of(OpenFile::of(fd), src, offset)
+    }
+
+    #[inline]
+    pub(super) fn pwrite_of(&self, mut of: OpenFile<M>, src: &[u8], offset: i64) -> Result<usize> {
         let written = self.fs.write_and_wait(src, |src| self.begin_pwrite(&mut of, src, offset))?;
         self.sync_written(written)
     }
@@ -118,17 +132,25 @@ impl<M: Media> Files<M> {
     #[inline]
     pub fn begin_pwrite(&self, of: &mut OpenFile<M>, src: Lent, offset: i64) -> WriteStep<Written> {
         let offset = unsigned(offset)?;
-        self.try_on(of, |file| {
+        self.try_on(of, |file, node| {
             file.check_write()?;
             check_end(offset, src.bytes().len())?;
-            self.write_file(file, offset, src)
+            self.write_file((file, node), offset, src)
         })
     }
 
     /// Begins to write at `offset`; the ticket says when it is done. Until then reads and writes of these bytes wait for
     /// it. O_SYNC and O_DSYNC are the caller's business: [`fsync`](Files::fsync) waits for it, too.
     pub fn submit_pwrite(&self, fd: Fd, bytes: Box<[u8]>, offset: i64) -> Result<WriteTicket<M>> {
-        let mut of = OpenFile::of(fd);
+        self.submit_pwrite_of(OpenFile::of(fd), bytes, offset)
+    }
+
+    pub(super) fn submit_pwrite_of(
+        &self,
+        mut of: OpenFile<M>,
+        bytes: Box<[u8]>,
+        offset: i64,
+    ) -> Result<WriteTicket<M>> {
         let begin = &mut |src: Lent| {
             Ok(match self.begin_pwrite(&mut of, src, offset)? {
                 Step::Done(written) => Step::Done(written.bytes),
@@ -141,12 +163,20 @@ impl<M: Media> Files<M> {
 
     /// Begins to read at `offset`, into bytes that the ticket gives back.
     pub fn submit_pread(&self, fd: Fd, bytes: Box<[u8]>, offset: i64) -> Result<ReadTicket<M>> {
-        let mut of = OpenFile::of(fd);
+        self.submit_pread_of(OpenFile::of(fd), bytes, offset)
+    }
+
+    pub(super) fn submit_pread_of(
+        &self,
+        mut of: OpenFile<M>,
+        bytes: Box<[u8]>,
+        offset: i64,
+    ) -> Result<ReadTicket<M>> {
         ReadTicket::begin(&self.fs, bytes, &mut |room| self.begin_pread(&mut of, room, offset))
     }
 
     #[inline]
-    fn write_file(&self, file: &File, offset: u64, src: Lent) -> WriteStep<Written> {
+    fn write_file(&self, (file, node): (&File, &Node), offset: u64, src: Lent) -> WriteStep<Written> {
         let flags = file.flags();
         let synced = (flags & O_DSYNC != 0).then(|| (file.node.ino(), flags & O_SYNC != O_SYNC));
         let src = src.first(RW_BYTES_MAX);
@@ -156,7 +186,7 @@ impl<M: Media> Files<M> {
         let append = flags & O_APPEND != 0;
         let written =
             |range: Range<u64>| Written { bytes: (range.end - range.start) as usize, end: range.end, synced };
-        Ok(match self.fs.begin_write(&self.cred, &file.node, offset, src, append)? {
+        Ok(match self.fs.begin_write(&self.cred, node, offset, src, append)? {
             Step::Done(range) => Step::Done(written(range)),
             Step::UnderWay(range, write) => Step::UnderWay(written(range), write),
             Step::Blocked(write) => Step::Blocked(write),

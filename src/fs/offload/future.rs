@@ -28,7 +28,7 @@ use std::task::{Context, Poll, ready};
 use super::room::Keeping;
 use super::syncs::Requested;
 use super::*;
-use crate::fs::files::{Fd, Files, OpenFile, Written};
+use crate::fs::files::{Classed, Fd, Files, OpenFile, Written};
 use crate::wait::look_again;
 
 /// A task that waits for copies, one after the other.
@@ -133,11 +133,11 @@ unsafe impl<M: Media> Send for Transferring<'_, M> {}
 unsafe impl<M: Media> Sync for Transferring<'_, M> {}
 
 impl<'a, M: Media> Transferring<'a, M> {
-    fn new(files: &'a Files<M>, fd: Fd, what: What, bytes: Box<[u8]>) -> Transferring<'a, M> {
+    fn new(files: &'a Files<M>, of: OpenFile<M>, what: What, bytes: Box<[u8]>) -> Transferring<'a, M> {
         let bytes = Some(NonNull::from(Box::leak(bytes)));
         Transferring {
             files,
-            of: OpenFile::of(fd),
+            of,
             what,
             bytes,
             stage: Stage::Begins,
@@ -377,21 +377,43 @@ impl<M: Media> Drop for Syncing<M> {
 impl<M: Media> Files<M> {
     /// As [`read`](Files::read), into bytes that come back.
     pub fn read_async(&self, fd: Fd, bytes: Box<[u8]>) -> Transferring<'_, M> {
-        Transferring::new(self, fd, What::Read { offset: None }, bytes)
+        Transferring::new(self, OpenFile::of(fd), What::Read { offset: None }, bytes)
     }
 
     /// As [`pread`](Files::pread), into bytes that come back.
     pub fn pread_async(&self, fd: Fd, bytes: Box<[u8]>, offset: i64) -> Transferring<'_, M> {
-        Transferring::new(self, fd, What::Read { offset: Some(offset) }, bytes)
+        Transferring::new(self, OpenFile::of(fd), What::Read { offset: Some(offset) }, bytes)
     }
 
     /// As [`write`](Files::write); the bytes come back.
     pub fn write_async(&self, fd: Fd, bytes: Box<[u8]>) -> Transferring<'_, M> {
-        Transferring::new(self, fd, What::Write { offset: None }, bytes)
+        Transferring::new(self, OpenFile::of(fd), What::Write { offset: None }, bytes)
     }
 
     /// As [`pwrite`](Files::pwrite); the bytes come back.
     pub fn pwrite_async(&self, fd: Fd, bytes: Box<[u8]>, offset: i64) -> Transferring<'_, M> {
-        Transferring::new(self, fd, What::Write { offset: Some(offset) }, bytes)
+        Transferring::new(self, OpenFile::of(fd), What::Write { offset: Some(offset) }, bytes)
+    }
+}
+
+impl<'a, M: Media> Classed<'a, M> {
+    /// As [`Files::read_async`].
+    pub fn read_async(self, fd: Fd, bytes: Box<[u8]>) -> Transferring<'a, M> {
+        Transferring::new(self.files(), self.of(fd), What::Read { offset: None }, bytes)
+    }
+
+    /// As [`Files::pread_async`].
+    pub fn pread_async(self, fd: Fd, bytes: Box<[u8]>, offset: i64) -> Transferring<'a, M> {
+        Transferring::new(self.files(), self.of(fd), What::Read { offset: Some(offset) }, bytes)
+    }
+
+    /// As [`Files::write_async`].
+    pub fn write_async(self, fd: Fd, bytes: Box<[u8]>) -> Transferring<'a, M> {
+        Transferring::new(self.files(), self.of(fd), What::Write { offset: None }, bytes)
+    }
+
+    /// As [`Files::pwrite_async`].
+    pub fn pwrite_async(self, fd: Fd, bytes: Box<[u8]>, offset: i64) -> Transferring<'a, M> {
+        Transferring::new(self.files(), self.of(fd), What::Write { offset: Some(offset) }, bytes)
     }
 }

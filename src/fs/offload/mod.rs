@@ -14,6 +14,8 @@
 //! 2. The blocks that it replaces are free once it is done, not earlier.
 //! 3. An epoch is named as settled once the copies of its writes are done. So words decide about the last epochs alone.
 //! 4. A log is not cleaned while a copy of its inode is under way: a copy of a record would count by itself.
+//! 5. A file that loses its last name or descriptor keeps its blocks and its number until its copies are over: who sees
+//!    the last of them over frees those, and nobody waits.
 //!
 //! **A read** finds its blocks under the inode's lock and copies after it. What is freed meanwhile is reused once the
 //! reads that were under way have ended; nothing that they read is stored in place: it is copied on write.
@@ -50,7 +52,7 @@ pub use future::{Syncing, Transferring};
 pub use lent::{Lent, LentRoom};
 pub use reads::Reads;
 pub use room::Tries;
-pub(super) use room::{is_put_off, put_off};
+pub(super) use room::{is_put_off, put_off, put_off_with_a_part};
 pub(super) use syncs::Syncer;
 pub use ticket::{ReadTicket, WriteTicket};
 
@@ -156,7 +158,7 @@ pub struct WriteUnderWay {
 impl WriteUnderWay {
     #[inline]
     pub fn is_over(&self) -> bool {
-        self.over.load(Ordering::Acquire)
+        self.over.load(Ordering::SeqCst)
     }
 
     fn overlaps(&self, pages: &Pages) -> bool {
@@ -525,8 +527,10 @@ impl<M: Media> Fs<M> {
                     self.core.free(Run { start: run.block, count: run.count }, write.reuse);
                 }
             }
-            write.inode.lock().take();
-            write.over.store(true, Ordering::Release);
+            let inode = write.inode.lock().take();
+            // Sequentially consistent: either who ends the file sees that this is over, or this sees that the file has ended.
+            write.over.store(true, Ordering::SeqCst);
+            inode.into_iter().for_each(|inode| self.reclaim_if_unused(&inode));
             // Not before: as long as there are any, who finds no block free waits for them.
             self.core.copies.writes.fetch_sub(1, Ordering::Release);
             write.copy.bell.0.ring();

@@ -14,6 +14,8 @@ use crate::wait::lets_others_run;
 
 /// So often an operation is put off: others may take what it waits for. Then it waits as a thread does.
 const PUT_OFF_MAX: u32 = 4;
+/// So often besides, where it has made a part of its room itself.
+const PUT_OFF_WITH_A_PART_MAX: u32 = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Waits {
@@ -22,6 +24,8 @@ enum Waits {
     Outside,
     /// Likewise, and there is something to wait for.
     PutOff,
+    /// Likewise, of what it did itself.
+    PutOffWithAPart,
 }
 
 thread_local! {
@@ -32,18 +36,22 @@ thread_local! {
 /// The tries of one operation.
 pub struct Tries {
     left: u32,
+    parts_left: u32,
 }
 
 impl Tries {
     /// Made by whoever holds nothing yet: outside of a uthread, and where somebody keeps its thread, operations wait by themselves.
     #[inline]
     pub fn new() -> Tries {
-        Tries { left: if lets_others_run() { PUT_OFF_MAX } else { 0 } }
+        match lets_others_run() {
+            true => Tries::of_task(),
+            false => Tries { left: 0, parts_left: 0 },
+        }
     }
 
     /// Of whoever has something else to do than to wait.
     pub(super) fn of_task() -> Tries {
-        Tries { left: PUT_OFF_MAX }
+        Tries { left: PUT_OFF_MAX, parts_left: PUT_OFF_WITH_A_PART_MAX }
     }
 
     /// Runs it, and it lets nobody else run. None where it was put off: [`Fs::wait_for_room`], and once more.
@@ -71,11 +79,14 @@ impl Tries {
         WAITS.with(|waits| waits.set(Waits::Outside));
         let inside = Inside;
         let done = run();
-        let put_off = is_put_off();
+        let waits = WAITS.with(Cell::get);
         drop(inside);
         match done {
-            Err(e) if put_off && e.errno() == libc::ENOSPC => {
-                self.left -= 1;
+            Err(e) if waits != Waits::Outside && e.errno() == libc::ENOSPC => {
+                match waits == Waits::PutOffWithAPart && self.parts_left > 0 {
+                    true => self.parts_left -= 1,
+                    false => self.left -= 1,
+                }
                 None
             }
             done => Some(done),
@@ -99,9 +110,18 @@ pub(in crate::fs) fn put_off(something: impl FnOnce() -> bool) -> bool {
     put_off
 }
 
+/// The same of what an operation has set free itself, a part of what it needs: it comes nearer each time.
+pub(in crate::fs) fn put_off_with_a_part(something: impl FnOnce() -> bool) -> bool {
+    let put_off = put_off(something);
+    if put_off {
+        WAITS.with(|waits| waits.set(Waits::PutOffWithAPart));
+    }
+    put_off
+}
+
 /// Whether the operation fails only to be tried again.
 pub(in crate::fs) fn is_put_off() -> bool {
-    WAITS.with(Cell::get) == Waits::PutOff
+    matches!(WAITS.with(Cell::get), Waits::PutOff | Waits::PutOffWithAPart)
 }
 
 /// What keeps blocks.

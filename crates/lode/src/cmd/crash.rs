@@ -262,6 +262,7 @@ impl cli::CrashEngine {
             cli::CrashEngine::ByAlignment => Copier::ByAlignment,
             cli::CrashEngine::Late => Copier::Late,
             cli::CrashEngine::LateByAlignment => Copier::LateByAlignment,
+            cli::CrashEngine::LateStriped => Copier::LateStriped,
         }
     }
 }
