@@ -66,8 +66,9 @@ const PROBE_GROUPS_MAX: u32 = 16;
 const PROBE_FREE_MIN: u32 = 64;
 /// Groups among which these are looked for: 8 GiB.
 const PROBE_SPAN_MAX: u32 = 4096;
-/// Times that a search waits for free blocks that another thread is moving: a fifth of a second, nearly all of it asleep.
-const TRANSIT_WAITS_MAX: u32 = 4000;
+/// Times that a search waits for free blocks that another thread is moving: two seconds, nearly all of them asleep. On a busy machine
+/// a thread that gives way to others has been seen away for a fifth of one.
+const TRANSIT_WAITS_MAX: u32 = 40_000;
 const MINI_STRIPES: usize = 16;
 const RESERVE_BLOCKS_MAX: u32 = 256;
 const RESERVE_BLOCKS_MIN: u32 = 8;
