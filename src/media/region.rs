@@ -711,6 +711,18 @@ fn kind_of(stat: &Stat, path: &Path) -> Result<RegionKind> {
     }
 }
 
+/// The alignment that a device-dax node asks of every mapping, in bytes; none of a path that is anything else.
+pub fn device_align(path: &Path) -> Result<Option<u64>> {
+    match OpenRegion::kind_of(path)? {
+        RegionKind::DeviceDax => {
+            let stat = rustix::fs::stat(path)
+                .map_err(|e| Error::io(e.into(), "media::region::device_align", "cannot examine", path))?;
+            device_dax_size(&stat, path).map(|(_, align)| Some(align as u64))
+        }
+        _ => Ok(None),
+    }
+}
+
 /// Size and alignment of a device-dax node, from sysfs.
 fn device_dax_size(stat: &Stat, path: &Path) -> Result<(u64, usize)> {
     let dir = domain::sysfs_dir("char", stat.st_rdev);
@@ -887,5 +899,13 @@ mod tests {
                       44 27 0:40 / /mnt/none rw,huge=advise - tmpfs t rw,huge=never\nnonsense\n";
         let has = [23, 39, 40, 41].map(|minor| has_huge_pages_by(mounts, rustix::fs::makedev(0, minor)));
         assert_eq!(has, [false, true, false, false]);
+    }
+
+    #[test]
+    fn only_a_dax_node_asks_for_an_alignment() {
+        let program = std::env::current_exe().unwrap();
+        assert_eq!(device_align(&program).unwrap(), None);
+        assert_eq!(device_align(Path::new("/dev/null")).unwrap_err().errno(), libc::ENODEV);
+        assert_eq!(device_align(&program.join("none")).unwrap_err().errno(), libc::ENOTDIR);
     }
 }

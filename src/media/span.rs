@@ -250,6 +250,11 @@ impl Span {
         }
     }
 
+    /// What it lies in; none of a range that was mapped already.
+    pub fn kind(&self) -> Option<RegionKind> {
+        self.region().map(|region| region.kind)
+    }
+
     /// The domain that the kernel tells; none of a range that was mapped already.
     pub fn detected(&self) -> Option<Domain> {
         match &self.held {

@@ -201,6 +201,9 @@ class Archive:
     def add_program(self, path, name=None):
         """A program (in /bin, as `name`) with the libraries it is linked to, without debug information."""
         self.add("bin/" + (name or os.path.basename(path)), stripped(path))
+        self.add_libraries(path)
+
+    def add_libraries(self, path):
         for library in re.findall(r"(?:=> )?(/\S+) \(0x", command_output("ldd", path)):
             self.add(library, stripped(os.path.realpath(library)))
             # What a program was linked with in a folder that the guest hides (/tmp) the loader finds here.
@@ -213,9 +216,11 @@ class Archive:
 
 
 def stripped(path):
-    with tempfile.NamedTemporaryFile() as copy:
-        done = subprocess.run(["strip", "-o", copy.name, path], capture_output=True, check=False)
-        return read(copy.name if done.returncode == 0 else path)
+    # What is no program has strip remove the copy.
+    with tempfile.TemporaryDirectory() as directory:
+        copy = os.path.join(directory, "copy")
+        done = subprocess.run(["strip", "-o", copy, path], capture_output=True, check=False)
+        return read(copy if done.returncode == 0 else path)
 
 
 def which(program):
@@ -225,8 +230,9 @@ def which(program):
     return found
 
 
-def build(path, kernel, programs, files, modules=MODULES, init=os.path.join(HERE, "init")):
-    """The initial file system: the kernel's modules, `programs` (name: path), `files` (name: content) for them."""
+def build(path, kernel, programs, files, modules=MODULES, init=os.path.join(HERE, "init"), others=()):
+    """The initial file system: the kernel's modules, `programs` (name: path), `files` (name: content) for them, and `others`,
+    which lie where they do here."""
     archive = Archive(path)
     for directory in ("proc", "sys", "dev", "tmp", "mnt", "etc"):
         archive.directory(directory)
@@ -245,4 +251,7 @@ def build(path, kernel, programs, files, modules=MODULES, init=os.path.join(HERE
         archive.add("lib/guest/" + name, content, 0o644)
     for name, program in programs.items():
         archive.add_program(program, name)
+    for other in others:
+        archive.add(other, stripped(other))
+        archive.add_libraries(other)
     archive.close()

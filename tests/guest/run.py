@@ -3,7 +3,8 @@
 
 Two NVDIMMs: one carries ext4 with `-o dax`, whose files are mapped with MAP_SYNC, the other is a device-dax
 node. One line per suite: PASS or FAIL, with the reason; what the guest said goes to `--logs`. Where QEMU or the
-kernel cannot be had, all is skipped, and a line says why. The last suite cuts the power: QEMU is killed with SIGKILL under load, and the next boot is asked what is there.
+kernel cannot be had, all is skipped, and a line says why. The last suites cut the power: QEMU is killed with SIGKILL under load, and
+the next boot is asked what is there.
 
     run.py                       the short form, some minutes
     run.py --long                all of pjdfstest, more operations, 50 power cuts
@@ -32,6 +33,7 @@ sys.path.insert(0, os.path.join(ROOT, "tests", "mount"))
 
 import image
 import machine
+import nested
 from conformance import PJDFSTEST
 from machine import Failed
 
@@ -284,6 +286,12 @@ def wait(guest, acknowledged, opened):
         time.sleep(0.02)
 
 
+def wsp(context):
+    """lode wsp in the guest, with memory on both media: power cuts behind suspends, in them, and while guests run"""
+    domains = {"mem-ctrl": "memory", "cpu": "cpu-cache"} if context.options.long else {"mem-ctrl": "memory"}
+    context.note = nested.run(context, domains, 6 if context.options.long else 0)
+
+
 class Judge:
     """`acked judge`, which knows what the pool must hold."""
 
@@ -303,7 +311,7 @@ class Judge:
         return int(verdict[1])
 
 
-SUITES = [bench, detection, use, library, fsx, pjdfstest, power]
+SUITES = [bench, detection, use, library, fsx, pjdfstest, power, wsp]
 
 
 def acked():
@@ -364,7 +372,7 @@ def run_chosen(chosen, cache, work, options):
         print(f"SKIP guest: {missing}")
         print(f"guest: 0 passed, 0 failed, {len(chosen)} skipped")
         return 1
-    counts = {"PASS": 0, "FAIL": 0}
+    counts = {"PASS": 0, "FAIL": 0, "SKIP": 0}
     begun = time.monotonic()
     with open(os.path.join(options.logs, "console.log"), "wb") as log:
         guest = Guest(work, kernel, initrd, log, options)
@@ -372,7 +380,7 @@ def run_chosen(chosen, cache, work, options):
             counts[run_suite(suite, guest)] += 1
         guest.off()
     print(f"guest: {guest.boots} boots in {time.monotonic() - begun:.0f} s, kernel {os.path.basename(kernel)}")
-    print(f"guest: {counts['PASS']} passed, {counts['FAIL']} failed, 0 skipped")
+    print(f"guest: {counts['PASS']} passed, {counts['FAIL']} failed, {counts['SKIP']} skipped")
     return 1 if counts["FAIL"] else 0
 
 
@@ -384,6 +392,8 @@ def run_suite(suite, guest):
     try:
         suite(guest)
         verdict, reason = "PASS", guest.note
+    except image.Unavailable as missing:
+        verdict, reason = "SKIP", str(missing)
     except (AssertionError, Failed, OSError, ValueError, KeyError) as failure:
         verdict, reason = "FAIL", f"{type(failure).__name__}: {failure}\n      log: {guest.log.name}"
         guest.log.write(traceback.format_exc().encode())

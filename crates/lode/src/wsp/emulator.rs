@@ -7,6 +7,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use lodestone::media::device_align;
+
 use super::place::{Config, Place};
 use crate::failure::{Failure, Result};
 use crate::target::show;
@@ -65,12 +67,15 @@ fn places(config: &Config, place: &Place, mode: Mode) -> Vec<String> {
     let (ram, dir) = (escape(&config.ram), escape(&place.dir));
     // Older ones do not know the word.
     let offset = config.part().map_or(String::new(), |part| format!(",offset={}", part.offset));
+    // Of a device the kernel maps nothing elsewhere, and QEMU does not ask.
+    let align = device_align(&config.ram).ok().flatten();
+    let align = align.map_or(String::new(), |align| format!(",align={align}"));
     let mut line = vec![
         "-name".into(),
         place.name.clone(),
         "-object".into(),
         format!(
-            "memory-backend-file,id=lode-ram,share={share},mem-path={ram},size={}{offset}",
+            "memory-backend-file,id=lode-ram,share={share},mem-path={ram},size={}{align}{offset}",
             config.ram_bytes
         ),
         "-chardev".into(),

@@ -264,13 +264,16 @@ impl<'a> Guest<'a> {
         let qmp = stream.map_err(|e| Error::io(e, SITE, "cannot reach the emulator of", &self.place.dir));
         match qmp.and_then(Qmp::begin).and_then(|qmp| self.uses_ram(qmp)) {
             Ok(qmp) => Ok(self.qmp.insert(qmp)),
-            Err(e) => {
-                self.end();
-                let said = self.place.last_words();
-                let said = if said.is_empty() { String::new() } else { format!(" (it says: {said})") };
-                Err(e.context(format_args!("{} did not start{said}", self.config.qemu.display())))
-            }
+            Err(e) => Err(self.did_not_start(e)),
         }
+    }
+
+    /// Ends the emulator, with what it said of itself: some fail when they have been greeted.
+    pub fn did_not_start(&mut self, e: Error) -> Error {
+        self.end();
+        let said = self.place.last_words();
+        let said = if said.is_empty() { String::new() } else { format!(" (it says: {said})") };
+        e.context(format_args!("{} did not start{said}", self.config.qemu.display()))
     }
 
     /// Has the emulator say, as long as it lives, that it uses its memory.

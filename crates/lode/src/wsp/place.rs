@@ -394,6 +394,11 @@ impl Place {
         let file = OpenOptions::new().append(true).create(true).open(self.dir.join("history.jsonl"));
         let _ = file.and_then(|mut file| writeln!(file, "{line}"));
     }
+
+    /// Has what was noted survive a power failure.
+    pub fn keep_notes(&self) {
+        let _ = File::open(self.dir.join("history.jsonl")).and_then(|file| file.sync_all());
+    }
 }
 
 pub fn remove_if_there(path: &Path) -> io::Result<()> {

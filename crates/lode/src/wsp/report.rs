@@ -4,9 +4,10 @@ use std::fmt::Write;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lodestone::media::{Part, Unsynced, unsynced};
+use lodestone::media::{Part, RegionKind, Unsynced, unsynced};
 use serde::{Deserialize, Serialize};
 
+use super::place::Config;
 use crate::size::Size;
 use crate::svg;
 use crate::target::show;
@@ -46,13 +47,22 @@ pub struct Dirty {
     pub bytes: u64,
     /// There may have been more: to count on would have taken longer than it may.
     pub at_least: bool,
+    /// There may have been less: these are the pages that the guest reached, of which the kernel knows alone what it stored to.
+    #[serde(default)]
+    pub at_most: bool,
 }
 
 impl Dirty {
+    /// Pages of a guest's memory whose lines are written back.
+    pub fn of_pages(config: &Config, kind: Option<RegionKind>, bytes: u64) -> Dirty {
+        let at_most = kind == Some(RegionKind::DaxFile);
+        Dirty { media: "memory".into(), path: config.memory(), bytes, at_least: false, at_most }
+    }
+
     /// What the kernel has still to write of a file. None where it does not say.
     pub fn of(media: &str, path: &Path, part: Option<Part>, at_most: Duration) -> Option<Dirty> {
         let Unsynced { bytes, at_least } = unsynced(path, part, at_most).ok()?;
-        Some(Dirty { media: media.into(), path: show(path).to_string(), bytes, at_least })
+        Some(Dirty { media: media.into(), path: show(path).to_string(), bytes, at_least, at_most: false })
     }
 }
 
@@ -63,16 +73,23 @@ pub fn sum(dirty: &[Dirty]) -> Option<u64> {
 
 /// `3 MiB of memory, 300 KiB of state`; empty where nothing had to be written back.
 pub fn by_media(dirty: &[Dirty]) -> String {
-    let mut kinds: Vec<(&str, u64, bool)> = Vec::new();
-    for Dirty { media, bytes, at_least, .. } in dirty {
+    let mut kinds: Vec<(&str, u64, bool, bool)> = Vec::new();
+    for Dirty { media, bytes, at_least, at_most, .. } in dirty {
         match kinds.iter_mut().find(|(kind, ..)| kind == media) {
-            Some((_, sum, is_least)) => (*sum, *is_least) = (*sum + bytes, *is_least || *at_least),
-            None => kinds.push((media, *bytes, *at_least)),
+            Some((_, sum, is_least, is_most)) => {
+                (*sum, *is_least, *is_most) = (*sum + bytes, *is_least || *at_least, *is_most || *at_most);
+            }
+            None => kinds.push((media, *bytes, *at_least, *at_most)),
         }
     }
-    let some = kinds.into_iter().filter(|(_, bytes, _)| *bytes > 0).map(|(kind, bytes, at_least)| {
-        let at_least = if at_least { "at least " } else { "" };
-        format!("{at_least}{} of {kind}", Size(bytes))
+    let some = kinds.into_iter().filter(|(_, bytes, ..)| *bytes > 0).map(|(kind, bytes, least, most)| {
+        let bound = match (least, most) {
+            (false, false) => "",
+            (true, false) => "at least ",
+            (false, true) => "at most ",
+            (true, true) => "about ",
+        };
+        format!("{bound}{} of {kind}", Size(bytes))
     });
     some.collect::<Vec<_>>().join(", ")
 }
@@ -259,8 +276,14 @@ mod tests {
             state_bytes: 300 << 10,
             dirty_bytes: Some(3 << 20),
             dirty: vec![
-                Dirty { media: "memory".into(), path: "/m".into(), bytes: 3 << 20, at_least: true },
-                Dirty { media: "state".into(), path: "/s".into(), bytes: 0, at_least: false },
+                Dirty {
+                    media: "memory".into(),
+                    path: "/m".into(),
+                    bytes: 3 << 20,
+                    at_least: true,
+                    at_most: false,
+                },
+                Dirty { media: "state".into(), path: "/s".into(), bytes: 0, at_least: false, at_most: false },
             ],
             domain: "memory".into(),
             phases: vec![phase("a"), phase("b"), phase("c")],
@@ -304,9 +327,18 @@ mod tests {
 
     #[test]
     fn media_of_a_kind_are_together() {
-        let disk = |bytes, at_least| Dirty { media: "disk".into(), path: "/d".into(), bytes, at_least };
+        let of = |media: &str, bytes, at_least, at_most| Dirty {
+            media: media.into(),
+            path: "/d".into(),
+            bytes,
+            at_least,
+            at_most,
+        };
+        let disk = |bytes, at_least| of("disk", bytes, at_least, false);
         assert_eq!(by_media(&[disk(1 << 20, false), disk(2 << 20, true)]), "at least 3 MiB of disk");
         assert_eq!(by_media(&[disk(0, false)]), "");
+        let memory = of("memory", 3 << 20, false, true);
+        assert_eq!(by_media(&[memory, disk(1 << 20, false)]), "at most 3 MiB of memory, 1 MiB of disk");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use lodestone::error::Error;
-use lodestone::media::Media;
+use lodestone::media::{Media, device_align};
 use lodestone::wsp::image::Seal;
 use lodestone::wsp::{self, Machine, Ram, State};
 use rustix::io::Errno;
@@ -311,6 +311,13 @@ fn resume_clone(place: &Place, config: &Config, clone: &Place, force: bool) -> l
     let failed = |failure: Failure| Error::message(libc::EIO, SITE, words(failure));
     if clone.name == place.name {
         return Err(Error::message(libc::EINVAL, SITE, "a clone has another name than its original"));
+    }
+    if matches!(device_align(&config.ram), Ok(Some(_))) {
+        let message = format!(
+            "the kernel maps {} for no private copy, as a clone's memory is: keep a guest that is cloned in a file",
+            config.ram.display()
+        );
+        return Err(Error::message(libc::EOPNOTSUPP, SITE, message));
     }
     if let Some(why) = emulator::refused_for_clone(&config.options) {
         return Err(Error::message(libc::EOPNOTSUPP, SITE, why));

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use lodestone::error::Error;
-use lodestone::media::{Addr, Media};
+use lodestone::media::{Addr, Media, device_align};
 use lodestone::wsp::image::TRAILER_BYTES;
 use lodestone::wsp::{Machine, Ram, State};
 use serde_json::json;
@@ -14,6 +14,7 @@ use super::place::{Config, Guests, Place, VERSION, is_hugetlbfs, remove_if_there
 use super::pooled::{self, PoolFile};
 use crate::cli::wsp::{Accel, WspStart};
 use crate::failure::{Failure, Output, Result};
+use crate::size::Size;
 use crate::target::show;
 
 const SITE: &str = "wsp::start";
@@ -118,7 +119,7 @@ pub fn boot(
     })?;
     let mut guest = Guest::new(config, place, Mode::Boot, used);
     guest.spawn()?;
-    guest.go_on().inspect_err(|_| guest.end())
+    guest.go_on().map_err(|e| guest.did_not_start(e))
 }
 
 /// Has the pool say where the guest's memory is, and makes it there if it is not: whether it was.
@@ -240,6 +241,15 @@ fn described(place: &Place, args: &WspStart) -> Result<Config> {
         Some(_) => (PathBuf::new(), place.dir.join("slots"), TRAILER_BYTES),
         None => layout(place, &absolute(media)?)?,
     };
+    if let Ok(Some(align)) = device_align(&ram)
+        && !ram_bytes.is_multiple_of(align)
+    {
+        return Err(Failure::usage(format_args!(
+            "{} is mapped in pieces of {}: give --ram a multiple of that",
+            show(&ram),
+            Size(align)
+        )));
+    }
     let options = args.options.iter().map(|option| option.to_str().map(str::to_string));
     let options: Option<Vec<String>> = options.collect();
     let Some(options) = options else {

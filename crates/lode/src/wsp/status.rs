@@ -4,7 +4,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use lodestone::media::{Domain, Media};
+use lodestone::media::{Domain, Media, RegionKind};
 use lodestone::wsp::{Ram, Record, State};
 use serde::Serialize;
 
@@ -186,9 +186,9 @@ impl Status {
         let is_device =
             |disk: &&PathBuf| std::fs::metadata(disk).is_ok_and(|about| about.file_type().is_block_device());
         self.devices = config.disks.iter().filter(is_device).map(|disk| show(disk).to_string()).collect();
-        let mut domain = None;
+        let (mut domain, mut kind) = (None, None);
         let record = with_ram(place, &config, |media| {
-            domain = Some(media.domain());
+            (domain, kind) = (Some(media.domain()), media.kind());
             Ram::new(media, config.ram_bytes)?.record()
         });
         let record = record.map_err(|e| e.to_string());
@@ -206,7 +206,7 @@ impl Status {
             (self.state, self.note) = ("standing", note.into());
         }
         if self.state == "running" {
-            self.dirty = domain.map(|domain| dirty_now(place, &config, domain));
+            self.dirty = domain.map(|domain| dirty_now(place, &config, domain, kind));
         }
         self.accelerator = config.accel;
         self.clone_of = config.clone_of;
@@ -214,11 +214,11 @@ impl Status {
 }
 
 /// What a suspend would have to write back now.
-fn dirty_now(place: &Place, config: &Config, domain: Domain) -> Vec<Dirty> {
+fn dirty_now(place: &Place, config: &Config, domain: Domain, kind: Option<RegionKind>) -> Vec<Dirty> {
     let lines = || {
         let lines = super::touched::touched(place.process()?, config).ok()?;
         let bytes = lines.iter().map(|(_, bytes)| *bytes as u64).sum();
-        Some(Dirty { media: "memory".into(), path: config.memory(), bytes, at_least: false })
+        Some(Dirty::of_pages(config, kind, bytes))
     };
     let memory = match domain {
         Domain::PageCache => Dirty::of("memory", &config.ram, config.part(), COUNT_MAX),

@@ -151,6 +151,9 @@ pub fn all(
     let window_us = window.map(|window| window.as_micros() as u64);
     let within_window =
         window_us.map(|us| guests.iter().all(|guest| guest.done_us <= us && guest.error.is_none()));
+    let total_us = begun.elapsed().as_micros() as u64;
+    // When all is durable: no image waits for it.
+    queue.iter().for_each(|(_, place)| place.keep_notes());
     Outcome {
         guests,
         window_us,
@@ -158,7 +161,7 @@ pub fn all(
         at_window,
         energy_window_us,
         dirty_bytes: sum(&dirty),
-        total_us: begun.elapsed().as_micros() as u64,
+        total_us,
     }
 }
 
@@ -199,7 +202,7 @@ fn one(place: &Place, trigger: Instant, told: &(dyn Fn(Moment) + Sync)) -> Resul
     drop(guest);
     let mut dirty = dirty.into_inner().expect("nobody panics with it");
     if let Some(bytes) = lines {
-        dirty.insert(0, Dirty { media: "memory".into(), path: config.memory(), bytes, at_least: false });
+        dirty.insert(0, Dirty::of_pages(&config, media.kind(), bytes));
     }
     let entry = Entry {
         what: "suspend".into(),
@@ -231,9 +234,7 @@ fn found_dirty(config: &Config, domain: Domain, generation: u64, phase: Phase) -
             let memory = match domain {
                 Domain::PageCache => Dirty::of("memory", &config.ram, config.part(), COUNT_MEMORY_MAX),
                 Domain::Memory => None,
-                Domain::Volatile | Domain::CpuCache => {
-                    Some(Dirty { media: "memory".into(), path: config.memory(), bytes: 0, at_least: false })
-                }
+                Domain::Volatile | Domain::CpuCache => Some(Dirty::of_pages(config, None, 0)),
             };
             vec![memory, Dirty::of("state", &slot_path(config, generation), None, COUNT_MAX)]
         }
