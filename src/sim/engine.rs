@@ -293,6 +293,17 @@ mod tests {
 
     const PAGE: usize = 4096;
 
+    /// What the allocator puts where a line begins: the device takes nothing else.
+    fn on_a_line(bytes: impl Fn() -> Box<[u8]>) -> Box<[u8]> {
+        // Those that lie elsewhere stay there until then.
+        let mut all: Vec<Box<[u8]>> = Vec::new();
+        while all.last().is_none_or(|bytes| !bytes.as_ptr().addr().is_multiple_of(LINE)) {
+            assert!(all.len() < 1000, "nothing lies there");
+            all.push(bytes());
+        }
+        all.pop().expect("it is the last")
+    }
+
     /// Which pages of two, full of bytes of their own, are durable at each fence.
     fn durable(files: &Files<SimMedia>, fd: i32, fills: [u8; 2]) -> Vec<[bool; 2]> {
         let seen: Arc<Mutex<Vec<[bool; 2]>>> = Arc::default();
@@ -302,9 +313,9 @@ mod tests {
             let is_there = |fill| image.chunks(PAGE).any(|page| page.iter().all(|byte| *byte == fill));
             own.lock().push(fills.map(is_there));
         })));
-        let bytes: Vec<u8> = fills.iter().flat_map(|fill| [*fill; PAGE]).collect();
+        let bytes = on_a_line(|| fills.iter().flat_map(|fill| [*fill; PAGE]).collect());
         let before = files.fs().mover().moved().copies;
-        assert_eq!(files.submit_pwrite(fd, bytes.into(), 0).unwrap().wait().unwrap(), 2 * PAGE);
+        assert_eq!(files.submit_pwrite(fd, bytes, 0).unwrap().wait().unwrap(), 2 * PAGE);
         files.fs().media().record(None);
         assert_eq!(files.fs().mover().moved().copies, before + 2, "it is two batches");
         std::mem::take(&mut *seen.lock())
