@@ -323,7 +323,8 @@ impl Image {
         if !words.clone().all(valid) {
             return Err("names blocks outside the pool");
         }
-        for (page, word) in (page..).zip(words) {
+        // In this order: behind the last word there may be no page that has a number.
+        for (word, page) in words.zip(page..) {
             let unwritten = word & field::pages::UNWRITTEN != 0;
             match word {
                 0 => self.unmap(page, 1),
