@@ -52,15 +52,16 @@ pub(super) fn behind_umount<T>(stat: &Stat, mut take: impl FnMut() -> Result<T>)
 
 fn is_closing(stat: &Stat, busy: Errno) -> bool {
     match holder(stat) {
-        Some(pid) => is_server(&process_words(pid)) && !has_mounted(pid, stat),
+        Some(pid) => is_server(&process_words(pid)) && !has_mounted(Some(pid), stat),
         // Whoever had the lock is gone by now, or cannot be seen from here. A device without one is no server's.
-        None => busy == Errno::WOULDBLOCK && !has_mounted(std::process::id(), stat),
+        None => busy == Errno::WOULDBLOCK && !has_mounted(None, stat),
     }
 }
 
-/// Whether a process sees a mount of this pool; where it has ended, whether this process does.
-fn has_mounted(pid: u32, pool: &Stat) -> bool {
-    let pools = mounts::pools_of(pid).or_else(|_| mounts::pools()).unwrap_or_default();
+/// Whether a process sees a mount of this pool; without one, or where it has ended, whether this process does.
+fn has_mounted(pid: Option<u32>, pool: &Stat) -> bool {
+    let seen = pid.and_then(|pid| mounts::pools_of(pid).ok());
+    let pools = seen.unwrap_or_else(|| mounts::pools().unwrap_or_default());
     let is_pool =
         |source: &Path| stat(source).is_ok_and(|s| (s.st_dev, s.st_ino) == (pool.st_dev, pool.st_ino));
     pools.iter().any(|mount| is_pool(Path::new(&mount.source)))

@@ -39,12 +39,16 @@ pub fn at(dir: &Path) -> io::Result<Option<Entry>> {
 
 /// Where pools are mounted.
 pub fn pools() -> io::Result<Vec<Entry>> {
-    pools_of(std::process::id())
+    pools_in("/proc/self/mountinfo")
 }
 
 /// Where pools are mounted as another process sees it.
 pub fn pools_of(pid: u32) -> io::Result<Vec<Entry>> {
-    let table = fs::read(format!("/proc/{pid}/mountinfo"))?;
+    pools_in(&format!("/proc/{pid}/mountinfo"))
+}
+
+fn pools_in(table: &str) -> io::Result<Vec<Entry>> {
+    let table = fs::read(table)?;
     Ok(parse(&table).filter(Entry::is_pool).collect())
 }
 
