@@ -11,6 +11,9 @@ use super::offload::Parts;
 use super::*;
 
 const PAGE: u64 = BLOCK as u64;
+/// Bytes of the next piece of a fragmented file that are fetched while one is copied; from there on the processor fetches by
+/// itself.
+const PIECE_AHEAD: usize = 1024;
 /// relatime: an access time older than this is renewed, in packed time.
 const DAY: u64 = (24 * 60 * 60) << 30;
 
@@ -42,11 +45,22 @@ impl<M: Media> Fs<M> {
         let engine = node.engine();
         let mut parts = Parts::new();
         let mut done = 0;
-        while done < len {
+        let piece = |done: usize| {
             let at = offset + done as u64;
             let pages = (at % PAGE + (len - done) as u64).div_ceil(PAGE) as u32;
             let (mapping, count) = index.run_at((at / PAGE) as u32, pages);
-            let n = (count as u64 * PAGE - at % PAGE).min((len - done) as u64) as usize;
+            (mapping, (count as u64 * PAGE - at % PAGE).min((len - done) as u64) as usize)
+        };
+        let mut next = if len > 0 { piece(0) } else { (Mapping::Hole, 0) };
+        while done < len {
+            let at = offset + done as u64;
+            let (mapping, n) = next;
+            if done + n < len {
+                next = piece(done + n);
+                if let (Mapping::Written(block), n) = next {
+                    self.core.media.expect_read(block_addr(block), n.min(PIECE_AHEAD));
+                }
+            }
             watch.did(Phase::Index);
             match mapping {
                 Mapping::Written(block) => {

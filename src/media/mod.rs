@@ -163,6 +163,9 @@ pub trait Media: Send + Sync + 'static {
     #[inline]
     fn expect_store(&self, _at: Addr, _len: usize) {}
 
+    /// Says that this range is read soon. A hint.
+    fn expect_read(&self, _at: Addr, _len: usize) {}
+
     /// Cached copy to media.
     fn copy_cached(&self, at: Addr, src: &[u8]) -> Result<Dirty, Fault>;
 

@@ -323,6 +323,13 @@ impl Media for Pool {
     }
 
     #[inline]
+    fn expect_read(&self, at: Addr, len: usize) {
+        if let Some(media) = self.mapped(at, len) {
+            super::copy::prefetch_for_load(media, len);
+        }
+    }
+
+    #[inline]
     fn copy_cached(&self, at: Addr, src: &[u8]) -> Result<Dirty, Fault> {
         let copier = &self.copier;
         match self.flat(at, src.len()) {

@@ -144,6 +144,22 @@ pub(super) fn prefetch_for_store(at: *const u8, len: usize) {
     let _ = (at, len);
 }
 
+/// Fetches lines that will be read. Never faults, whatever the address.
+#[inline]
+pub(super) fn prefetch_for_load(at: *const u8, len: usize) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    for line in (0..len + at.addr() % LINE).step_by(LINE) {
+        // SAFETY: a prefetch is a hint and touches no memory architecturally.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(
+                at.wrapping_add(line).cast(),
+            )
+        };
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = (at, len);
+}
+
 /// Asks for the cache line of something in DRAM that is stored to soon, and waits for nothing.
 #[inline]
 pub fn prefetch<T>(place: &T) {
