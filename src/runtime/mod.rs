@@ -155,11 +155,10 @@ impl Drop for Runtime {
 
 /// A uthread beside the one that calls. Fails outside of uthreads, and where there is no memory for its stack.
 pub fn spawn<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>> {
-    let Some(runtime) = worker::current_runtime() else {
+    worker::spawn_beside(run).unwrap_or_else(|| {
         let message = "only a uthread can spawn without a runtime: call Runtime::spawn";
-        return Err(Error::message(libc::EINVAL, "runtime::spawn", message));
-    };
-    Shared::spawn(&runtime, None, false, run)
+        Err(Error::message(libc::EINVAL, "runtime::spawn", message))
+    })
 }
 
 /// Whether the caller is a uthread.

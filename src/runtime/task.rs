@@ -2,13 +2,14 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::task::Wake;
 
 use super::switch::{Fiber, Label};
 use super::wait::Waiter;
-use super::worker::{Remote, Shared};
+use super::worker::Shared;
 use crate::sync::primitive::Mutex;
+use crate::sync::primitive::atomic::{AtomicU32, Ordering};
 
 /// How a uthread ended: with its value, or what it panicked with.
 pub type Outcome<T> = std::result::Result<T, Box<dyn Any + Send>>;
@@ -19,10 +20,12 @@ pub struct Task {
     pub(super) runtime: Arc<Shared>,
     /// It may go on on any worker.
     pub(super) movable: bool,
-    /// The worker where it began, which it stays with unless it is movable.
-    pub(super) home: OnceLock<Arc<Remote>>,
+    /// The number of the worker where it began, which it stays with unless it is movable; [`NOWHERE`] before.
+    home: AtomicU32,
     waiting: Mutex<Waiting>,
 }
+
+const NOWHERE: u32 = u32::MAX;
 
 #[derive(Default)]
 struct Waiting {
@@ -39,16 +42,27 @@ pub struct Runnable {
 }
 
 impl Runnable {
-    /// The worker that alone may run it.
-    pub(super) fn bound_to(&self) -> Option<&Arc<Remote>> {
+    /// The number of the worker that alone may run it.
+    #[inline]
+    pub(super) fn bound_to(&self) -> Option<usize> {
         let task = self.task.as_ref().expect("it does not run");
-        if task.movable { None } else { task.home.get() }
+        // Whoever has it to queue it has it from who set this.
+        let home = task.home.load(Ordering::Relaxed);
+        (home != NOWHERE).then_some(home as usize)
     }
 }
 
 impl Task {
     pub(super) fn new(label: Label, runtime: Arc<Shared>, movable: bool) -> Arc<Task> {
-        Arc::new(Task { label, runtime, movable, home: OnceLock::new(), waiting: Mutex::default() })
+        Arc::new(Task { label, runtime, movable, home: AtomicU32::new(NOWHERE), waiting: Mutex::default() })
+    }
+
+    /// It begins on this worker.
+    #[inline]
+    pub(super) fn begins(&self, worker: usize) {
+        if !self.movable {
+            self.home.store(worker as u32, Ordering::Relaxed);
+        }
     }
 
     pub(super) fn unpark(this: &Arc<Task>) {

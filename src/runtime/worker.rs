@@ -80,6 +80,8 @@ struct Local {
     shared: Arc<Shared>,
     crew: Arc<Crew>,
     number: usize,
+    /// Nobody steals from it: what may run anywhere may as well be its own.
+    alone: bool,
     remote: Arc<Remote>,
     own: RefCell<Queue>,
     shelf: Shelf<Box<Runnable>>,
@@ -105,6 +107,13 @@ pub fn current_task() -> Option<Arc<Task>> {
         local.current.set(task.clone());
         task
     })?
+}
+
+/// As [`Shared::spawn`], in the runtime of the uthread that calls; none where no uthread does.
+pub fn spawn_beside<T: Send + 'static>(
+    run: impl FnOnce() -> T + Send + 'static,
+) -> Option<Result<JoinHandle<T>>> {
+    with_local(|local| Shared::spawn(&local.shared, None, false, run))
 }
 
 /// The runtime of the uthread that calls.
@@ -166,11 +175,13 @@ impl Shared {
             }
         });
         let Some(runnable) = left else { return };
-        match runnable.bound_to().cloned() {
-            Some(home) => home.send(this, runnable),
-            None => {
+        let crew = this.crew.read();
+        match (runnable.bound_to(), &*crew) {
+            (Some(home), Some(crew)) => crew.remotes[home].send(this, runnable),
+            (Some(_), None) => unreachable!("a runtime is run until what began has ended"),
+            (None, crew) => {
                 this.outside.push(runnable);
-                if let Some(crew) = &*this.crew.read() {
+                if let Some(crew) = crew {
                     this.rouse(crew);
                 }
             }
@@ -338,6 +349,7 @@ fn work(shared: Arc<Shared>, crew: Arc<Crew>, number: usize, shelf: Shelf<Box<Ru
     let remote = crew.remotes[number].clone();
     let local = Rc::new(Local {
         shared,
+        alone: crew.remotes.len() == 1,
         crew,
         number,
         remote,
@@ -466,12 +478,16 @@ impl Local {
     /// Queues it here, or answers it, where it is another worker's.
     fn admit(&self, runnable: Box<Runnable>) -> Option<Box<Runnable>> {
         match runnable.bound_to() {
+            None if self.alone => {
+                self.own.borrow_mut().push_back(runnable);
+                None
+            }
             None => {
                 self.shelf.push(runnable);
                 self.shared.rouse(&self.crew);
                 None
             }
-            Some(home) if Arc::ptr_eq(home, &self.remote) => {
+            Some(home) if home == self.number => {
                 self.own.borrow_mut().push_back(runnable);
                 None
             }
@@ -482,22 +498,22 @@ impl Local {
     /// Back to where it would have been found.
     fn put_back(&self, runnable: Box<Runnable>) {
         match runnable.bound_to() {
-            None => {
-                let alone = self.shelf.is_empty();
+            None if !self.alone => {
+                let only = self.shelf.is_empty();
                 self.shelf.push(runnable);
-                if !alone {
+                if !only {
                     self.shared.rouse(&self.crew);
                 }
             }
-            Some(_) => self.own.borrow_mut().push_back(runnable),
+            _ => self.own.borrow_mut().push_back(runnable),
         }
     }
 
     /// Runs a uthread until it gives the worker back; the time then.
     fn slice(&self, mut runnable: Box<Runnable>, began_ns: u64) -> u64 {
         let task = runnable.task.take().expect("it does not run");
-        if !task.movable && !runnable.fiber.begun() {
-            let _ = task.home.set(self.remote.clone());
+        if !runnable.fiber.begun() {
+            task.begins(self.number);
         }
         self.current.set(Some(task));
         let why = runnable.fiber.resume();
