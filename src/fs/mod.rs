@@ -214,7 +214,8 @@ impl Node {
     }
 
     /// From now on what is written through it was stored through a mapping before, by whoever may: no capability falls, as
-    /// none does on Linux. A clone for one call makes it that call's.
+    /// none does on Linux. On a full pool it may go to blocks of the reserve, and be cut short. A clone for one call makes it that
+    /// call's.
     pub fn set_written_back(&self) {
         self.written_back.store(true, Ordering::Relaxed);
     }

@@ -81,6 +81,28 @@ struct Input<'a> {
     /// Packed time.
     now: u64,
     engine: Via,
+    /// Of its blocks and its record.
+    class: Class,
+}
+
+/// Pages of one piece of what goes to the reserve, at most.
+const RESERVE_PAGES_MAX: usize = 16;
+
+impl Input<'_> {
+    /// What programs stored through a mapping nobody can refuse them any more. So on a full pool it goes to blocks of the
+    /// reserve, in pieces, each of which gives it the blocks that it replaces (decision 0096). Shortens the write to its
+    /// first piece, or to half of one that failed; false where there is no less.
+    fn turns_to_reserve(&mut self) -> bool {
+        let pages = page_count(self.offset, self.bytes.bytes().len()) as usize;
+        let fewer = match self.class {
+            Class::Data => pages.min(RESERVE_PAGES_MAX),
+            _ if pages > 1 => pages / 2,
+            _ => return false,
+        };
+        self.class = Class::Release;
+        self.bytes = self.bytes.first(fewer * BLOCK - (self.offset % PAGE) as usize);
+        true
+    }
 }
 
 /// What of a write at `offset` the largest file holds; all where that is nothing, which is refused.
@@ -201,13 +223,13 @@ impl<M: Media> Fs<M> {
     ) -> WriteStep<Range<u64>> {
         let inode = &*node.inode;
         let src = src.first(WRITE_BYTES_MAX);
-        let mut input = Input { offset, bytes: up_to_largest(src, offset), now: 0, engine: node.engine() };
+        let mut input = Input { offset, bytes: up_to_largest(src, offset), now: 0, engine: node.engine(), class: Class::Data };
         let mut watch = self.core.ledger.begin(Op::Write, input.bytes.bytes().len());
         let mut room = self.room();
         loop {
             let done = {
                 let mut ahead = None;
-                if is_shared(inode) && !append {
+                if input.class == Class::Data && is_shared(inode) && !append {
                     ahead = self.copy_ahead(inode, &input)?;
                     watch.did(Phase::Copy);
                 }
@@ -230,6 +252,7 @@ impl<M: Media> Fs<M> {
             };
             match done {
                 Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut room) => continue,
+                Err(e) if e.errno() == libc::ENOSPC && node.is_written_back() && input.turns_to_reserve() => {}
                 Err(e) => return Err(e),
                 Ok((end, None)) => return Ok(Step::Done(input.offset..end)),
                 Ok((end, Some(write))) => return Ok(Step::UnderWay(input.offset..end, write)),
@@ -276,7 +299,11 @@ impl<M: Media> Fs<M> {
             return Ok((offset, None));
         }
         input.now = now();
-        let way = self.way(inode, body, offset, end);
+        let way = match input.class {
+            Class::Data => self.way(inode, body, offset, end),
+            _ if has_blocks(body, offset, end) => Way::Blocks,
+            _ => return Err(Error::new(libc::ENOSPC, "write::write_locked")),
+        };
         watch.did(Phase::Index);
         let falls =
             set_id_that_falls(cred, body) != 0 || xattr::has_capability(body) && !node.is_written_back();
@@ -395,7 +422,7 @@ impl<M: Media> Fs<M> {
         inode: &Inode,
         body: &mut Body,
         guard: &epoch::Guard,
-        Input { offset, bytes: src, now, engine }: Input,
+        Input { offset, bytes: src, now, engine, .. }: Input,
         block: Block,
         watch: &mut Watch,
     ) -> Result<u64> {
@@ -503,7 +530,7 @@ impl<M: Media> Fs<M> {
         inode: &Inode,
         body: &mut Body,
         guard: &epoch::Guard,
-        Input { offset, bytes: src, now, engine }: Input,
+        Input { offset, bytes: src, now, engine, .. }: Input,
         batch: &mut Batch,
         watch: &mut Watch,
     ) -> Result<u64> {
@@ -600,7 +627,7 @@ impl<M: Media> Fs<M> {
         &self,
         node: &Node,
         (body, guard): (&mut Body, &epoch::Guard),
-        Input { offset, bytes: src, now, engine }: Input,
+        Input { offset, bytes: src, now, engine, class }: Input,
         ahead: Option<&mut Ahead<M>>,
         batch: &mut Batch,
         watch: &mut Watch,
@@ -612,6 +639,7 @@ impl<M: Media> Fs<M> {
         let offloads = self.core.mover.takes(engine, whole_pages)
             && batch.is_empty()
             && ahead.is_none()
+            && class == Class::Data
             && self.offloads(inode, engine, whole_pages, src);
         let verify = self.core.verifies(len) && !offloads;
         let mut sink = Sink::new(verify.then_some(0), engine);
@@ -625,7 +653,7 @@ impl<M: Media> Fs<M> {
             ahead.give(&mut plan, &mut sink);
             (offset, end)
         } else {
-            let planned = self.plan(body, offset, end, &mut plan);
+            let planned = self.plan(body, (offset, end), class, &mut plan);
             watch.did(Phase::Metadata);
             let copied =
                 planned.and_then(|in_place| self.copy(body, &plan, in_place, offset, src, &mut sink));
@@ -665,10 +693,10 @@ impl<M: Media> Fs<M> {
             Ok(())
         } else if batch.is_empty() && plan.extents.len() <= 1 {
             let mut line = [write_line(plan.extents.first(), &fields)];
-            self.commit_lines(inode, body, (Type::Write, &mut line), guard, Class::Data, pending).map(drop)
+            self.commit_lines(inode, body, (Type::Write, &mut line), guard, class, pending).map(drop)
         } else {
             write_records(batch, &plan.extents, &fields);
-            self.commit(inode, body, batch, guard, Class::Data, pending).map(drop)
+            self.commit(inode, body, batch, guard, class, pending).map(drop)
         };
         if let Err(e) = committed {
             return Err(self.undo(&plan, Flushed::issued(), e));
@@ -838,7 +866,7 @@ impl<M: Media> Fs<M> {
 
     /// Finds blocks for every page of `[offset, end)`. Returns whether the first page is written in
     /// place, because the write begins at or behind the end of file in its last block.
-    fn plan(&self, body: &Body, offset: u64, end: u64, plan: &mut Plan) -> Result<bool> {
+    fn plan(&self, body: &Body, (offset, end): (u64, u64), class: Class, plan: &mut Plan) -> Result<bool> {
         let index = body.file().expect("check_writable");
         let (mut page, last) = ((offset / PAGE) as u32, ((end - 1) / PAGE) as u32);
         let tail = (body.size / PAGE) as u32;
@@ -859,11 +887,11 @@ impl<M: Media> Fs<M> {
                 Mapping::Written(_) | Mapping::Hole => {
                     let from = plan.fresh.len();
                     let full = || Error::new(libc::ENOSPC, "write::plan");
-                    let run = self.core.alloc.alloc(count, Class::Data, near).ok_or_else(full)?;
+                    let run = self.core.alloc.alloc(count, class, near).ok_or_else(full)?;
                     plan.fresh.push(run);
                     if run.count < count {
                         let rest = count - run.count;
-                        self.core.alloc.alloc_all(rest, Class::Data, &mut plan.fresh).map_err(|_| full())?;
+                        self.core.alloc.alloc_all(rest, class, &mut plan.fresh).map_err(|_| full())?;
                     }
                     let mut at = page;
                     for run in &plan.fresh[from..] {
@@ -1017,10 +1045,22 @@ fn last_block(body: &Body) -> Option<Block> {
 /// Whether every page of the range holds data that may be overwritten where it is.
 #[inline]
 fn all_written(body: &Body, offset: u64, end: u64) -> bool {
+    all_mapped(body, offset, end, |mapping| matches!(mapping, Mapping::Written(_)))
+}
+
+/// Whether a write changes nothing but blocks that the file has.
+fn has_blocks(body: &Body, offset: u64, end: u64) -> bool {
+    end <= body.size && all_mapped(body, offset, end, |mapping| mapping != Mapping::Hole)
+}
+
+fn all_mapped(body: &Body, offset: u64, end: u64, is: impl Fn(Mapping) -> bool) -> bool {
     let Some(index) = body.file() else { return false };
     let (mut page, last) = ((offset / PAGE) as u32, ((end - 1) / PAGE) as u32);
     while page <= last {
-        let (Mapping::Written(_), count) = index.run_at(page, last - page + 1) else { return false };
+        let (mapping, count) = index.run_at(page, last - page + 1);
+        if !is(mapping) {
+            return false;
+        }
         page += count;
     }
     true

@@ -132,7 +132,12 @@ impl<M: Media> Service<M> {
         if written_back {
             node.set_written_back();
         }
-        let bytes = self.fs.write_at(&cred, &node, offset, data, false)? - offset;
+        let mut bytes = self.fs.write_at(&cred, &node, offset, data, false)? - offset;
+        // On a full pool these go in pieces. The kernel would not come back for the rest.
+        while written_back && bytes < data.len() as u64 {
+            let at = offset + bytes;
+            bytes = self.fs.write_at(&cred, &node, at, &data[bytes as usize..], false)? - offset;
+        }
         self.traffic.count_written(bytes);
         Ok(Written { bytes, set_id_fell })
     }
