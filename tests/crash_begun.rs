@@ -66,6 +66,7 @@ fn each_step_is_needed() {
         "what the pages of a skipped write are is written down",
         "what is being read is not reused",
         "what is being read is not overwritten where it is",
+        "a paired record is settled before its directory's log goes",
     ] {
         let without = || Some(Arc::new(Mutation::without_named(step.to_owned())));
         let noticed = plots().step_by(7).any(|plot| {

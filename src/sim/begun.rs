@@ -25,6 +25,7 @@ use crate::fs::ReadTicket;
 /// What is there first.
 const BEFORE: &[&str] = &[
     "mkdir A",
+    "mkdir D",
     "create foo",
     "write foo 0 45000",
     "create A/bar",
@@ -82,14 +83,19 @@ const OPS: &[&str] = &[
     "sync",
     "tick",
     "create B",
+    "rename A/bar D/bar",
+    "rmdir A",
 ];
+
+/// What is moved out of a directory that goes, and what may take its number.
+const GOES: [&str; 3] = ["rename A/bar D/bar", "rmdir A", "create B"];
 
 /// One history, by places in [`READS`], [`WRITES`] and [`OPS`].
 #[derive(Clone, Copy, Debug)]
 pub struct Plot {
     read: Option<usize>,
     writes: [Option<usize>; 3],
-    ops: [usize; 2],
+    ops: [Option<usize>; 3],
     ends: Ends,
 }
 
@@ -104,9 +110,15 @@ enum Ends {
 
 /// All of them.
 pub fn plots() -> impl Iterator<Item = Plot> {
+    let going = (0..WRITES.len()).map(|write| Plot {
+        read: None,
+        writes: [Some(write), None, None],
+        ops: GOES.map(|op| OPS.iter().position(|o| *o == op)),
+        ends: Ends::InTurn,
+    });
     let seconds = || std::iter::once(None).chain((0..WRITES.len()).map(Some));
     let writes = (0..WRITES.len()).flat_map(move |first| seconds().map(move |second| (first, second)));
-    writes.enumerate().flat_map(|(n, (first, second))| {
+    let others = writes.enumerate().flat_map(|(n, (first, second))| {
         (0..OPS.len()).map(move |op| {
             let third =
                 second.filter(|_| (n + op) % 3 == 0).map(|second| (first + second + op) % WRITES.len());
@@ -119,11 +131,12 @@ pub fn plots() -> impl Iterator<Item = Plot> {
                 read: ((n + op) % 5 < 3).then_some((n * 3 + op) % READS.len()),
                 writes: [Some(first), second, third],
                 // Each with another one behind it.
-                ops: [op, (op * 7 + n * 3 + 1) % OPS.len()],
+                ops: [Some(op), Some((op * 7 + n * 3 + 1) % OPS.len()), None],
                 ends,
             }
         })
-    })
+    });
+    going.chain(others)
 }
 
 /// A history as it goes on.
@@ -239,8 +252,8 @@ pub fn play(
     }
     let reading = plot.read.map(|n| Reads::begin(&machine, READS[n])).transpose()?.flatten();
     let begun = plot.writes.into_iter().flatten().map(|n| WRITES[n]);
-    let texts: Vec<&str> = begun.chain(plot.ops.map(|n| OPS[n])).collect();
-    let writes = texts.len() - plot.ops.len();
+    let writes = begun.clone().count();
+    let texts: Vec<&str> = begun.chain(plot.ops.into_iter().flatten().map(|n| OPS[n])).collect();
     let call = |(n, text): (usize, &&str)| {
         let op = text.parse().expect("an operation");
         Call { thread: n, op, tag: 1000 + n as u64, begun: None, ended: None }
