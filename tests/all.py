@@ -276,7 +276,7 @@ def crash():
         runs += [
             ("seq1", "--depth", "2"), ("seq2", "--image", "fresh"), ("seq2", "--image", "aged", *part),
             ("tests/crashmonkey.workload", *late), ("seq1", "--depth", "2", *late), ("seq1", "--engine", "late-by-alignment"),
-            ("seq1", "--depth", "2", "--engine", "late-striped"),
+            ("seq1", "--depth", "2", "--engine", "late-striped"), ("seq1", "--depth", "2", "--engine", "late-in-pieces"),
             ("seq2", "--image", "fresh", *late), ("seq2", "--image", "aged", *late, *part),
             ("seq3", "--samples", "all", "--image", "fresh", "--leaves", "1024", *late, *part),
             ("seq3", "--samples", "all", "--image", "fresh", "--leaves", "1024", *part), ("heap", "--depth", "2"),

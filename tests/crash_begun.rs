@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use lodestone::fs::DataMode;
 use lodestone::media::Domain;
-use lodestone::sim::begun::{Plot, play, plots};
-use lodestone::sim::explore::{Bounds, Coverage};
+use lodestone::sim::begun::{Played, Plot, play, plots};
+use lodestone::sim::explore::Bounds;
 use lodestone::sim::mutation::Mutation;
 use lodestone::sim::run::{Copier, Image, Place, Start};
 use parking_lot::Mutex;
@@ -15,22 +15,23 @@ use parking_lot::Mutex;
 const BOUNDS: Bounds = Bounds { leaves_max: 200, lane_states: 4, seed: 1 };
 
 /// Plays each of them on all CPUs.
-fn hold(place: Place, plots: &[Plot]) -> Coverage {
+fn hold(place: Place, plots: &[Plot]) -> Played {
     let start = Start::new(place).expect("a pool to begin on");
-    let (next, total) = (AtomicUsize::new(0), Mutex::new(Coverage::default()));
+    let (next, total) = (AtomicUsize::new(0), Mutex::new(Played::default()));
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()) {
             scope.spawn(|| {
                 while let Some(plot) = plots.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let coverage =
+                    let played =
                         play(&start, *plot, &BOUNDS, None).unwrap_or_else(|what| panic!("{place}: {what}"));
-                    *total.lock() += coverage;
+                    *total.lock() += played;
                 }
             });
         }
     });
     let total = *total.lock();
-    assert!(total.points > plots.len() as u64 * 4 && total.states > total.points, "{total:?}");
+    let coverage = total.coverage;
+    assert!(coverage.points > plots.len() as u64 * 4 && coverage.states > coverage.points, "{total:?}");
     total
 }
 
@@ -66,6 +67,7 @@ fn each_step_is_needed() {
         "what the pages of a skipped write are is written down",
         "what is being read is not reused",
         "what is being read is not overwritten where it is",
+        "a paired record is settled before its directory's log goes",
     ] {
         let without = || Some(Arc::new(Mutation::without_named(step.to_owned())));
         let noticed = plots().step_by(7).any(|plot| {
@@ -94,4 +96,21 @@ fn the_same_in_several_batches() {
 fn the_same_in_several_batches_where_hardly_anything_is_free() {
     let total = hold(Place { image: Image::Full, ..place(Copier::LateStriped) }, &some());
     println!("{total:?}");
+}
+
+/// A page at a time: what class bandwidth may not hand over yet is held back, and its record is committed.
+#[test]
+fn the_same_where_pieces_are_held_back() {
+    let plots = some();
+    let total = hold(place(Copier::LateInPieces), &plots);
+    println!("{total:?}");
+    assert!(total.held_back * 2 > plots.len() as u64, "{total:?}");
+}
+
+#[test]
+fn the_same_where_pieces_are_held_back_and_hardly_anything_is_free() {
+    let plots = some();
+    let total = hold(Place { image: Image::Full, ..place(Copier::LateInPieces) }, &plots);
+    println!("{total:?}");
+    assert!(total.held_back > 0, "{total:?}");
 }

@@ -76,5 +76,6 @@ fn one_operation_whose_data_a_late_device_copies() {
         Place { domain: Domain::Memory, data: DataMode::Cow, image: Image::Fresh, copier: Copier::Late };
     let by_alignment = Place { copier: Copier::LateByAlignment, data: DataMode::InPlace, ..place };
     let striped = Place { copier: Copier::LateStriped, ..place };
-    hold(vec![place, by_alignment, striped, Place { domain: Domain::PageCache, ..place }]);
+    let in_pieces = Place { copier: Copier::LateInPieces, ..place };
+    hold(vec![place, by_alignment, striped, in_pieces, Place { domain: Domain::PageCache, ..place }]);
 }

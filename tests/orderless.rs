@@ -95,10 +95,15 @@ fn files_on<M: Media>(media: M, engine: Option<EngineKind>) -> (Files<M>, Key) {
 fn files_of<M: Media>(media: M, engine: Option<EngineKind>) -> (Files<M>, Key) {
     let options = OpenOptions { engine: engine.unwrap_or_default(), ..OpenOptions::default() };
     let fs = Fs::open(media, &options).unwrap();
-    let key = Key::default();
-    if engine.is_none() {
-        fs.mover().give(Box::new(Gate(key.clone())), SimEngine::limits());
+    match engine {
+        None => behind_a_gate(fs),
+        Some(_) => (Files::new(fs, Cred::root(), 0), Key::default()),
     }
+}
+
+fn behind_a_gate<M: Media>(fs: Arc<Fs<M>>) -> (Files<M>, Key) {
+    let key = Key::default();
+    fs.mover().give(Box::new(Gate(key.clone())), SimEngine::limits());
     (Files::new(fs, Cred::root(), 0), key)
 }
 
@@ -352,6 +357,108 @@ fn room_that_a_file_had_is_waited_for() {
         assert_eq!(writes.join().unwrap().unwrap(), 400 * KIB);
     });
     check(&files);
+}
+
+/// A pool whose epochs nobody settles by himself, with "old", a directory that has blocks and is empty: what was in it,
+/// "kept", went to "new" a moment ago. An empty directory "other" there is, too, and a file that is copied by the gate.
+fn with_a_directory_that_may_go() -> (Arc<Files<Pool>>, Key, Fd, u64) {
+    let fs = Fs::mkfs(memfd(), &MkfsOptions::default()).unwrap();
+    let fs = Fs::open(fs, &OpenOptions { no_ticker: true, ..OpenOptions::default() }).unwrap();
+    let (files, key) = behind_a_gate(fs);
+    let fd = create(&files, "file", &[1; 256 * KIB]);
+    ["new", "other"].iter().for_each(|name| files.mkdir(name.as_bytes(), 0o700).unwrap());
+    let free = files.fs().statfs().blocks_free;
+    files.mkdir(b"old", 0o700).unwrap();
+    files.setxattr(b"old", true, b"user.large", &[7; 60_000], 0).unwrap();
+    files.close(create(&files, "old/kept", &[5; 100])).unwrap();
+    files.rename(b"old/kept", b"new/kept", 0).unwrap();
+    (Arc::new(files), key, fd, free)
+}
+
+/// What a directory goes with.
+const LAST_OF_A_DIRECTORY: [fn(&Files<Pool>); 3] = [
+    |files| files.rmdir(b"old").unwrap(),
+    |files| {
+        files.rename(b"other", b"old", 0).unwrap();
+        files.rename(b"old", b"other", 0).unwrap();
+    },
+    |files| {
+        let fd = files.open(b"old", libc::O_DIRECTORY, 0).unwrap();
+        files.rmdir(b"old").unwrap();
+        files.close(fd).unwrap();
+    },
+];
+
+/// What it has stays until the epoch is settled in which something was moved between it and another one: nobody waits for the copies
+/// that are to be over by then, neither in a uthread nor on a thread.
+#[test]
+fn the_end_of_a_directory_waits_for_no_copy() {
+    for (number, last) in LAST_OF_A_DIRECTORY.into_iter().enumerate() {
+        for in_uthread in [true, false] {
+            let (files, key, fd, free) = with_a_directory_that_may_go();
+            let ino = files.stat(b"old").unwrap().ino;
+            let held = free - files.fs().statfs().blocks_free;
+            assert!(held > 14, "what it has: {held} blocks");
+            let ticket = files.submit_pwrite(fd, vec![7; 64 * KIB].into(), 0).unwrap();
+            let copied = free - held - files.fs().statfs().blocks_free;
+            if in_uthread {
+                let runtime = Runtime::new(Options::default()).unwrap();
+                let own = files.clone();
+                let removes = runtime.spawn(move || last(&own)).unwrap();
+                let own = files.clone();
+                let other = runtime.spawn(move || own.mkdir(b"meanwhile", 0o700).unwrap()).unwrap();
+                or_opened(&key, || runtime.run(1).unwrap());
+                removes.join().unwrap();
+                other.join().unwrap();
+            } else {
+                or_opened(&key, || last(&files));
+                files.mkdir(b"meanwhile", 0o700).unwrap();
+            }
+            assert!(!ticket.poll(), "it waited: {number}");
+            assert_eq!(files.stat(b"old").unwrap_err().errno(), libc::ENOENT);
+            assert_ne!(files.stat(b"meanwhile").unwrap().ino, ino, "nobody has its number");
+            let left = free - files.fs().statfs().blocks_free;
+            assert!(left >= held + copied, "nor its blocks: {left} of {held} and {copied}");
+            key.set(true);
+            assert_eq!(ticket.wait().unwrap(), 64 * KIB);
+            files.fs().tick().unwrap();
+            let left = free - files.fs().statfs().blocks_free;
+            assert!(left <= 3, "it is freed with the epoch: {left} blocks");
+            let numbers = ["one", "two"].map(|name| files.ino(create(&files, name, &[])).unwrap());
+            assert!(numbers.contains(&ino), "and so is its number: {number}");
+            let kept = files.open(b"new/kept", libc::O_RDONLY, 0).unwrap();
+            assert_eq!(content(&files, kept), [5; 100]);
+            check(&files);
+        }
+    }
+}
+
+/// In a full pool, too: what such a directory has is waited for by who needs it, in a uthread so that others run.
+#[test]
+fn room_that_a_directory_had_is_waited_for() {
+    for in_uthread in [true, false] {
+        let (files, key, fd, _) = with_a_directory_that_may_go();
+        let other = create(&files, "written", &[]);
+        files.set_engine(other, Some(EngineKind::Cpu)).unwrap();
+        fill(&files, 16 * KIB);
+        let ticket = files.submit_pwrite(fd, vec![2; 8 * KIB].into(), 0).unwrap();
+        or_opened(&key, || files.rmdir(b"old").unwrap());
+        assert!(!ticket.poll());
+        let write = move |files: &Files<Pool>| files.pwrite(other, &vec![3; 40 * KIB], 0).unwrap();
+        if in_uthread {
+            assert_eq!(waits_and_lets_others_run(&files, &key, write), 40 * KIB);
+        } else {
+            std::thread::scope(|scope| {
+                let writes = scope.spawn(|| write(&files));
+                std::thread::sleep(Duration::from_millis(50));
+                assert!(!writes.is_finished(), "it does not wait for what the directory had");
+                key.set(true);
+                assert_eq!(writes.join().unwrap(), 40 * KIB);
+            });
+        }
+        assert_eq!(ticket.wait().unwrap(), 8 * KIB);
+        check(&files);
+    }
 }
 
 /// One that went with its copies under way is not there after a close, and none of it is lost by a copy that fails.
@@ -796,14 +903,10 @@ fn room_that_copies_keep_is_waited_for() {
     check(&files);
 }
 
-/// A pool that is full but for what a copy keeps: 256 KiB of "file", of which a write is under way. "other" is copied by the CPU.
-fn full_but_for_a_copy() -> (Arc<Files<Pool>>, Key, WriteTicket<Pool>, Fd) {
-    let (files, key) = files_on(memfd(), None);
-    let fd = create(&files, "file", &[1; 256 * KIB]);
-    let other = create(&files, "other", &[]);
-    files.set_engine(other, Some(EngineKind::Cpu)).unwrap();
+/// Leaves so many bytes free.
+fn fill(files: &Files<Pool>, left: usize) {
     let gap = files.open(b"gap", libc::O_CREAT | libc::O_WRONLY, 0o600).unwrap();
-    files.fallocate(gap, 0, 0, 256 * KIB as i64).unwrap();
+    files.fallocate(gap, 0, 0, left as i64).unwrap();
     let fill = files.open(b"fill", libc::O_CREAT | libc::O_WRONLY, 0o600).unwrap();
     let (mut at, mut step) = (0, 1 << 20);
     while step >= 4096 {
@@ -814,6 +917,15 @@ fn full_but_for_a_copy() -> (Arc<Files<Pool>>, Key, WriteTicket<Pool>, Fd) {
         }
     }
     files.ftruncate(gap, 0).unwrap();
+}
+
+/// A pool that is full but for what a copy keeps: 256 KiB of "file", of which a write is under way. "other" is copied by the CPU.
+fn full_but_for_a_copy() -> (Arc<Files<Pool>>, Key, WriteTicket<Pool>, Fd) {
+    let (files, key) = files_on(memfd(), None);
+    let fd = create(&files, "file", &[1; 256 * KIB]);
+    let other = create(&files, "other", &[]);
+    files.set_engine(other, Some(EngineKind::Cpu)).unwrap();
+    fill(&files, 256 * KIB);
     let ticket = files.submit_pwrite(fd, vec![2; 256 * KIB].into(), 0).unwrap();
     assert!(!ticket.poll() && key.begun() == 1);
     (Arc::new(files), key, ticket, other)

@@ -17,6 +17,7 @@
 //! | `sink`, `last_line` | where a write's data go; what appends need not fetch |
 //! | `offload` | copies that go on after their operation let go of the inode |
 //! | `namei`, `walk` | operations on names, path walks |
+//! | `departed` | directories that went, and whose logs stay for a while |
 //! | `clean` | log cleaning |
 //! | `clock` | what time it is |
 //! | `quarantine` | blocks that failed |
@@ -36,6 +37,7 @@ pub mod check;
 mod checkpoint;
 mod clean;
 pub mod clock;
+mod departed;
 pub mod dirindex;
 pub mod dump;
 mod epoch;
@@ -456,6 +458,7 @@ pub struct Fs<M: Media> {
     rename_lock: Mutex<()>,
     /// By directory: files that lost a name in it and have others. Its log alone knows their change times.
     left: Mutex<std::collections::HashMap<u32, Vec<(u32, u64)>>>,
+    departed: departed::Departed,
     /// Changes whenever a directory's path or permissions may have: what cached walks check.
     namespace: CachePadded<AtomicU64>,
     /// The time at the last tick: to see cheaply that an access time is not a day old.
@@ -670,7 +673,8 @@ impl<M: Media> Fs<M> {
     fn make_room(&self, Room { releases, waited, tries }: &mut Room) -> bool {
         // Once: there may always be others.
         if !std::mem::replace(waited, true) {
-            if offload::put_off(|| self.core.copies.keep_blocks() || self.syncs_make_room()) {
+            let keeps = || self.core.copies.keep_blocks() || self.departed.any();
+            if offload::put_off(|| keeps() || self.syncs_make_room()) {
                 return false;
             }
             let (ahead, copies) = (self.pause_copies_ahead(), self.core.copies.keep_blocks());
@@ -680,7 +684,8 @@ impl<M: Media> Fs<M> {
                 // Whoever is just ending others frees what those kept before leaving this epoch.
                 self.core.epochs.advance();
             }
-            if ahead || self.core.copies.kept_blocks() {
+            let departed = self.departed.any() && self.settle().is_ok();
+            if ahead || departed || self.core.copies.kept_blocks() {
                 return true;
             }
         }
@@ -747,9 +752,12 @@ impl<M: Media> Fs<M> {
     /// Frees all that a nameless, unused inode has; a used one's too at the end. Where writes of it are under way nobody waits
     /// for them, but at a close: whoever sees the last of them over does this then.
     fn reclaim(&self, inode: &Inode, at_close: bool) {
-        if inode.kind == Kind::Directory && self.settle_pairs().is_err() {
-            return; // the file system is poisoned: nothing is used again
+        if inode.kind != Kind::Directory || self.log_may_go(inode) {
+            self.free_inode(inode, at_close);
         }
+    }
+
+    fn free_inode(&self, inode: &Inode, at_close: bool) {
         let mut body = if at_close { self.change_at_rest(inode) } else { self.table.change(inode) };
         if body.writes.any() {
             return;
@@ -765,18 +773,6 @@ impl<M: Media> Fs<M> {
         self.table.entry(inode.ino.0).node.empty_out();
         drop(body); // its line shows nothing before another may have it
         self.slots.put(inode.ino.0, reuse);
-    }
-
-    /// Before a directory's log goes: another log may end with the other half of one of its records, which
-    /// recovery would look for. (On an ordinary file nothing freed is reused that early.)
-    fn settle_pairs(&self) -> Result<()> {
-        let settled = self.state.lock().settled;
-        let omits = || self.core.media.omits("a paired record is settled before its directory's log goes");
-        if self.core.deferring || self.core.paired.load(Ordering::Acquire) <= settled || omits() {
-            return Ok(());
-        }
-        self.core.check_alive()?;
-        self.settle()
     }
 
     fn free_contents(&self, body: &mut Body, reuse: Option<u64>) {

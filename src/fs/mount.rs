@@ -253,6 +253,7 @@ impl<M: Media> Fs<M> {
             rename_lock: Mutex::new(()),
             fixing: Mutex::new(()),
             left: Mutex::default(),
+            departed: Default::default(),
             namespace: CachePadded::new(AtomicU64::new(0)),
             seconds: CachePadded::new(AtomicU64::new(now())),
             id: NEXT.fetch_add(1, Ordering::Relaxed),
@@ -278,8 +279,27 @@ impl<M: Media> Fs<M> {
     /// Ends the epoch, waits for its operations, makes them survive power loss where that takes a
     /// sync, and names it in the state line. The caller is in no epoch.
     pub(super) fn settle(&self) -> Result<()> {
-        let mut synced = self.syncing.lock();
-        self.settle_locked(&mut synced)
+        let settled = self.settle_locked(&mut self.syncing.lock());
+        self.free_departed();
+        settled
+    }
+
+    /// The same, unless it would wait for copies, or for somebody who does; whether the epoch was named.
+    pub(super) fn settle_beside_copies(&self) -> Result<bool> {
+        if self.has_writes_under_way() {
+            return Ok(false);
+        }
+        // Whoever has it may wait for copies.
+        let Some(mut synced) = self.syncing.try_lock() else { return Ok(false) };
+        let ended = self.end_epoch();
+        // They may have begun meanwhile.
+        if self.has_writes_of(ended) {
+            return Ok(false);
+        }
+        let settled = self.name_ended(&mut synced, ended);
+        drop(synced);
+        self.free_departed();
+        settled.map(|()| true)
     }
 
     /// [`settle`](Fs::settle) so that the state line survives power loss, too. Before that nothing may be
@@ -296,9 +316,18 @@ impl<M: Media> Fs<M> {
     }
 
     fn settle_locked(&self, synced: &mut Synced) -> Result<()> {
-        self.save_bad_blocks();
-        let ended = self.core.epochs.advance();
+        let ended = self.end_epoch();
         self.finish_writes(ended);
+        self.name_ended(synced, ended)
+    }
+
+    fn end_epoch(&self) -> u64 {
+        self.save_bad_blocks();
+        self.core.epochs.advance()
+    }
+
+    /// Names an epoch of which nothing is under way.
+    fn name_ended(&self, synced: &mut Synced, ended: u64) -> Result<()> {
         // Whoever failed in the epoch said so before leaving it.
         if self.core.failed.load(Ordering::Acquire) {
             return Err(self.core.poison_error());

@@ -26,7 +26,7 @@ use super::class::{Class, Via};
 use super::completion::Completion;
 use super::dsa::{BATCH_MAX, TRANSFER_BYTES_MAX};
 use super::engine_port::{Awaited, Durability, End, Engine, RawTransfer, Refused, Ticket, Transfer};
-use super::manager::{Entered, PIECE_BYTES};
+use super::manager::Entered;
 use super::owners;
 use super::schedule::{Decision, Direction, Expected, Job, decide};
 use super::{EngineKind, Mover, Running};
@@ -185,6 +185,8 @@ struct Cut {
     pending: SmallVec<[Batch; 1]>,
     parts: usize,
     class: Option<Class>,
+    /// What goes of class bandwidth at a time.
+    piece_bytes: usize,
     /// The CPU has a share of a read that is its own by nothing but the schedule.
     shared: bool,
 }
@@ -214,7 +216,7 @@ impl Cut {
         let sum = self.next_sum(part.len);
         let alone = self.sums.is_some();
         let descriptors = |t: &RawTransfer| t.len.div_ceil(TRANSFER_BYTES_MAX);
-        let bytes_max = if self.in_pieces() { PIECE_BYTES } else { usize::MAX };
+        let bytes_max = if self.in_pieces() { self.piece_bytes } else { usize::MAX };
         let has_room = |batch: &&mut Batch| {
             let taken: usize = batch.transfers.iter().map(descriptors).sum();
             let fits = taken + descriptors(&part) <= BATCH_MAX && batch.bytes() + part.len <= bytes_max;
@@ -261,7 +263,8 @@ impl<M: Media> Mover<M> {
         let (sums, via) = (crc.then(SmallVec::new), via.into());
         let class = self.class_of(via);
         let (own, pending) = (SmallVec::new(), SmallVec::new());
-        let mut cut = Cut { sums, own, pending, parts: 0, class, shared: false };
+        let piece_bytes = self.qos.piece_bytes;
+        let mut cut = Cut { sums, own, pending, parts: 0, class, piece_bytes, shared: false };
         let kind = via.engine.unwrap_or_else(|| self.kind());
         for transfer in transfers {
             let mut done = 0;
@@ -403,7 +406,7 @@ impl<M: Media> Mover<M> {
         // No more than one batch holds.
         let batch_bytes_max = capability.largest_bytes.min(BATCH_MAX * TRANSFER_BYTES_MAX);
         let batch_bytes_max =
-            if cut.in_pieces() { batch_bytes_max.min(PIECE_BYTES) } else { batch_bytes_max };
+            if cut.in_pieces() { batch_bytes_max.min(cut.piece_bytes) } else { batch_bytes_max };
         for at in (from..until).step_by(batch_bytes_max) {
             let len = (until - at).min(batch_bytes_max);
             cut.hand_over(kind, region, part.part(at, len));

@@ -41,7 +41,7 @@ use crate::sync::primitive::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64
 /// The regulator looks so often. (EasyIO §4.4 asks for microseconds; in this time the memory of its testbed takes seven
 /// pieces.)
 pub const EPOCH_NS: u64 = 200_000;
-/// What class bandwidth hands over at a time, in bytes (EasyIO §4.4).
+/// What class bandwidth hands over at a time, in bytes, where nobody says otherwise (EasyIO §4.4).
 pub const PIECE_BYTES: usize = 64 << 10;
 /// Channels over which class latency spreads (EasyIO §4.4).
 pub const LATENCY_CHANNELS_MAX: usize = 4;
@@ -108,6 +108,10 @@ pub struct Qos {
     pub top_bytes: u64,
     /// By how much its budget changes from epoch to epoch, in bytes. (EasyIO calls it Delta, and leaves it open.)
     pub step_bytes: u64,
+    /// What it hands over at a time, in bytes.
+    pub piece_bytes: usize,
+    /// Time goes on by so many nanoseconds whenever somebody asks for it, and does not otherwise: for simulations that replay.
+    pub by_looks_ns: Option<u64>,
 }
 
 impl Default for Qos {
@@ -122,6 +126,8 @@ impl Default for Qos {
             // Some 20 GB/s.
             top_bytes: 64 * piece,
             step_bytes: piece,
+            piece_bytes: PIECE_BYTES,
+            by_looks_ns: None,
         }
     }
 }
@@ -143,7 +149,7 @@ impl Qos {
     }
 
     fn bounds(&self) -> Bounds {
-        let floor_bytes = self.floor_bytes.max(PIECE_BYTES as u64);
+        let floor_bytes = self.floor_bytes.max(self.piece_bytes as u64);
         Bounds { floor_bytes, top_bytes: self.top_bytes.max(floor_bytes), step_bytes: self.step_bytes.max(1) }
     }
 }
@@ -292,10 +298,11 @@ struct Group {
     rests: AtomicU64,
     epochs: AtomicU64,
     late_epochs: AtomicU64,
+    piece_bytes: u64,
 }
 
 impl Group {
-    fn new(budget: u64) -> Group {
+    fn new(budget: u64, piece_bytes: usize) -> Group {
         Group {
             latency: CachePadded::default(),
             bandwidth: CachePadded::default(),
@@ -319,6 +326,7 @@ impl Group {
             rests: AtomicU64::new(0),
             epochs: AtomicU64::new(0),
             late_epochs: AtomicU64::new(0),
+            piece_bytes: piece_bytes as u64,
         }
     }
 
@@ -328,7 +336,7 @@ impl Group {
 
     /// A piece is owed: that goes before everybody.
     fn is_forced(&self) -> bool {
-        self.owed.load(Ordering::SeqCst) >= PIECE_BYTES as u64
+        self.owed.load(Ordering::SeqCst) >= self.piece_bytes
     }
 
     fn should_rest(&self) -> bool {
@@ -339,7 +347,7 @@ impl Group {
 
     /// Changes what is owed, two pieces at most.
     fn owe(&self, more: u64, less: u64) {
-        let next = |owed: u64| Some((owed + more).min(2 * PIECE_BYTES as u64).saturating_sub(less));
+        let next = |owed: u64| Some((owed + more).min(2 * self.piece_bytes).saturating_sub(less));
         // It always has a next value.
         let _ = self.owed.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
     }
@@ -358,24 +366,30 @@ pub struct Manager {
     /// Class bandwidth was seen: from now on its channels are its own.
     parted: AtomicBool,
     ns_per_tick: OnceLock<f64>,
+    /// Of a time that goes on by them.
+    looks: AtomicU64,
 }
 
 impl Manager {
     pub fn new(groups: usize, qos: Qos) -> Manager {
         let bounds = qos.bounds();
         Manager {
-            groups: (0..groups.max(1)).map(|_| Group::new(bounds.top_bytes)).collect(),
-            owners: Owners::new(PIECE_BYTES as u64),
+            groups: (0..groups.max(1)).map(|_| Group::new(bounds.top_bytes, qos.piece_bytes)).collect(),
+            owners: Owners::new(qos.piece_bytes as u64),
             qos,
             bounds,
             parted: AtomicBool::new(false),
             ns_per_tick: OnceLock::new(),
+            looks: AtomicU64::new(0),
         }
     }
 
     /// In nanoseconds, since whenever.
     #[inline]
     pub fn now(&self) -> u64 {
+        if let Some(ns) = self.qos.by_looks_ns {
+            return ns * self.looks.fetch_add(1, Ordering::Relaxed);
+        }
         let rate = *self.ns_per_tick.get_or_init(|| {
             stamp::begin();
             stamp::ns_per_tick()
@@ -622,7 +636,7 @@ impl Manager {
             group.owed.store(0, Ordering::SeqCst);
             group.fed.store(epoch, Ordering::Relaxed);
         } else if u128::from(hungry) > self.qos.starve_max.as_nanos() {
-            group.owe(PIECE_BYTES as u64, 0);
+            group.owe(group.piece_bytes, 0);
             group.fed.store(epoch, Ordering::Relaxed);
         }
     }

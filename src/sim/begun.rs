@@ -5,6 +5,9 @@
 //! names, and ends the writes in one order or another, and the read last, when all that it reads may have been replaced, cut off
 //! or removed. What is left of it at each fence must be what some serial order gives, of what was acknowledged and
 //! some of what was not. For persistent memory: on an ordinary file what is not synced is promised to nobody.
+//!
+//! Where the device copies in pieces some are held back behind the record, while a write of class latency is under way or the
+//! regulator has it so; who waits lets them in, and who asks between the other operations.
 
 use std::sync::Arc;
 
@@ -20,11 +23,13 @@ use super::mutation::Mutation;
 use super::run::Start;
 use super::tree::Tree;
 use super::workload::Op;
-use crate::fs::ReadTicket;
+use crate::fs::{ReadTicket, WriteTicket};
+use crate::mover::class::Class;
 
 /// What is there first.
 const BEFORE: &[&str] = &[
     "mkdir A",
+    "mkdir D",
     "create foo",
     "write foo 0 45000",
     "create A/bar",
@@ -82,15 +87,40 @@ const OPS: &[&str] = &[
     "sync",
     "tick",
     "create B",
+    "rename A/bar D/bar",
+    "rmdir A",
 ];
+
+/// What is moved out of a directory that goes, and what may take its number.
+const GOES: [&str; 3] = ["rename A/bar D/bar", "rmdir A", "create B"];
 
 /// One history, by places in [`READS`], [`WRITES`] and [`OPS`].
 #[derive(Clone, Copy, Debug)]
 pub struct Plot {
     read: Option<usize>,
     writes: [Option<usize>; 3],
-    ops: [usize; 2],
+    ops: [Option<usize>; 3],
     ends: Ends,
+    /// Of a device that copies in pieces: the second write is of class latency.
+    mixed: bool,
+    /// Likewise: after each operation somebody asks for the writes.
+    asks: bool,
+}
+
+/// What was found.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Played {
+    pub coverage: Coverage,
+    /// Crash points at which pieces were held back of a write whose record was committed, but for those while it is waited
+    /// for.
+    pub held_back: u64,
+}
+
+impl std::ops::AddAssign for Played {
+    fn add_assign(&mut self, other: Played) {
+        self.coverage += other.coverage;
+        self.held_back += other.held_back;
+    }
 }
 
 /// In which order writes end.
@@ -104,9 +134,17 @@ enum Ends {
 
 /// All of them.
 pub fn plots() -> impl Iterator<Item = Plot> {
+    let going = (0..WRITES.len()).map(|write| Plot {
+        read: None,
+        writes: [Some(write), None, None],
+        ops: GOES.map(|op| OPS.iter().position(|o| *o == op)),
+        ends: Ends::InTurn,
+        mixed: false,
+        asks: false,
+    });
     let seconds = || std::iter::once(None).chain((0..WRITES.len()).map(Some));
     let writes = (0..WRITES.len()).flat_map(move |first| seconds().map(move |second| (first, second)));
-    writes.enumerate().flat_map(|(n, (first, second))| {
+    let others = writes.enumerate().flat_map(|(n, (first, second))| {
         (0..OPS.len()).map(move |op| {
             let third =
                 second.filter(|_| (n + op) % 3 == 0).map(|second| (first + second + op) % WRITES.len());
@@ -119,11 +157,14 @@ pub fn plots() -> impl Iterator<Item = Plot> {
                 read: ((n + op) % 5 < 3).then_some((n * 3 + op) % READS.len()),
                 writes: [Some(first), second, third],
                 // Each with another one behind it.
-                ops: [op, (op * 7 + n * 3 + 1) % OPS.len()],
+                ops: [Some(op), Some((op * 7 + n * 3 + 1) % OPS.len()), None],
                 ends,
+                mixed: op % 3 == 0,
+                asks: (n + op) % 4 < 2,
             }
         })
-    })
+    });
+    going.chain(others)
 }
 
 /// A history as it goes on.
@@ -131,6 +172,7 @@ struct Stage {
     machine: Machine,
     history: Arc<Mutex<History>>,
     points: Arc<Mutex<Vec<(CrashPoint, History)>>>,
+    held_back: u64,
 }
 
 impl Stage {
@@ -148,22 +190,32 @@ impl Stage {
     }
 
     /// Begins the first `writes` calls, makes the others, and ends the writes.
-    fn play(&mut self, writes: usize, ends: Ends) {
+    fn play(&mut self, writes: usize, plot: &Plot) {
+        let in_pieces = self.machine.fs().media().engine().is_some_and(|device| device.in_pieces);
         let count = self.history.lock().calls.len();
         let mut tickets = Vec::new();
         for n in 0..writes {
             let (op, tag) = self.begin(n);
-            match self.machine.begin_write(&op, tag) {
+            let class = (in_pieces && plot.mixed && n == 1).then_some(Class::Latency);
+            let before = self.points.lock().len();
+            let begun = self.machine.begin_write(&op, tag, class);
+            self.count_held_back(before, &tickets);
+            match begun {
                 Ok(ticket) => tickets.push((n, ticket)),
                 Err(e) => self.end(n, Err(e.errno())),
             }
         }
         for n in writes..count {
             let (op, tag) = self.begin(n);
+            let before = self.points.lock().len();
             let outcome = self.machine.attempt(&op, tag);
             self.end(n, outcome);
+            self.count_held_back(before, &tickets);
+            if in_pieces && plot.asks {
+                tickets.iter().for_each(|(_, ticket)| _ = ticket.poll());
+            }
         }
-        match ends {
+        match plot.ends {
             Ends::InTurn => {}
             Ends::Reversed => tickets.reverse(),
             Ends::FromTheMiddle => {
@@ -174,6 +226,13 @@ impl Stage {
         for (n, ticket) in tickets {
             let outcome = ticket.wait().map(drop).map_err(|e| e.errno());
             self.end(n, outcome);
+        }
+    }
+
+    /// A write that is held back was so at all points since: nothing is held back again.
+    fn count_held_back(&mut self, since: usize, tickets: &[(usize, WriteTicket<SimMedia>)]) {
+        if tickets.iter().any(|(_, ticket)| ticket.is_held_back()) {
+            self.held_back += (self.points.lock().len() - since) as u64;
         }
     }
 }
@@ -227,7 +286,7 @@ pub fn play(
     plot: Plot,
     bounds: &Bounds,
     mutation: Option<Arc<Mutation>>,
-) -> Result<Coverage, String> {
+) -> Result<Played, String> {
     let mut machine = start.machine(mutation)?;
     for op in BEFORE {
         match machine.apply(&op.parse().expect("an operation"))? {
@@ -239,8 +298,8 @@ pub fn play(
     }
     let reading = plot.read.map(|n| Reads::begin(&machine, READS[n])).transpose()?.flatten();
     let begun = plot.writes.into_iter().flatten().map(|n| WRITES[n]);
-    let texts: Vec<&str> = begun.chain(plot.ops.map(|n| OPS[n])).collect();
-    let writes = texts.len() - plot.ops.len();
+    let writes = begun.clone().count();
+    let texts: Vec<&str> = begun.chain(plot.ops.into_iter().flatten().map(|n| OPS[n])).collect();
     let call = |(n, text): (usize, &&str)| {
         let op = text.parse().expect("an operation");
         Call { thread: n, op, tag: 1000 + n as u64, begun: None, ended: None }
@@ -251,9 +310,9 @@ pub fn play(
     let (kept, seen) = (points.clone(), history.clone());
     let recorder = move |point: &CrashPoint| kept.lock().push((point.clone(), seen.lock().clone()));
     machine.fs().media().record(Some(Box::new(recorder)));
-    let mut stage = Stage { machine, history, points };
-    stage.play(writes, plot.ends);
-    let Stage { mut machine, history, points } = stage;
+    let mut stage = Stage { machine, history, points, held_back: 0 };
+    stage.play(writes, &plot);
+    let Stage { mut machine, history, points, held_back } = stage;
     machine.fs().media().record(None);
     let at_end = history.lock().clone();
     let found = Tree::read(machine.fs(), [])?;
@@ -263,7 +322,7 @@ pub fn play(
         Some(reading) => reading.end(&mut machine).map_err(|what| format!("{plot:?}: {what}\n{at_end}"))?,
         None => points.push((judge::settled(machine.fs().clone()), at_end)),
     }
-    let mut total = Coverage::default();
+    let mut total = Played { held_back, ..Played::default() };
     for (point, history) in points {
         let visit = |media| {
             let fs = machine::open(media)?;
@@ -275,7 +334,7 @@ pub fn play(
             Ok(found.digest())
         };
         let (coverage, violation) = explore(&point, bounds, &mut |media| visit(media));
-        total += coverage;
+        total.coverage += coverage;
         if let Some(v) = violation {
             return Err(format!("{plot:?}: {}\nlost: {}\n{history}", v.what, v.lost));
         }

@@ -127,6 +127,8 @@ const GIVEN: &[&[&str]] = &[
     // A directory goes while somebody changes a file that had lost a name in it.
     &["unlink D/bar ; rmdir D", "chmod B/bar 600 ; append B/bar 10"],
     &["unlink D/bar ; rmdir D", "setxattr B/bar user.a 10", "unlink A/bar"],
+    // A directory goes behind a rename, while copies are under way and somebody names epochs.
+    &["rename foo A/C/foo ; rename A/C/foo foo ; rmdir A/C", "write A/foo 4096 8192", "tick"],
 ];
 /// One history in so many is a given one.
 const GIVEN_IN: u64 = 8;

@@ -10,6 +10,9 @@
 //!
 //! *Striped* media are two regions, block by block, so that a copy of several blocks is two batches. Of every second two
 //! that follow each other the later one ends first, whoever's it is.
+//!
+//! *In pieces*: what it copies is of class bandwidth, a page at a time, and the channel manager holds the rest back until somebody looks
+//! for it, after the record was committed, too. Its time goes on by looks.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -24,6 +27,7 @@ use crate::mover::completion::{Completion, Status};
 use crate::mover::engine_port::{
     Capability, Dram, Durability, Engine, RawTransfer, Refused, Route, Routes, Ticket,
 };
+use crate::mover::manager::{EPOCH_NS, Qos};
 use crate::mover::profile::{Limits, SMALLEST_BYTES, Thresholds};
 use crate::sync::primitive::thread_local;
 
@@ -58,6 +62,7 @@ pub struct Device {
     pub routes: Routes,
     pub late: bool,
     pub striped: bool,
+    pub in_pieces: bool,
 }
 
 /// Looks at a late copy that may find it under way. Only under a model checker there are others who go on meanwhile.
@@ -170,6 +175,21 @@ impl Job {
 impl SimEngine {
     pub fn new(device: Device) -> SimEngine {
         SimEngine { device, jobs: Mutex::default() }
+    }
+
+    /// For a device that copies in pieces: one in an epoch, which is over after a few looks.
+    pub fn qos() -> Qos {
+        let piece_bytes = 4096;
+        let bytes = piece_bytes as u64;
+        let by_looks_ns = Some(EPOCH_NS / 4);
+        Qos {
+            floor_bytes: bytes,
+            top_bytes: bytes,
+            step_bytes: bytes,
+            piece_bytes,
+            by_looks_ns,
+            ..Qos::default()
+        }
     }
 
     /// It takes whatever may be handed over.
@@ -326,7 +346,7 @@ mod tests {
     fn of_a_write_in_two_batches_either_ends_first() {
         let options = MkfsOptions { identity: Some(1), ..MkfsOptions::default() };
         let media = Fs::mkfs(SimMedia::new(vec![0; 2 << 20], Domain::Memory), &options).unwrap();
-        let device = Device { routes: Routes::PAST_CACHES, late: true, striped: true };
+        let device = Device { routes: Routes::PAST_CACHES, late: true, striped: true, in_pieces: false };
         media.copied(Copying { engine: Some(device), ..Copying::default() });
         let files = Files::new(machine::open(media).unwrap(), Cred::root(), 0);
         let fd = files.open(b"f", libc::O_CREAT | libc::O_RDWR, 0o600).unwrap();

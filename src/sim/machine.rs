@@ -9,6 +9,8 @@ use crate::fs::{
     clock,
 };
 
+use crate::mover::class::{Class, Owner};
+
 use super::engine::SimEngine;
 use super::media::SimMedia;
 use super::model::{Falloc, Model, Outcome, Rename, Setting, Target};
@@ -31,7 +33,10 @@ pub struct Machine {
 
 /// Opens media as after a failure. Background work is done when the simulation says so.
 pub fn open(media: SimMedia) -> Result<Arc<Fs<SimMedia>>, String> {
-    let options = OpenOptions { no_ticker: true, power_lost: true, ..OpenOptions::default() };
+    let mut options = OpenOptions { no_ticker: true, power_lost: true, ..OpenOptions::default() };
+    if media.engine().is_some_and(|device| device.in_pieces) {
+        (options.class, options.qos) = (Some(Class::Bandwidth(Owner::of(1))), SimEngine::qos());
+    }
     let fs = Fs::open(media, &options).map_err(|e| format!("it cannot be opened: {e:?}"))?;
     if let Some(device) = fs.media().engine() {
         fs.mover().give(Box::new(SimEngine::new(device)), SimEngine::limits());
@@ -72,11 +77,21 @@ impl Machine {
         Machine { files, model: self.model.clone(), slots: self.slots.clone(), step: self.step }
     }
 
-    /// Begins a write on the production code alone, by a descriptor of its own that is closed at once.
-    pub fn begin_write(&self, op: &Op, tag: u64) -> crate::Result<WriteTicket<SimMedia>> {
+    /// Begins a write on the production code alone, by a descriptor of its own that is closed at once, of a class or the
+    /// pool's.
+    pub fn begin_write(
+        &self,
+        op: &Op,
+        tag: u64,
+        class: Option<Class>,
+    ) -> crate::Result<WriteTicket<SimMedia>> {
         let Op::Write(Target::Path(path), at, len) = op else { unreachable!("only such writes are begun") };
         let fd = self.files.open(path.as_bytes(), libc::O_WRONLY, 0)?;
-        let ticket = self.files.submit_pwrite(fd, bytes(tag, *at, *len).into(), *at as i64);
+        let (src, at) = (bytes(tag, *at, *len).into(), *at as i64);
+        let ticket = match class {
+            Some(class) => self.files.classed(class).submit_pwrite(fd, src, at),
+            None => self.files.submit_pwrite(fd, src, at),
+        };
         self.files.close(fd)?;
         ticket
     }

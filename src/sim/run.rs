@@ -93,6 +93,8 @@ pub enum Copier {
     LateByAlignment,
     /// The same as the first of these, of two regions: a write of several blocks is two batches.
     LateStriped,
+    /// A device that is late, past the caches, a page at a time: the channel manager holds the rest back.
+    LateInPieces,
 }
 
 impl Copier {
@@ -106,12 +108,14 @@ impl Copier {
             Copier::Late => "late",
             Copier::LateByAlignment => "late-by-alignment",
             Copier::LateStriped => "late-striped",
+            Copier::LateInPieces => "late-in-pieces",
         }
     }
 
     fn copying(self) -> Copying {
         let by = |device| Copying { engine: Some(device), ..Copying::default() };
-        let device = |routes, late| by(Device { routes, late, striped: false });
+        let device = |routes, late| by(Device { routes, late, striped: false, in_pieces: false });
+        let late = Device { routes: Routes::PAST_CACHES, late: true, striped: false, in_pieces: false };
         match self {
             Copier::Cpu => Copying::default(),
             Copier::CpuFenced => Copying { fenced_first: true, ..Copying::default() },
@@ -120,7 +124,8 @@ impl Copier {
             Copier::ByAlignment => device(Routes::BOTH, false),
             Copier::Late => device(Routes::PAST_CACHES, true),
             Copier::LateByAlignment => device(Routes::BOTH, true),
-            Copier::LateStriped => by(Device { routes: Routes::PAST_CACHES, late: true, striped: true }),
+            Copier::LateStriped => by(Device { striped: true, ..late }),
+            Copier::LateInPieces => by(Device { in_pieces: true, ..late }),
         }
     }
 }

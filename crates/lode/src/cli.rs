@@ -597,6 +597,7 @@ pub enum CrashEngine {
     Late,
     LateByAlignment,
     LateStriped,
+    LateInPieces,
 }
 
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]

@@ -85,6 +85,7 @@ impl<M: Media> Fs<M> {
             ready!(waits.poll(&read.copy, context, || self.read_has_ended(read)));
             keeping.reads.pop();
         }
+        self.free_departed_beside_copies();
         let Some(syncs) = &keeping.syncs else { return Poll::Ready(()) };
         syncs.bell.listen(&waits.seat, context.waker());
         if syncs.take().is_none() {

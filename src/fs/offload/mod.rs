@@ -790,6 +790,12 @@ impl<M: Media> Fs<M> {
         }
     }
 
+    /// Whether any is under way of this epoch or of those before.
+    pub(super) fn has_writes_of(&self, epoch: u64) -> bool {
+        let of = |lane: &CachePadded<Mutex<Lane>>| lane.lock().under_way.iter().any(|w| w.epoch <= epoch);
+        self.has_writes_under_way() && self.core.copies.lanes.iter().any(of)
+    }
+
     /// Waits for all reads.
     pub(super) fn finish_reads(&self) {
         let reads = self.core.copies.reads.all();

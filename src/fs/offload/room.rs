@@ -165,6 +165,7 @@ impl<M: Media> Fs<M> {
             self.climb(&read.copy);
             self.end_read(read);
         }
+        self.free_departed_beside_copies();
         if let Some(syncs) = syncs {
             // Whoever finds the pool still full is told why.
             wait::until(&*syncs, None, Holding::Nothing);

@@ -85,6 +85,11 @@ impl<M: Media> WriteTicket<M> {
         write.is_over()
     }
 
+    /// Whether parts of it are held back: whoever looks lets them in.
+    pub(crate) fn is_held_back(&self) -> bool {
+        self.write.as_ref().is_some_and(|write| write.copy.held_back().is_some())
+    }
+
     /// Waits until it is done; the bytes written, durable as far as the domain goes. EIO where media is bad: the file
     /// is then what it was before. Again and again, and on any thread: the answer stays.
     pub fn wait(&self) -> Result<usize> {

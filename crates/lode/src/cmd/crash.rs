@@ -263,6 +263,7 @@ impl cli::CrashEngine {
             cli::CrashEngine::Late => Copier::Late,
             cli::CrashEngine::LateByAlignment => Copier::LateByAlignment,
             cli::CrashEngine::LateStriped => Copier::LateStriped,
+            cli::CrashEngine::LateInPieces => Copier::LateInPieces,
         }
     }
 }

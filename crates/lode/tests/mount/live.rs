@@ -5,13 +5,14 @@ use std::fs::{self, File, Permissions};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use rustix::fs::{FallocateFlags, fallocate};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::OpenptFlags;
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
@@ -151,6 +152,57 @@ fn what_is_served_is_counted_to_the_byte() {
         assert_eq!(refused.status.code(), Some(1));
         assert!(text(&refused.stderr).contains(says), "{}", text(&refused.stderr));
     }
+}
+
+/// A write of many pieces, in a pool of which only pieces are free, is one batch for its engine, and so is the next over it.
+#[test]
+fn a_write_in_pieces_is_one_batch() {
+    need_mount!();
+    const PIECE: usize = 64 << 10;
+    const PIECES: usize = 8;
+    let bed = Bed::mounted("engine=emu,cache=none,assume=memory");
+    let fill = File::options().write(true).create_new(true).open(bed.rig.at("fill")).unwrap();
+    let (mut size, mut step) = (0, MIB as u64);
+    while step >= 4096 {
+        match fallocate(&fill, FallocateFlags::empty(), size, step) {
+            Ok(()) => size += step,
+            Err(e) => {
+                assert_eq!(e, rustix::io::Errno::NOSPC);
+                step /= 2;
+            }
+        }
+    }
+    assert!(size > 48 << 20, "{size} bytes fill 64 MiB");
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    for at in (0..size).step_by(2 * PIECE) {
+        fallocate(&fill, punch, at, PIECE as u64).unwrap();
+    }
+    let file = File::options().read(true).write(true).create_new(true).open(bed.rig.at("f")).unwrap();
+    let ino = file.metadata().unwrap().ino();
+    for seed in [1, 2] {
+        let bytes = pattern(PIECES * PIECE, seed);
+        let before = bed.state()["mover"].clone();
+        file.write_all_at(&bytes, 0).unwrap();
+        let after = bed.state()["mover"].clone();
+        let growth = |of: &str| number(&after[of]) - number(&before[of]);
+        assert_eq!(
+            (growth("copies"), growth("bytes")),
+            (1, bytes.len() as u64),
+            "the engine has all at once"
+        );
+        assert_eq!((growth("busy"), growth("finished")), (0, 0), "and does all of it");
+        let mut found = vec![0; bytes.len()];
+        file.read_exact_at(&mut found, 0).unwrap();
+        assert!(found == bytes, "write {seed}");
+    }
+    drop((fill, file));
+    bed.rig.umount();
+    // The pieces that it has in the end, as the log says.
+    let dumped = lode().arg("dump").arg(bed.rig.pool()).arg(ino.to_string()).output().unwrap();
+    let dumped = text(&dumped.stdout);
+    let writes: Vec<&str> = dumped.lines().filter(|line| line.contains(" pages ")).collect();
+    let pieces = writes.last().map_or(0, |line| line.matches("-> blocks").count());
+    assert!(pieces >= PIECES / 2, "{pieces} pieces: {dumped}");
 }
 
 /// A program that knows of no classes has that of its I/O priority, on a mount that has none.
