@@ -501,6 +501,61 @@ fn a_full_pool_can_be_emptied_at_once() {
     }
 }
 
+/// A program's stores through a mapping were accepted long ago: over blocks that the file has they find room, where a `write` is
+/// refused; into holes they are refused as late as they come.
+#[test]
+fn what_was_stored_through_a_mapping_finds_room_on_a_full_pool() {
+    const PAGES: usize = 256;
+    for (assume, size) in
+        [(Domain::Memory, 16 << 20), (Domain::PageCache, 16 << 20), (Domain::Memory, 64 << 20)]
+    {
+        let fs = open(Fs::mkfs(pool(size, Some(assume)), &MkfsOptions::default()).unwrap());
+        let (attr, _) = fs.create(&root(), Ino::ROOT, b"mapped", 0o644, 0, libc::O_EXCL).unwrap();
+        let node = fs.node(attr.ino).unwrap();
+        let mut holds = pattern(1, PAGES * 4096 - 100);
+        fs.write_at(&root(), &node, 0, &holds, false).unwrap();
+        fs.fallocate(&root(), attr.ino, libc::FALLOC_FL_KEEP_SIZE, 300 * 4096, 4096).unwrap();
+        fill(&fs);
+        let refused = |done: lodestone::Result<u64>| assert_eq!(done.unwrap_err().errno(), libc::ENOSPC);
+        // Several blocks: a small one goes to the log's last line.
+        refused(fs.write_at(&root(), &node, 0, &pattern(2, 4096 * 64), false));
+        node.set_written_back();
+        // As the kernel does: single pages, many at once, the last one short; each again and again.
+        for round in 0..6u64 {
+            for (from, count) in [(0, 128), (128, 128), (7, 1), (200, 56), (3, 2), (9, 17)] {
+                let begin = from * 4096;
+                let end = ((from + count) * 4096).min(holds.len());
+                holds[begin..end].copy_from_slice(&pattern(10 + round, end - begin));
+                let mut at = begin;
+                while at < end {
+                    at = fs.write_at(&root(), &node, at as u64, &holds[at..end], false).unwrap() as usize;
+                }
+            }
+        }
+        refused(fs.write_at(&root(), &node, 280 * 4096, &holds[..4096], false));
+        let all = |fs: &F| {
+            let mut got = vec![0; holds.len()];
+            assert_eq!(fs.read(attr.ino, 0, &mut got).unwrap(), got.len());
+            assert!(got == holds, "{assume}");
+        };
+        all(&fs);
+        // And it was not at the cost of those who delete.
+        let fs = if assume == Domain::Memory { crash(fs) } else { reopened(fs) };
+        all(&fs);
+        for n in 0.. {
+            let name = format!("f{n}");
+            match fs.unlink(&root(), Ino::ROOT, name.as_bytes()) {
+                Ok(()) => {}
+                Err(e) => {
+                    assert_eq!(e.errno(), libc::ENOENT, "{name}: {e}");
+                    break;
+                }
+            }
+        }
+        all(&fs);
+    }
+}
+
 /// Deleting always works, in whatever order, of however many names, and whatever was done to the full pool before.
 #[test]
 fn a_full_pool_can_always_be_emptied() {

@@ -223,7 +223,13 @@ impl<M: Media> Fs<M> {
     ) -> WriteStep<Range<u64>> {
         let inode = &*node.inode;
         let src = src.first(WRITE_BYTES_MAX);
-        let mut input = Input { offset, bytes: up_to_largest(src, offset), now: 0, engine: node.engine(), class: Class::Data };
+        let mut input = Input {
+            offset,
+            bytes: up_to_largest(src, offset),
+            now: 0,
+            engine: node.engine(),
+            class: Class::Data,
+        };
         let mut watch = self.core.ledger.begin(Op::Write, input.bytes.bytes().len());
         let mut room = self.room();
         loop {
@@ -252,7 +258,8 @@ impl<M: Media> Fs<M> {
             };
             match done {
                 Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut room) => continue,
-                Err(e) if e.errno() == libc::ENOSPC && node.is_written_back() && input.turns_to_reserve() => {}
+                Err(e) if e.errno() == libc::ENOSPC && node.is_written_back() && input.turns_to_reserve() => {
+                }
                 Err(e) => return Err(e),
                 Ok((end, None)) => return Ok(Step::Done(input.offset..end)),
                 Ok((end, Some(write))) => return Ok(Step::UnderWay(input.offset..end, write)),

@@ -16,6 +16,34 @@ const FIXED: &str = "system.lode.fixed";
 /// Every way the kernel may hold a file's data.
 const CACHES: [&str; 3] = ["cache=auto", "cache=none", "cache=always"];
 
+/// The kernel writes back long after a store was accepted, and what it is told then no program may ever hear.
+#[test]
+fn stores_through_a_mapping_over_what_is_there_outlive_a_full_pool() {
+    need_mount!();
+    const LEN: usize = 1 << 20;
+    let rig = Rig::mounted();
+    let mut f = File::options().read(true).write(true).create_new(true).open(rig.at("f")).unwrap();
+    f.write_all(&[1; LEN]).unwrap();
+    f.sync_all().unwrap();
+    let mut mapping = Mapping::of(&f, LEN, MapFlags::SHARED);
+    let mut filler = File::create(rig.at("filler")).unwrap();
+    for bytes in [1 << 20, 4096, 1] {
+        while filler.write_all(&vec![7; bytes]).is_ok() {}
+    }
+    let refused = f.write_all_at(&[2; 64 << 10], 0).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC));
+    let expected = pattern(LEN, 3);
+    mapping.bytes_mut().copy_from_slice(&expected);
+    f.sync_all().unwrap();
+    drop((mapping, f, filler));
+    rig.umount();
+    rig.mount("cache=auto");
+    assert!(fs::read(rig.at("f")).unwrap() == expected);
+    // And deleting works.
+    fs::remove_file(rig.at("filler")).unwrap();
+    fs::remove_file(rig.at("f")).unwrap();
+}
+
 #[test]
 fn a_write_across_the_largest_size_is_cut_there() {
     need_mount!();
