@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::Wake;
 
 use super::switch::{Fiber, Label};
-use super::wait::Waiter;
+use super::wait::{Unparker, park};
 use super::worker::Shared;
 use crate::sync::primitive::Mutex;
 use crate::sync::primitive::atomic::{AtomicU32, Ordering};
@@ -103,7 +103,7 @@ struct Slot<T>(Mutex<State<T>>);
 
 enum State<T> {
     /// Somebody may wait for it.
-    Running(Option<Arc<Waiter>>),
+    Running(Option<Unparker>),
     Ended(Outcome<T>),
 }
 
@@ -116,15 +116,17 @@ impl<T> JoinHandle<T> {
     /// Waits for its end. A panic of the uthread is the error.
     pub fn join(self) -> Outcome<T> {
         loop {
-            let waiter = Waiter::new();
             {
                 let mut state = self.slot.0.lock();
                 match std::mem::replace(&mut *state, State::Running(None)) {
                     State::Ended(outcome) => return outcome,
-                    State::Running(_) => *state = State::Running(Some(waiter.clone())),
+                    // A second time where something else woke the caller.
+                    State::Running(it) => {
+                        *state = State::Running(Some(it.unwrap_or_else(Unparker::current)));
+                    }
                 }
             }
-            waiter.wait();
+            park();
         }
     }
 
@@ -141,8 +143,8 @@ impl<T> Finish<T> {
     fn end(&mut self, outcome: Outcome<T>) {
         let Some(slot) = self.0.take() else { return };
         let before = std::mem::replace(&mut *slot.0.lock(), State::Ended(outcome));
-        if let State::Running(Some(waiter)) = before {
-            waiter.wake();
+        if let State::Running(Some(waits)) = before {
+            waits.unpark();
         }
     }
 }
