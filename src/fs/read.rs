@@ -11,6 +11,8 @@ use super::offload::Parts;
 use super::*;
 
 const PAGE: u64 = BLOCK as u64;
+/// Bytes that are fetched before a copy begins; the processor's own string copy takes a while to.
+const BEGIN_AHEAD: usize = 512;
 /// Bytes of the next piece of a fragmented file that are fetched while one is copied; from there on the processor fetches by
 /// itself.
 const PIECE_AHEAD: usize = 1024;
@@ -52,6 +54,9 @@ impl<M: Media> Fs<M> {
             (mapping, (count as u64 * PAGE - at % PAGE).min((len - done) as u64) as usize)
         };
         let mut next = if len > 0 { piece(0) } else { (Mapping::Hole, 0) };
+        if let (Mapping::Written(block), n) = next {
+            self.core.media.expect_read(block_addr(block).add(offset % PAGE), n.min(BEGIN_AHEAD));
+        }
         while done < len {
             let at = offset + done as u64;
             let (mapping, n) = next;
