@@ -533,6 +533,8 @@ fn what_was_stored_through_a_mapping_finds_room_on_a_full_pool() {
             }
         }
         refused(fs.write_at(&root(), &node, 280 * 4096, &holds[..4096], false));
+        // What is appended replaces nothing either.
+        refused(fs.write_at(&root(), &node, 0, &holds[..64 * 4096], true));
         let all = |fs: &F| {
             let mut got = vec![0; holds.len()];
             assert_eq!(fs.read(attr.ino, 0, &mut got).unwrap(), got.len());

@@ -11,7 +11,7 @@ use super::offload::Parts;
 use super::*;
 
 const PAGE: u64 = BLOCK as u64;
-/// Bytes that are fetched before a copy begins; the processor's own string copy takes a while to.
+/// Bytes that are asked for before the CPU copies: the string copy of Zen 5 takes a while to begin (decision 0093).
 const BEGIN_AHEAD: usize = 512;
 /// Bytes of the next piece of a fragmented file that are fetched while one is copied; from there on the processor fetches by
 /// itself.
@@ -54,15 +54,14 @@ impl<M: Media> Fs<M> {
             (mapping, (count as u64 * PAGE - at % PAGE).min((len - done) as u64) as usize)
         };
         let mut next = if len > 0 { piece(0) } else { (Mapping::Hole, 0) };
-        if let (Mapping::Written(block), n) = next {
-            self.core.media.expect_read(block_addr(block).add(offset % PAGE), n.min(BEGIN_AHEAD));
-        }
         while done < len {
             let at = offset + done as u64;
             let (mapping, n) = next;
             if done + n < len {
                 next = piece(done + n);
-                if let (Mapping::Written(block), n) = next {
+                if let (Mapping::Written(block), n) = next
+                    && !self.core.mover.takes(engine, n)
+                {
                     self.core.media.expect_read(block_addr(block), n.min(PIECE_AHEAD));
                 }
             }
@@ -72,7 +71,10 @@ impl<M: Media> Fs<M> {
                     let at = block_addr(block).add(at % PAGE);
                     match self.core.mover.takes(engine, n) {
                         true => parts.push(dst.part_from_media(at, done, n)),
-                        false => self.core.media.read(at, &mut dst.bytes()[done..done + n])?,
+                        false => {
+                            self.core.media.expect_read(at, n.min(BEGIN_AHEAD));
+                            self.core.media.read(at, &mut dst.bytes()[done..done + n])?
+                        }
                     }
                 }
                 Mapping::Hole | Mapping::Unwritten(_) => dst.bytes()[done..done + n].fill(0),

@@ -223,6 +223,8 @@ impl<M: Media> Fs<M> {
     ) -> WriteStep<Range<u64>> {
         let inode = &*node.inode;
         let src = src.first(WRITE_BYTES_MAX);
+        // What is appended replaces nothing.
+        let may_use_reserve = !append && node.is_written_back();
         let mut input = Input {
             offset,
             bytes: up_to_largest(src, offset),
@@ -258,8 +260,7 @@ impl<M: Media> Fs<M> {
             };
             match done {
                 Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut room) => continue,
-                Err(e) if e.errno() == libc::ENOSPC && node.is_written_back() && input.turns_to_reserve() => {
-                }
+                Err(e) if e.errno() == libc::ENOSPC && may_use_reserve && input.turns_to_reserve() => {}
                 Err(e) => return Err(e),
                 Ok((end, None)) => return Ok(Step::Done(input.offset..end)),
                 Ok((end, Some(write))) => return Ok(Step::UnderWay(input.offset..end, write)),

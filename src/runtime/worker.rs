@@ -113,7 +113,12 @@ pub fn current_task() -> Option<Arc<Task>> {
 pub fn spawn_beside<T: Send + 'static>(
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Option<Result<JoinHandle<T>>> {
-    with_local(|local| Shared::spawn(&local.shared, None, false, run))
+    // In two steps, so that a closure for which there is no stack is dropped out here: what it holds may wait.
+    let stack = match with_local(|local| Shared::stack(&local.shared))? {
+        Ok(stack) => stack,
+        Err(e) => return Some(Err(e)),
+    };
+    with_local(|local| Ok(Shared::begin(&local.shared, stack, None, false, run)))
 }
 
 /// The runtime of the uthread that calls.
@@ -149,21 +154,33 @@ impl Shared {
         movable: bool,
         run: impl FnOnce() -> T + Send + 'static,
     ) -> Result<JoinHandle<T>> {
+        let stack = Shared::stack(this)?;
+        Ok(Shared::begin(this, stack, name, movable, run))
+    }
+
+    /// For a uthread; one that the calling worker has kept, if there is any.
+    fn stack(this: &Arc<Shared>) -> Result<Stack> {
         let kept = with_local(|local| {
             let ours = Arc::ptr_eq(&local.shared, this);
             if ours { local.stacks.borrow_mut().pop() } else { None }
         });
-        let stack = match kept.flatten() {
-            Some(stack) => stack,
-            None => this.stacks.take()?,
-        };
+        kept.flatten().map_or_else(|| this.stacks.take(), Ok)
+    }
+
+    fn begin<T: Send + 'static>(
+        this: &Arc<Shared>,
+        stack: Stack,
+        name: Option<Arc<str>>,
+        movable: bool,
+        run: impl FnOnce() -> T + Send + 'static,
+    ) -> JoinHandle<T> {
         let label = Label { number: this.spawned.fetch_add(1, Ordering::Relaxed), name };
         let (body, handle) = with_outcome(run);
         let fiber = Fiber::new(stack, label.clone(), body);
         let task = Some(Task::new(label, this.clone(), movable));
         this.live.fetch_add(1, Ordering::Relaxed);
         Shared::enqueue(this, Box::new(Runnable { fiber, task }));
-        Ok(handle)
+        handle
     }
 
     /// Queues it where it may run.

@@ -131,29 +131,24 @@ pub fn crc32c_words(words: &[u64], seed: u32) -> u32 {
 /// Fetches lines that will be stored to. Never faults, whatever the address.
 #[inline]
 pub(super) fn prefetch_for_store(at: *const u8, len: usize) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    for line in (0..len + at.addr() % LINE).step_by(LINE) {
-        // SAFETY: a prefetch is a hint and touches no memory architecturally.
-        unsafe {
-            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_ET0 }>(
-                at.wrapping_add(line).cast(),
-            )
-        };
-    }
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    let _ = (at, len);
+    prefetch_lines::<true>(at, len);
 }
 
-/// Fetches lines that will be read. Never faults, whatever the address.
+/// Fetches lines that will be read, and only that. Never faults, whatever the address.
 #[inline]
 pub(super) fn prefetch_for_load(at: *const u8, len: usize) {
+    prefetch_lines::<false>(at, len);
+}
+
+#[inline]
+fn prefetch_lines<const STORES: bool>(at: *const u8, len: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     for line in (0..len + at.addr() % LINE).step_by(LINE) {
+        use std::arch::x86_64::{_MM_HINT_ET0, _MM_HINT_T0, _mm_prefetch};
+        let line = at.wrapping_add(line).cast();
         // SAFETY: a prefetch is a hint and touches no memory architecturally.
         unsafe {
-            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(
-                at.wrapping_add(line).cast(),
-            )
+            if STORES { _mm_prefetch::<_MM_HINT_ET0>(line) } else { _mm_prefetch::<_MM_HINT_T0>(line) }
         };
     }
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
