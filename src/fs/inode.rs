@@ -151,9 +151,9 @@ impl Inode {
     }
 
     /// The attributes of an inode that nobody else knows yet.
-    pub fn new_attr(&mut self) -> Attr {
+    pub fn new_attr(&mut self, links: u32) -> Attr {
         let Inode { ino, generation, atime, body, .. } = self;
-        attr_from(*ino, *generation, atime.load(Ordering::Relaxed), body.get_mut(), 0)
+        attr_from(*ino, *generation, atime.load(Ordering::Relaxed), body.get_mut(), links)
     }
 
     /// Marks attributes that only DRAM has (access time, change time of a link or unlink).

@@ -552,8 +552,9 @@ impl<M: Media> Fs<M> {
     fn load(&self, ino: Ino, entry: &table::Entry) -> Result<Arc<Inode>> {
         let _one = self.loading[ino.0 as usize % self.loading.len()].lock();
         let gone = || Error::new(libc::ESTALE, "fs::inode");
-        // In this order: an inode that is being made is there before it has links.
-        if entry.links() == 0 {
+        // In this order: an inode that is being made is there before it has links. Those of one that is not here stay.
+        let links = entry.links();
+        if links == 0 {
             return Err(gone());
         }
         // What was here once is the inode or, if it is here no more, was reclaimed, whatever its links were a
@@ -567,7 +568,7 @@ impl<M: Media> Fs<M> {
         if known != 0 && known != end {
             return Err(log::damaged(&inode.owner(), "its log does not end where it did"));
         }
-        let loaded = self.table.share(inode);
+        let loaded = self.table.share(inode, links);
         self.table.fill(loaded.clone());
         Ok(loaded)
     }

@@ -209,7 +209,7 @@ impl<M: Media> Fs<M> {
                 let guard = self.core.enter()?;
                 body.dir()?;
                 self.check_grows(cred, &dir, &body)?;
-                self.new_inode(cred, &body, &new, &guard, now()).map(|made| {
+                self.new_inode(cred, &body, (&new, 0), &guard, now()).map(|made| {
                     self.core.fence(made.pending);
                     (made.inode, made.attr)
                 })
@@ -267,7 +267,8 @@ impl<M: Media> Fs<M> {
             return Err(Error::new(libc::EMLINK, "namei::make"));
         }
         let now = now();
-        let made = self.new_inode(cred, body, new, guard, now)?;
+        let links = 1 + is_dir as u32;
+        let made = self.new_inode(cred, body, (new, links), guard, now)?;
         let inode = made.inode;
         let record = AddRecord {
             ino: inode.ino.0,
@@ -300,13 +301,12 @@ impl<M: Media> Fs<M> {
         // Before the link count: whoever asks for the number finds this inode or none, and loads no other.
         self.table.fill(inode);
         entry.parent.store(dir.ino.0, Ordering::Release);
-        entry.nlink.store(1 + is_dir as u32, Ordering::Release);
+        entry.nlink.store(links, Ordering::Release);
         if is_dir {
-            self.table.links_to_change(dir.ino.0).fetch_add(1, Ordering::AcqRel);
+            self.table.change_links(dir.ino.0, |links| links + 1);
         }
-        let attr = Attr { nlink: 1 + is_dir as u32, ..made.attr };
         self.tidy_log(dir, body, guard);
-        Ok(attr)
+        Ok(made.attr)
     }
 
     /// Commits one add record; its number and lines.
@@ -341,7 +341,14 @@ impl<M: Media> Fs<M> {
 
     /// Stores a new inode's slot and what its log must hold from the start. Not named yet: the caller
     /// fences, and gives the slot back if it fails.
-    fn new_inode(&self, cred: &Cred, dir: &Body, new: &New, guard: &epoch::Guard, now: u64) -> Result<Made> {
+    fn new_inode(
+        &self,
+        cred: &Cred,
+        dir: &Body,
+        (new, links): (&New, u32),
+        guard: &epoch::Guard,
+        now: u64,
+    ) -> Result<Made> {
         let (mode, acls) = inherited(dir, new);
         let gid = if dir.mode & libc::S_ISGID != 0 { dir.gid } else { cred.gid };
         let ino = self.take_slot(guard)?;
@@ -387,8 +394,8 @@ impl<M: Media> Fs<M> {
                 let mut inode = inode::assemble(&header, &owner, body, now);
                 inode.uses = AtomicU64::new(1 + new.open as u64);
                 inode.born_lines = born_lines;
-                let attr = inode.new_attr();
-                Ok(Made { inode: self.table.share(inode), attr, pending })
+                let attr = inode.new_attr(links);
+                Ok(Made { inode: self.table.share(inode, links), attr, pending })
             }
             Err(e) => {
                 self.free_contents(&mut body, None);
@@ -471,7 +478,7 @@ impl<M: Media> Fs<M> {
         let placed = self.commit_add(dir, body, &record, guard, Class::Data, Flushed::issued())?;
         insert(body, &record, placed);
         (body.mtime, body.ctime) = (now, now);
-        self.table.links_to_change(inode.ino.0).fetch_add(1, Ordering::AcqRel);
+        self.table.change_links(inode.ino.0, |links| links + 1);
         child.ctime = now;
         inode.set_attrs_ahead();
         inode.uses.fetch_add(1, Ordering::AcqRel);
@@ -581,15 +588,15 @@ impl<M: Media> Fs<M> {
 
     /// One name of `victim` in `dir` is gone.
     fn unlinked(&self, dir: &Inode, victim: &Inode, child: &mut Body, now: u64) {
-        let links = self.table.links_to_change(victim.ino.0);
         child.ctime = now;
         victim.set_attrs_ahead();
         victim.linkable.store(false, Ordering::Relaxed);
-        if victim.kind == Kind::Directory {
-            links.store(0, Ordering::SeqCst);
-            self.table.links_to_change(dir.ino.0).fetch_sub(1, Ordering::AcqRel);
+        let is_dir = victim.kind == Kind::Directory;
+        let before = self.table.change_links(victim.ino.0, |links| if is_dir { 0 } else { links - 1 });
+        if is_dir {
+            self.table.change_links(dir.ino.0, |links| links - 1);
             self.namespace.fetch_add(1, Ordering::AcqRel);
-        } else if links.fetch_sub(1, Ordering::SeqCst) > 1 && !self.core.deferring {
+        } else if before > 1 && !self.core.deferring {
             self.left.lock().entry(dir.ino.0).or_default().push((victim.ino.0, victim.generation));
         }
     }
@@ -992,8 +999,8 @@ impl<M: Media> Fs<M> {
     fn adopted(&self, inode: &Inode, from: &Inode, to: &Inode) {
         if inode.kind == Kind::Directory {
             self.table.entry(inode.ino.0).parent.store(to.ino.0, Ordering::Release);
-            self.table.links_to_change(from.ino.0).fetch_sub(1, Ordering::AcqRel);
-            self.table.links_to_change(to.ino.0).fetch_add(1, Ordering::AcqRel);
+            self.table.change_links(from.ino.0, |links| links - 1);
+            self.table.change_links(to.ino.0, |links| links + 1);
             self.namespace.fetch_add(1, Ordering::AcqRel);
         }
     }

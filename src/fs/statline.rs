@@ -1,9 +1,9 @@
 //! What stat reports of an inode, in one cache line that is found by the inode's number and read without a lock.
 //!
-//! A look-up knows the number before it has compared the name, so this line, the link count and the name come
-//! from memory at the same time; the inode itself would be two misses behind that. The inode's body
+//! A look-up knows the number before it has compared the name, so this line and the name come from memory at the same
+//! time; the inode itself would be two misses behind that. The inode's body
 //! stays what everything else reads and changes: who has changed it shows the new attributes here as it lets go of
-//! the lock ([`Changing`]).
+//! the lock ([`Changing`]). The link count is the table's, and who changes it changes it here, too.
 //!
 //! A line is a sequence lock. It is changed by one thread at a time:
 //!
@@ -33,8 +33,9 @@ pub struct StatLine {
     uid: AtomicU32,
     gid: AtomicU32,
     size: AtomicU64,
-    /// Mapped blocks.
-    mapped: AtomicU64,
+    /// Mapped blocks; as many as blocks have numbers.
+    mapped: AtomicU32,
+    links: AtomicU32,
     atime: AtomicU64,
     mtime: AtomicU64,
     ctime: AtomicU64,
@@ -44,20 +45,20 @@ pub struct StatLine {
 const _: () = assert!(size_of::<StatLine>() == 64);
 
 impl StatLine {
-    /// The attributes, with the link count beside them, unless there are none or they are just being changed.
+    /// The attributes, unless there are none or they are just being changed.
     #[inline]
-    pub fn read(&self, ino: Ino, generation: u64, nlink: &AtomicU32) -> Option<Attr> {
+    pub fn read(&self, ino: Ino, generation: u64) -> Option<Attr> {
         let sequence = self.sequence.load(Ordering::Acquire);
         let attr = Attr {
             ino,
             generation,
             mode: self.mode.load(Ordering::Relaxed),
-            nlink: nlink.load(Ordering::Relaxed),
+            nlink: self.links.load(Ordering::Relaxed),
             uid: self.uid.load(Ordering::Relaxed),
             gid: self.gid.load(Ordering::Relaxed),
             rdev: 0,
             size: self.size.load(Ordering::Relaxed),
-            blocks: self.mapped.load(Ordering::Relaxed) * (BLOCK as u64 / 512),
+            blocks: self.mapped.load(Ordering::Relaxed) as u64 * (BLOCK as u64 / 512),
             atime: unpack_time(self.atime.load(Ordering::Relaxed)),
             mtime: unpack_time(self.mtime.load(Ordering::Relaxed)),
             ctime: unpack_time(self.ctime.load(Ordering::Relaxed)),
@@ -69,14 +70,23 @@ impl StatLine {
     }
 
     /// Shows an inode that nobody else knows yet.
-    pub fn show(&self, body: &Body, atime: u64) {
+    pub fn show(&self, body: &Body, atime: u64, links: u32) {
         self.atime.store(atime, Ordering::Relaxed);
+        self.begin();
+        self.links.store(links, Ordering::Relaxed);
         self.change(body, body.mode);
+    }
+
+    /// For who has the inode's exclusive lock: the count is shown with what else changes until that is let go of.
+    #[inline]
+    pub fn set_links(&self, links: u32) {
+        self.begin();
+        self.links.store(links, Ordering::Relaxed);
     }
 
     /// Shows nothing until the change ends: when the caller lets go of the inode's lock. Answers the sequence.
     #[inline]
-    pub fn begin(&self) -> u32 {
+    fn begin(&self) -> u32 {
         let sequence = self.sequence.load(Ordering::Relaxed) | 1;
         self.sequence.store(sequence, Ordering::Relaxed);
         fence(Ordering::Release);
@@ -87,7 +97,7 @@ impl StatLine {
         let sequence = self.begin();
         // A device's number has no room here.
         let mode = if body.rdev() == 0 { mode } else { 0 };
-        let mapped = if let Data::File(index) = &body.data { index.mapped() } else { 0 };
+        let mapped = if let Data::File(index) = &body.data { index.mapped() as u32 } else { 0 };
         self.mode.store(mode, Ordering::Relaxed);
         self.uid.store(body.uid, Ordering::Relaxed);
         self.gid.store(body.gid, Ordering::Relaxed);
@@ -194,22 +204,21 @@ mod tests {
         BodyLock::new(Body::new(&header, Log::new(0, &owner)))
     }
 
-    fn read(line: &StatLine, nlink: &AtomicU32) -> Option<Attr> {
-        line.read(Ino(5), 1, nlink)
+    fn read(line: &StatLine) -> Option<Attr> {
+        line.read(Ino(5), 1)
     }
 
     #[test]
     fn what_is_read_belongs_together() {
         let rounds = if cfg!(miri) { 30 } else { 100_000 };
-        let (lock, line, nlink, done) =
-            (lock(0), StatLine::default(), AtomicU32::new(0), AtomicBool::new(false));
-        line.show(&lock.read(), 0);
+        let (lock, line, done) = (lock(0), StatLine::default(), AtomicBool::new(false));
+        line.show(&lock.read(), 0, 0);
         std::thread::scope(|s| {
             for _ in 0..2 {
                 s.spawn(|| {
                     let mut last = 0;
                     while !done.load(Ordering::Relaxed) {
-                        let Some(attr) = read(&line, &nlink) else { continue };
+                        let Some(attr) = read(&line) else { continue };
                         let size = attr.size as u32;
                         assert_eq!((attr.uid, attr.gid, attr.nlink), (size, size, size));
                         assert!(size >= last, "time runs forwards");
@@ -219,12 +228,11 @@ mod tests {
             }
             for round in 1..=rounds {
                 let mut body = lock.write(&line);
-                line.begin();
-                nlink.store(round, Ordering::Relaxed);
+                line.set_links(round);
                 (body.uid, body.gid, body.size) = (round, round, round as u64);
-                assert!(read(&line, &nlink).is_none(), "half of it is changed");
+                assert!(read(&line).is_none(), "half of it is changed");
                 drop(body);
-                assert_eq!(read(&line, &nlink).map(|attr| attr.size), Some(round as u64));
+                assert_eq!(read(&line).map(|attr| attr.size), Some(round as u64));
             }
             done.store(true, Ordering::Relaxed);
         });
@@ -232,24 +240,24 @@ mod tests {
 
     #[test]
     fn a_dead_inode_leaves_the_line_to_its_heir() {
-        let (dead, heir, line, nlink) = (lock(1), lock(2), StatLine::default(), AtomicU32::new(1));
-        line.show(&dead.read(), 0);
+        let (dead, heir, line) = (lock(1), lock(2), StatLine::default());
+        line.show(&dead.read(), 0, 1);
         dead.write(&line).dead = true;
-        assert!(read(&line, &nlink).is_none());
-        line.show(&heir.read(), 7);
+        assert!(read(&line).is_none());
+        line.show(&heir.read(), 7, 3);
         dead.write(&line).uid = 3;
-        let attr = read(&line, &nlink).expect("the heir is shown");
-        assert_eq!((attr.uid, attr.atime), (2, unpack_time(7)));
+        let attr = read(&line).expect("the heir is shown");
+        assert_eq!((attr.uid, attr.atime, attr.nlink), (2, unpack_time(7), 3));
     }
 
     #[test]
     fn what_is_not_in_the_table_or_is_a_device_is_not_shown() {
-        let (lock, line, nlink) = (lock(1), StatLine::default(), AtomicU32::new(1));
+        let (lock, line) = (lock(1), StatLine::default());
         lock.write(&line).uid = 2;
-        assert!(read(&line, &nlink).is_none());
+        assert!(read(&line).is_none());
         lock.write(&line).data = Data::Special(5);
-        line.show(&lock.read(), 0);
-        assert!(read(&line, &nlink).is_none());
+        line.show(&lock.read(), 0, 1);
+        assert!(read(&line).is_none());
     }
 
     #[test]

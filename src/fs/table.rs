@@ -63,11 +63,12 @@ impl Table {
         prefetch(self.line(ino));
     }
 
-    /// Makes an inode that nobody knows ready to be [filled in](Table::fill).
+    /// Makes an inode that nobody knows ready to be [filled in](Table::fill), with the link count that it has or will have
+    /// before anybody finds its name.
     #[inline]
-    pub fn share(&self, mut inode: Inode) -> Arc<Inode> {
+    pub fn share(&self, mut inode: Inode, links: u32) -> Arc<Inode> {
         let atime = *inode.atime.get_mut();
-        self.line(inode.ino.0).show(inode.body.get_mut(), atime);
+        self.line(inode.ino.0).show(inode.body.get_mut(), atime, links);
         Arc::new(inode)
     }
 
@@ -83,11 +84,16 @@ impl Table {
         inode.body.write(self.line(inode.ino.0))
     }
 
-    /// The link count of an inode, for who has its exclusive lock and changes it. Until that lock is let go of, nobody
-    /// is shown the new count beside attributes from before.
-    pub fn links_to_change(&self, ino: u32) -> &AtomicU32 {
-        self.line(ino).begin();
-        &self.entry(ino).nlink
+    /// Changes the link count of an inode, for who has its exclusive lock; the count before. Until that lock is let go of,
+    /// nobody is shown the new one beside attributes from before.
+    pub fn change_links(&self, ino: u32, change: impl FnOnce(u32) -> u32) -> u32 {
+        let links = &self.entry(ino).nlink;
+        let before = links.load(Ordering::Relaxed);
+        let now = change(before);
+        self.line(ino).set_links(now);
+        // Sequentially consistent, as where an inode's last use ends: of the two one sees the other's end.
+        links.store(now, Ordering::SeqCst);
+        before
     }
 
     /// The caller has the inode's lock, at least shared.

@@ -103,11 +103,11 @@ impl<M: Media> Fs<M> {
         if follow && found.kind == Kind::Symlink {
             return None;
         }
-        let entry = self.table.entry(found.ino.0);
         // It has a name here, and nobody takes that away before this lets go of the directory.
-        if let Some(attr) = self.table.line(found.ino.0).read(found.ino, found.generation, &entry.nlink) {
+        if let Some(attr) = self.table.line(found.ino.0).read(found.ino, found.generation) {
             return Some(attr);
         }
+        let entry = self.table.entry(found.ino.0);
         let pin = pin();
         let inode = entry.node.get(&pin)?;
         let child = inode.body.read();

@@ -156,7 +156,8 @@ impl Machine {
             open.push((*slot, self.files.fstat(*fd).map_err(|e| format!("slot {slot}: {e:?}"))?.ino));
         }
         let tree = Tree::read(self.fs(), open.iter().map(|(_, ino)| *ino))?;
-        tree::compare(&tree, &self.model, &open).map_err(|what| format!("without any failure, {what}"))?;
+        let found = tree::compare(&tree, &self.model, &open).and_then(|()| tree.compare_stat(self.fs()));
+        found.map_err(|what| format!("without any failure, {what}"))?;
         Ok(tree)
     }
 

@@ -96,6 +96,24 @@ impl Tree {
         Tree { named, nameless: Inodes::new() }
     }
 
+    /// Whether stat of every name, which asks no inode, reports what the inode is.
+    pub fn compare_stat<M: Media>(&self, fs: &Fs<M>) -> Result<(), String> {
+        let root = Cred::root();
+        for (dir, seen) in &self.named {
+            for (name, child) in &seen.names {
+                let say =
+                    |e: crate::Error| format!("{} in inode {dir}: {e:?}", String::from_utf8_lossy(name));
+                let by_name =
+                    fs.stat(&root, Some(&fs.node(Ino(*dir)).map_err(say)?), name, false).map_err(say)?;
+                let is = fs.getattr(Ino(*child)).map_err(say)?;
+                if by_name != is {
+                    return Err(format!("stat of inode {child} reports {by_name:?}, which is {is:?}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// The same number for the same names and what is behind them.
     pub fn digest(&self) -> u64 {
         let mut hasher = rapidhash::fast::RapidHasher::default();

@@ -366,6 +366,8 @@ pub(super) struct Account {
     pub bad: Vec<Run>,
     /// Inodes without a name that are in use all the same.
     pub nameless: Vec<u32>,
+    /// Inodes of which stat reports what they are not.
+    pub misshown: Vec<u32>,
 }
 
 impl Account {
@@ -458,6 +460,7 @@ impl<M: Media> Fs<M> {
                 .filter(|inode| self.links(inode) == 0 && !inode.body.read().dead)
                 .map(|inode| inode.ino.0)
                 .collect(),
+            misshown: self.loaded().filter(|i| self.is_misshown(i)).map(|i| i.ino.0).collect(),
             ..Account::default()
         };
         alloc.for_each_free_run(false, &mut |run| account.free.push(run));
@@ -465,6 +468,14 @@ impl<M: Media> Fs<M> {
         alloc.for_each_partial_mini(false, &mut |block, used| _ = account.minis.insert(block.0, used));
         alloc.for_each_partial_mini(true, &mut |block, used| _ = account.freed_minis.insert(block.0, used));
         account
+    }
+}
+
+impl<M: Media> Fs<M> {
+    fn is_misshown(&self, inode: &super::inode::Inode) -> bool {
+        let body = inode.body.read();
+        let shown = self.table.line(inode.ino.0).read(inode.ino, inode.generation);
+        !body.dead && shown.is_some_and(|shown| shown != self.attr(inode, &body))
     }
 }
 
@@ -886,6 +897,10 @@ impl<M: Media> Checked<'_, M> {
                     self.report.add(Finding::of(What::Links, ino, detail));
                 }
             }
+        }
+        for &ino in &account.misshown {
+            let detail = "stat reports what it is not";
+            self.report.add(Finding::of(What::Links, ino, detail));
         }
         self.account = Some(account);
     }

@@ -943,7 +943,7 @@ fn shown(files: &Files<Pool>, path: &[u8], what: &str) -> Attr {
     let attr = fs.attr_of(&fs.walk(&Cred::root(), None, path, false).unwrap()).unwrap();
     assert_eq!(files.lstat(path).unwrap(), attr, "{what}");
     let Attr { ino, generation, .. } = attr;
-    let unlocked = fs.table.line(ino.0).read(ino, generation, &fs.table.entry(ino.0).nlink);
+    let unlocked = fs.table.line(ino.0).read(ino, generation);
     assert_eq!(unlocked, (attr.rdev == 0).then_some(attr), "{what}: without a lock");
     attr
 }

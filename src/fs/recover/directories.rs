@@ -434,12 +434,15 @@ impl<M: Media> Recovery<'_, M> {
                 self.voided.fetch_add(1, Ordering::Relaxed);
             }
             mark(self.core, ino, &body)?;
-            table.line(ino).show(&body, dir.atime.load(Ordering::Relaxed));
-            drop(body);
-            table.fill(dir.clone());
             if cut {
-                repairs.seals.push((dir.owner(), dir.body.read().log.clone()));
+                repairs.seals.push((dir.owner(), body.log.clone()));
             }
+        }
+        // All that are in a directory have been counted.
+        for (&ino, dir) in dirs.iter().filter(|(ino, _)| reached.contains_key(ino)) {
+            let links = table.entry(ino).links();
+            table.line(ino).show(&dir.body.read(), dir.atime.load(Ordering::Relaxed), links);
+            table.fill(dir.clone());
         }
         Ok(())
     }
