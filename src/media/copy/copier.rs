@@ -67,6 +67,7 @@ impl Copier {
             let routine = match streams {
                 Streams::One => self.routines.read_1,
                 Streams::OneAhead => self.routines.read_1_ahead,
+                Streams::OneBurst => self.routines.read_1_burst,
                 Streams::Four => self.routines.read_4,
                 Streams::FourAhead => self.routines.read_4_ahead,
                 Streams::Eight => self.routines.read_8,

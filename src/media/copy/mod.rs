@@ -88,6 +88,7 @@ pub(super) struct Routines {
     pub crc: CrcFn,
     pub read_1: ReadStreamsFn,
     pub read_1_ahead: ReadStreamsFn,
+    pub read_1_burst: ReadStreamsFn,
     pub read_4: ReadStreamsFn,
     pub read_4_ahead: ReadStreamsFn,
     pub read_8: ReadStreamsFn,

@@ -45,6 +45,7 @@ pub(super) fn routines(_isa: Isa, _features: &Features) -> Routines {
         crc,
         read_1: read_streams::<1>,
         read_1_ahead: read_streams::<1>,
+        read_1_burst: read_streams::<1>,
         read_4: read_streams::<4>,
         read_4_ahead: read_streams::<4>,
         read_8: read_streams::<8>,

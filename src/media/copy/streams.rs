@@ -14,6 +14,8 @@ pub enum Streams {
     One,
     /// One, and of each page but one its first line is fetched ahead, and with it the page's translation.
     OneAhead,
+    /// One, whose first page is asked for at once, and then each line a page ahead.
+    OneBurst,
     Four,
     /// Each line is fetched a page ahead.
     FourAhead,
@@ -23,7 +25,7 @@ pub enum Streams {
 impl Streams {
     pub fn count(self) -> usize {
         match self {
-            Streams::One | Streams::OneAhead => 1,
+            Streams::One | Streams::OneAhead | Streams::OneBurst => 1,
             Streams::Four | Streams::FourAhead => 4,
             Streams::Eight => 8,
         }
@@ -81,9 +83,13 @@ impl ReadTable {
     const ZEN3: ReadTable =
         ReadTable([ReadStep { bytes_min: 16 << 10, streams: Streams::Four, span_max: 64 << 10 }; 3]);
 
-    /// Its own string copy follows what one stream reads better than loops do, and fetches no line that it stores whole.
-    const ZEN5: ReadTable =
-        ReadTable([ReadStep { bytes_min: 4 << 10, streams: Streams::One, span_max: 1 << 30 }; 3]);
+    /// Its own string copy follows what one stream reads better than loops do, and fetches no line that it stores whole; but
+    /// it takes a while to begin.
+    const ZEN5: ReadTable = ReadTable([
+        ReadStep { bytes_min: 2 << 10, streams: Streams::OneBurst, span_max: 1 << 30 },
+        ReadStep { bytes_min: 32 << 10, streams: Streams::One, span_max: 1 << 30 },
+        ReadStep { bytes_min: 32 << 10, streams: Streams::One, span_max: 1 << 30 },
+    ]);
 
     /// Of one to three steps. Says what is wrong with steps that no routine serves.
     pub fn new(steps: &[ReadStep]) -> Result<ReadTable, String> {

@@ -257,7 +257,14 @@ fn every_stream_count_reads_the_same() {
     let src = pattern(40_000, 3);
     for isa in Isa::available() {
         let routines = Routines::choose(Some(isa)).unwrap().1;
-        for streams in [Streams::One, Streams::OneAhead, Streams::Four, Streams::FourAhead, Streams::Eight] {
+        for streams in [
+            Streams::One,
+            Streams::OneAhead,
+            Streams::OneBurst,
+            Streams::Four,
+            Streams::FourAhead,
+            Streams::Eight,
+        ] {
             for span_max in [64, 4096, 1 << 20] {
                 let step = ReadStep { bytes_min: 512, streams, span_max };
                 let table = ReadTable::new(&[step]).unwrap();

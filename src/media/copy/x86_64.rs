@@ -46,14 +46,17 @@ import! {
     lode_crc_avx512: fn(*const u8, usize, u32);
     lode_read_1: fn(*mut u8, *const u8, usize);
     lode_read_1_ahead_sse2: fn(*mut u8, *const u8, usize);
+    lode_read_1_burst_sse2: fn(*mut u8, *const u8, usize);
     lode_read_4_sse2: fn(*mut u8, *const u8, usize);
     lode_read_4_ahead_sse2: fn(*mut u8, *const u8, usize);
     lode_read_8_sse2: fn(*mut u8, *const u8, usize);
     lode_read_1_ahead_avx2: fn(*mut u8, *const u8, usize);
+    lode_read_1_burst_avx2: fn(*mut u8, *const u8, usize);
     lode_read_4_avx2: fn(*mut u8, *const u8, usize);
     lode_read_4_ahead_avx2: fn(*mut u8, *const u8, usize);
     lode_read_8_avx2: fn(*mut u8, *const u8, usize);
     lode_read_1_ahead_avx512: fn(*mut u8, *const u8, usize);
+    lode_read_1_burst_avx512: fn(*mut u8, *const u8, usize);
     lode_read_4_avx512: fn(*mut u8, *const u8, usize);
     lode_read_4_ahead_avx512: fn(*mut u8, *const u8, usize);
     lode_read_8_avx512: fn(*mut u8, *const u8, usize);
@@ -191,6 +194,7 @@ pub(super) fn routines(isa: Isa, features: &Features) -> Routines {
             zero_lines: lode_zero_lines_avx2,
             crc: if wide { lode_crc_avx2 } else { common.crc },
             read_1_ahead: lode_read_1_ahead_avx2,
+            read_1_burst: lode_read_1_burst_avx2,
             read_4: lode_read_4_avx2,
             read_4_ahead: lode_read_4_ahead_avx2,
             read_8: lode_read_8_avx2,
@@ -204,6 +208,7 @@ pub(super) fn routines(isa: Isa, features: &Features) -> Routines {
             zero_lines: lode_zero_lines_avx512,
             crc: if wide { lode_crc_avx512 } else { common.crc },
             read_1_ahead: lode_read_1_ahead_avx512,
+            read_1_burst: lode_read_1_burst_avx512,
             read_4: lode_read_4_avx512,
             read_4_ahead: lode_read_4_ahead_avx512,
             read_8: lode_read_8_avx512,
@@ -225,6 +230,7 @@ fn sse2(features: &Features) -> Routines {
         crc: if crc32 { lode_crc_sse42 } else { crc_by_table },
         read_1: lode_read_1,
         read_1_ahead: lode_read_1_ahead_sse2,
+        read_1_burst: lode_read_1_burst_sse2,
         read_4: lode_read_4_sse2,
         read_4_ahead: lode_read_4_ahead_sse2,
         read_8: lode_read_8_sse2,

@@ -357,6 +357,35 @@ ROUTINE \name
 END \name
 .endm
 
+.macro READ_1_BURST name, isa
+ROUTINE \name
+    mov ecx, 4096
+    cmp rdx, rcx
+    cmovb rcx, rdx
+    xor eax, eax
+2:  prefetcht0 [rsi + rax]
+    add eax, 64
+    cmp eax, ecx
+    jb 2b
+    sub rdx, rcx
+    jz 4f
+3:  prefetcht0 [rsi + 4096]
+    LINE_\isa LOAD, 0, rsi
+    LINE_\isa STORE, 0, rdi
+    add rsi, 64
+    add rdi, 64
+    sub rdx, 64
+    jnz 3b
+4:  LINE_\isa LOAD, 0, rsi
+    LINE_\isa STORE, 0, rdi
+    add rsi, 64
+    add rdi, 64
+    sub ecx, 64
+    jnz 4b
+    LEAVE_\isa
+END \name
+.endm
+
 .macro READ_4 name, isa, ahead=0
 ROUTINE \name
     lea rcx, [rdx + rdx*2]
@@ -756,6 +785,7 @@ COPY lode_copy_sse2, SSE2
 COPY_LINES lode_copy_lines_sse2, SSE2
 ZERO_LINES lode_zero_lines_sse2, SSE2, CLEAR_SSE2
 READ_1_AHEAD lode_read_1_ahead_sse2, SSE2
+READ_1_BURST lode_read_1_burst_sse2, SSE2
 READ_4 lode_read_4_sse2, SSE2
 READ_4 lode_read_4_ahead_sse2, SSE2, 1
 READ_8 lode_read_8_sse2, SSE2
@@ -768,6 +798,7 @@ COPY lode_copy_avx2, AVX2
 COPY_LINES lode_copy_lines_avx2, AVX2
 ZERO_LINES lode_zero_lines_avx2, AVX2, CLEAR_AVX2
 READ_1_AHEAD lode_read_1_ahead_avx2, AVX2
+READ_1_BURST lode_read_1_burst_avx2, AVX2
 READ_4 lode_read_4_avx2, AVX2
 READ_4 lode_read_4_ahead_avx2, AVX2, 1
 READ_8 lode_read_8_avx2, AVX2
@@ -778,6 +809,7 @@ COPY lode_copy_avx512, AVX512
 COPY_LINES lode_copy_lines_avx512, AVX512
 ZERO_LINES lode_zero_lines_avx512, AVX512, CLEAR_AVX512
 READ_1_AHEAD lode_read_1_ahead_avx512, AVX512
+READ_1_BURST lode_read_1_burst_avx512, AVX512
 READ_4 lode_read_4_avx512, AVX512
 READ_4 lode_read_4_ahead_avx512, AVX512, 1
 READ_8 lode_read_8_avx512, AVX512
