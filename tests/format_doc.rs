@@ -115,7 +115,11 @@ fn tables() -> Vec<String> {
                 ("\"STAT\"", 4, 4),
                 ("serial: of two valid lines the higher one counts", 8, 8),
                 ("mount number", 16, 4),
-                ("1: closed cleanly; 2: written through the host's page cache", 20, 4),
+                (
+                    "1: closed, and the checkpoint is whole; 2: written through the host's page cache; 4: closed, if without a checkpoint",
+                    20,
+                    4,
+                ),
                 ("last mount that crashed", 24, 4),
                 ("head block of the checkpoint", 28, 4),
                 ("last settled epoch", 32, 8),

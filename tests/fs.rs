@@ -629,6 +629,79 @@ fn a_full_pool_can_always_be_emptied() {
     }
 }
 
+/// What a close writes back takes nothing of what removals need, and loses no change time.
+#[test]
+fn a_full_pool_is_closed_with_its_change_times_and_can_be_emptied_then() {
+    let mut were_clean = Vec::new();
+    for (assume, modes) in [(Domain::Memory, false), (Domain::PageCache, false), (Domain::Memory, true)] {
+        let fs = open(Fs::mkfs(pool(16 << 20, Some(assume)), &MkfsOptions::default()).unwrap());
+        let mut made: Vec<(Ino, String)> = Vec::new();
+        // Logs that end anywhere in a segment.
+        for n in 0..200 {
+            let dir = mkdir(&fs, Ino::ROOT, &format!("d{n}"));
+            for name in (0..n % 67 + 1).map(|k| format!("{k}")) {
+                make(&fs, dir, &name);
+                made.push((dir, name));
+            }
+        }
+        let chmod = |ino: Ino, mode: usize| {
+            let set = SetAttr { mode: Some(0o600 + mode as u32 % 8), ..SetAttr::default() };
+            fs.setattr(&root(), ino, &set).map(drop)
+        };
+        let (from, to) = (mkdir(&fs, Ino::ROOT, "from"), mkdir(&fs, Ino::ROOT, "to"));
+        let files: Vec<Ino> = (0..1500).map(|n| make(&fs, from, &format!("f{n}"))).collect();
+        for (n, ino) in files.iter().enumerate() {
+            fs.write(&root(), *ino, 0, b"x", false).unwrap();
+            fs.link(&root(), *ino, to, format!("l{n}").as_bytes()).unwrap();
+            (0..n % 17).for_each(|mode| chmod(*ino, mode).unwrap());
+        }
+        let filler = make(&fs, Ino::ROOT, "filler");
+        let fill = || {
+            for bytes in [64 << 10, 4 << 10] {
+                let end = || fs.getattr(filler).unwrap().size;
+                while fs.write(&root(), filler, end(), &pattern(1, bytes), false).is_ok() {}
+            }
+        };
+        fill();
+        // What may use part of the reserve uses it up.
+        let mut refused = false;
+        for round in 0..if modes { 30 } else { 0 } {
+            refused |= files.iter().any(|ino| chmod(*ino, round).is_err());
+        }
+        assert_eq!(refused, modes);
+        for (n, ino) in files.iter().enumerate().take(if modes { 900 } else { 150 }) {
+            let name = |kind: &str| format!("{kind}{n}").into_bytes();
+            let _ = match n % 3 {
+                0 => fs.unlink(&root(), to, &name("l")),
+                1 => fs.rename(&root(), from, &name("f"), to, &name("g"), 0),
+                _ => fs.link(&root(), *ino, from, &name("h")).map(drop),
+            };
+        }
+        fill();
+        // Access times, for which there is no room.
+        for ino in &files {
+            fs.read(*ino, 0, &mut [0; 1]).unwrap();
+        }
+        let times = |fs: &F| -> Vec<_> { files.iter().map(|ino| fs.getattr(*ino).unwrap().ctime).collect() };
+        let before = times(&fs);
+        let fs = reopened(fs);
+        were_clean.push(fs.open_report().was_clean);
+        assert_eq!(before, times(&fs), "{assume}");
+        fs.check().unwrap();
+        // And by a scan, by which there is no more room than before.
+        let fs = open(fs.abandon().unwrap());
+        assert_eq!(before, times(&fs), "{assume}, scanned");
+        let fs = reopened(fs);
+        assert_eq!(before, times(&fs), "{assume}, closed once more");
+        for (n, (dir, name)) in made.iter().enumerate() {
+            fs.unlink(&root(), *dir, name.as_bytes()).unwrap_or_else(|e| panic!("{assume}: the {n}th: {e}"));
+        }
+        let fs = close(fs);
+        assert_eq!(before, times(&fs), "{assume}, with room again");
+    }
+    assert_eq!(were_clean, [true, true, false], "the last has no room for change times");
+}
+
 /// Somebody else frees, and takes, all the time.
 #[test]
 fn what_does_not_fit_is_told_so() {

@@ -74,7 +74,7 @@ impl<M: Media> Fs<M> {
         if atime != old_atime {
             self.table.set_atime(inode, atime);
         }
-        inode.attrs_ahead.store(false, Ordering::Relaxed);
+        inode.set_attrs_logged();
         if inode.kind == Kind::Directory {
             self.namespace.fetch_add(1, Ordering::AcqRel); // who may search it may have changed
         }

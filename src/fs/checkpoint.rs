@@ -113,7 +113,8 @@ pub(super) fn load<M: Media>(core: &mut Core<M>, head: u32) -> Result<Opened> {
     free_slots.reverse();
     load_space(core, &mut fields)?;
     let report = OpenReport { was_clean: true, ..OpenReport::default() };
-    Ok(Opened { table, table_inode, slot_count: slots, free_slots, read_only: false, report })
+    let left = LeftTimes::default();
+    Ok(Opened { table, table_inode, slot_count: slots, free_slots, left, read_only: false, report })
 }
 
 fn load_space<M: Media>(core: &mut Core<M>, fields: &mut Fields) -> Result<()> {

@@ -400,7 +400,7 @@ impl<M: Media> Fs<M> {
             false => self.append(inode, body, &mut batch, guard, Class::Last)?,
         };
         if with_attributes {
-            inode.attrs_ahead.store(false, Ordering::Relaxed);
+            inode.set_attrs_logged();
         }
         self.core.fence(flushed.and(self.write_back_redone(body, kept_from)));
         for (i, copy) in copies {

@@ -203,6 +203,8 @@ pub struct State {
     pub mount: u32,
     /// The last user closed the pool, and the checkpoint is whole.
     pub clean: bool,
+    /// The last user closed the pool, if without a checkpoint.
+    pub closed: bool,
     /// The last mount that did not end cleanly; logs of that incarnation or an older one are sealed
     /// before they grow.
     pub crashed: u32,
@@ -220,7 +222,7 @@ impl State {
         let mut b = [0; LINE];
         put64(&mut b, 8, self.serial);
         put32(&mut b, 16, self.mount);
-        put32(&mut b, 20, self.clean as u32 | (self.deferred as u32) << 1);
+        put32(&mut b, 20, self.clean as u32 | (self.deferred as u32) << 1 | (self.closed as u32) << 2);
         put32(&mut b, 24, self.crashed);
         put32(&mut b, 28, self.checkpoint);
         put64(&mut b, 32, self.settled);
@@ -249,6 +251,7 @@ impl State {
             mount: get32(b, 16),
             clean: get32(b, 20) & 1 != 0,
             deferred: get32(b, 20) & 2 != 0,
+            closed: get32(b, 20) & 4 != 0,
             crashed: get32(b, 24),
             checkpoint: get32(b, 28),
             settled: get64(b, 32),

@@ -33,8 +33,11 @@ pub struct Inode {
     pub kind: Kind,
     /// Made without a name (O_TMPFILE): may get one, which a file that lost its names may not.
     pub linkable: AtomicBool,
-    /// Some attributes are newer here than in the log: written back at close and by the cleaner.
-    pub attrs_ahead: AtomicBool,
+    /// The access time is newer here than in the log: written back at close, where there is room, and by the cleaner.
+    pub atime_ahead: AtomicBool,
+    /// The change time of a link, rename or unlink, which stands in the log of a directory alone: written back at close and
+    /// before that record goes.
+    pub ctime_ahead: AtomicBool,
     /// A write failed after it was committed, and no fsync has told yet.
     pub lost: AtomicBool,
     /// Writes that shall still expect to find somebody else in it.
@@ -156,12 +159,25 @@ impl Inode {
         attr_from(*ino, *generation, atime.load(Ordering::Relaxed), body.get_mut(), links)
     }
 
-    /// Marks attributes that only DRAM has (access time, change time of a link or unlink).
     #[inline]
-    pub fn set_attrs_ahead(&self) {
-        if !self.attrs_ahead.load(Ordering::Relaxed) {
-            self.attrs_ahead.store(true, Ordering::Relaxed);
+    pub fn set_atime_ahead(&self) {
+        if !self.atime_ahead.load(Ordering::Relaxed) {
+            self.atime_ahead.store(true, Ordering::Relaxed);
         }
+    }
+
+    #[inline]
+    pub fn set_ctime_ahead(&self) {
+        if !self.ctime_ahead.load(Ordering::Relaxed) {
+            self.ctime_ahead.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The log has all attributes.
+    #[inline]
+    pub fn set_attrs_logged(&self) {
+        self.atime_ahead.store(false, Ordering::Relaxed);
+        self.ctime_ahead.store(false, Ordering::Relaxed);
     }
 }
 
@@ -755,7 +771,8 @@ pub fn assemble(header: &SlotHeader, owner: &Owner, body: Body, atime: u64) -> I
         slot: owner.slot,
         kind: Kind::from_mode(header.mode).expect("read_header checked the type"),
         atime: AtomicU64::new(atime),
-        attrs_ahead: AtomicBool::new(false),
+        atime_ahead: AtomicBool::new(false),
+        ctime_ahead: AtomicBool::new(false),
         lost: AtomicBool::new(false),
         shared_for: AtomicU8::new(0),
         born_lines: 0,

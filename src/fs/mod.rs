@@ -137,6 +137,9 @@ pub struct OpenOptions {
     pub ordered: bool,
 }
 
+/// Inodes by number and generation whose change time a directory's log alone has, by that directory.
+type LeftTimes = std::collections::HashMap<u32, Vec<(u32, u64)>>;
+
 /// What the pool says of itself (`lode info`).
 #[derive(Clone, Debug)]
 pub struct PoolInfo {
@@ -146,7 +149,10 @@ pub struct PoolInfo {
     pub data: DataMode,
     pub bytes: u64,
     pub mounts: u32,
+    /// The last user closed the pool, and the next one scans no logs.
     pub clean: bool,
+    /// The last user closed the pool; of a full one the logs are scanned all the same.
+    pub closed: bool,
     pub created: Time,
     /// Blocks that failed and are not used again.
     pub bad_blocks: u64,
@@ -457,7 +463,7 @@ pub struct Fs<M: Media> {
     /// stands still for it.
     rename_lock: Mutex<()>,
     /// By directory: files that lost a name in it and have others. Its log alone knows their change times.
-    left: Mutex<std::collections::HashMap<u32, Vec<(u32, u64)>>>,
+    left: Mutex<LeftTimes>,
     departed: departed::Departed,
     /// Changes whenever a directory's path or permissions may have: what cached walks check.
     namespace: CachePadded<AtomicU64>,

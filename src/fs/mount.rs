@@ -109,6 +109,7 @@ impl<M: Media> Fs<M> {
             bytes: sb.blocks * BLOCK as u64,
             mounts: state.mount,
             clean: state.clean,
+            closed: state.closed || state.clean,
             created: unpack_time(sb.created),
             first_copy_damaged: copies.first.is_err(),
             second_copy_damaged: copies.second.is_err(),
@@ -127,6 +128,7 @@ impl<M: Media> Fs<M> {
             bytes: sb.blocks * BLOCK as u64,
             mounts: state.mount,
             clean: state.clean,
+            closed: state.closed || state.clean,
             created: unpack_time(sb.created),
             first_copy_damaged: false,
             second_copy_damaged: false,
@@ -173,6 +175,7 @@ impl<M: Media> Fs<M> {
             serial: previous.serial + 1,
             mount: previous.mount + 1,
             clean: false,
+            closed: false,
             crashed: if previous.clean { previous.crashed } else { previous.mount },
             settled: previous.settled,
             checkpoint: 0,
@@ -252,7 +255,7 @@ impl<M: Media> Fs<M> {
             table_inode: opened.table_inode,
             rename_lock: Mutex::new(()),
             fixing: Mutex::new(()),
-            left: Mutex::default(),
+            left: Mutex::new(opened.left),
             departed: Default::default(),
             namespace: CachePadded::new(AtomicU64::new(0)),
             seconds: CachePadded::new(AtomicU64::new(now())),
@@ -426,7 +429,7 @@ impl<M: Media> Fs<M> {
         }
         self.finish_reads();
         self.reclaim_orphans();
-        self.write_back()?;
+        let is_whole = self.write_back()?;
         self.finish_reads(); // those that began meanwhile keep what was freed
         self.settle_durably()?;
         if self.core.deferring {
@@ -435,16 +438,18 @@ impl<M: Media> Fs<M> {
         // Everything is durable and named: what waited for that is free.
         self.core.alloc.release(u64::MAX);
         self.slots.release(u64::MAX);
-        let Some(checkpoint) = checkpoint::store(self)? else {
-            tracing::warn!("no room for a checkpoint: the next mount scans the logs instead");
-            return Ok(());
-        };
+        // What a scan finds in the logs of directories a checkpoint would hide.
+        let checkpoint = if is_whole { checkpoint::store(self)? } else { None };
+        if checkpoint.is_none() {
+            tracing::warn!("the pool is too full for a checkpoint: the next mount scans the logs instead");
+        }
         self.core.media.sync().map_err(|e| sync_error(e, "mount::close"))?;
         let state = {
             let mut state = self.state.lock();
             state.serial += 1;
-            state.clean = true;
-            state.checkpoint = checkpoint;
+            state.closed = true;
+            state.clean = checkpoint.is_some();
+            state.checkpoint = checkpoint.unwrap_or(0);
             *state
         };
         write_state(&*self.core.media, &self.core.sb, &state)?;
@@ -473,26 +478,41 @@ impl<M: Media> Fs<M> {
         }
     }
 
-    /// Puts into the logs what only DRAM knows. Durably: the state line that follows names it as settled.
-    fn write_back(&self) -> Result<()> {
+    /// Puts into the logs what only DRAM knows, change times before access times, for which no full pool gives room: they
+    /// were never promised. Durably: the state line that follows names it as settled. False where a change time found
+    /// no room: the log of a directory has it.
+    fn write_back(&self) -> Result<bool> {
         let mut pending = Flushed::issued();
-        for inode in self.loaded() {
-            let mut body = self.table.change(&inode);
-            let guard = self.core.epochs.enter();
-            pending = pending.and(self.write_back_redone(&mut body, None));
-            if inode.attrs_ahead.swap(false, Ordering::AcqRel) {
+        let mut is_whole = true;
+        for (class, change_times) in [(Class::Release, true), (Class::Data, false)] {
+            for inode in self.loaded() {
+                let mut body = self.table.change(&inode);
+                let guard = self.core.epochs.enter();
+                if change_times {
+                    pending = pending.and(self.write_back_redone(&mut body, None));
+                }
+                let ctime_ahead = inode.ctime_ahead.load(Ordering::Acquire);
+                let ahead = match change_times {
+                    true => ctime_ahead,
+                    false => !ctime_ahead && inode.atime_ahead.load(Ordering::Acquire),
+                };
+                if !ahead {
+                    continue;
+                }
                 let mut batch = Batch::new();
                 body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
-                match self.append(&inode, &mut body, &mut batch, &guard, Class::Last) {
-                    Ok(flushed) => pending = pending.and(flushed),
-                    // A full pool keeps the older times: they were never promised.
-                    Err(e) if e.errno() == libc::ENOSPC => continue,
+                match self.append(&inode, &mut body, &mut batch, &guard, class) {
+                    Ok(flushed) => {
+                        inode.set_attrs_logged();
+                        pending = pending.and(flushed);
+                    }
+                    Err(e) if e.errno() == libc::ENOSPC => is_whole &= !change_times,
                     Err(e) => return Err(e),
                 }
             }
         }
         self.core.fence(pending);
-        Ok(())
+        Ok(is_whole)
     }
 
     /// Gives the inode table more slots. ENOSPC where the pool has no block left for them.
@@ -829,6 +849,8 @@ pub(super) struct Opened {
     pub table_inode: Inode,
     pub slot_count: u32,
     pub free_slots: Vec<u32>,
+    /// Those that recovery found no room for.
+    pub left: LeftTimes,
     /// Damage hides which blocks are in use.
     pub read_only: bool,
     pub report: OpenReport,

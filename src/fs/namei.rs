@@ -480,7 +480,7 @@ impl<M: Media> Fs<M> {
         (body.mtime, body.ctime) = (now, now);
         self.table.change_links(inode.ino.0, |links| links + 1);
         child.ctime = now;
-        inode.set_attrs_ahead();
+        inode.set_ctime_ahead();
         inode.uses.fetch_add(1, Ordering::AcqRel);
         let attr = self.attr(inode, &child);
         drop(child);
@@ -589,7 +589,7 @@ impl<M: Media> Fs<M> {
     /// One name of `victim` in `dir` is gone.
     fn unlinked(&self, dir: &Inode, victim: &Inode, child: &mut Body, now: u64) {
         child.ctime = now;
-        victim.set_attrs_ahead();
+        victim.set_ctime_ahead();
         victim.linkable.store(false, Ordering::Relaxed);
         let is_dir = victim.kind == Kind::Directory;
         let before = self.table.change_links(victim.ino.0, |links| if is_dir { 0 } else { links - 1 });
@@ -616,14 +616,14 @@ impl<M: Media> Fs<M> {
                 continue;
             };
             let mut body = self.table.change(&inode);
-            if body.dead || !inode.attrs_ahead.load(Ordering::Relaxed) {
+            if body.dead || !inode.ctime_ahead.load(Ordering::Relaxed) {
                 continue;
             }
             let mut batch = Batch::new();
             body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
             match self.append(&inode, &mut body, &mut batch, guard, Class::Last) {
                 Ok(flushed) => {
-                    inode.attrs_ahead.store(false, Ordering::Relaxed);
+                    inode.set_attrs_logged();
                     // Before others append behind it.
                     self.core.fence(flushed);
                 }
@@ -1220,7 +1220,7 @@ fn names_directory(body: &Body, name: &[u8]) -> bool {
 
 fn stamp(inode: &Inode, body: &mut Body, now: u64) {
     body.ctime = now;
-    inode.set_attrs_ahead();
+    inode.set_ctime_ahead();
 }
 
 #[cfg(test)]

@@ -69,7 +69,10 @@ type Damaged = Vec<(u32, Error)>;
 
 pub(super) fn recover<M: Media>(core: &mut Core<M>, previous: &State, power_lost: bool) -> Result<Opened> {
     let core = &*core;
-    tracing::info!("the pool was not closed: scanning its logs");
+    match previous.closed {
+        true => tracing::info!("the pool was too full for a checkpoint: scanning its logs"),
+        false => tracing::info!("the pool was not closed: scanning its logs"),
+    }
     let whole = |run| core.alloc.mark_used(run).map_err(conflict(TABLE_INO));
     whole(Run { start: Block(0), count: TABLE_BLOCK })?;
     whole(Run { start: Block(core.sb.blocks as u32 - 1), count: 1 })?;
@@ -116,9 +119,7 @@ pub(super) fn recover<M: Media>(core: &mut Core<M>, previous: &State, power_lost
             Owned::Mini(mini) => log::release(core, log::mini_addr(mini), MINI_LINES as u16, epoch),
         }
     }
-    if !read_only {
-        r.repair(&table, repairs)?;
-    }
+    let left = if read_only { LeftTimes::new() } else { r.repair(&table, repairs)? };
     let is_free = |ino: &u32| table.entry(*ino).links() == 0 && !r.bad_slots.contains(ino);
     let mut free_slots: Vec<u32> = (2..slots).filter(is_free).collect();
     let orphans = free_slots.iter().filter(|&&ino| r.headers[ino as usize].is_some()).count() as u64;
@@ -133,7 +134,7 @@ pub(super) fn recover<M: Media>(core: &mut Core<M>, previous: &State, power_lost
         settled: previous.settled,
         seconds: 0.0,
     };
-    Ok(Opened { table, table_inode, slot_count: slots, free_slots, read_only, report })
+    Ok(Opened { table, table_inode, slot_count: slots, free_slots, left, read_only, report })
 }
 
 /// Runs `work` over `[0, count)` in parts, on all CPUs.

@@ -404,7 +404,7 @@ fn unmount(dir: &Path) -> Result<(), Failure> {
 /// Whether the pool has to be recovered; what cannot be looked at is taken for closed.
 fn is_left_open(pool: &Path) -> bool {
     let options = PoolOptions { read_only: true, ..PoolOptions::default() };
-    Pool::open(pool, &options).and_then(|media| Fs::probe(&media)).is_ok_and(|info| !info.clean)
+    Pool::open(pool, &options).and_then(|media| Fs::probe(&media)).is_ok_and(|info| !info.closed)
 }
 
 /// Whether a server, or somebody else, works on the pool.

@@ -434,7 +434,7 @@ pub fn examine<M: Media>(media: Arc<M>, power_lost: bool) -> Result<Report> {
             let mut checked = run(fs.media(), ask, Some(fs.account()))?;
             report.findings.append(&mut checked.report.findings);
             checked.report.findings = report.findings;
-            checked.report.clean = false;
+            checked.report.clean = state.closed;
             return Ok(checked.finish());
         }
     }

@@ -498,7 +498,8 @@ impl<'m, M: Media> Mender<'m, M> {
         }
         sync()?;
         let state = self.checked.pool.state;
-        let begun = State { clean: false, serial: state.serial + 1, mount: state.mount + 1, ..state };
+        let begun =
+            State { clean: false, closed: false, serial: state.serial + 1, mount: state.mount + 1, ..state };
         write_state(media, &self.checked.pool.sb, &begun)?;
         sync()?;
         let last = u8::MAX;

@@ -80,7 +80,7 @@ impl<M: Media> Recovery<'_, M> {
             }
             for (dir, ino, time) in replayed.said.stamps {
                 if reached.contains_key(&dir) {
-                    note(&mut repairs.stamps, ino, time);
+                    note(&mut repairs.stamps, ino, (time, dir));
                 }
             }
             let removed = replayed.said.removed.iter().filter(|(_, removal)| !removal.settled);
@@ -572,9 +572,10 @@ fn earlier(a: u32, b: u32) -> u32 {
     if (a.wrapping_sub(b) as i32) < 0 { a } else { b }
 }
 
-fn note(stamps: &mut HashMap<u32, u64>, ino: u32, time: u64) {
-    let known = stamps.entry(ino).or_insert(time);
-    *known = time.max(*known);
+/// The latest time of an inode, and the directory that has it.
+fn note(stamps: &mut HashMap<u32, (u64, u32)>, ino: u32, stamp: (u64, u32)) {
+    let known = stamps.entry(ino).or_insert(stamp);
+    *known = stamp.max(*known);
 }
 
 #[cold]

@@ -37,10 +37,10 @@ impl<M: Media> Recovery<'_, M> {
                 if is_named && self.headers[ino as usize].is_some() && !self.is_dir(ino) {
                     self.recover_file(table, ino, stamps.get(&ino).copied(), out)?;
                 } else if self.is_dir(ino)
-                    && let (Some(&time), Some(dir)) = (stamps.get(&ino), table.entry(ino).node.share())
-                    && time > dir.body.read().ctime
+                    && let (Some(&stamp), Some(dir)) = (stamps.get(&ino), table.entry(ino).node.share())
+                    && stamp.0 > dir.body.read().ctime
                 {
-                    out.stamps.insert(ino, time);
+                    out.stamps.insert(ino, stamp);
                 }
             }
             Ok(())
@@ -59,7 +59,7 @@ impl<M: Media> Recovery<'_, M> {
         &self,
         table: &table::Table,
         ino: u32,
-        stamp: Option<u64>,
+        stamp: Option<(u64, u32)>,
         repairs: &mut Repairs,
     ) -> Result<()> {
         let Replay { body, redos, atime, skipped, cut, asked } = match self.replay_file(ino) {
@@ -77,8 +77,8 @@ impl<M: Media> Recovery<'_, M> {
         {
             tracing::error!("inode {ino}: of its last writes not all bytes could be stored again: {e}");
         }
-        if let Some(time) = stamp.filter(|&t| t > body.ctime) {
-            repairs.stamps.insert(ino, time);
+        if let Some(stamp) = stamp.filter(|stamp| stamp.0 > body.ctime) {
+            repairs.stamps.insert(ino, stamp);
         }
         let voided = skipped.len() as u32 + cut as u32;
         self.voided.fetch_add(voided, Ordering::Relaxed);

@@ -7,8 +7,8 @@ use super::*;
 #[derive(Default)]
 pub(super) struct Repairs {
     pub(super) seals: Vec<(Owner, Log)>,
-    /// Change times that only directories know.
-    pub(super) stamps: HashMap<u32, u64>,
+    /// Change times that only directories know, and which directory it is.
+    pub(super) stamps: HashMap<u32, (u64, u32)>,
     /// Files with writes that were skipped.
     pub(super) restored: Vec<Restored>,
     /// Files.
@@ -142,8 +142,9 @@ impl<M: Media> Recovery<'_, M> {
         read_only
     }
 
-    /// Condemns what is damaged, seals what was cut, and writes down times that only directories knew.
-    pub(super) fn repair(&self, table: &table::Table, repairs: Repairs) -> Result<()> {
+    /// Condemns what is damaged, seals what was cut, and writes down times that only directories knew; those that found no
+    /// room, by directory.
+    pub(super) fn repair(&self, table: &table::Table, repairs: Repairs) -> Result<LeftTimes> {
         for (ino, _) in repairs.damaged {
             self.condemn(ino)?;
         }
@@ -172,14 +173,17 @@ impl<M: Media> Recovery<'_, M> {
                 table.change(&dir).log = log;
             }
         }
-        for (ino, time) in repairs.stamps {
+        let mut left = LeftTimes::new();
+        for (ino, (time, dir)) in repairs.stamps {
             if self.core.media.omits("change times that only directories know are written down") {
                 continue;
             }
-            if table.entry(ino).links() == 0 {
+            let links = table.entry(ino).links();
+            if links == 0 {
                 continue;
             }
             let loaded = table.entry(ino).node.share();
+            let is_loaded = loaded.is_some();
             let node = match loaded {
                 Some(node) => node,
                 None => Arc::new(inode::load(self.core, ino, self.slot(ino))?),
@@ -191,17 +195,26 @@ impl<M: Media> Recovery<'_, M> {
             body.ctime = time;
             let mut batch = Batch::new();
             body.attr_record(node.atime.load(Ordering::Relaxed), 0, &mut batch);
-            match body.log.append(self.core, &node.owner(), &mut batch, epoch, Class::Last) {
+            match body.log.append(self.core, &node.owner(), &mut batch, epoch, Class::Release) {
                 Ok(flushed) => {
                     pending = pending.and(flushed);
                     table.log_end(ino).store(body.log.seq(), Ordering::Relaxed);
                 }
-                Err(e) if e.errno() == libc::ENOSPC => {} // the older time stays
+                Err(e) if e.errno() == libc::ENOSPC => {
+                    // It stays in memory, and where it stands.
+                    node.set_ctime_ahead();
+                    left.entry(dir).or_default().push((ino, node.generation));
+                    if !is_loaded {
+                        table.line(ino).show(&body, node.atime.load(Ordering::Relaxed), links);
+                        drop(body);
+                        table.fill(node.clone());
+                    }
+                }
                 Err(e) => return Err(e),
             }
         }
         self.core.fence(pending);
-        Ok(())
+        Ok(left)
     }
 }
 

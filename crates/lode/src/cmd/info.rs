@@ -164,6 +164,8 @@ struct About {
 #[derive(Serialize)]
 struct State {
     clean: bool,
+    /// Closed, if without a checkpoint.
+    closed: bool,
     bad_blocks: u64,
     mounts: u32,
 }
@@ -237,7 +239,12 @@ impl About {
             format_version: info.format_version,
             data: mode_name(info.data),
             created: utc(info.created),
-            state: Some(State { clean: info.clean, bad_blocks: info.bad_blocks, mounts: info.mounts }),
+            state: Some(State {
+                clean: info.clean,
+                closed: info.closed,
+                bad_blocks: info.bad_blocks,
+                mounts: info.mounts,
+            }),
             in_use: None,
             damage: damage(info),
             media: None,
@@ -273,7 +280,11 @@ impl About {
             out.line(format_args!("  state     in use by {user}"))?;
         }
         if let Some(state) = &self.state {
-            let word = if state.clean { "clean" } else { "not closed; the next use recovers it" };
+            let word = match (state.clean, state.closed) {
+                (true, _) => "clean",
+                (false, true) => "closed, too full for a checkpoint; the next use scans the logs",
+                (false, false) => "not closed; the next use recovers it",
+            };
             out.line(format_args!("  state     {word}"))?;
             if state.bad_blocks > 0 {
                 let bad = state.bad_blocks;
