@@ -603,7 +603,8 @@ impl<M: Media> Fs<M> {
 
     /// Before records of a directory go, with its log or by cleaning: change times that stand in them alone, of
     /// files that lost a name there and have others, go into their own logs. (On an ordinary file nothing orders
-    /// those two: there an older time may come back.) The caller has the directory's lock, and no file's.
+    /// those two: there an older time may come back.) Of a full pool they take no more than leaves removals enough: then
+    /// memory alone has them, until a close finds room. The caller has the directory's lock, and no file's.
     pub(super) fn keep_times(&self, dir: &Inode, guard: &epoch::Guard) -> Result<()> {
         if dir.kind != Kind::Directory {
             return Ok(());
@@ -621,13 +622,13 @@ impl<M: Media> Fs<M> {
             }
             let mut batch = Batch::new();
             body.attr_record(inode.atime.load(Ordering::Relaxed), 0, &mut batch);
-            match self.append(&inode, &mut body, &mut batch, guard, Class::Last) {
+            match self.append(&inode, &mut body, &mut batch, guard, Class::Release) {
                 Ok(flushed) => {
                     inode.set_attrs_logged();
                     // Before others append behind it.
                     self.core.fence(flushed);
                 }
-                Err(e) if e.errno() == libc::ENOSPC => {} // the older time stays
+                Err(e) if e.errno() == libc::ENOSPC => {}
                 Err(e) => return Err(e),
             }
         }
