@@ -114,7 +114,7 @@ def cargo():
     status, output = run(
         "cargo", CARGO, "test", "--workspace", "--no-fail-fast", "--", "--show-output", minutes=90 if OPTIONS.nightly else 30,
         env={"PROPTEST_CASES": "4096", "LODE_FSCK_FLIPS": "200000", "LODE_CRASH_OPS": "200", "LODE_HEAP_KILLS": "400", "LODE_BEGUN_STEP": "1",
-             "LODE_COPIES": "100000"} if OPTIONS.nightly else None,
+             "LODE_COPIES": "100000", "LODE_FULL_SEEDS": "20000"} if OPTIONS.nightly else None,
     )
     result = Result()
     for found in re.finditer(r"^test result: .*? (\d+) passed; (\d+) failed; (\d+) ignored;", output, re.MULTILINE):
