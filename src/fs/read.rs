@@ -11,6 +11,8 @@ use super::offload::Parts;
 use super::*;
 
 const PAGE: u64 = BLOCK as u64;
+/// Bytes that are asked for before the CPU copies: the string copy of Zen 5 takes a while to begin (decision 0093).
+const BEGIN_AHEAD: usize = 512;
 /// Bytes of the next piece of a fragmented file that are fetched while one is copied; from there on the processor fetches by
 /// itself.
 const PIECE_AHEAD: usize = 1024;
@@ -69,7 +71,10 @@ impl<M: Media> Fs<M> {
                     let at = block_addr(block).add(at % PAGE);
                     match self.core.mover.takes(engine, n) {
                         true => parts.push(dst.part_from_media(at, done, n)),
-                        false => self.core.media.read(at, &mut dst.bytes()[done..done + n])?,
+                        false => {
+                            self.core.media.expect_read(at, n.min(BEGIN_AHEAD));
+                            self.core.media.read(at, &mut dst.bytes()[done..done + n])?
+                        }
                     }
                 }
                 Mapping::Hole | Mapping::Unwritten(_) => dst.bytes()[done..done + n].fill(0),

@@ -84,10 +84,10 @@ impl ReadTable {
         ReadTable([ReadStep { bytes_min: 16 << 10, streams: Streams::Four, span_max: 64 << 10 }; 3]);
 
     /// Its own string copy follows what one stream reads better than loops do, and fetches no line that it stores whole; but
-    /// it takes a while to begin.
+    /// it takes a while before it asks for much.
     const ZEN5: ReadTable = ReadTable([
-        ReadStep { bytes_min: 2 << 10, streams: Streams::OneBurst, span_max: 1 << 30 },
-        ReadStep { bytes_min: 32 << 10, streams: Streams::One, span_max: 1 << 30 },
+        ReadStep { bytes_min: 4 << 10, streams: Streams::One, span_max: 1 << 30 },
+        ReadStep { bytes_min: 8 << 10, streams: Streams::OneBurst, span_max: 1 << 30 },
         ReadStep { bytes_min: 32 << 10, streams: Streams::One, span_max: 1 << 30 },
     ]);
 
