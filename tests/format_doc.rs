@@ -116,7 +116,7 @@ fn tables() -> Vec<String> {
                 ("serial: of two valid lines the higher one counts", 8, 8),
                 ("mount number", 16, 4),
                 (
-                    "1: closed, and the checkpoint is whole; 2: written through the host's page cache; 4: closed, if without a checkpoint",
+                    "1: closed, and the checkpoint is whole; 2: written through the host's page cache; 4: closed, whether with a checkpoint or not",
                     20,
                     4,
                 ),

@@ -1,5 +1,5 @@
-//! A full pool can always be emptied, whatever was done to it before, in whatever order, with closes and crashes of
-//! the process in between. Random histories: a seed names one, and `LODE_FULL_SEEDS` says how many.
+//! A full pool can be emptied, whatever was done to it before, in whatever order, with closes and crashes of the process in
+//! between, as long as it has not many more directories than its reserve has blocks ([`DIRS_MAX`]). Random histories: a seed names one, and `LODE_FULL_SEEDS` says how many.
 
 use std::sync::Arc;
 

@@ -203,7 +203,7 @@ pub struct State {
     pub mount: u32,
     /// The last user closed the pool, and the checkpoint is whole.
     pub clean: bool,
-    /// The last user closed the pool, if without a checkpoint.
+    /// The last user closed the pool, whether with a checkpoint or not.
     pub closed: bool,
     /// The last mount that did not end cleanly; logs of that incarnation or an older one are sealed
     /// before they grow.

@@ -469,9 +469,7 @@ impl<M: Media> Fs<M> {
         alloc.for_each_partial_mini(true, &mut |block, used| _ = account.freed_minis.insert(block.0, used));
         account
     }
-}
 
-impl<M: Media> Fs<M> {
     fn is_misshown(&self, inode: &super::inode::Inode) -> bool {
         let body = inode.body.read();
         let shown = self.table.line(inode.ino.0).read(inode.ino, inode.generation);

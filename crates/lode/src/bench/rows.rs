@@ -116,8 +116,6 @@ pub const WAITING_AT_MOST: f64 = 0.02;
 
 /// More threads on private files must give this much of one thread, or what `limit` gains.
 pub const SCALING_AT_LEAST: f64 = 1.8;
-/// Who gains as much as `limit` has this much of its gain: both are measured, and rounds differ by more.
-pub const SCALING_OF_LIMIT: f64 = 0.97;
 
 /// The rows of the mount: the same programs on lode's mount and on bindfs over tmpfs. Data rows are run
 /// by fio, name rows by the loop of the other rows.

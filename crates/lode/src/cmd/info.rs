@@ -164,7 +164,7 @@ struct About {
 #[derive(Serialize)]
 struct State {
     clean: bool,
-    /// Closed, if without a checkpoint.
+    /// Closed, whether with a checkpoint or not.
     closed: bool,
     bad_blocks: u64,
     mounts: u32,
