@@ -338,6 +338,13 @@ ROUTINE lode_read_1
     ret
 END lode_read_1
 
+.macro MOVE_LINE isa
+    LINE_\isa LOAD, 0, rsi
+    LINE_\isa STORE, 0, rdi
+    add rsi, 64
+    add rdi, 64
+.endm
+
 .macro READ_1_AHEAD name, isa
 ROUTINE \name
 2:  prefetcht0 [rsi + 8192]
@@ -345,10 +352,7 @@ ROUTINE \name
     cmp rdx, rax
     cmovb rax, rdx
     sub rdx, rax
-3:  LINE_\isa LOAD, 0, rsi
-    LINE_\isa STORE, 0, rdi
-    add rsi, 64
-    add rdi, 64
+3:  MOVE_LINE \isa
     sub eax, 64
     jnz 3b
     test rdx, rdx
@@ -370,16 +374,10 @@ ROUTINE \name
     sub rdx, rcx
     jz 4f
 3:  prefetcht0 [rsi + 4096]
-    LINE_\isa LOAD, 0, rsi
-    LINE_\isa STORE, 0, rdi
-    add rsi, 64
-    add rdi, 64
+    MOVE_LINE \isa
     sub rdx, 64
     jnz 3b
-4:  LINE_\isa LOAD, 0, rsi
-    LINE_\isa STORE, 0, rdi
-    add rsi, 64
-    add rdi, 64
+4:  MOVE_LINE \isa
     sub ecx, 64
     jnz 4b
     LEAVE_\isa
