@@ -49,6 +49,14 @@ fn one_operation_on_an_ordinary_file() {
     all(Domain::PageCache, &[Image::Fresh, Image::Crashed]);
 }
 
+/// Names are withdrawn where a removal finds no room for its record.
+#[test]
+fn one_operation_where_removals_find_no_room() {
+    for domain in [Domain::Memory, Domain::CpuCache, Domain::PageCache] {
+        all(domain, &[Image::Crammed]);
+    }
+}
+
 /// As where checksums are slow.
 #[test]
 fn one_operation_whose_data_is_fenced_before_its_record() {

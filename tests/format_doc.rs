@@ -237,6 +237,7 @@ fn tables() -> Vec<String> {
                 ("partner, if any, then the name", add::NAME, 0),
             ],
         ),
+        list("withdrawn", &[format!("{:08x}", format::WITHDRAWN)]),
         table(
             "partner",
             &[

@@ -1,5 +1,5 @@
 //! A full pool can be emptied, whatever was done to it before, in whatever order, with closes and crashes of the process in
-//! between, as long as it has not many more directories than its reserve has blocks ([`DIRS_MAX`]). Random histories: a seed names one, and `LODE_FULL_SEEDS` says how many.
+//! between. Random histories: a seed names one, and `LODE_FULL_SEEDS` says how many.
 
 use std::sync::Arc;
 
@@ -10,9 +10,6 @@ use lodestone::media::{Domain, Pool, PoolOptions};
 /// Names in use at a time, at most; and operations in a history.
 const NAMES_MAX: usize = 4000;
 const OPS: usize = 6000;
-/// With more than eight for each block of the reserve (8 blocks of the smallest pools) a removal may find none: see
-/// docs/semantics.md.
-const DIRS_MAX: usize = 64;
 
 struct Random(u64);
 
@@ -70,10 +67,6 @@ impl History {
         format!("{dir}/{}{long}", self.made)
     }
 
-    fn dirs(&self) -> usize {
-        self.names.iter().filter(|(_, kind)| *kind == Kind::Dir).count()
-    }
-
     fn any(&mut self, kind: impl Fn(Kind) -> bool) -> Option<usize> {
         let start = self.random.below(self.names.len().max(1));
         (start..self.names.len()).chain(0..start).find(|&i| kind(self.names[i].1))
@@ -104,7 +97,7 @@ impl History {
                     written.map(drop)
                 })
             }
-            4 if grows && self.dirs() < DIRS_MAX => {
+            4 if grows => {
                 let path = self.fresh();
                 self.files.mkdir(path.as_bytes(), 0o755).map(|()| self.names.push((path, Kind::Dir)))
             }

@@ -820,12 +820,93 @@ fn what_the_page_cache_lost_is_missed_on_any_media() {
 #[test]
 fn a_pool_of_an_older_format_is_refused_and_not_misread() {
     let mut image = fresh(Domain::Memory).media().image();
-    let sb = Super { version: VERSION - 1, ..super_block(&image) };
-    for block in [SUPER_BLOCK, sb.blocks - 1] {
-        image[block as usize * BLOCK..][..SUPER_BYTES].copy_from_slice(&sb.encode());
-    }
+    become_version(&mut image, VERSION_OLDEST - 1);
     let refused =
         Fs::open(SimMedia::new(image, Domain::Memory), &OpenOptions::default()).map(drop).unwrap_err();
     assert_eq!(refused.errno(), libc::EPROTONOSUPPORT);
-    assert!(refused.to_string().contains(&format!("version {}", VERSION - 1)), "{refused}");
+    assert!(refused.to_string().contains(&format!("version {}", VERSION_OLDEST - 1)), "{refused}");
+}
+
+fn become_version(image: &mut [u8], version: u32) {
+    let sb = Super { version, ..super_block(image) };
+    for block in [SUPER_BLOCK, sb.blocks - 1] {
+        image[block as usize * BLOCK..][..SUPER_BYTES].copy_from_slice(&sb.encode());
+    }
+}
+
+/// Who knows that version alone would take a withdrawn record for the end of its log.
+#[test]
+fn a_pool_of_the_format_before_is_used_as_it_was() {
+    let cred = Cred::root();
+    for domain in [Domain::Memory, Domain::PageCache] {
+        let fs = fresh(domain);
+        create(&fs, Ino::ROOT, b"old");
+        fs.close().unwrap();
+        let mut image = fs.media().image();
+        become_version(&mut image, VERSION_OLDEST);
+        let fs = open(image, domain);
+        assert_eq!(fs.info().format_version, VERSION_OLDEST);
+        create(&fs, Ino::ROOT, b"new");
+        fs.unlink(&cred, Ino::ROOT, b"old").unwrap();
+        fs.media().cram();
+        let refused = fs.unlink(&cred, Ino::ROOT, b"new").unwrap_err();
+        assert_eq!(refused.errno(), libc::ENOSPC);
+        fs.sync().unwrap();
+        let fs = open(fs.media().image(), domain);
+        assert_eq!((find(&fs, Ino::ROOT, b"old"), find(&fs, Ino::ROOT, b"new").is_some()), (None, true));
+        fs.unlink(&cred, Ino::ROOT, b"new").unwrap();
+    }
+}
+
+/// Whoever withdrew a name had found its record complete: what it named may be another's since, and what it replaced stays gone.
+#[test]
+fn a_withdrawn_name_stays_gone_whoever_has_its_inode() {
+    let cred = Cred::root();
+    for domain in [Domain::Memory, Domain::CpuCache, Domain::PageCache] {
+        let fs = fresh(domain);
+        let (a, b) = (mkdir(&fs, Ino::ROOT, b"a"), mkdir(&fs, Ino::ROOT, b"b"));
+        create(&fs, a, b"y");
+        let x = create(&fs, a, b"x");
+        fs.tick().unwrap();
+        // The last record of its log.
+        fs.rename(&cred, a, b"x", a, b"y", 0).unwrap();
+        fs.media().cram();
+        fs.unlink(&cred, a, b"y").unwrap();
+        assert!(fs.dump_inode(a).unwrap().contains("withdrawn"));
+        if domain == Domain::PageCache {
+            settle(&fs);
+        }
+        let mut made = (0..300).map(|n| create(&fs, b, format!("{n}").as_bytes()));
+        assert!(made.any(|ino| ino == x), "its slot is used again");
+        fs.sync().unwrap();
+        let fs = open(fs.media().image(), domain);
+        assert!(fs.check().unwrap().is_clean());
+        assert_eq!((find(&fs, a, b"x"), find(&fs, a, b"y")), (None, None), "{domain}");
+        assert!(find(&fs, b, b"0").is_some());
+        fs.rmdir(&cred, Ino::ROOT, b"a").unwrap();
+    }
+}
+
+/// On an ordinary file it may be on the disk before all that came before it is; then that is synced first, whoever goes on working.
+#[test]
+fn what_left_a_directory_is_not_lost_with_its_withdrawn_name() {
+    let cred = Cred::root();
+    let fs = fresh(Domain::PageCache);
+    let (a, b) = (mkdir(&fs, Ino::ROOT, b"a"), mkdir(&fs, Ino::ROOT, b"b"));
+    let f = create(&fs, a, b"f");
+    settle(&fs);
+    fs.media().cram();
+    let images = failures(&fs, || {
+        fs.rename(&cred, a, b"f", b, b"g", 0).unwrap();
+        fs.rmdir(&cred, Ino::ROOT, b"a").unwrap();
+        chmod(&fs, f, 0o600);
+        fs.sync().unwrap();
+    });
+    assert!(images.len() > 3, "{}", images.len());
+    for (what, image) in images {
+        let fs = open(image, Domain::PageCache);
+        let found = find(&fs, b, b"g").or_else(|| find(&fs, find(&fs, Ino::ROOT, b"a")?, b"f"));
+        assert_eq!(found, Some(f), "{what}");
+        assert!(fs.check().unwrap().is_clean());
+    }
 }

@@ -150,13 +150,14 @@ fn describe(r: &Record) -> String {
         Type::Redo => format!("redo bytes {}+{}", get64(b, field::redo::OFFSET), get16(b, field::redo::LEN)),
         Type::Add => match AddRecord::decode(b) {
             Some(a) => format!(
-                "add {} inode {} cookie {}{}{}{}",
+                "add {} inode {} cookie {}{}{}{}{}",
                 name(a.name),
                 a.ino,
                 a.cookie,
                 if a.replaces != 0 { format!(" replaces {}", a.replaces) } else { String::new() },
                 if a.moved != 0 { format!(" moved from {}", a.moved) } else { String::new() },
-                a.partner.as_ref().map(pair).unwrap_or_default()
+                a.partner.as_ref().map(pair).unwrap_or_default(),
+                if r.withdrawn { ", withdrawn" } else { "" }
             ),
             None => "add (malformed)".into(),
         },

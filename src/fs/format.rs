@@ -33,8 +33,12 @@ use crate::media::{Addr, LINE, Words, crc32c, crc32c_words};
 
 pub const BLOCK: usize = 4096;
 pub const MAGIC: [u8; 8] = *b"LODESTNE";
-/// The format this code writes; it reads no other.
-pub const VERSION: u32 = 2;
+/// The format that `mkfs` writes.
+pub const VERSION: u32 = 3;
+/// The oldest that is read.
+pub const VERSION_OLDEST: u32 = 2;
+/// From this one on a record may be [withdrawn](WITHDRAWN).
+pub const VERSION_WITHDRAWS: u32 = 3;
 
 pub const SUPER_BLOCK: u64 = 1;
 pub const STATE_BLOCK: u64 = 2;
@@ -163,7 +167,7 @@ impl Super {
         if !verified(crc32c(&b[16..], version) == get32(b, 12)) || version == 0 {
             return Err(SuperFault::Damaged);
         }
-        if version < VERSION {
+        if version < VERSION_OLDEST {
             return Err(SuperFault::Older(version));
         }
         let label = &b[72..135];
@@ -397,6 +401,10 @@ pub enum Type {
 /// Set in a record's type byte: the record counts only if the next one does.
 pub const MORE: u8 = 0x80;
 
+/// What the checksum of an [`Type::Add`] is changed by, bit by bit, when the name that it added goes without a record of its own.
+/// Half of the bits are set, so that damage does not look like it.
+pub const WITHDRAWN: u32 = 0x5a3c_96e1;
+
 impl Type {
     /// For sets of types.
     #[inline]
@@ -445,6 +453,8 @@ pub struct Head {
     pub epoch: u64,
     pub kind: Type,
     pub more: bool,
+    /// The name that it added went since: [`holds`](Head::holds) found that.
+    pub withdrawn: bool,
     pub lines: u32,
 }
 
@@ -464,8 +474,17 @@ impl Head {
             epoch: word & ((1 << 48) - 1),
             kind,
             more: word >> 48 & MORE as u64 != 0,
+            withdrawn: false,
             lines,
         })
+    }
+
+    /// Whether the record's checksum is right, as it was written or as it was withdrawn, which is noted.
+    #[inline]
+    pub fn holds(&mut self, record: &[u8], seed: u32) -> bool {
+        let off = crc32c(&record[4..], seed) ^ self.crc;
+        self.withdrawn = off == WITHDRAWN && self.kind == Type::Add;
+        off == 0 || self.withdrawn
     }
 
     /// Writes the head into `record`, whose lines are complete otherwise, with its CRC.
@@ -773,6 +792,33 @@ mod tests {
             bad[bit / 8] ^= 1 << (bit % 8);
             assert!(Super::decode(&bad).is_err(), "bit {bit}");
         }
+    }
+
+    #[test]
+    fn a_record_with_any_flipped_bit_does_not_hold_withdrawn_or_not() {
+        let seed = 0x1234;
+        let mut record = [0x5a; 2 * LINE];
+        Head::finish(&mut record, 7, 9, Type::Add as u8, seed);
+        for withdrawn in [false, true] {
+            if withdrawn {
+                let crc = get32(&record, 0) ^ WITHDRAWN;
+                put32(&mut record, 0, crc);
+            }
+            let mut head = Head::decode(&record).unwrap();
+            assert!(head.holds(&record, seed));
+            assert_eq!(head.withdrawn, withdrawn);
+            for bit in 0..record.len() * 8 {
+                let mut bad = record;
+                bad[bit / 8] ^= 1 << (bit % 8);
+                let held = Head::decode(&bad).filter(|head| head.lines == 2);
+                assert!(!held.is_some_and(|mut head| head.holds(&bad, seed)), "bit {bit}");
+            }
+        }
+        // Nothing else is ever withdrawn.
+        Head::finish(&mut record, 7, 9, Type::Remove as u8, seed);
+        let crc = get32(&record, 0) ^ WITHDRAWN;
+        put32(&mut record, 0, crc);
+        assert!(!Head::decode(&record).unwrap().holds(&record, seed));
     }
 
     #[test]

@@ -477,6 +477,9 @@ fn apply_record<M: Media>(
             if let Some(mtime) = stamp {
                 (body.mtime, body.ctime) = (mtime, mtime);
             }
+            if record.withdrawn {
+                dir.remove_cookie(entry.cookie);
+            }
             Ok(())
         }
         (Type::Remove | Type::RemoveMoved, Data::Dir(dir)) => {

@@ -389,6 +389,16 @@ impl Log {
         in_slot.then_some(slot).into_iter().chain(self.segments.iter().take(closed).copied())
     }
 
+    /// Where the record of this number stands, which the log still holds.
+    pub fn addr_of(&self, owner: &Owner, seq: u32) -> Addr {
+        let ahead = |from: u32| seq.wrapping_sub(from) as i32;
+        let (from, addr) = match self.segments.iter().rfind(|s| ahead(s.seq) >= 0) {
+            Some(segment) => (segment.seq, segment.addr),
+            None => (0, owner.slot.add(LINE as u64)),
+        };
+        addr.add(ahead(from) as u64 * LINE as u64)
+    }
+
     /// The number of the first record that stays when the `count` oldest closed parts go.
     pub fn seq_behind(&self, count: usize) -> Option<u32> {
         self.segments.get(count - self.in_slot as usize).map(|s| s.seq)
@@ -482,6 +492,8 @@ pub struct Record<'a> {
     pub bytes: &'a [u8],
     /// Where it stands on media.
     pub addr: Addr,
+    /// The name that it added went since, without a record.
+    pub withdrawn: bool,
 }
 
 /// The records of one operation.
@@ -501,6 +513,7 @@ struct Read {
     from: u32,
     to: u32,
     addr: Addr,
+    withdrawn: bool,
 }
 
 /// A point in a log to which recovery may cut it back.
@@ -524,11 +537,17 @@ impl Op {
             epoch: r.epoch,
             bytes: &self.bytes[r.from as usize..r.to as usize],
             addr: r.addr,
+            withdrawn: r.withdrawn,
         })
     }
 
     pub fn epoch(&self) -> u64 {
         self.records.iter().map(|r| r.epoch).max().unwrap_or(0)
+    }
+
+    /// Whether a name that it added was withdrawn, by somebody who had found it complete.
+    pub fn was_withdrawn(&self) -> bool {
+        self.records.iter().any(|r| r.withdrawn)
     }
 
     /// Number of the operation's first record.
@@ -706,6 +725,7 @@ impl<'a, M: Media> Reader<'a, M> {
                         from: start,
                         to: start + len as u32,
                         addr,
+                        withdrawn: head.withdrawn,
                     });
                     self.log.note(kind);
                     self.advance(head.lines);
@@ -806,7 +826,7 @@ impl<'a, M: Media> Reader<'a, M> {
     fn record_at(&mut self, ahead: usize, lines: usize, seq: u32) -> Result<Option<Head>> {
         self.fill(ahead + 1)?;
         let at = self.at() + ahead * LINE;
-        let found = match Head::decode(&self.buffer[at..at + LINE]) {
+        let mut found = match Head::decode(&self.buffer[at..at + LINE]) {
             Some(head) if head.seq == seq && head.lines as usize <= lines => Some(head),
             _ => None,
         };
@@ -814,8 +834,7 @@ impl<'a, M: Media> Reader<'a, M> {
         self.fill(ahead + count)?;
         let at = self.at() + ahead * LINE;
         let bytes = &self.buffer[at..at + count * LINE];
-        let matches =
-            found.as_ref().is_some_and(|h| crate::media::crc32c(&bytes[4..], self.log.seed) == h.crc);
+        let matches = found.as_mut().is_some_and(|head| head.holds(bytes, self.log.seed));
         let from = self.log.tail.add((ahead * LINE) as u64);
         let matches = self.core.media.verified(&[(from, count * LINE)], matches);
         Ok(found.filter(|_| matches))

@@ -17,6 +17,7 @@
 //! | `sink`, `last_line` | where a write's data go; what appends need not fetch |
 //! | `offload` | copies that go on after their operation let go of the inode |
 //! | `namei`, `walk` | operations on names, path walks |
+//! | `withdraw` | removals where no record finds room |
 //! | `departed` | directories that went, and whose logs stay for a while |
 //! | `clean` | log cleaning |
 //! | `clock` | what time it is |
@@ -63,6 +64,7 @@ mod statline;
 mod table;
 pub mod types;
 mod walk;
+mod withdraw;
 mod write;
 mod xattr;
 

@@ -670,8 +670,8 @@ fn super_error(fault: SuperFault, site: &'static str) -> Error {
         SuperFault::Older(v) => (
             libc::EPROTONOSUPPORT,
             format!(
-                "the pool has format version {v}, this Lodestone reads version {VERSION} only: copy its files elsewhere with \
-                 the one that made it, and make the pool anew"
+                "the pool has format version {v}, this Lodestone reads versions {VERSION_OLDEST} to {VERSION}: copy its files \
+                 elsewhere with the one that made it, and make the pool anew"
             ),
         ),
         SuperFault::Damaged => (

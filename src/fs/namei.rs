@@ -16,10 +16,13 @@ use super::format::*;
 use super::inode::{self, AddRecord, Body, Data, Inode, Partner};
 use super::log::{Batch, Log, Owner};
 use super::statline::Changing;
+use super::withdraw::Removing;
 use super::*;
 use crate::limits::{LINKS_MAX, NAME_BYTES_MAX, SUBDIRECTORIES_MAX};
 use crate::media::{Flushed, prefetch};
 
+/// Times that a name is to be withdrawn which others go on changing.
+const WITHDRAWALS_TRIED_MAX: usize = 16;
 const W: u32 = libc::W_OK as u32;
 const X: u32 = libc::X_OK as u32;
 
@@ -505,7 +508,7 @@ impl<M: Media> Fs<M> {
 
     fn remove(&self, cred: &Cred, dir: Ino, name: &[u8], want_dir: bool) -> Result<()> {
         check_old_name(name, libc::EISDIR)?;
-        let remove = |class| {
+        let remove = |how| {
             // Its record may find the pool full, and what waits for a sync make room.
             self.with_room(|| {
                 let pin = pin();
@@ -514,7 +517,7 @@ impl<M: Media> Fs<M> {
                     let mut body = self.table.change(dir);
                     let guard = self.core.enter()?;
                     let remove = |body: &mut Body| {
-                        self.remove_locked(cred, dir, body, (&guard, &pin), (name, want_dir), class)
+                        self.remove_locked(cred, dir, body, (&guard, &pin), (name, want_dir), how)
                     };
                     let mut victim = remove(&mut body);
                     if is_full(&victim) && self.make_room_in_log(dir, &mut body, &guard) {
@@ -531,16 +534,27 @@ impl<M: Media> Fs<M> {
                 Ok(())
             })
         };
-        // What is kept for removals alone is for those that nothing else makes room for.
-        match remove(Class::Release) {
-            removed if is_full(&removed) && !super::offload::is_put_off() => {
-                if self.core.deferring {
-                    self.make_room_over_syncs(dir)?;
-                }
-                remove(Class::Last)
-            }
-            removed => removed,
+        let is_refused = |removed: &Result<()>| is_full(removed) && !super::offload::is_put_off();
+        let removed = remove(Removing::Recorded(Class::Release));
+        if !is_refused(&removed) {
+            return removed;
         }
+        // What is kept for removals alone is for those that nothing else makes room for.
+        if self.core.deferring {
+            self.make_room_over_syncs(dir)?;
+        }
+        let removed = remove(Removing::Recorded(Class::Last));
+        if !is_refused(&removed) || !self.withdraws() {
+            return removed;
+        }
+        for _ in 0..WITHDRAWALS_TRIED_MAX {
+            let seen = self.sync_before_withdrawal(dir, name)?;
+            let withdrawn = remove(Removing::Withdrawn(seen));
+            if !is_refused(&withdrawn) {
+                return withdrawn;
+            }
+        }
+        removed
     }
 
     pub(super) fn reclaim_if_unused(&self, inode: &Inode) {
@@ -557,7 +571,7 @@ impl<M: Media> Fs<M> {
         body: &mut Body,
         (guard, pin): (&epoch::Guard, &'p Pin),
         (name, want_dir): (&[u8], bool),
-        class: Class,
+        how: Removing,
     ) -> Result<&'p Inode> {
         permit(cred, body, X)?;
         let entry = body.dir()?.lookup(name).ok_or_else(|| absent(name))?;
@@ -576,9 +590,20 @@ impl<M: Media> Fs<M> {
         }
         self.keep_times(victim, guard)?;
         let now = now();
-        let mut line = [remove_line(&entry, now)];
-        let pending = Flushed::issued();
-        self.commit_lines(dir, body, (Type::Remove, &mut line), guard, class, pending)?;
+        match how {
+            Removing::Recorded(class) => {
+                if self.core.media.refuses_removals() {
+                    return Err(Error::new(libc::ENOSPC, "namei::remove"));
+                }
+                let mut line = [remove_line(&entry, now)];
+                let pending = Flushed::issued();
+                self.commit_lines(dir, body, (Type::Remove, &mut line), guard, class, pending)?;
+            }
+            Removing::Withdrawn(seen) => {
+                self.withdraw(dir, body, (&entry, &child), seen)?;
+                dir.set_ctime_ahead();
+            }
+        }
         body.dir_mut().remove(name);
         (body.mtime, body.ctime) = (now, now);
         self.unlinked(dir, victim, &mut child, now);

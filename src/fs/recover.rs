@@ -217,6 +217,9 @@ impl<M: Media> Recovery<'_, M> {
     fn in_doubt(&self, op: &Op, last: bool) -> bool {
         let all = self.power_loss
             && !self.core.media.omits("after a power loss all that was not synced is in doubt");
-        op.epoch() > self.settled && (last || all)
+        op.epoch() > self.settled
+            && (last || all)
+            && (!op.was_withdrawn()
+                || self.core.media.omits("who withdraws a name has found its record complete"))
     }
 }

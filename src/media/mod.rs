@@ -155,6 +155,13 @@ pub trait Media: Send + Sync + 'static {
         false
     }
 
+    /// Whether removals find no room for their records, as on a pool that is full to the last line: for who watches what
+    /// becomes of them then.
+    #[inline]
+    fn refuses_removals(&self) -> bool {
+        false
+    }
+
     /// One aligned 8-byte store: atomic, cached.
     fn store64(&self, at: Addr, value: u64) -> Result<Dirty, Fault>;
 

@@ -156,7 +156,7 @@ fn starts() -> &'static [Starting] {
         let to = made.clone();
         let make = move || {
             for domain in [Domain::Memory, Domain::CpuCache, Domain::PageCache] {
-                for image in [Image::Fresh, Image::Cleaning] {
+                for image in [Image::Fresh, Image::Cleaning, Image::Crammed] {
                     for data in [DataMode::Cow, DataMode::InPlace] {
                         for copier in [Copier::Cpu, Copier::Late] {
                             let place = Place { domain, data, image, copier };

@@ -124,7 +124,8 @@ impl Machine {
     }
 
     fn tell_time(&mut self) {
-        self.model.now = BEGIN + self.step;
+        let since = if self.fs().media().is_crammed() { 0 } else { self.step };
+        self.model.now = BEGIN + since;
         clock::set(Some(Time::new(self.model.now, 0)));
     }
 
@@ -133,6 +134,14 @@ impl Machine {
     pub fn apply(&mut self, op: &Op) -> Result<Outcome, String> {
         self.step += 1;
         self.tell_time();
+        let at_begin;
+        let op = match op {
+            Op::Utimens(target, _) if self.fs().media().is_crammed() => {
+                at_begin = Op::Utimens(target.clone(), BEGIN);
+                &at_begin
+            }
+            op => op,
+        };
         let done = match op {
             Op::Reopen => self.reopen().map(Ok)?,
             Op::Crash => self.crash().map(Ok)?,

@@ -192,6 +192,8 @@ struct Memory {
     mutation: Option<Arc<Mutation>>,
     /// What copies to it.
     copying: Copying,
+    /// Removals find no room for their records.
+    crammed: bool,
     poison: Vec<Range<usize>>,
     syncs_fail: bool,
     /// The next sync fails, and no other.
@@ -215,6 +217,8 @@ pub struct CrashPoint {
     mutation: Option<Arc<Mutation>>,
     /// What copies to it.
     copying: Copying,
+    /// Removals find no room for their records.
+    crammed: bool,
     len: u64,
     pub(super) domain: Domain,
     /// Fences and syncs before it.
@@ -276,6 +280,7 @@ impl CrashPoint {
         let mut media = SimMedia::from_pages(pages, self.len, self.domain);
         media.memory.get_mut().mutation = self.mutation.clone();
         media.memory.get_mut().copying = self.copying;
+        media.memory.get_mut().crammed = self.crammed;
         media
     }
 
@@ -455,6 +460,7 @@ impl Memory {
             fenced: self.fenced.clone(),
             mutation: self.mutation.clone(),
             copying: self.copying,
+            crammed: self.crammed,
             len,
             domain,
             fences: self.fences,
@@ -545,6 +551,7 @@ impl SimMedia {
             recorder: None,
             mutation: None,
             copying: Copying::default(),
+            crammed: false,
             poison: Vec::new(),
             syncs_fail: false,
             sync_fails: false,
@@ -598,6 +605,7 @@ impl SimMedia {
         let mut copy = SimMedia::from_pages(memory.now.clone(), self.len, self.domain);
         copy.memory.get_mut().mutation = memory.mutation.clone();
         copy.memory.get_mut().copying = memory.copying;
+        copy.memory.get_mut().crammed = memory.crammed;
         copy
     }
 
@@ -622,12 +630,22 @@ impl SimMedia {
         let mut found = SimMedia::from_pages(pages, self.len, self.domain);
         found.memory.get_mut().mutation = memory.mutation.clone();
         found.memory.get_mut().copying = memory.copying;
+        found.memory.get_mut().crammed = memory.crammed;
         found
     }
 
     /// From now on file systems on it copy data so.
     pub fn copied(&self, copying: Copying) {
         self.memory.lock().copying = copying;
+    }
+
+    /// From now on removals find no room for their records.
+    pub fn cram(&self) {
+        self.memory.lock().crammed = true;
+    }
+
+    pub fn is_crammed(&self) -> bool {
+        self.memory.lock().crammed
     }
 
     /// The device that copies.
@@ -749,6 +767,10 @@ impl Media for SimMedia {
             undecided.lock().verified(parts);
         }
         matches | memory.leaves_out(Step::Check)
+    }
+
+    fn refuses_removals(&self) -> bool {
+        self.is_crammed()
     }
 
     fn omits(&self, step: &'static str) -> bool {

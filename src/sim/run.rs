@@ -49,10 +49,13 @@ pub enum Image {
     Reused,
     /// Not closed: it is recovered at the start.
     Crashed,
+    /// Removals find no room for their records. Its clock stands still: the times of such removals are not promised.
+    Crammed,
 }
 
 impl Image {
-    pub const ALL: &[Image] = &[Image::Fresh, Image::Full, Image::Cleaning, Image::Reused, Image::Crashed];
+    pub const ALL: &[Image] =
+        &[Image::Fresh, Image::Full, Image::Cleaning, Image::Reused, Image::Crashed, Image::Crammed];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -61,6 +64,7 @@ impl Image {
             Image::Cleaning => "cleaning",
             Image::Reused => "reused",
             Image::Crashed => "crashed",
+            Image::Crammed => "crammed",
         }
     }
 }
@@ -261,6 +265,9 @@ impl Start {
         let media = self.media.media(Keep::Everything);
         media.mutate(mutation);
         media.copied(self.place.copier.copying());
+        if self.place.image == Image::Crammed {
+            media.cram();
+        }
         Machine::new(media, self.model.clone(), self.step)
     }
 
@@ -271,6 +278,9 @@ impl Start {
         let empty = Fs::mkfs(SimMedia::new(vec![0; POOL_BYTES], place.domain), &options)
             .map_err(|e| format!("it cannot be made: {e:?}"))?;
         let empty = empty.crash_point().media(Keep::Everything);
+        if place.image == Image::Crammed {
+            empty.cram();
+        }
         let mut machine = Machine::new(empty, Model::new(began), 0)?;
         age(&mut machine, place.image)?;
         let tree = machine.tree()?;
@@ -314,7 +324,7 @@ fn age(machine: &mut Machine, image: Image) -> Result<(), String> {
             reuse(machine)?;
             must(machine, Op::Reopen)
         }),
-        Image::Crashed => {
+        Image::Crashed | Image::Crammed => {
             must(machine, Op::Mkdir("A".into()))?;
             must(machine, Op::Create("A/foo".into()))?;
             must(machine, Op::Write(path("A/foo"), 0, 9000))?;

@@ -277,6 +277,7 @@ pub const LONG: &[&str] = &[
     "foo A/ B/bar C/C=foo | churn B 26 ; chmod foo 600 ; rename B/bar A/bar ; unlink C/C ; rmdir B",
     // Numbers and blocks that others had before, with a recovery in between.
     "foo:9000 !bar | unlink foo ; crash ; create bar ; write bar 0 9000",
+    "A/foo A/bar:5000 B/ !B/new | rename A/foo A/bar ; unlink A/bar ; create B/new",
     "foo:9000 | truncate foo 100 ; crash ; append foo 5000 ; crash ; write foo 50 100",
     "foo | setxattr foo user.a 9000 ; crash ; setxattr foo user.a 5000 ; crash ; removexattr foo user.a",
     "A/foo B/ !B/bar | rename A/foo B/bar ; crash ; rename B/bar A/foo ; crash ; unlink A/foo",

@@ -108,7 +108,7 @@ pub fn read<M: Media>(pool: &Pool<M>, owner: Owner, header: SlotHeader, cut: Opt
             image.cut = true;
             return;
         }
-        let in_doubt = pool.in_doubt(op.epoch, last);
+        let in_doubt = pool.in_doubt(op.epoch, last) && !op.was_withdrawn();
         let before = in_doubt.then(|| image.clone());
         let was_copied = image.was_copied(pool, op);
         if !was_copied {
@@ -364,6 +364,14 @@ impl Image {
 
     fn add(&mut self, rec: &Rec, seq: u32, in_doubt: bool) -> Result<(), &'static str> {
         let add = AddRecord::decode(rec.bytes).ok_or("holds no name")?;
+        self.add_entry(&add, seq, in_doubt)?;
+        if rec.withdrawn {
+            self.take(add.cookie);
+        }
+        Ok(())
+    }
+
+    fn add_entry(&mut self, add: &AddRecord, seq: u32, in_doubt: bool) -> Result<(), &'static str> {
         if let Some(partner) = add.partner {
             self.halves.push(Half { partner, seq, in_doubt });
         }

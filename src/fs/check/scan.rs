@@ -38,25 +38,33 @@ pub struct Rec<'a> {
     pub kind: Type,
     pub bytes: &'a [u8],
     pub at: Addr,
+    /// The name that it added went since.
+    pub withdrawn: bool,
 }
 
 /// The records of one operation.
 #[derive(Default)]
 pub struct Op {
     bytes: Vec<u8>,
-    records: Vec<(Type, u32, u32, Addr)>,
+    records: Vec<(Head, u32, u32, Addr)>,
     pub seq: u32,
     pub epoch: u64,
 }
 
 impl Op {
     pub fn records(&self) -> impl Iterator<Item = Rec<'_>> {
-        let rec = |&(kind, from, to, at): &(Type, u32, u32, Addr)| Rec {
-            kind,
+        let rec = |&(head, from, to, at): &(Head, u32, u32, Addr)| Rec {
+            kind: head.kind,
             bytes: &self.bytes[from as usize..to as usize],
             at,
+            withdrawn: head.withdrawn,
         };
         self.records.iter().map(rec)
+    }
+
+    /// Whether a name that it added was withdrawn: then it was complete.
+    pub fn was_withdrawn(&self) -> bool {
+        self.records.iter().any(|(head, ..)| head.withdrawn)
     }
 
     fn clear(&mut self) {
@@ -71,7 +79,7 @@ impl Op {
         }
         let from = self.bytes.len() as u32;
         self.bytes.extend_from_slice(bytes);
-        self.records.push((head.kind, from, from + bytes.len() as u32, at));
+        self.records.push((*head, from, from + bytes.len() as u32, at));
         self.epoch = self.epoch.max(head.epoch);
     }
 }
@@ -350,8 +358,8 @@ impl<M: Media> Scan<'_, '_, M> {
         for incarnation in tried {
             self.set_incarnation(incarnation);
             for line in 1..lines {
-                let Some(head) = Head::decode(&part.line(line)[..LINE]) else { continue };
-                if self.validates(&part, line, &head) {
+                let Some(mut head) = Head::decode(&part.line(line)[..LINE]) else { continue };
+                if self.validates(&part, line, &mut head) {
                     self.seq = head.seq.wrapping_sub(line - 1);
                     self.found.head_seq = self.seq.wrapping_sub(1);
                     self.salvage = true;
@@ -425,25 +433,25 @@ impl<M: Media> Scan<'_, '_, M> {
         if line >= part.lines {
             return None;
         }
-        let head = Head::decode(&part.line(line)[..LINE])?;
-        (head.seq == self.seq && self.validates(part, line, &head)).then_some(head)
+        let mut head = Head::decode(&part.line(line)[..LINE])?;
+        (head.seq == self.seq && self.validates(part, line, &mut head)).then_some(head)
     }
 
-    fn validates(&self, part: &Part, line: u32, head: &Head) -> bool {
+    fn validates(&self, part: &Part, line: u32, head: &mut Head) -> bool {
         let end = line + head.lines;
         // The last line is kept for a link.
         let fits = if head.kind == Type::Link { head.lines == 1 } else { end < part.lines };
-        fits && crc32c(&part.line(line)[4..head.lines as usize * LINE], self.seed) == head.crc
+        fits && head.holds(&part.line(line)[..head.lines as usize * LINE], self.seed)
     }
 
     /// Lines up to the next record of this part which shows that those in between were records, too.
     fn gap(&self, part: &Part, line: u32) -> Option<u32> {
         (1..part.lines.saturating_sub(line)).find(|&ahead| {
             let at = line + ahead;
-            Head::decode(&part.line(at)[..LINE]).is_some_and(|head| {
+            Head::decode(&part.line(at)[..LINE]).is_some_and(|mut head| {
                 head.seq == self.seq.wrapping_add(ahead)
                     && (self.salvage || self.is_certain(&head, self.found.incarnation))
-                    && self.validates(part, at, &head)
+                    && self.validates(part, at, &mut head)
             })
         })
     }

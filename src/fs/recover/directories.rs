@@ -290,6 +290,12 @@ impl<M: Media> Recovery<'_, M> {
             self.asks(&op, None, &mut said.asked);
             inode::apply(self.core, &owner, &mut body, &mut atime, &op, None)?;
             for record in op.records() {
+                if record.withdrawn {
+                    // Some time after its operation, and after all that the name relied on.
+                    let inode =
+                        (get32(record.bytes, field::add::INO), get64(record.bytes, field::add::GENERATION));
+                    said.removed.push((inode, Removal { settled: false, in_doubt: false, ..removal }));
+                }
                 match record.kind {
                     Type::Add if record.bytes[field::add::FLAGS] & field::add::CREATE == 0 => {
                         said.stamps.push((

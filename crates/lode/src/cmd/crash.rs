@@ -279,6 +279,7 @@ impl cli::CrashImage {
             cli::CrashImage::Filled => &[],
             cli::CrashImage::Reused => &[Image::Reused],
             cli::CrashImage::Crashed => &[Image::Crashed],
+            cli::CrashImage::Crammed => &[Image::Crammed],
         }
     }
 }

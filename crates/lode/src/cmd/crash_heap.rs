@@ -71,7 +71,7 @@ impl cli::CrashImage {
             cli::CrashImage::Aged => &Image::ALL[1..],
             cli::CrashImage::Fresh => &[Image::Fresh],
             cli::CrashImage::Filled => &[Image::Filled],
-            cli::CrashImage::Cleaning => &[],
+            cli::CrashImage::Cleaning | cli::CrashImage::Crammed => &[],
             cli::CrashImage::Full => &[Image::Full],
             cli::CrashImage::Reused => &[Image::Reused],
             cli::CrashImage::Crashed => &[Image::Crashed],
@@ -81,8 +81,10 @@ impl cli::CrashImage {
 
 pub fn run(args: &cli::Crash, sequences: Sequences) -> Result<()> {
     let Sequences { name, count, sequence } = sequences;
-    if args.image.contains(&cli::CrashImage::Cleaning) {
-        return Err(Failure::usage("heaps have no logs: --image cleaning is for file systems"));
+    for (image, name) in [(cli::CrashImage::Cleaning, "cleaning"), (cli::CrashImage::Crammed, "crammed")] {
+        if args.image.contains(&image) {
+            return Err(Failure::usage(format!("heaps have no logs: --image {name} is for file systems")));
+        }
     }
     let part = args.part;
     let plan = Plan {
