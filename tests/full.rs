@@ -2,6 +2,7 @@
 //! between. Random histories: a seed names one, and `LODE_FULL_SEEDS` says how many.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use lodestone::fs::files::Files;
 use lodestone::fs::{Cred, DataMode, Fs, MkfsOptions, OpenOptions, RENAME_EXCHANGE};
@@ -10,6 +11,8 @@ use lodestone::media::{Domain, Pool, PoolOptions};
 /// Names in use at a time, at most; and operations in a history.
 const NAMES_MAX: usize = 4000;
 const OPS: usize = 6000;
+/// Threads that remove at once.
+const REMOVERS: usize = 3;
 
 struct Random(u64);
 
@@ -266,8 +269,79 @@ fn run(seed: u64) -> usize {
     full
 }
 
-#[test]
-fn it_can_be_emptied_after_any_history() {
+/// Several remove what a history left, while another goes on making, moving and removing names among those.
+fn run_at_once(seed: u64) -> usize {
+    let mut history = History::begin(seed);
+    (0..OPS).for_each(|_| history.step());
+    let (dirs, others): (Vec<_>, Vec<_>) = history.names.drain(..).partition(|(_, kind)| *kind == Kind::Dir);
+    let (files, removers) = (&history.files, AtomicUsize::new(REMOVERS));
+    let left = std::thread::scope(|s| {
+        for part in others.chunks(others.len().div_ceil(REMOVERS)) {
+            let removers = &removers;
+            s.spawn(move || {
+                struct Done<'a>(&'a AtomicUsize);
+
+                impl Drop for Done<'_> {
+                    fn drop(&mut self) {
+                        self.0.fetch_sub(1, Ordering::Release);
+                    }
+                }
+
+                let _done = Done(removers);
+                for (path, _) in part {
+                    files.unlink(path.as_bytes()).unwrap_or_else(|e| panic!("{path}: {e}"));
+                }
+            });
+        }
+        let disturb = || disturb(files, &dirs, &removers, Random(seed | 1));
+        s.spawn(disturb).join().expect("it goes on to the end")
+    });
+    history.names = dirs;
+    history.names.extend(left.into_iter().map(|path| (path, Kind::File)));
+    history.empty();
+    let report = history.files.fs().check().unwrap();
+    assert!(report.is_clean(), "{report:?}");
+    history.full
+}
+
+/// Until the removers are through; the names that it leaves.
+fn disturb(
+    files: &Files<Pool>,
+    dirs: &[(String, Kind)],
+    removers: &AtomicUsize,
+    mut random: Random,
+) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    let mut made = 0;
+    while removers.load(Ordering::Acquire) > 0 {
+        made += 1;
+        let path = match random.below(dirs.len() + 1) {
+            0 => format!("/d{made}"),
+            n => format!("{}/d{made}", dirs[n - 1].0),
+        };
+        let any = random.below(names.len().max(1));
+        let done = match random.below(4) {
+            0 | 1 => files
+                .open(path.as_bytes(), libc::O_CREAT | libc::O_WRONLY, 0o644)
+                .and_then(|fd| files.close(fd))
+                .map(|()| names.push(path)),
+            2 if !names.is_empty() => {
+                files.rename(names[any].as_bytes(), path.as_bytes(), 0).map(|()| names[any] = path)
+            }
+            _ if !names.is_empty() => {
+                let path = names.swap_remove(any);
+                files.unlink(path.as_bytes()).unwrap_or_else(|e| panic!("{path}: {e}"));
+                Ok(())
+            }
+            _ => Ok(()),
+        };
+        assert!(done.as_ref().map_or_else(|e| e.errno() == libc::ENOSPC, |()| true), "{done:?}");
+    }
+    names
+}
+
+/// As many as are asked for.
+fn with_seeds(run: impl Fn(u64) -> usize + std::panic::RefUnwindSafe) {
     let seeds = std::env::var("LODE_FULL_SEEDS").map_or(12, |n| n.parse().expect("a number"));
     let first = std::env::var("LODE_FULL_SEED").map_or(1, |n| n.parse().expect("a number"));
     let mut full = 0;
@@ -275,5 +349,15 @@ fn it_can_be_emptied_after_any_history() {
         let outcome = std::panic::catch_unwind(|| run(seed));
         full += outcome.unwrap_or_else(|_| panic!("LODE_FULL_SEED={seed} LODE_FULL_SEEDS=1 shows it"));
     }
-    assert!(full > 100 * seeds as usize, "the pools were full");
+    assert!(full > 100 * seeds as usize, "the pools were full: {full}");
+}
+
+#[test]
+fn it_can_be_emptied_after_any_history() {
+    with_seeds(run);
+}
+
+#[test]
+fn it_can_be_emptied_by_several_at_once() {
+    with_seeds(run_at_once);
 }
