@@ -845,12 +845,16 @@ impl Allocator {
         let (backoff, mut waits) = (Backoff::new(), 0);
         loop {
             let Some((group, bit, len)) = self.find_group(want) else {
+                // Before pockets are asked, which disturbs those who have them: what is there counts as free.
+                if self.is_exhausted() {
+                    return None;
+                }
                 if self.empty_pockets() {
                     continue;
                 }
                 // What is not to be found and not used is in another thread's hands, between bitmap and pocket.
                 // Not for ever, for that thread may have panicked.
-                if self.is_exhausted() || waits == TRANSIT_WAITS_MAX {
+                if waits == TRANSIT_WAITS_MAX {
                     return None;
                 }
                 waits += 1;
