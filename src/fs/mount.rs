@@ -329,13 +329,10 @@ impl<M: Media> Fs<M> {
         self.core.epochs.advance()
     }
 
-    /// Names an epoch of which nothing is under way.
-    fn name_ended(&self, synced: &mut Synced, ended: u64) -> Result<()> {
-        // Whoever failed in the epoch said so before leaving it.
-        if self.core.failed.load(Ordering::Acquire) {
-            return Err(self.core.poison_error());
-        }
-        if let Err(e) = self.core.media.sync() {
+    /// Makes durable what was stored so far, on an ordinary file, whatever is under way.
+    #[track_caller]
+    pub(super) fn sync_media(&self) -> Result<()> {
+        self.core.media.sync().map_err(|e| {
             let e = sync_error(e, "mount::sync");
             self.core.poison(&e);
             // The kernel may show from now on what is not on the disk, as if it were: who opens the pool next must not
@@ -343,8 +340,17 @@ impl<M: Media> Fs<M> {
             let state = self.state.lock();
             let doubted = State { serial: state.serial + 1, boot: 0, ..*state };
             let _ = write_state(&*self.core.media, &self.core.sb, &doubted);
-            return Err(e);
+            e
+        })
+    }
+
+    /// Names an epoch of which nothing is under way.
+    fn name_ended(&self, synced: &mut Synced, ended: u64) -> Result<()> {
+        // Whoever failed in the epoch said so before leaving it.
+        if self.core.failed.load(Ordering::Acquire) {
+            return Err(self.core.poison_error());
         }
+        self.sync_media()?;
         // The state line written after the last sync is durable since this one.
         synced.named = synced.done;
         synced.done = ended;

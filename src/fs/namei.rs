@@ -21,8 +21,6 @@ use super::*;
 use crate::limits::{LINKS_MAX, NAME_BYTES_MAX, SUBDIRECTORIES_MAX};
 use crate::media::{Flushed, prefetch};
 
-/// Times that a name is to be withdrawn which others go on changing.
-const WITHDRAWALS_TRIED_MAX: usize = 16;
 const W: u32 = libc::W_OK as u32;
 const X: u32 = libc::X_OK as u32;
 
@@ -547,14 +545,7 @@ impl<M: Media> Fs<M> {
         if !is_refused(&removed) || !self.withdraws() {
             return removed;
         }
-        for _ in 0..WITHDRAWALS_TRIED_MAX {
-            let seen = self.sync_before_withdrawal(dir, name)?;
-            let withdrawn = remove(Removing::Withdrawn(seen));
-            if !is_refused(&withdrawn) {
-                return withdrawn;
-            }
-        }
-        removed
+        remove(Removing::Withdrawn)
     }
 
     pub(super) fn reclaim_if_unused(&self, inode: &Inode) {
@@ -599,8 +590,8 @@ impl<M: Media> Fs<M> {
                 let pending = Flushed::issued();
                 self.commit_lines(dir, body, (Type::Remove, &mut line), guard, class, pending)?;
             }
-            Removing::Withdrawn(seen) => {
-                self.withdraw(dir, body, (&entry, &child), seen)?;
+            Removing::Withdrawn => {
+                self.withdraw(dir, body, &entry)?;
                 dir.set_ctime_ahead();
             }
         }

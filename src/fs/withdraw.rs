@@ -5,8 +5,9 @@
 //! (Not a pool of an older version: who reads that one would take the record for the end of its log.)
 //!
 //! On an ordinary file a store in place may be on the disk before all that came before it is: a directory would be gone, and with it
-//! what had been moved out of it. So that is synced first, with nothing locked; and the name is withdrawn only if neither it nor what it
-//! names was changed meanwhile. On persistent memory all that came before is durable.
+//! what had been moved out of it. Or it may not be there when records are that were appended after it: the name would have come back beside
+//! another of the same name. So the media are synced before and behind it, with the directory locked. (That is no sync of an
+//! epoch, which would wait for others, who may wait for this lock.) On persistent memory all that came before is durable.
 //!
 //! The time of the removal has no place on media. Memory has it, and the logs once there is room for it.
 
@@ -22,19 +23,8 @@ use crate::media::LINE;
 pub(super) enum Removing {
     /// By a record.
     Recorded(Class),
-    /// Without: on an ordinary file what came before was synced, and this was seen before that.
-    Withdrawn(Option<Seen>),
-}
-
-/// A name and its inode, as far as others may change what a removal relies on.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Seen {
-    inode: (Ino, u64),
-    /// Number of the record that added the name.
-    added: u32,
-    log_end: u32,
-    ctime: u64,
-    links: u32,
+    /// Without.
+    Withdrawn,
 }
 
 impl<M: Media> Fs<M> {
@@ -43,46 +33,8 @@ impl<M: Media> Fs<M> {
         self.core.sb.version >= VERSION_WITHDRAWS
     }
 
-    /// What has to be before a name is withdrawn; what was seen of it before. ENOENT where there is none.
-    pub(super) fn sync_before_withdrawal(&self, dir: Ino, name: &[u8]) -> Result<Option<Seen>> {
-        if !self.core.deferring || self.core.media.omits("what a withdrawn name relies on is synced first") {
-            return Ok(None);
-        }
-        let seen = {
-            let dir = self.inode(dir)?;
-            let body = dir.body.read();
-            let entry = body.dir()?.lookup(name);
-            let entry = entry.ok_or_else(|| Error::new(libc::ENOENT, "withdraw::sync_before_withdrawal"))?;
-            let inode = self.inode(entry.ino)?;
-            let child = inode.body.read();
-            self.seen(&entry, &child)
-        };
-        self.sync()?;
-        Ok(Some(seen))
-    }
-
-    fn seen(&self, entry: &Dirent, child: &Body) -> Seen {
-        Seen {
-            inode: (entry.ino, entry.generation),
-            added: entry.seq,
-            log_end: child.log.seq(),
-            ctime: child.ctime,
-            links: self.table.entry(entry.ino.0).links(),
-        }
-    }
-
-    /// Withdraws the record of `entry`, durably where a fence makes it so. ENOSPC, and nothing done, where it or what it names is not as it
-    /// was `seen`. The caller has both their locks.
-    pub(super) fn withdraw(
-        &self,
-        dir: &Inode,
-        body: &Body,
-        (entry, child): (&Dirent, &Body),
-        seen: Option<Seen>,
-    ) -> Result<()> {
-        if seen.is_some_and(|seen| seen != self.seen(entry, child)) {
-            return Err(Error::new(libc::ENOSPC, "withdraw::withdraw"));
-        }
+    /// Withdraws the record of `entry`, durably. The caller has the directory's lock, and that of what the name stands for.
+    pub(super) fn withdraw(&self, dir: &Inode, body: &Body, entry: &Dirent) -> Result<()> {
         let at = body.log.addr_of(&dir.owner(), entry.seq);
         let mut line = [0; LINE];
         self.core.media.read(at, &mut line)?;
@@ -90,10 +42,16 @@ impl<M: Media> Fs<M> {
         if !Head::decode(&line).is_some_and(is_its) || get32(&line, field::add::COOKIE) != entry.cookie {
             return Err(log::damaged(&dir.owner(), "the record of a name is not where it was"));
         }
+        if self.core.deferring {
+            self.sync_media()?;
+        }
         let word = get64(&line, 0) ^ WITHDRAWN as u64;
         let stored = self.core.media.store64(at, word).map_err(Error::from);
         let dirty = self.alive_after(stored)?;
         self.core.fence(self.core.media.flush(dirty));
+        if self.core.deferring {
+            self.sync_media()?;
+        }
         Ok(())
     }
 }

@@ -278,6 +278,9 @@ pub const LONG: &[&str] = &[
     // Numbers and blocks that others had before, with a recovery in between.
     "foo:9000 !bar | unlink foo ; crash ; create bar ; write bar 0 9000",
     "A/foo A/bar:5000 B/ !B/new | rename A/foo A/bar ; unlink A/bar ; create B/new",
+    // Names that go, and records behind that which are on the disk earlier, in another page.
+    "A/ B/C/bar B/C/foo B/C/new !A/new | unlink B/C/foo ; rename B/C/new A/new",
+    "A/a A/b A/c A/d A/e A/f A/g A/h A/i A/j A/k A/l A/m A/n A/o A/p A/q A/r A/s | unlink A/a ; create A/a",
     "foo:9000 | truncate foo 100 ; crash ; append foo 5000 ; crash ; write foo 50 100",
     "foo | setxattr foo user.a 9000 ; crash ; setxattr foo user.a 5000 ; crash ; removexattr foo user.a",
     "A/foo B/ !B/bar | rename A/foo B/bar ; crash ; rename B/bar A/foo ; crash ; unlink A/foo",

@@ -291,10 +291,10 @@ impl<M: Media> Recovery<'_, M> {
             inode::apply(self.core, &owner, &mut body, &mut atime, &op, None)?;
             for record in op.records() {
                 if record.withdrawn {
-                    // Some time after its operation, and after all that the name relied on.
+                    // It cannot come back, so that nobody asks for what it named.
                     let inode =
                         (get32(record.bytes, field::add::INO), get64(record.bytes, field::add::GENERATION));
-                    said.removed.push((inode, Removal { settled: false, in_doubt: false, ..removal }));
+                    said.removed.push((inode, Removal { settled: true, in_doubt: false, ..removal }));
                 }
                 match record.kind {
                     Type::Add if record.bytes[field::add::FLAGS] & field::add::CREATE == 0 => {
