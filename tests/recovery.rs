@@ -3,10 +3,13 @@
 
 use std::sync::Arc;
 
+use lodestone::fs::files::Files;
 use lodestone::fs::format::*;
 use lodestone::fs::{Cred, Fs, Ino, MkfsOptions, OpenOptions, RENAME_EXCHANGE, SetAttr};
 use lodestone::media::{Addr, Domain, LINE, Media, crc32c};
-use lodestone::sim::media::{Keep, SimMedia};
+use lodestone::mover::engine_port::Routes;
+use lodestone::sim::engine::{Device, SimEngine};
+use lodestone::sim::media::{Copying, Keep, SimMedia};
 use parking_lot::Mutex;
 
 type F = Arc<Fs<SimMedia>>;
@@ -909,4 +912,72 @@ fn what_left_a_directory_is_not_lost_with_its_withdrawn_name() {
         assert_eq!(found, Some(f), "{what}");
         assert!(fs.check().unwrap().is_clean());
     }
+}
+
+/// After a name was withdrawn what it had is free: a recovery that has to write something down finds that room.
+#[test]
+fn a_recovery_behind_a_withdrawn_name_has_the_room_that_there_is() {
+    let media = Fs::mkfs(SimMedia::new(vec![0; 2 << 20], Domain::Memory), &MkfsOptions::default()).unwrap();
+    let media = SimMedia::new(media.image(), Domain::Memory);
+    let options = OpenOptions { no_ticker: true, power_lost: true, ..OpenOptions::default() };
+    let device = Device { routes: Routes::PAST_CACHES, late: true, striped: false, in_pieces: false };
+    media.copied(Copying { engine: Some(device), ..Copying::default() });
+    let files = Files::new(Fs::open(media, &options).unwrap(), Cred::root(), 0);
+    let fs = files.fs().clone();
+    let create = |path: &str| {
+        let fd = files.open(path.as_bytes(), libc::O_CREAT | libc::O_RDWR, 0o644).unwrap();
+        files.close(fd).unwrap();
+    };
+    // Directories whose next record needs a segment.
+    for d in 0..200 {
+        files.mkdir(format!("/d{d}").as_bytes(), 0o755).unwrap();
+        create(&format!("/d{d}/p"));
+        create(&format!("/d{d}/q"));
+    }
+    files.mkdir(b"/v", 0o755).unwrap();
+    let v = files.open(b"/v/V", libc::O_CREAT | libc::O_RDWR, 0o644).unwrap();
+    files.pwrite(v, &vec![1; 100 * 4096], 0).unwrap();
+    files.close(v).unwrap();
+    create("/v/w");
+    // One record more fits into its slot.
+    let f = files.open(b"/F", libc::O_CREAT | libc::O_RDWR, 0o644).unwrap();
+    files.pwrite(f, &[2; 8192], 0).unwrap();
+    let z = files.open(b"/Z", libc::O_CREAT | libc::O_RDWR, 0o644).unwrap();
+    let mut at = 0;
+    for size in [16384, 4096] {
+        while files.pwrite(z, &vec![3; size], at).is_ok() {
+            at += size as i64;
+        }
+    }
+    for n in 0.. {
+        if files.mkdir(format!("/q{n}").as_bytes(), 0o755).is_err() {
+            break;
+        }
+    }
+    // The reserve is used up.
+    for d in 0..200 {
+        files.unlink(format!("/d{d}/p").as_bytes()).unwrap();
+    }
+    files.unlink(b"/v/V").unwrap();
+    let dir = fs.lookup(&Cred::root(), Ino::ROOT, b"v").unwrap().ino;
+    assert!(fs.dump_inode(dir).unwrap().contains("withdrawn"));
+    (0..4).for_each(|_| fs.tick().unwrap());
+    assert!(fs.statfs().blocks_free > 90);
+    // A write whose copy is under way when power fails.
+    fs.mover().give(Box::new(SimEngine::new(device)), SimEngine::limits());
+    // The device takes whole lines alone.
+    let mut others: Vec<Box<[u8]>> = Vec::new();
+    let bytes = loop {
+        let bytes: Box<[u8]> = vec![9; 8192].into();
+        match bytes.as_ptr().addr().is_multiple_of(LINE) {
+            true => break bytes,
+            false => others.push(bytes),
+        }
+    };
+    let ticket = files.submit_pwrite(f, bytes, 0).unwrap();
+    let image = fs.media().crash_point().image(Keep::Nothing);
+    let again = Fs::open(SimMedia::new(image, Domain::Memory), &options);
+    let again = again.unwrap_or_else(|e| panic!("it does not open: {e}"));
+    assert_eq!(again.open_report().voided, 1);
+    drop(ticket);
 }
