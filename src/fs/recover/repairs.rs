@@ -160,7 +160,13 @@ impl<M: Media> Recovery<'_, M> {
             let mut batch = Batch::new();
             offload::restoring_records(&body, pages.into_iter(), &mut batch);
             body.attr_record(atime, 0, &mut batch);
-            pending = pending.and(body.log.append(self.core, &owner, &mut batch, epoch, Class::Last)?);
+            let mut append = || body.log.append(self.core, &owner, &mut batch, epoch, Class::Last);
+            let appended = match append() {
+                // Rather than not to open: what is held in case that this recovery is cut short.
+                Err(e) if e.errno() == libc::ENOSPC && self.core.alloc.release(epoch) => append(),
+                appended => appended,
+            };
+            pending = pending.and(appended?);
             table.log_end(owner.ino).store(body.log.seq(), Ordering::Relaxed);
         }
         for (owner, mut log) in repairs.seals {
