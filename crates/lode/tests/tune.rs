@@ -157,12 +157,9 @@ fn a_run_writes_a_profile_and_the_next_one_says_what_changed() {
         assert!(sizes.len() >= 2 * threads * SIZES, "{} sizes of {}", sizes.len(), engine["name"]);
         for size in sizes {
             assert!(number(&size["gib_per_s"]["median"]) > 0.0 && number(&size["gib_per_s"]["noise"]) > 0.0);
-            // What a device has used is told to the tick, and taken off: of so short a turn that may leave nothing.
-            assert!(emulated || number(&size["cpu_s_per_gib"]["median"]) > 0.0, "{size}");
+            assert!(number(&size["cpu_s_per_gib"]["median"]) > 0.0, "{size}");
             assert_eq!(size["device_cpu_s_per_gib"].is_number(), emulated, "{size}");
         }
-        let used = |size: &Value| number(&size["cpu_s_per_gib"]["median"]) > 0.0;
-        assert!(sizes.iter().any(used), "{} used no CPU time", engine["name"]);
         for row in engine["bandwidth"].as_array().unwrap() {
             assert_eq!(row["bins"].as_array().unwrap().len(), BINS);
             assert!(row["bins"][0]["was"].is_null() && row["bins"][0]["change_percent"].is_null());

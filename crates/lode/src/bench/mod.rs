@@ -47,7 +47,7 @@ use lodestone::mover::EngineKind;
 use lodestone::{Error, Result};
 
 use crate::profile;
-pub use clock::{device_cpu_s, process_cpu_s};
+pub use clock::{device_cpu_s, process_cpu_s, thread_cpu_ns};
 pub use plan::USAGE;
 pub use table::digits;
 pub use turns::{allowed_cores, pin_thread};

@@ -13,7 +13,7 @@ use lodestone::mover::schedule::Direction;
 
 use super::bed::Bed;
 use super::plan::OP_BYTES_MAX;
-use crate::bench::{Pages, Random, device_cpu_s, pin_thread, process_cpu_s};
+use crate::bench::{Pages, Random, device_cpu_s, pin_thread, process_cpu_s, thread_cpu_ns};
 use crate::failure::{Failure, Result};
 
 /// Consecutive writes begin at different pages of the source, so that they carry different bytes.
@@ -69,6 +69,8 @@ struct Done {
     /// The last copy's.
     last_began: Instant,
     ended: Instant,
+    /// CPU time of this thread, by its own clock.
+    cpu_ns: u64,
 }
 
 impl Done {
@@ -111,7 +113,8 @@ pub fn turn(bed: &Bed, load: &Load<'_>) -> Result<Turn> {
         bytes: copies * load.bytes as u64,
         wall_s: (ended - began).as_secs_f64(),
         bytes_in_time: all.iter().map(|done| done.copies_until(ended) * load.bytes as f64).sum(),
-        cpu_s: (cpu_s - device_s).max(0.0),
+        // A device's time is told to the tick; that of the threads that copied is known.
+        cpu_s: (cpu_s - device_s).max(all.iter().map(|done| done.cpu_ns).sum::<u64>() as f64 / 1e9),
         device_s,
         taken: taken.min(1.0),
     })
@@ -173,6 +176,7 @@ fn copy(
     let blocks = bed.file_bytes / load.bytes as u64;
     let copies_max = (load.bytes_max / load.bytes as u64).max(1);
     let (mut copies, mut last) = (0, None);
+    let cpu_before = thread_cpu_ns();
     let began = Instant::now();
     let (mut last_began, mut ended) = (began, began);
     while copies == 0 || ended - began < load.slice && copies < copies_max && !over.load(Ordering::Relaxed) {
@@ -193,7 +197,8 @@ fn copy(
         copies += 1;
         ended = Instant::now();
     }
-    Ok((Done { copies, began, last_began, ended }, last))
+    let cpu_ns = thread_cpu_ns() - cpu_before;
+    Ok((Done { copies, began, last_began, ended, cpu_ns }, last))
 }
 
 /// Reads the last write back: a measure that does not look at results measures mistakes.
