@@ -133,6 +133,18 @@ fn class_10_recovery_can_be_repeated() {
     assert!(tally.recovery_states > tally.distinct, "{tally:?}");
 }
 
+/// Trap: what a killed process left in a cache is seen by the next one, which decides by it, and power takes it then: a log's head,
+/// a name that was withdrawn, a completion word.
+#[test]
+fn trap_what_recovery_decides_by_stays() {
+    let heads = "foo:9000 | churn foo 290\n\nfoo A/ A/bar=foo | churn A 290";
+    let removals = "foo | unlink foo\n\nfoo:100 bar:5000 | rename foo bar\n\nA/C/! | rmdir A/C";
+    for (image, text) in [(Image::Fresh, heads), (Image::Cleaning, removals), (Image::Crammed, removals)] {
+        let tally = explored(ALL, DataMode::Cow, image, true, text);
+        assert!(tally.kills > tally.sequences, "{tally:?}");
+    }
+}
+
 /// Trap: a fixed file, which somebody maps past the file system, is whole and fixed or not at all; and nobody else has its
 /// blocks, whatever fails when.
 #[test]

@@ -36,6 +36,7 @@ fn one(domain: Domain) {
     let places = Place::all(domain, Image::ALL);
     let tally = hold(places, workload::count(1), |n| (workload::sequence(1, n), false), effort(true));
     assert!(tally.recovery_states > 0, "no recovery was cut short: {tally:?}");
+    assert!(tally.kills > tally.sequences, "no process was killed: {tally:?}");
     assert!(tally.covered_points * 100 > tally.crash_points * 95, "too little was covered: {tally:?}");
 }
 

@@ -20,6 +20,11 @@
 //! nothing is changed: the pool is open for reading only. What nobody names may be damaged as it likes.
 //!
 //! Every step can be repeated: a crash in recovery is followed by the same recovery.
+//!
+//! **A killed process** may leave words in a cache: a log's head, a name that was withdrawn, a completion word, which are stored and
+//! then flushed. Recovery sees them, decides by them, and lets others rely on that; so it writes them back as it reads
+//! them (`keep`), and power that fails later does not take them. Records are past the caches already, and both copies of the state
+//! line.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -77,6 +82,7 @@ pub(super) fn recover<M: Media>(core: &mut Core<M>, previous: &State, power_lost
     whole(Run { start: Block(0), count: TABLE_BLOCK })?;
     whole(Run { start: Block(core.sb.blocks as u32 - 1), count: 1 })?;
     let table_inode = load_table_inode(core)?;
+    keep(core, log::block_addr(Block(TABLE_BLOCK)).add(LOG_HEAD_OFFSET));
     mark(core, TABLE_INO, &table_inode.body.read())?;
     let slots = (table_inode.body.read().size / BLOCK as u64) as u32 * SLOTS_PER_BLOCK;
     let mut r = Recovery {
@@ -137,8 +143,16 @@ pub(super) fn recover<M: Media>(core: &mut Core<M>, previous: &State, power_lost
     Ok(Opened { table, table_inode, slot_count: slots, free_slots, left, read_only, report })
 }
 
-/// Runs `work` over `[0, count)` in parts, on all CPUs.
-fn parallel<T: Send + Default>(
+/// Writes back a word that a process that was killed may have left in a cache, so that what is decided by it stays so. The fence
+/// is that at the end of the thread's part in [`parallel`].
+#[track_caller]
+fn keep<M: Media>(core: &Core<M>, at: Addr) {
+    core.media.write_back(at, 8).stood_for();
+}
+
+/// Runs `work` over `[0, count)` in parts, on all CPUs. What a thread flushed meanwhile, or before, is durable on return.
+fn parallel<M: Media, T: Send + Default>(
+    core: &Core<M>,
     count: u32,
     work: impl Fn(std::ops::Range<u32>, &mut T) -> Result<()> + Sync,
 ) -> Result<Vec<T>> {
@@ -155,6 +169,7 @@ fn parallel<T: Send + Default>(
         loop {
             let from = next.fetch_add(SLOTS_AT_A_TIME, Ordering::Relaxed);
             if from >= count || failed.lock().is_some() {
+                core.fence(Flushed::issued());
                 return out;
             }
             if let Err(e) = work(from..count.min(from + SLOTS_AT_A_TIME), &mut out) {
@@ -195,10 +210,14 @@ impl<M: Media> Recovery<'_, M> {
 
     fn read_headers(&self, slots: u32) -> Result<(Headers, HashSet<u32>)> {
         type Part = (Vec<(u32, SlotHeader)>, Vec<u32>);
-        let parts = parallel(slots, |range, (found, bad): &mut Part| {
+        let parts = parallel(self.core, slots, |range, (found, bad): &mut Part| {
             for ino in range.filter(|&ino| ino != TABLE_INO) {
                 match inode::read_header(self.core, ino, self.slot(ino)) {
-                    Ok(header) => found.extend(header.map(|h| (ino, h))),
+                    Ok(None) => {}
+                    Ok(Some(header)) => {
+                        found.push((ino, header));
+                        keep(self.core, self.slot(ino).add(LOG_HEAD_OFFSET));
+                    }
                     Err(_) => bad.push(ino),
                 }
             }

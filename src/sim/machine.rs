@@ -31,9 +31,14 @@ pub struct Machine {
     step: i64,
 }
 
-/// Opens media as after a failure. Background work is done when the simulation says so.
+/// Opens media as after a failure of power. Background work is done when the simulation says so.
 pub fn open(media: SimMedia) -> Result<Arc<Fs<SimMedia>>, String> {
-    let mut options = OpenOptions { no_ticker: true, power_lost: true, ..OpenOptions::default() };
+    open_after(media, true)
+}
+
+/// Opens media as after a failure of power, or else as after a process was killed.
+pub fn open_after(media: SimMedia, power_lost: bool) -> Result<Arc<Fs<SimMedia>>, String> {
+    let mut options = OpenOptions { no_ticker: true, power_lost, ..OpenOptions::default() };
     if media.engine().is_some_and(|device| device.in_pieces) {
         (options.class, options.qos) = (Some(Class::Bandwidth(Owner::of(1))), SimEngine::qos());
     }

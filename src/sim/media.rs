@@ -15,6 +15,10 @@
 //! A [`CrashPoint`] is what one moment leaves to chance; `explore` makes states of it. Pages are shared and copied
 //! on write, so that both are cheap.
 //!
+//! A **killed process** loses nothing: the next one sees all stores ([`CrashPoint::killed`]). Those that were flushed or
+//! non-temporal last, because the kernel was entered behind them; in `memory` the others are in a cache still, and power may
+//! fail before they leave it.
+//!
 //! Threads: a fence completes what its own thread flushed or stored past the caches, and nothing of others; in
 //! `cpu-cache` also all cached stores before its thread's last one, because they have one order. Built with
 //! `--cfg shuttle` each store, flush and fence is a moment at which another thread may go on.
@@ -188,6 +192,8 @@ struct Memory {
     /// Of a crashed media that was stored to: what the failure left, as far as it is decided.
     found: Option<Pages>,
     recorder: Option<Recorder>,
+    /// Sees the media before each flush that has something to do.
+    flush_recorder: Option<Recorder>,
     /// What is left out on purpose; passed on to media after a failure.
     mutation: Option<Arc<Mutation>>,
     /// What copies to it.
@@ -274,6 +280,35 @@ impl CrashPoint {
     /// As [`image`](CrashPoint::image), to be opened.
     pub fn media(&self, keep: Keep) -> SimMedia {
         self.found(self.kept(keep))
+    }
+
+    /// What the next process finds if this one is killed here.
+    pub fn killed(&self) -> SimMedia {
+        let mut media = self.found(self.kept(Keep::Everything));
+        let memory = media.memory.get_mut();
+        let mut durable = self.durable.clone();
+        for unit in self.pending.iter() {
+            let through = match self.domain {
+                Domain::Memory => unit.atoms.iter().rposition(|a| a.way == Way::Flushed),
+                Domain::CpuCache => Some(unit.atoms.len()),
+                Domain::PageCache | Domain::Volatile => None,
+            };
+            let mut kept: Vec<Atom> = Vec::new();
+            for (i, atom) in unit.atoms.iter().enumerate() {
+                if atom.is_free() || through.is_some_and(|t| i <= t) {
+                    durable.write(atom.at, &atom.value);
+                    kept.retain(|k| k.at != atom.at);
+                } else {
+                    kept.push(*atom);
+                }
+                memory.stores = memory.stores.max(atom.seq);
+            }
+            if !kept.is_empty() {
+                memory.pending.insert(unit.number, kept);
+            }
+        }
+        memory.durable = Some(durable);
+        media
     }
 
     fn found(&self, pages: Pages) -> SimMedia {
@@ -549,6 +584,7 @@ impl SimMedia {
             undecided: None,
             found: None,
             recorder: None,
+            flush_recorder: None,
             mutation: None,
             copying: Copying::default(),
             crammed: false,
@@ -563,6 +599,12 @@ impl SimMedia {
     /// From now on `recorder` sees the media before each fence.
     pub fn record(&self, recorder: Option<Recorder>) {
         self.memory.lock().recorder = recorder;
+    }
+
+    /// From now on `recorder` sees the media before each flush of what is in no memory yet: where a killed process leaves
+    /// more than power could take before.
+    pub fn record_flushes(&self, recorder: Option<Recorder>) {
+        self.memory.lock().flush_recorder = recorder;
     }
 
     /// From now on loads and stores of these bytes fail.
@@ -819,6 +861,13 @@ impl Media for SimMedia {
             return Flushed::issued();
         }
         let (from, to) = (dirty.at().0 as usize / LINE, (dirty.at().0 as usize + dirty.len() - 1) / LINE);
+        if memory.flush_recorder.is_some() {
+            let is_cached = |a: &Atom| a.way == Way::Cached;
+            if memory.pending.range(from..=to).any(|(_, atoms)| atoms.iter().any(is_cached)) {
+                let point = memory.crash_point(self.len, self.domain);
+                memory.flush_recorder.as_mut().expect("it is there")(&point);
+            }
+        }
         for (_, atoms) in memory.pending.range_mut(from..=to) {
             for atom in atoms.iter_mut() {
                 match atom.way {

@@ -183,6 +183,9 @@ pub struct Tally {
     /// Crash points in recoveries, and states that they left.
     pub recovery_points: u64,
     pub recovery_states: u64,
+    /// Moments at which the process was killed, and power failed later: the points and states of that count among those in
+    /// recoveries.
+    pub kills: u64,
     /// Operations that a full pool refused.
     pub refused: u64,
     pub violations: u64,
@@ -197,6 +200,7 @@ impl std::ops::AddAssign for Tally {
         self.distinct += other.distinct;
         self.recovery_points += other.recovery_points;
         self.recovery_states += other.recovery_states;
+        self.kills += other.kills;
         self.refused += other.refused;
         self.violations += other.violations;
     }
@@ -221,6 +225,19 @@ impl Tally {
         self.recovery_points += twice.points;
         self.recovery_states += twice.states;
         violation.map_or(Ok(()), Err)
+    }
+
+    /// Looks at what a killed process leaves, and counts what power takes behind it.
+    pub(super) fn kill(
+        &mut self,
+        look: impl FnOnce(&mut Coverage) -> Result<(), String>,
+    ) -> Result<(), Violation> {
+        let mut twice = Coverage::default();
+        let caught = catch_unwind(AssertUnwindSafe(|| look(&mut twice)));
+        self.kills += 1;
+        self.recovery_points += twice.points;
+        self.recovery_states += twice.states;
+        caught.unwrap_or_else(|panic| Err(format!("panic: {}", panic_text(&*panic)))).map_err(plain)
     }
 }
 
@@ -432,6 +449,14 @@ pub(super) fn record(media: &SimMedia) -> Arc<Mutex<Vec<CrashPoint>>> {
     points
 }
 
+/// From now on the points at which something is flushed are kept.
+pub(super) fn record_flushes(media: &SimMedia) -> Arc<Mutex<Vec<CrashPoint>>> {
+    let points: Arc<Mutex<Vec<CrashPoint>>> = Arc::default();
+    let kept = points.clone();
+    media.record_flushes(Some(Box::new(move |point| kept.lock().push(point.clone()))));
+    points
+}
+
 // ---------------------------------------------------------------------------------------------------
 // One sequence
 
@@ -597,36 +622,58 @@ impl Run<'_> {
         let before = history.trees.last().cloned().expect("what the first line needs was synced");
         let target = overwritten(machine, op);
         let points = record(machine.fs().media());
+        let flushes = record_flushes(machine.fs().media());
         let done = machine.apply(op).map_err(plain);
         let last = machine.fs().media().crash_point();
         machine.fs().media().record(None);
+        machine.fs().media().record_flushes(None);
         let done = done?;
         self.refused(op, &done, machine)?;
         let after = history.push(machine.tree().map_err(plain)?);
         let points = std::mem::take(&mut *points.lock());
+        let flushes = std::mem::take(&mut *flushes.lock());
         let deferring = self.start.place.domain == Domain::PageCache;
         if always || points.len() > 1 {
             let during = match deferring {
                 true => Allowed::SinceSync(history.trees.clone()),
-                false => Allowed::OneOf { trees: vec![before, after], torn: self.torn(target) },
+                false => Allowed::OneOf { trees: vec![before, after], torn: self.torn(target.clone()) },
             };
             for (n, point) in points.iter().enumerate() {
                 *at.lock() = format!("{op}, fence {} of {}", n + 1, points.len());
                 self.explore(point, &during)?;
             }
+            if self.kills() {
+                let found = Found { trees: &history.trees, interrupted: true, torn: self.torn(target) };
+                for (which, points) in [("fence", &points), ("flush", &flushes)] {
+                    for (n, point) in points.iter().enumerate() {
+                        *at.lock() = format!("{op}, killed at {which} {} of {}", n + 1, points.len());
+                        self.killed(point, &found)?;
+                    }
+                }
+            }
         }
         history.settled(op, done.is_ok());
         if always {
             *at.lock() = format!("{op}, done");
-            let acknowledged = match deferring {
-                true => Allowed::SinceSync(history.trees.clone()),
-                false => {
-                    Allowed::OneOf { trees: history.trees.last().cloned().into_iter().collect(), torn: None }
-                }
-            };
-            self.explore(&last, &acknowledged)?;
+            self.explore(&last, &history.allowed(deferring))?;
+            if self.kills() {
+                *at.lock() = format!("{op}, killed when it was done");
+                self.killed(&last, &Found { trees: &history.trees, interrupted: false, torn: None })?;
+            }
         }
         Ok(())
+    }
+
+    /// Whether processes are killed, too.
+    fn kills(&self) -> bool {
+        self.effort.twice
+    }
+
+    /// The process is killed, the next one recovers the pool and changes it, and power fails.
+    fn killed(&mut self, point: &CrashPoint, found: &Found) -> Result<(), Violation> {
+        let deferring = self.start.place.domain == Domain::PageCache;
+        let bounds = Bounds { leaves_max: 8, lane_states: 1, ..self.effort.bounds.clone() };
+        self.tally.kill(|twice| killed(point, found, deferring, &bounds, twice))
     }
 
     fn torn(&self, target: Option<(u32, std::ops::Range<u64>)>) -> Option<(u32, std::ops::Range<u64>)> {
@@ -649,17 +696,65 @@ impl Run<'_> {
 /// that after it, as it is after a process was killed. (But for change times that stood in a removed directory alone.)
 fn nothing_lost(point: &CrashPoint, trees: &[Arc<Tree>]) -> Result<(), String> {
     let found = Tree::read(&*machine::open(point.media(Keep::Everything))?, [])?;
-    let last = &trees[trees.len().saturating_sub(2)..];
+    is_one_of(&found, &trees[trees.len().saturating_sub(2)..])
+        .map_err(|what| format!("what is there does not count: {what}"))
+}
+
+/// But for times, see [`nothing_lost`].
+fn is_one_of(found: &Tree, trees: &[Arc<Tree>]) -> Result<(), String> {
     let is = |tree: &Tree| {
         tree.named.len() == found.named.len()
             && tree.named.iter().zip(&found.named).all(|((ino, seen), (other, there))| {
                 ino == other && Seen { ctime: there.ctime, ..Seen::clone(seen) } == **there
             })
     };
-    match last.iter().any(|tree| is(tree)) {
+    match trees.iter().any(|tree| is(tree)) {
         true => Ok(()),
-        false => Err(format!("what is there does not count: {}", found.differs(&last[last.len() - 1]))),
+        false => Err(found.differs(&trees[trees.len() - 1])),
     }
+}
+
+/// What a process that is killed leaves to be found.
+struct Found<'a> {
+    /// Trees since the last sync; on persistent memory the last ones.
+    trees: &'a [Arc<Tree>],
+    /// In the middle of an operation: the last tree but one may be found, too.
+    interrupted: bool,
+    torn: Option<(u32, std::ops::Range<u64>)>,
+}
+
+/// See [`Run::killed`].
+fn killed(
+    point: &CrashPoint,
+    left: &Found,
+    deferring: bool,
+    bounds: &Bounds,
+    twice: &mut Coverage,
+) -> Result<(), String> {
+    let last = &left.trees[left.trees.len().saturating_sub(1 + left.interrupted as usize)..];
+    let one_of_last = Allowed::OneOf { trees: last.to_vec(), torn: left.torn.clone() };
+    let media = point.killed();
+    let points = record(&media);
+    let fs = machine::open_after(media, false)?;
+    fs.media().record(None);
+    let points = std::mem::take(&mut *points.lock());
+    let found = Tree::read(&fs, [])?;
+    match deferring {
+        true => is_one_of(&found, last)?,
+        false => _ = one_of_last.judge(&found)?,
+    }
+    judge::checked(&fs)?;
+    let before = if deferring { left.trees.to_vec() } else { Vec::new() };
+    let mut history = History { trees: before.clone() };
+    history.push(found);
+    // Nobody was told what a recovery found that is cut short.
+    let during = if deferring { Allowed::SinceSync(before) } else { one_of_last };
+    again(&points, bounds, twice, |media| during.judge(&Tree::read(&*machine::open(media)?, [])?).map(drop))?;
+    stays(&fs.media().crash_point(), history.allowed(deferring), bounds, twice)
+        .map_err(|what| format!("power failed after a recovery: {what}"))?;
+    change_all(&fs, &mut history)?;
+    stays(&fs.media().crash_point(), history.allowed(deferring), bounds, twice)
+        .map_err(|what| format!("power failed after inodes were changed: {what}"))
 }
 
 /// Opens what a failure left, and judges it. The hash says what was seen.
@@ -716,26 +811,32 @@ fn go_on(
     if again.named != found.named {
         return Err(format!("a recovery depends on what it does not look at: {}", again.differs(found)));
     }
-    for ino in found.named.keys() {
+    change_all(&fs, &mut history)?;
+    stays(&fs.media().crash_point(), history.allowed(deferring), bounds, twice)
+        .map_err(|what| format!("power failed again after inodes were changed: {what}"))
+}
+
+/// Gives every inode that has a name a time.
+fn change_all(fs: &Arc<Fs<SimMedia>>, history: &mut History) -> Result<(), String> {
+    let inodes: Vec<u32> = history.trees[history.trees.len() - 1].named.keys().copied().collect();
+    for ino in inodes {
         let set = SetAttr { mtime: Some(SetTime::To(Time::new(GONE_ON, 0))), ..SetAttr::default() };
-        match fs.setattr(&Cred::root(), Ino(*ino), &set) {
-            Ok(_) => _ = history.push(Tree::read(&fs, [])?),
+        match fs.setattr(&Cred::root(), Ino(ino), &set) {
+            Ok(_) => _ = history.push(Tree::read(fs, [])?),
             Err(e) if e.errno() == libc::ENOSPC => {}
             Err(e) => return Err(format!("inode {ino} cannot be changed: {e:?}")),
         }
     }
-    let allowed = match deferring {
-        true => Allowed::SinceSync(history.trees),
-        false => Allowed::OneOf { trees: history.trees.split_off(history.trees.len() - 1), torn: None },
-    };
-    let (coverage, violation) = explore(&fs.media().crash_point(), bounds, &mut |media| {
-        allowed.judge(&Tree::read(&*machine::open(media)?, [])?)
-    });
+    Ok(())
+}
+
+/// What a failure at this point leaves is allowed.
+fn stays(point: &CrashPoint, allowed: Allowed, bounds: &Bounds, twice: &mut Coverage) -> Result<(), String> {
+    let (coverage, violation) =
+        explore(point, bounds, &mut |media| allowed.judge(&Tree::read(&*machine::open(media)?, [])?));
     twice.points += coverage.points;
     twice.states += coverage.states;
-    let what =
-        |v: Violation| format!("power failed again after inodes were changed ({}): {}", v.lost, v.what);
-    violation.map_or(Ok(()), |v| Err(what(v)))
+    violation.map_or(Ok(()), |v| Err(format!("{} ({})", v.what, v.lost)))
 }
 
 /// Power failed again, at these fences of a recovery: the next one finds the same.
@@ -779,6 +880,14 @@ impl History {
         }
         self.trees.push(Arc::new(tree));
         self.trees[self.trees.len() - 1].clone()
+    }
+
+    /// What a failure now may leave.
+    fn allowed(&self, deferring: bool) -> Allowed {
+        match deferring {
+            true => Allowed::SinceSync(self.trees.clone()),
+            false => Allowed::OneOf { trees: self.trees.last().cloned().into_iter().collect(), torn: None },
+        }
     }
 
     fn settled(&mut self, op: &Op, done: bool) {

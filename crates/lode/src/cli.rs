@@ -535,7 +535,7 @@ pub struct Crash {
     /// into them, or either by alignment
     #[arg(long, value_name = "ENGINE", value_delimiter = ',', default_values = ["cpu"])]
     pub engine: Vec<CrashEngine>,
-    /// 2: power fails again while the pool is recovered
+    /// 2: power fails again while the pool is recovered, and processes are killed before power fails
     #[arg(long, value_name = "1|2", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub depth: u8,
     /// States of each crash point that are searched; where there are more, half of them are drawn by chance, and

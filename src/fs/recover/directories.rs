@@ -60,7 +60,7 @@ impl<M: Media> Recovery<'_, M> {
         slots: u32,
         repairs: &mut Repairs,
     ) -> Result<Damaged> {
-        let parts = parallel(slots, |range, out: &mut Vec<(u32, Scan)>| {
+        let parts = parallel(self.core, slots, |range, out: &mut Vec<(u32, Scan)>| {
             for ino in range.filter(|&ino| self.is_dir(ino)) {
                 // The replay fails in the same way.
                 out.extend(self.scan(ino).ok().map(|scan| (ino, scan)));
@@ -233,7 +233,7 @@ impl<M: Media> Recovery<'_, M> {
     /// Replays all directories up to their cuts.
     fn replay_directories(&self, scans: &HashMap<u32, Scan>, slots: u32) -> Result<Replayed> {
         let exchanges = exchanges(scans);
-        let parts = parallel(slots, |range, out: &mut Replayed| {
+        let parts = parallel(self.core, slots, |range, out: &mut Replayed| {
             for ino in range.filter(|&ino| self.is_dir(ino)) {
                 let cut = scans.get(&ino).and_then(|s| s.cut);
                 match self.replay_directory(ino, cut, &exchanges, &mut out.said) {
@@ -291,6 +291,7 @@ impl<M: Media> Recovery<'_, M> {
             inode::apply(self.core, &owner, &mut body, &mut atime, &op, None)?;
             for record in op.records() {
                 if record.withdrawn {
+                    keep(self.core, record.addr);
                     // It cannot come back, so that nobody asks for what it named.
                     let inode =
                         (get32(record.bytes, field::add::INO), get64(record.bytes, field::add::GENERATION));

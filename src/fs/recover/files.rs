@@ -31,7 +31,7 @@ impl<M: Media> Recovery<'_, M> {
         repairs: &mut Repairs,
     ) -> Result<()> {
         let stamps = std::mem::take(&mut repairs.stamps);
-        let parts = parallel(slots, |range, out: &mut Repairs| {
+        let parts = parallel(self.core, slots, |range, out: &mut Repairs| {
             for ino in range {
                 let is_named = table.entry(ino).links() > 0;
                 if is_named && self.headers[ino as usize].is_some() && !self.is_dir(ino) {
@@ -150,6 +150,7 @@ impl<M: Media> Recovery<'_, M> {
             .ok_or_else(|| log::damaged(owner, "a write names a lane that there is not"))?;
         let lane = ticket.lane as usize;
         let word = self.core.media.load64(completion_addr(lane))?;
+        keep(self.core, completion_addr(lane));
         let done = unpack_completion(lane, word).ok_or_else(|| {
             log::damaged(
                 owner,

@@ -12,9 +12,9 @@ use parking_lot::Mutex;
 use super::machine::{self, Lists, Machine, differs, lists};
 use super::workload::{List, Op, Sequence};
 use crate::media::{Domain, Media};
-use crate::sim::explore::{Bounds, Coverage, Violation};
+use crate::sim::explore::{Bounds, Coverage, Violation, explore};
 use crate::sim::media::{CrashPoint, Keep, Rng, SimMedia};
-use crate::sim::run::{self, Effort, Tally, again, guarded, plain, record, shorten};
+use crate::sim::run::{self, Effort, Tally, again, guarded, plain, record, record_flushes, shorten};
 use crate::wsp::heap::format::{self, CHUNK, CLASSES, Layout};
 use crate::wsp::heap::{FormatOptions, Heap, Info, Offset, Shape, prefer};
 
@@ -214,10 +214,13 @@ impl Run<'_> {
             *at.lock() = format!("operation {}, {op}", n + 1);
             let last = n + 1 == sequence.ops.len();
             let points = (every || last).then(|| record(machine.heap().media()));
+            let flushes =
+                (points.is_some() && self.effort.twice).then(|| record_flushes(machine.heap().media()));
             self.tally.refused += machine.apply(op).map_err(plain)? as u64;
             let after = machine.seen().map_err(plain)?;
             if let Some(points) = points {
                 machine.heap().media().record(None);
+                machine.heap().media().record_flushes(None);
                 let points = std::mem::take(&mut *points.lock());
                 for (fence, point) in points.iter().enumerate() {
                     *at.lock() =
@@ -227,6 +230,20 @@ impl Run<'_> {
                 *at.lock() = format!("operation {}, {op}, done", n + 1);
                 let point = machine.heap().media().crash_point();
                 self.explore(&point, &[&after])?;
+                if let Some(flushes) = flushes {
+                    let flushes = std::mem::take(&mut *flushes.lock());
+                    // Of bytes that no commit stores who sees them may not rely on them.
+                    let flushes = if matches!(op, Op::Overwrite(_)) { Vec::new() } else { flushes };
+                    for (which, points) in [("fence", &points), ("flush", &flushes)] {
+                        for (k, point) in points.iter().enumerate() {
+                            let moment = format!("killed at {which} {} of {}", k + 1, points.len());
+                            *at.lock() = format!("operation {}, {op}, {moment}", n + 1);
+                            self.killed(point, &[&before, &after])?;
+                        }
+                    }
+                    *at.lock() = format!("operation {}, {op}, killed when it was done", n + 1);
+                    self.killed(&point, &[&after])?;
+                }
             }
             before = after;
         }
@@ -239,6 +256,12 @@ impl Run<'_> {
             flipped(&closed, &before, self.effort).map_err(plain)?;
         }
         Ok(())
+    }
+
+    /// The process is killed, the next one opens the heap and changes it, and power fails.
+    fn killed(&mut self, point: &CrashPoint, allowed: &[&Lists]) -> Result<(), Violation> {
+        let bounds = Bounds { leaves_max: 32, lane_states: 1, ..self.effort.bounds.clone() };
+        self.tally.kill(|twice| killed(point, allowed, &bounds, twice))
     }
 
     fn explore(&mut self, point: &CrashPoint, allowed: &[&Lists]) -> Result<(), Violation> {
@@ -282,6 +305,47 @@ fn visit(
         cut_short(left, &found, effort, twice)?;
     }
     Ok(hash)
+}
+
+/// See [`Run::killed`].
+fn killed(
+    point: &CrashPoint,
+    allowed: &[&Lists],
+    bounds: &Bounds,
+    twice: &mut Coverage,
+) -> Result<(), String> {
+    prefer(Some(0));
+    let media = point.killed();
+    let points = record(&media);
+    let heap = machine::open(media)?;
+    heap.media().record(None);
+    let points = std::mem::take(&mut *points.lock());
+    let found = lists(&heap)?;
+    if !allowed.contains(&&found) {
+        return Err(format!("the lists are {found:?}, should be {allowed:?}"));
+    }
+    clean(&heap)?;
+    again(&points, bounds, twice, |media| {
+        let again = lists(&machine::open(media)?)?;
+        if allowed.contains(&&again) { Ok(()) } else { Err(differs(&again, &found)) }
+    })?;
+    let mut stays = |heap: &Heap<SimMedia>, now: &Lists, when: &str| {
+        let (coverage, violation) = explore(&heap.media().crash_point(), bounds, &mut |media| {
+            let left = lists(&machine::open(media)?)?;
+            if left == *now { Ok(0) } else { Err(differs(&left, now)) }
+        });
+        twice.points += coverage.points;
+        twice.states += coverage.states;
+        violation.map_or(Ok(()), |v| Err(format!("power failed after {when}: {} ({})", v.what, v.lost)))
+    };
+    stays(&heap, &found, "a recovery")?;
+    let mut machine = Machine::resume(heap, found);
+    for op in [Op::Push(List::A, 24), Op::Push(List::B, 300), Op::Pop(List::A)] {
+        machine.apply(op)?;
+        let now = machine.seen()?;
+        stays(machine.heap(), &now, "commits behind a recovery")?;
+    }
+    Ok(())
 }
 
 fn clean<M: Media>(heap: &Heap<M>) -> Result<(), String> {

@@ -7,8 +7,8 @@
 //! 3. What they do, in DRAM, over what the media hold. Words in an object that a *later* record frees are left out: the
 //!    space may have been filled again since.
 //! 4. Descriptors and roots, seen through 3: their checks, and that they agree.
-//! 5. The words of 3 are stored and made durable; then the state line names their numbers as settled. A crash before
-//!    that leaves the same records, and the next opening does the same.
+//! 5. The records are made durable, if a process was killed before it did that. The words of 3 are stored and made durable; then
+//!    the state line names their numbers as settled. A crash before that leaves the same records, and the next opening does the same.
 //!
 //! The time grows with the number of chunks, the bits of those that are runs, and the roots; not with the objects.
 
@@ -20,7 +20,7 @@ use super::lane::{Group, Lane};
 use super::roots::{Root, Roots};
 use super::{Heap, Offset, damaged, invalid};
 use crate::error::{Error, Result};
-use crate::media::{Addr, Flushed, LINE, Media};
+use crate::media::{Addr, Domain, Flushed, LINE, Media};
 use crate::sync::primitive::Mutex;
 use crate::sync::primitive::atomic::{AtomicBool, AtomicU64};
 
@@ -191,6 +191,13 @@ impl<M: Media> Heap<M> {
 
     /// Stores what recovery found out, and then that it did.
     fn take_over(&mut self, words: &BTreeMap<u64, u64>, state: &State) -> Result<()> {
+        // A process that was killed may have left records that no sync covers: their words must not be on the disk before them.
+        if !words.is_empty()
+            && self.media.domain() == Domain::PageCache
+            && !self.media.omits("recovery makes records durable before it applies them")
+        {
+            self.make_durable(Flushed::issued())?;
+        }
         let media = &self.media;
         let mut flushed: Option<Flushed> = None;
         let mut add =

@@ -39,6 +39,7 @@ pub(super) struct Document<'a> {
     distinct_states: u64,
     recovery_points: u64,
     recovery_states: u64,
+    kills: u64,
     refused: u64,
     violations: u64,
     seed: u64,
@@ -285,8 +286,8 @@ impl cli::CrashImage {
 }
 
 fn replay(broken: &Broken, args: &cli::Crash) -> String {
-    let cli::Crash { seed, leaves, .. } = args;
-    format!("lode crash --workload FILE {} --seed {seed} --leaves {leaves}", broken.place)
+    let cli::Crash { seed, leaves, depth, .. } = args;
+    format!("lode crash --workload FILE {} --seed {seed} --leaves {leaves} --depth {depth}", broken.place)
 }
 
 /// The violations in the form they are shown in.
@@ -318,6 +319,7 @@ pub(super) fn document<'a>(
         distinct_states: t.distinct,
         recovery_points: t.recovery_points,
         recovery_states: t.recovery_states,
+        kills: t.kills,
         refused: t.refused,
         violations: t.violations,
         seed: args.seed,
@@ -344,6 +346,9 @@ pub(super) fn table(
     if t.recovery_points > 0 {
         let (points, states) = (t.recovery_points, t.recovery_states);
         out.line(format_args!("within recovery   {points} crash points, {states} states"))?;
+    }
+    if t.kills > 0 {
+        out.line(format_args!("killed processes  {}, and power failed later", t.kills))?;
     }
     out.line(format_args!("speed             {rate:.0} states/s, {seconds:.1} s in all"))?;
     out.line(format_args!("violations        {}", t.violations))?;

@@ -171,6 +171,7 @@ fn violation(b: &Broken, args: &cli::Crash) -> Violation {
 /// Both ways to use lanes are tried by each run, so that the place need not name one.
 fn replay(b: &Broken, args: &cli::Crash) -> String {
     let (domain, image) = (b.place.domain, b.place.image.name());
-    let cli::Crash { seed, leaves, .. } = args;
-    format!("lode crash --workload FILE --domain {domain} --image {image} --seed {seed} --leaves {leaves}")
+    let cli::Crash { seed, leaves, depth, .. } = args;
+    let place = format!("--domain {domain} --image {image}");
+    format!("lode crash --workload FILE {place} --seed {seed} --leaves {leaves} --depth {depth}")
 }
