@@ -766,10 +766,14 @@ fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
 }
 
-/// A pool that was used for a while: logs cleaned and swept, blocks gone from hand to hand.
-fn aged(domain: Domain, closed: bool) -> Vec<u8> {
+/// A pool that was used for a while: logs cleaned and swept, blocks gone from hand to hand. `crammed`: the names that went
+/// were withdrawn.
+fn aged(domain: Domain, closed: bool, crammed: bool) -> Vec<u8> {
     let sample = Sample::new(domain, true);
     let fs = open(sample.image, domain);
+    if crammed {
+        fs.media().cram();
+    }
     let cred = Cred::root();
     for n in 0..500u32 {
         chmod(&fs, FILE, 0o600 | (n % 64));
@@ -872,7 +876,10 @@ fn whatever_is_flipped_nothing_breaks_that_was_whole() {
     let images: Vec<(Domain, Vec<u8>)> = domains
         .iter()
         .flat_map(|&d| [true, false].map(|closed| (d, closed)))
-        .flat_map(|(d, closed)| [(d, Sample::new(d, closed).image), (d, aged(d, closed))])
+        .flat_map(|(d, closed)| {
+            let aged = [false, true].map(|crammed| (d, aged(d, closed, crammed)));
+            std::iter::once((d, Sample::new(d, closed).image)).chain(aged)
+        })
         .chain(domains.map(|d| {
             let media = SimMedia::new(vec![0; POOL_BYTES], d);
             (d, Fs::mkfs(media, &MkfsOptions::default()).unwrap().image())
@@ -1027,13 +1034,17 @@ fn a_repair_may_be_cut_short_anywhere() {
             damage(&mut sample);
             let media = sample.media();
             let images: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
-            let queue = images.clone();
+            let killed: Arc<Mutex<Vec<SimMedia>>> = Arc::default();
+            let (queue, at_fences, at_flushes) = (images.clone(), killed.clone(), killed.clone());
             media.record(Some(Box::new(move |crash| {
                 let keeps = [Keep::Nothing, Keep::Everything, Keep::Random(crash.fences)];
                 queue.lock().extend(keeps.map(|keep| crash.image(keep)));
+                at_fences.lock().push(crash.killed());
             })));
+            media.record_flushes(Some(Box::new(move |crash| at_flushes.lock().push(crash.killed()))));
             let whole = check::repair(media.clone(), false).unwrap();
             media.record(None);
+            media.record_flushes(None);
             assert!(whole.after.is_clean(), "{what}");
             let kept = |fs: &F| {
                 let file = content(fs, FILE);
@@ -1047,6 +1058,20 @@ fn a_repair_may_be_cut_short_anywhere() {
                 let again = check::repair(media.clone(), true).unwrap();
                 assert!(again.after.is_clean(), "{what} {domain:?} {n}: {:#?}", again.after.findings);
                 assert_eq!(kept(&open(media.image(), domain)), wanted, "{what} {domain:?} {n}");
+            }
+            // What a killed repair left in a cache is not what power takes behind the next one.
+            for (n, media) in std::mem::take(&mut *killed.lock()).into_iter().enumerate() {
+                let media = Arc::new(media);
+                let again = check::repair(media.clone(), false).unwrap();
+                assert!(
+                    again.after.is_clean(),
+                    "{what} {domain:?}, killed, {n}: {:#?}",
+                    again.after.findings
+                );
+                let image = media.crash_point().image(Keep::Nothing);
+                let left = check::examine(Arc::new(SimMedia::new(image.clone(), domain)), true).unwrap();
+                assert!(left.is_clean(), "{what} {domain:?}, killed, {n}: {:#?}", left.findings);
+                assert_eq!(kept(&open(image, domain)), wanted, "{what} {domain:?}, killed, {n}");
             }
         }
     }

@@ -258,7 +258,6 @@ fn a_read_only_pool_never_changes_its_files() {
     let (_, flushed) = pool.copy_nt_crc(Addr(6 * MIB), &data, 0).unwrap();
     pool.fence(flushed);
     assert_eq!(pool.load64(Addr(8192)).unwrap(), 5);
-    pool.discard(Addr(MIB), 8 * MIB);
     pool.sync().unwrap();
     drop(pool);
 
@@ -396,28 +395,6 @@ impl Drop for Mounted {
     fn drop(&mut self) {
         let _ = std::process::Command::new("umount").arg(&self.0).status();
     }
-}
-
-#[test]
-fn discard_gives_whole_pages_back() {
-    let dir = Dir::new("discard");
-    let paths = dir.paths(2);
-    let options = PoolOptions { stripe_bytes: Some(64 << 10), ..options() };
-    let pool = Pool::create(&paths, Some(8 * MIB), &options).unwrap();
-    let blocks = || -> u64 { paths.iter().map(|p| fs::metadata(p).unwrap().blocks()).sum() };
-    let data = pattern(256 << 10, 4);
-    let flushed = pool.copy_nt(Addr(MIB), &data).unwrap();
-    pool.fence(flushed);
-    let before = blocks();
-    // Across two stripe borders; only whole pages inside the range go.
-    pool.discard(Addr(MIB + 1), (129 << 10) + 4096);
-    let gone = (129 << 10) & !4095;
-    assert_eq!(before - blocks(), gone as u64 / 512);
-    let mut back = vec![0; data.len()];
-    pool.read(Addr(MIB), &mut back).unwrap();
-    let end = 4096 + gone;
-    assert!(back[..4096] == data[..4096] && back[end..] == data[end..]);
-    assert!(back[4096..end].iter().all(|&b| b == 0));
 }
 
 #[test]

@@ -234,8 +234,4 @@ pub trait Media: Send + Sync + 'static {
         self.sync()?;
         Ok(durable)
     }
-
-    /// Gives whole pages back to the host where it can (hole punch), contents then read as zeros or
-    /// garbage. A hint.
-    fn discard(&self, _at: Addr, _len: u64) {}
 }

@@ -17,9 +17,6 @@ use super::label::Label;
 use super::region::{Region, RegionKind};
 use super::{Addr, Dirty, Domain, Durable, Fault, Flushed, Media, Words};
 
-/// What the host gives back at least, in bytes.
-const PAGE_BYTES: u64 = 4096;
-
 /// How to open or create a pool.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PoolOptions {
@@ -441,22 +438,6 @@ impl Media for Pool {
     fn drop_cached(&self) {
         if self.domain == Domain::PageCache {
             self.regions.iter().for_each(Region::drop_cached);
-        }
-    }
-
-    fn discard(&self, at: Addr, len: u64) {
-        if self.options.read_only {
-            return;
-        }
-        self.check(at, len as usize);
-        // Whole pages inside the range.
-        let mut from = at.0.next_multiple_of(PAGE_BYTES);
-        let end = (at.0 + len) & !(PAGE_BYTES - 1);
-        while from < end {
-            let (region, offset, room) = self.region_of(Addr(from));
-            let now = room.min(end - from);
-            self.regions[region].discard(offset, now);
-            from += now;
         }
     }
 }

@@ -639,14 +639,6 @@ impl Region {
         self.file.is_used(&part)
     }
 
-    /// Gives a range of whole pages back to the host; only a hint.
-    pub fn discard(&self, offset: u64, bytes: u64) {
-        if matches!(self.kind, RegionKind::File | RegionKind::DaxFile | RegionKind::Memfd) {
-            let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            let _ = rustix::fs::fallocate(&self.file, mode, offset, bytes);
-        }
-    }
-
     /// The device number of the file system or, for a device, of itself, and its class in sysfs.
     pub fn device(&self) -> (&'static str, u64) {
         match self.kind {

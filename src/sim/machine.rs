@@ -150,6 +150,7 @@ impl Machine {
         let done = match op {
             Op::Reopen => self.reopen().map(Ok)?,
             Op::Crash => self.crash().map(Ok)?,
+            Op::Kill => self.kill().map(Ok)?,
             _ => self.attempt(op, self.step as u64),
         };
         if done == Err(libc::ENOSPC) {
@@ -192,6 +193,12 @@ impl Machine {
         self.fs().sync().map_err(|e| format!("it cannot be synced: {e:?}"))?;
         let left = self.fs().media().crash_point().media(super::media::Keep::Nothing);
         self.go_on_with(open(left)?);
+        Ok(())
+    }
+
+    fn kill(&mut self) -> Result<(), String> {
+        let left = self.fs().media().crash_point().killed();
+        self.go_on_with(open_after(left, false)?);
         Ok(())
     }
 
@@ -321,7 +328,7 @@ impl Machine {
             Op::Fsync(target) => self.on_open(target, libc::O_RDONLY, |f, fd| f.fsync(fd)),
             Op::Sync => self.fs().sync(),
             Op::Tick => self.fs().tick(),
-            Op::Reopen | Op::Crash | Op::Churn(..) => unreachable!("not a call"),
+            Op::Reopen | Op::Crash | Op::Kill | Op::Churn(..) => unreachable!("not a call"),
         }
     }
 

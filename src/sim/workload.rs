@@ -58,6 +58,8 @@ pub enum Op {
     Reopen,
     /// Power fails, with nothing under way (on an ordinary file: synced), and takes all that is not durable.
     Crash,
+    /// The process is killed, and the next one opens the pool.
+    Kill,
     /// So many changes of attributes and small overwrites: the log grows until it is cleaned.
     Churn(String, usize),
 }
@@ -476,7 +478,7 @@ impl Op {
             Op::Utimens(target, mtime) => m.utimens(target, *mtime),
             Op::Fsync(target) => m.fsync(target),
             Op::Sync | Op::Tick => Ok(()),
-            Op::Reopen | Op::Crash => {
+            Op::Reopen | Op::Crash | Op::Kill => {
                 m.close_all();
                 Ok(())
             }
@@ -563,6 +565,7 @@ impl fmt::Display for Op {
             Op::Tick => write!(f, "tick"),
             Op::Reopen => write!(f, "reopen"),
             Op::Crash => write!(f, "crash"),
+            Op::Kill => write!(f, "kill"),
             Op::Churn(path, count) => write!(f, "churn {path} {count}"),
         }
     }
@@ -667,6 +670,7 @@ impl FromStr for Op {
             "tick" => Op::Tick,
             "reopen" => Op::Reopen,
             "crash" => Op::Crash,
+            "kill" => Op::Kill,
             "churn" => Op::Churn(w.text()?, w.number()?),
             _ => return Err(format!("{verb} is no operation")),
         };

@@ -182,10 +182,6 @@ impl<M: Media> Media for Slow<M> {
     fn sync(&self) -> std::io::Result<()> {
         self.below.sync()
     }
-
-    fn discard(&self, at: Addr, len: u64) {
-        self.below.discard(at, len);
-    }
 }
 
 #[cfg(test)]
