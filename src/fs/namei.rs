@@ -612,14 +612,14 @@ impl<M: Media> Fs<M> {
         if is_dir {
             self.table.change_links(dir.ino.0, |links| links - 1);
             self.namespace.fetch_add(1, Ordering::AcqRel);
-        } else if before > 1 && !self.core.deferring {
+        } else if before > 1 {
             self.left.lock().entry(dir.ino.0).or_default().push((victim.ino.0, victim.generation));
         }
     }
 
     /// Before records of a directory go, with its log or by cleaning: change times that stand in them alone, of
     /// files that lost a name there and have others, go into their own logs. (On an ordinary file nothing orders
-    /// those two: there an older time may come back.) Of a full pool they take no more than leaves removals enough: then
+    /// those two: there a power loss may bring back an older time.) Of a full pool they take no more than leaves removals enough: then
     /// memory alone has them, until a close finds room. The caller has the directory's lock, and no file's.
     pub(super) fn keep_times(&self, dir: &Inode, guard: &epoch::Guard) -> Result<()> {
         if dir.kind != Kind::Directory {

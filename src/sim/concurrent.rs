@@ -20,7 +20,8 @@ use super::explore::{Bounds, explore};
 use super::history::{Call, History};
 use super::judge;
 use super::machine::{self, Machine};
-use super::media::{CrashPoint, Rng};
+use super::media::{CrashPoint, Recorder, Rng};
+use super::model::Model;
 use super::mutation::Mutation;
 use super::run::{Copier, Image, Place, Start};
 use super::tree::Tree;
@@ -207,15 +208,19 @@ enum By {
     Uthreads { workers: usize },
 }
 
-/// Threads use a file system; what they did, how it was at its fences, and what began it.
-fn run(history: History, machine: &mut Machine, by: By) -> (History, Vec<(CrashPoint, History)>) {
+/// Moments of a run, each with what had been done by then.
+type Moments = Vec<(CrashPoint, History)>;
+
+/// Threads use a file system; what they did, and how it was at their fences and before their flushes.
+fn run(history: History, machine: &mut Machine, by: By) -> (History, Moments, Moments) {
     let history = Arc::new(Mutex::new(history));
-    let points: Arc<Mutex<Vec<(CrashPoint, History)>>> = Arc::default();
-    let (kept, seen) = (points.clone(), history.clone());
-    machine
-        .fs()
-        .media()
-        .record(Some(Box::new(move |point| kept.lock().push((point.clone(), seen.lock().clone())))));
+    let [fences, flushes]: [Arc<Mutex<Moments>>; 2] = Default::default();
+    let recorder = |moments: &Arc<Mutex<Moments>>| -> Option<Recorder> {
+        let (kept, seen) = (moments.clone(), history.clone());
+        Some(Box::new(move |point| kept.lock().push((point.clone(), seen.lock().clone()))))
+    };
+    machine.fs().media().record(recorder(&fences));
+    machine.fs().media().record_flushes(recorder(&flushes));
     let threads = history.lock().calls.last().map_or(0, |c| c.thread + 1);
     let lock = Arc::new(runtime::Mutex::new(()));
     let calls = (0..threads)
@@ -262,8 +267,10 @@ fn run(history: History, machine: &mut Machine, by: By) -> (History, Vec<(CrashP
         }
     }
     machine.fs().media().record(None);
+    machine.fs().media().record_flushes(None);
     let history = history.lock().clone();
-    (history, std::mem::take(&mut *points.lock()))
+    let taken = |moments: Arc<Mutex<Moments>>| std::mem::take(&mut *moments.lock());
+    (history, taken(fences), taken(flushes))
 }
 
 fn once(history: History, by: By) {
@@ -278,7 +285,7 @@ fn once(history: History, by: By) {
         // On a pool that was used some of it is there.
         let _ = machine.apply(&op.parse().expect("an operation")).expect("as the oracle says");
     }
-    let (history, points) = run(history, &mut machine, by);
+    let (history, fences, flushes) = run(history, &mut machine, by);
     let end = Tree::read(machine.fs(), []).expect("it can be read");
     if let Err(what) = history.serial(&machine.model, &end) {
         panic!("{what}\n{history}");
@@ -290,7 +297,14 @@ fn once(history: History, by: By) {
             || deferring
             || h.calls.iter().all(|c| c.ended.is_some() || !matches!(c.op, Op::Write(..)))
     };
-    let mut chosen: Vec<_> = points.into_iter().filter(|(_, h)| whole(h)).collect();
+    let killed: Vec<_> = flushes.iter().chain(&fences).filter(|(_, h)| whole(h)).collect();
+    if !killed.is_empty() {
+        let (point, history) = killed[thread_rng().gen_range(0..killed.len())];
+        if let Err(what) = kill(point, history, &machine.model, deferring) {
+            panic!("the process was killed ({place}): {what}\n{history}");
+        }
+    }
+    let mut chosen: Vec<_> = fences.into_iter().filter(|(_, h)| whole(h)).collect();
     while chosen.len() > POINTS_MAX {
         let lot = thread_rng().gen_range(0..chosen.len());
         chosen.swap_remove(lot);
@@ -313,6 +327,26 @@ fn once(history: History, by: By) {
             panic!("after a power failure: {}\nlost: {}\n{history}", v.what, v.lost);
         }
     }
+}
+
+/// What a killed process leaves is that of a serial order, and stays when power fails behind the next open.
+fn kill(point: &CrashPoint, history: &History, model: &Model, deferring: bool) -> Result<(), String> {
+    let fs = machine::open_after(point.killed(), false)?;
+    let found = Tree::read(&fs, [])?;
+    history.serial(model, &found)?;
+    judge::checked(&fs)?;
+    let bounds = Bounds { leaves_max: 8, lane_states: 1, seed: thread_rng().gen_range(0..1 << 32) };
+    let (_, violation) = explore(&fs.media().crash_point(), &bounds, &mut |media| {
+        let left = Tree::read(&*machine::open(media)?, [])?;
+        match deferring {
+            true => history.serial_since_sync(model, &left)?,
+            false if left.named != found.named => return Err(left.differs(&found)),
+            false => {}
+        }
+        Ok(left.digest())
+    });
+    violation
+        .map_or(Ok(()), |v| Err(format!("power failed behind the next open: {}\nlost: {}", v.what, v.lost)))
 }
 
 fn setting(name: &str, default: u64) -> u64 {

@@ -26,7 +26,7 @@ use super::machine::{self, Machine};
 use super::media::{Copying, CrashPoint, Keep, SimMedia};
 use super::model::{Falloc, Model, Target};
 use super::mutation::Mutation;
-use super::tree::{Seen, Tree};
+use super::tree::Tree;
 use super::workload::{Line, Op, Sequence};
 
 /// The smallest pool there may be.
@@ -693,22 +693,15 @@ impl Run<'_> {
 }
 
 /// What counts only where it verifies does verify where nothing was lost: the state is that before the interrupted operation, or
-/// that after it, as it is after a process was killed. (But for change times that stood in a removed directory alone.)
+/// that after it, as it is after a process was killed.
 fn nothing_lost(point: &CrashPoint, trees: &[Arc<Tree>]) -> Result<(), String> {
     let found = Tree::read(&*machine::open(point.media(Keep::Everything))?, [])?;
     is_one_of(&found, &trees[trees.len().saturating_sub(2)..])
         .map_err(|what| format!("what is there does not count: {what}"))
 }
 
-/// But for times, see [`nothing_lost`].
 fn is_one_of(found: &Tree, trees: &[Arc<Tree>]) -> Result<(), String> {
-    let is = |tree: &Tree| {
-        tree.named.len() == found.named.len()
-            && tree.named.iter().zip(&found.named).all(|((ino, seen), (other, there))| {
-                ino == other && Seen { ctime: there.ctime, ..Seen::clone(seen) } == **there
-            })
-    };
-    match trees.iter().any(|tree| is(tree)) {
+    match trees.iter().any(|tree| tree.named == found.named) {
         true => Ok(()),
         false => Err(found.differs(&trees[trees.len() - 1])),
     }
@@ -891,7 +884,7 @@ impl History {
     }
 
     fn settled(&mut self, op: &Op, done: bool) {
-        if done && matches!(op, Op::Sync | Op::Fsync(_) | Op::Tick | Op::Reopen | Op::Crash) {
+        if done && matches!(op, Op::Sync | Op::Fsync(_) | Op::Tick | Op::Reopen | Op::Crash | Op::Kill) {
             self.trees.drain(..self.trees.len() - 1);
         }
     }
