@@ -281,11 +281,11 @@ pub const LONG: &[&str] = &[
     "foo:9000 !bar | unlink foo ; crash ; create bar ; write bar 0 9000",
     "A/foo A/bar:5000 B/ !B/new | rename A/foo A/bar ; unlink A/bar ; create B/new",
     // Processes that are killed: what the one before did not sync, and numbers that the next one takes at once.
-    "A/foo B/bar !new | rename A/foo B/bar exchange ; unlink A/foo ; rmdir A ; mkdir new ; kill ; create new/bar ; unlink B/bar",
+    "A/foo B/bar !new | rename A/foo B/bar exchange ; unlink A/foo ; rmdir A ; mkdir new ; kill ; create new/bar",
     "foo A/ A/bar=foo | unlink A/bar ; rmdir A ; kill ; mkdir A ; create A/bar",
     "foo:9000 !bar | unlink foo ; kill ; create bar ; write bar 0 9000 ; kill ; append bar 70",
     "A/! B/! bar !C | mkdir A/C ; rename A/C B/C ; kill ; create B/C/foo ; rmdir A ; kill ; rename B/C C ; unlink bar",
-    "foo:9000 | setxattr foo user.a 5000 ; write foo 13 7 ; kill ; write foo 15 3 ; churn foo 290",
+    "foo:9000 | setxattr foo user.a 5000 ; write foo 13 7 ; kill ; write foo 15 3 ; append foo 70",
     // Names that go, and records behind that which are on the disk earlier, in another page.
     "A/ B/C/bar B/C/foo B/C/new !A/new | unlink B/C/foo ; rename B/C/new A/new",
     "A/a A/b A/c A/d A/e A/f A/g A/h A/i A/j A/k A/l A/m A/n A/o A/p A/q A/r A/s | unlink A/a ; create A/a",
