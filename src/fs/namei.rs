@@ -619,8 +619,8 @@ impl<M: Media> Fs<M> {
 
     /// Before records of a directory go, with its log or by cleaning: change times that stand in them alone, of
     /// files that lost a name there and have others, go into their own logs. (On an ordinary file nothing orders
-    /// those two: there a power loss may bring back an older time.) Of a full pool they take no more than leaves removals enough: then
-    /// memory alone has them, until a close finds room. The caller has the directory's lock, and no file's.
+    /// those two: there a power loss may bring back an older time.) Of a full pool they take no more than leaves removals
+    /// enough: then memory alone has them, until a close finds room. The caller has the directory's lock, and no file's.
     pub(super) fn keep_times(&self, dir: &Inode, guard: &epoch::Guard) -> Result<()> {
         if dir.kind != Kind::Directory {
             return Ok(());

@@ -162,7 +162,7 @@ pub struct Start {
 #[derive(Clone, Debug, Default)]
 pub struct Effort {
     pub bounds: Bounds,
-    /// Power fails again during recovery.
+    /// Power fails again during recovery; and processes are killed, and power fails later.
     pub twice: bool,
     /// Bits that go wrong on the media, one at a time, when all is done and the pool is closed.
     pub flips: u32,
@@ -622,7 +622,7 @@ impl Run<'_> {
         let before = history.trees.last().cloned().expect("what the first line needs was synced");
         let target = overwritten(machine, op);
         let points = record(machine.fs().media());
-        let flushes = record_flushes(machine.fs().media());
+        let flushes = self.effort.twice.then(|| record_flushes(machine.fs().media()));
         let done = machine.apply(op).map_err(plain);
         let last = machine.fs().media().crash_point();
         machine.fs().media().record(None);
@@ -631,7 +631,7 @@ impl Run<'_> {
         self.refused(op, &done, machine)?;
         let after = history.push(machine.tree().map_err(plain)?);
         let points = std::mem::take(&mut *points.lock());
-        let flushes = std::mem::take(&mut *flushes.lock());
+        let flushes = flushes.map(|flushes| std::mem::take(&mut *flushes.lock()));
         let deferring = self.start.place.domain == Domain::PageCache;
         if always || points.len() > 1 {
             let during = match deferring {
@@ -642,12 +642,12 @@ impl Run<'_> {
                 *at.lock() = format!("{op}, fence {} of {}", n + 1, points.len());
                 self.explore(point, &during)?;
             }
-            if self.kills() {
-                let found = Found { trees: &history.trees, interrupted: true, torn: self.torn(target) };
-                for (which, points) in [("fence", &points), ("flush", &flushes)] {
+            if let Some(flushes) = &flushes {
+                let left = Left { trees: &history.trees, interrupted: true, torn: self.torn(target) };
+                for (which, points) in [("fence", &points), ("flush", flushes)] {
                     for (n, point) in points.iter().enumerate() {
                         *at.lock() = format!("{op}, killed at {which} {} of {}", n + 1, points.len());
-                        self.killed(point, &found)?;
+                        self.killed(point, &left)?;
                     }
                 }
             }
@@ -656,24 +656,19 @@ impl Run<'_> {
         if always {
             *at.lock() = format!("{op}, done");
             self.explore(&last, &history.allowed(deferring))?;
-            if self.kills() {
+            if self.effort.twice {
                 *at.lock() = format!("{op}, killed when it was done");
-                self.killed(&last, &Found { trees: &history.trees, interrupted: false, torn: None })?;
+                self.killed(&last, &Left { trees: &history.trees, interrupted: false, torn: None })?;
             }
         }
         Ok(())
     }
 
-    /// Whether processes are killed, too.
-    fn kills(&self) -> bool {
-        self.effort.twice
-    }
-
     /// The process is killed, the next one recovers the pool and changes it, and power fails.
-    fn killed(&mut self, point: &CrashPoint, found: &Found) -> Result<(), Violation> {
+    fn killed(&mut self, point: &CrashPoint, left: &Left) -> Result<(), Violation> {
         let deferring = self.start.place.domain == Domain::PageCache;
         let bounds = Bounds { leaves_max: 8, lane_states: 1, ..self.effort.bounds.clone() };
-        self.tally.kill(|twice| killed(point, found, deferring, &bounds, twice))
+        self.tally.kill(|twice| killed(point, left, deferring, &bounds, twice))
     }
 
     fn torn(&self, target: Option<(u32, std::ops::Range<u64>)>) -> Option<(u32, std::ops::Range<u64>)> {
@@ -700,6 +695,7 @@ fn nothing_lost(point: &CrashPoint, trees: &[Arc<Tree>]) -> Result<(), String> {
         .map_err(|what| format!("what is there does not count: {what}"))
 }
 
+/// Whether it is one of these, times included.
 fn is_one_of(found: &Tree, trees: &[Arc<Tree>]) -> Result<(), String> {
     match trees.iter().any(|tree| tree.named == found.named) {
         true => Ok(()),
@@ -708,7 +704,7 @@ fn is_one_of(found: &Tree, trees: &[Arc<Tree>]) -> Result<(), String> {
 }
 
 /// What a process that is killed leaves to be found.
-struct Found<'a> {
+struct Left<'a> {
     /// Trees since the last sync; on persistent memory the last ones.
     trees: &'a [Arc<Tree>],
     /// In the middle of an operation: the last tree but one may be found, too.
@@ -719,7 +715,7 @@ struct Found<'a> {
 /// See [`Run::killed`].
 fn killed(
     point: &CrashPoint,
-    left: &Found,
+    left: &Left,
     deferring: bool,
     bounds: &Bounds,
     twice: &mut Coverage,
