@@ -1,4 +1,4 @@
-//! Whether what is found after a crash is what the acknowledgements allow.
+//! Whether what is found after a crash is what the acknowledgements allow, where each is durable.
 
 use std::io::BufRead;
 
@@ -14,6 +14,10 @@ pub struct Judge {
 impl Judge {
     pub fn new(threads: usize) -> Judge {
         Judge { models: vec![Model::new(); threads] }
+    }
+
+    pub fn threads(&self) -> usize {
+        self.models.len()
     }
 
     /// Compares the lines found after a round with what `counts` acknowledged operations per thread allow. Says
@@ -56,29 +60,29 @@ impl Judge {
 }
 
 /// The first lines that differ.
-fn difference(wanted: &[String], found: &[&String]) -> String {
+pub fn difference(wanted: &[String], found: &[&String]) -> String {
     let missing = wanted.iter().filter(|line| !found.contains(line)).map(|line| format!("-{line}"));
     let surplus = found.iter().filter(|line| !wanted.contains(line)).map(|line| format!("+{line}"));
     missing.chain(surplus).take(6).collect::<Vec<_>>().join("; ")
 }
 
-/// Rounds on stdin, each `round SEED COUNT...`, the listing, `end`; `new` begins with an empty pool. A verdict
-/// per round on stdout: `ok HAPPENED` or `violation: ...`.
-pub fn answer(threads: usize) -> Result<()> {
-    let mut judge = Judge::new(threads);
-    let (mut seed, mut counts, mut found) = (0, Vec::new(), Vec::new());
+/// Rounds on stdin, each `round SEED SENT`, the listing, `end`. What `verdict` makes of each on stdout: `ok ...` or
+/// `violation: ...`.
+pub fn answer(
+    mut verdict: impl FnMut(u64, &[u8], &[String]) -> std::result::Result<String, String>,
+) -> Result<()> {
+    let (mut seed, mut sent, mut found) = (0, Vec::new(), Vec::new());
     for line in std::io::stdin().lock().lines() {
         let line = line?;
         let mut words = line.split(' ');
         match words.next() {
-            Some("new") => judge = Judge::new(threads),
             Some("round") => {
                 seed = words.next().unwrap_or_default().parse()?;
-                counts = words.map(str::parse).collect::<std::result::Result<Vec<u64>, _>>()?;
+                sent = words.next().unwrap_or_default().into();
                 found.clear();
             }
-            Some("end") => match judge.verdict(seed, &counts, &found) {
-                Ok(happened) => println!("ok {happened}"),
+            Some("end") => match verdict(seed, &sent, &found) {
+                Ok(said) => println!("ok {said}"),
                 Err(why) => println!("violation: {}", why.replace('\n', " ")),
             },
             _ => found.push(line),
@@ -89,7 +93,10 @@ pub fn answer(threads: usize) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::model::File;
 
     const SEED: u64 = 7;
     const COUNT: u64 = 400;
@@ -106,6 +113,11 @@ mod tests {
 
     fn verdict(found: &[String]) -> std::result::Result<usize, String> {
         Judge::new(1).verdict(SEED, &[COUNT], found)
+    }
+
+    /// The first file of this kind.
+    fn file(model: &mut Model, is: impl Fn(&File) -> bool) -> &mut File {
+        Arc::make_mut(model.files.values_mut().find(|file| is(file)).unwrap())
     }
 
     #[test]
@@ -128,10 +140,10 @@ mod tests {
     fn every_change_of_a_byte_a_name_or_an_attribute_is_seen() {
         let whole = made(COUNT);
         let changed: [&dyn Fn(&mut Model); 6] = [
-            &|m| *m.files.values_mut().find_map(|f| f.data.last_mut()).unwrap() ^= 1,
-            &|m| m.shared[100] ^= 1,
-            &|m| m.files.values_mut().next().unwrap().mode ^= 1,
-            &|m| m.files.values_mut().find(|f| !f.xattrs.is_empty()).unwrap().xattrs.clear(),
+            &|m| *file(m, |f| !f.data.is_empty()).data.last_mut().unwrap() ^= 1,
+            &|m| Arc::make_mut(&mut m.shared)[100] ^= 1,
+            &|m| file(m, |_| true).mode ^= 1,
+            &|m| file(m, |f| !f.xattrs.is_empty()).xattrs.clear(),
             &|m| drop(m.entries.pop_first()),
             &|m| {
                 let (path, entry) = m.entries.pop_last().unwrap();

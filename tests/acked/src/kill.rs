@@ -169,7 +169,7 @@ impl Campaign<'_> {
         for model in Model::read_all(&files, THREADS)? {
             for (path, entry) in model.entries.iter().rev() {
                 match entry {
-                    Entry::Dir => files.rmdir(path.as_bytes())?,
+                    Entry::Dir(_) => files.rmdir(path.as_bytes())?,
                     _ => files.unlink(path.as_bytes())?,
                 }
             }

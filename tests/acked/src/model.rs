@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 
 use lodestone::Error;
 use lodestone::fs::files::Files;
@@ -15,12 +16,21 @@ pub const DIRECTORIES: [&str; 3] = ["/d0", "/d1", "/d2"];
 pub const SHARED: &str = "/shared";
 pub const SHARED_BYTES: usize = 32 << 10;
 
+/// What a name leads to, by a number of its own.
 #[derive(Clone, PartialEq)]
 pub enum Entry {
-    /// The number of a file: its names share it.
+    /// Its names share it.
     File(usize),
-    Dir,
-    Symlink(String),
+    Dir(usize),
+    Symlink(usize, String),
+}
+
+impl Entry {
+    pub fn number(&self) -> usize {
+        match self {
+            Entry::File(number) | Entry::Dir(number) | Entry::Symlink(number, _) => *number,
+        }
+    }
 }
 
 #[derive(Clone, Default)]
@@ -30,16 +40,29 @@ pub struct File {
     pub xattrs: BTreeMap<String, Vec<u8>>,
 }
 
+/// Copies share what did not change.
 #[derive(Clone)]
 pub struct Model {
     pub entries: BTreeMap<String, Entry>,
-    pub files: BTreeMap<usize, File>,
-    pub shared: Vec<u8>,
+    pub files: BTreeMap<usize, Arc<File>>,
+    pub shared: Arc<Vec<u8>>,
+    /// The next number. Those below it are never given again; the first are the directories' of all threads.
+    pub next: usize,
 }
 
 impl Model {
     pub fn new() -> Model {
-        Model { entries: BTreeMap::new(), files: BTreeMap::new(), shared: vec![0; SHARED_BYTES] }
+        Model {
+            entries: BTreeMap::new(),
+            files: BTreeMap::new(),
+            shared: Arc::new(vec![0; SHARED_BYTES]),
+            next: DIRECTORIES.len(),
+        }
+    }
+
+    pub fn number(&mut self) -> usize {
+        self.next += 1;
+        self.next - 1
     }
 
     /// What each of `threads` finds of its own in the pool. Names that nobody can have made are an error.
@@ -52,20 +75,22 @@ impl Model {
                 let path = format!("{dir}/{name}");
                 let model = owner(&path).and_then(|t| models.get_mut(t));
                 let model = model.ok_or_else(|| wrong(format!("{path} was made by nobody")))?;
+                let number = u64::from(ino.0) as usize;
+                model.next = model.next.max(number + 1);
                 let entry = match kind {
                     Kind::Directory => {
                         to_visit.push(path.clone());
-                        Entry::Dir
+                        Entry::Dir(number)
                     }
-                    Kind::Symlink => Entry::Symlink(
-                        String::from_utf8_lossy(&files.readlink(path.as_bytes())?).into_owned(),
-                    ),
+                    Kind::Symlink => {
+                        let target = files.readlink(path.as_bytes())?;
+                        Entry::Symlink(number, String::from_utf8_lossy(&target).into_owned())
+                    }
                     _ => {
-                        let number = u64::from(ino.0) as usize;
                         let (file, nlink) = File::read(files, &path)?;
                         let expected = links.entry(number).or_insert((nlink, 0u32, path.clone()));
                         expected.1 += 1;
-                        model.files.insert(number, file);
+                        model.files.insert(number, Arc::new(file));
                         Entry::File(number)
                     }
                 };
@@ -79,7 +104,8 @@ impl Model {
         }
         let fd = files.open(SHARED.as_bytes(), libc::O_RDONLY, 0)?;
         for (thread, model) in models.iter_mut().enumerate() {
-            let n = files.pread(fd, &mut model.shared, (thread * SHARED_BYTES) as i64)?;
+            let shared = Arc::make_mut(&mut model.shared);
+            let n = files.pread(fd, shared, (thread * SHARED_BYTES) as i64)?;
             if n != SHARED_BYTES {
                 return Err(wrong(format!("{SHARED} is short")));
             }
@@ -95,27 +121,26 @@ impl Model {
         for (path, entry) in &self.entries {
             match entry {
                 Entry::File(number) => names.entry(*number).or_default().push(path),
-                Entry::Dir => lines.push(format!("{thread} dir {path}")),
-                Entry::Symlink(target) => lines.push(format!("{thread} link {path} {target}")),
+                Entry::Dir(_) => lines.push(format!("{thread} dir {path}")),
+                Entry::Symlink(_, target) => lines.push(format!("{thread} link {path} {target}")),
             }
         }
         for (number, names) in names {
-            let File { data, mode, xattrs } = &self.files[&number];
-            let mut line =
-                format!("{thread} file {} {mode:o} {} {:016x}", names.join(","), data.len(), digest(data));
-            for (name, value) in xattrs {
-                line += &format!(" {name}={}:{:016x}", value.len(), digest(value));
-            }
-            lines.push(line);
+            lines.push(format!("{thread} file {} {}", names.join(","), self.files[&number].line()));
         }
-        lines.push(format!("{thread} shared {:016x}", digest(&self.shared)));
+        lines.push(format!("{thread} shared {}", self.shared_line()));
         lines.sort();
         lines
     }
 
+    pub fn shared_line(&self) -> String {
+        format!("{:016x}", digest(&self.shared))
+    }
+
     pub fn file_at(&mut self, path: &str) -> &mut File {
         let Entry::File(number) = self.entries[path] else { panic!("{path} is no file") };
-        self.files.get_mut(&number).expect("a file has a number as long as it has a name")
+        let file = self.files.get_mut(&number).expect("a file has a number as long as it has a name");
+        Arc::make_mut(file)
     }
 
     /// Drops files that lost their last name.
@@ -139,6 +164,16 @@ impl File {
         }
         files.close(fd)?;
         Ok((File { data, mode: attr.mode & 0o7777, xattrs }, attr.nlink))
+    }
+
+    /// All there is to see of it but its names.
+    pub fn line(&self) -> String {
+        let File { data, mode, xattrs } = self;
+        let mut line = format!("{mode:o} {} {:016x}", data.len(), digest(data));
+        for (name, value) in xattrs {
+            line += &format!(" {name}={}:{:016x}", value.len(), digest(value));
+        }
+        line
     }
 }
 

@@ -1,6 +1,7 @@
 //! The operations: drawn from a seed and a model, executed on a pool, applied to the model.
 
 use std::fmt;
+use std::sync::Arc;
 
 use lodestone::Error;
 use lodestone::fs::RENAME_EXCHANGE;
@@ -83,19 +84,21 @@ impl Op {
     pub fn change(&self, model: &mut Model) {
         match self {
             Op::Create { path, mode } => {
-                let number = model.files.last_key_value().map_or(0, |(n, _)| n + 1);
-                model.files.insert(number, File { mode: *mode, ..File::default() });
+                let number = model.number();
+                model.files.insert(number, Arc::new(File { mode: *mode, ..File::default() }));
                 model.entries.insert(path.clone(), Entry::File(number));
             }
             Op::Mkdir { path } => {
-                model.entries.insert(path.clone(), Entry::Dir);
+                let number = model.number();
+                model.entries.insert(path.clone(), Entry::Dir(number));
             }
             Op::Symlink { path, target } => {
-                model.entries.insert(path.clone(), Entry::Symlink(target.clone()));
+                let number = model.number();
+                model.entries.insert(path.clone(), Entry::Symlink(number, target.clone()));
             }
             Op::Write { path, at, data } => store(&mut model.file_at(path).data, *at, data),
             Op::Append { path, data } => model.file_at(path).data.extend_from_slice(data),
-            Op::Shared { at, data, .. } => store(&mut model.shared, *at, data),
+            Op::Shared { at, data, .. } => store(Arc::make_mut(&mut model.shared), *at, data),
             Op::Truncate { path, size } => model.file_at(path).data.resize(*size, 0),
             Op::Punch { path, at, len } => {
                 let file = &mut model.file_at(path).data;
@@ -189,24 +192,40 @@ impl fmt::Display for Op {
 
 /// The operations of one thread in one round: the same for the same seed and the same models.
 pub struct Draw {
-    state: u64,
+    random: Random,
     seed: u64,
     thread: usize,
     count: u64,
+    /// Of so many syncs that are drawn one is made.
+    syncs: usize,
 }
 
 impl Draw {
     pub fn new(seed: u64, thread: usize) -> Draw {
-        let state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        let random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)
             ^ (thread as u64 + 1).wrapping_mul(0xd1b5_4a32_d192_ed03);
-        Draw { state, seed, thread, count: 0 }
+        Draw { random: Random(random), seed, thread, count: 0, syncs: 1 }
+    }
+
+    /// Where operations are durable by syncs alone: in two of three rounds there are few of them.
+    pub fn deferred(seed: u64, thread: usize) -> Draw {
+        Draw { syncs: [1, 6, 24][(seed % 3) as usize], ..Draw::new(seed, thread) }
     }
 
     pub fn next(&mut self, model: &Model) -> Op {
+        loop {
+            match self.any(model) {
+                Op::Fsync { .. } if self.syncs > 1 && self.below(self.syncs) > 0 => {}
+                op => return op,
+            }
+        }
+    }
+
+    fn any(&mut self, model: &Model) -> Op {
         self.count += 1;
         let files: Vec<&String> = of_kind(model, |e| matches!(e, Entry::File(_)));
-        let own: Vec<&String> = of_kind(model, |e| *e == Entry::Dir);
-        let symlinks: Vec<&String> = of_kind(model, |e| matches!(e, Entry::Symlink(_)));
+        let own: Vec<&String> = of_kind(model, |e| matches!(e, Entry::Dir(_)));
+        let symlinks: Vec<&String> = of_kind(model, |e| matches!(e, Entry::Symlink(..)));
         let below = |dir: &str| model.entries.keys().any(|p| p.starts_with(&format!("{dir}/")));
         let fresh = self.fresh(&own);
         let roll = self.below(100);
@@ -290,20 +309,32 @@ impl Draw {
     fn bytes(&mut self, count: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(count + 8);
         while bytes.len() < count {
-            bytes.extend_from_slice(&self.random().to_le_bytes());
+            bytes.extend_from_slice(&self.random.next().to_le_bytes());
         }
         bytes.truncate(count);
         bytes
     }
 
     fn below(&mut self, end: usize) -> usize {
-        (self.random() % end as u64) as usize
+        self.random.below(end as u64) as usize
+    }
+}
+
+/// SplitMix64.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Random {
+        Random(seed)
     }
 
-    /// SplitMix64.
-    fn random(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.state;
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
         z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ z >> 31
