@@ -5,7 +5,8 @@
 #   make demo-wsp     a guest with a database, suspended in mid-load and resumed
 #   make test         every test; installs what it needs and says so
 #   make test-guest   on real persistent memory interfaces: boots a machine with emulated NVDIMMs and cuts its
-#                     power 50 times; takes half an hour (GUEST="--only power --seed 2" and the like)
+#                     power 50 times, and on a disk 30 times; takes forty minutes (GUEST="--only power --seed 2"
+#                     and the like)
 #   make bench        the whole bench, as a table (BENCH="--only write-rand-4k --json" and the like)
 #   make bench-wsp    how long suspends and resumes of whole systems take, beside what else there is
 #   make install      PREFIX=/usr/local DESTDIR=

@@ -237,7 +237,7 @@ def bench():
 
 
 def guest():
-    """A machine with emulated NVDIMMs: fsdax, device-dax, power cuts."""
+    """A machine with emulated NVDIMMs: fsdax, device-dax, power cuts; and power cuts on a disk."""
     if platform.machine() != "x86_64":
         return Result(skipped=1, lines=["SKIP guest: this machine is not x86-64, the guest is"])
     long = ["--long"] if OPTIONS.nightly else []

@@ -21,6 +21,8 @@ MODULES = [
     "crypto/crc32c_generic", "lib/libcrc32c", "lib/crc16", "fs/mbcache", "fs/jbd2/jbd2", "fs/ext4/ext4", "fs/fuse/fuse",
     "drivers/nvdimm/libnvdimm", "drivers/nvdimm/nd_btt", "drivers/nvdimm/nd_pmem", "drivers/acpi/nfit/nfit",
     "drivers/dax/device_dax", "drivers/dax/dax_pmem",
+    "drivers/virtio/virtio_ring", "drivers/virtio/virtio", "drivers/virtio/virtio_pci_modern_dev", "drivers/virtio/virtio_pci_legacy_dev",
+    "drivers/virtio/virtio_pci", "drivers/block/virtio_blk",
 ]
 # User, group and number. pjdfstest becomes the last two.
 USERS = [(b"root", b"root", 0), (b"daemon", b"daemon", 1), (b"nobody", b"nogroup", 65534)]

@@ -1,4 +1,4 @@
-"""A machine with emulated NVDIMMs: QEMU without hardware virtualisation, spoken to over its serial lines.
+"""A machine with emulated NVDIMMs, or with a disk: QEMU without hardware virtualisation, spoken to over its serial lines.
 
 The first serial line carries commands and their output. It may lose what comes while somebody at its other end
 opens or closes it, in either direction: so commands have numbers and lengths, what is not answered is sent again, and
@@ -28,9 +28,10 @@ class Failed(Exception):
 
 class Machine:
     """A machine that runs. `modules` are (path, MiB) of its NVDIMMs. `persistence` is what they declare: cpu or
-    mem-ctrl, or that they are not armed: what is stored to them does not survive."""
+    mem-ctrl, or that they are not armed: what is stored to them does not survive. `disk` is (path, bytes per second that it
+    writes, or 0: as many as it can)."""
 
-    def __init__(self, kernel, initrd, modules, log, acknowledged, persistence):
+    def __init__(self, kernel, initrd, modules, log, acknowledged, persistence, disk=None):
         unarmed = ",unarmed=on" if persistence == "unarmed" else ""
         declared = "mem-ctrl" if unarmed else persistence
         command = [
@@ -47,6 +48,11 @@ class Machine:
                 "-object", f"memory-backend-file,id=m{number},share=on,mem-path={path},size={mib}M",
                 "-device", f"nvdimm,id=nvdimm{number},memdev=m{number}{unarmed}",
             ]
+        if disk:
+            path, rate = disk
+            # What the guest has written is in the host's page cache, which outlives QEMU.
+            drive = f"id=disk,if=none,format=raw,cache=writeback,file={path}"
+            command += ["-drive", drive + (f",throttling.bps-write={rate}" if rate else ""), "-device", "virtio-blk-pci,drive=disk"]
         self.log = log
         self.log.write(f"\n+ {' '.join(command)}\n".encode())
         self.log.flush()

@@ -2,12 +2,12 @@
 """Runs Lodestone on real persistent memory interfaces: the distribution's kernel in QEMU, with emulated NVDIMMs.
 
 Two NVDIMMs: one carries ext4 with `-o dax`, whose files are mapped with MAP_SYNC, the other is a device-dax
-node. One line per suite: PASS or FAIL, with the reason; what the guest said goes to `--logs`. Where QEMU or the
-kernel cannot be had, all is skipped, and a line says why. The last suites cut the power: QEMU is killed with SIGKILL under load, and
-the next boot is asked what is there.
+node. Another machine has a disk instead, with pools in ordinary files. One line per suite: PASS or FAIL, with the reason; what
+the guest said goes to `--logs`. Where QEMU or the kernel cannot be had, all is skipped, and a line says why. The last suites cut
+the power: QEMU is killed with SIGKILL under load, and the next boot is asked what is there.
 
     run.py                       the short form, some minutes
-    run.py --long                all of pjdfstest, more operations, 50 power cuts
+    run.py --long                all of pjdfstest, more operations, 80 power cuts
     run.py --only power          some of the suites; --list names all
 
 Hardware virtualisation is not used: what is measured here is only that it runs.
@@ -44,6 +44,18 @@ FILE = "/mnt/test.pool"
 DEVICE = "/dev/dax1.0"
 POOLS = {"fsdax": FILE, "devdax": DEVICE}
 MKFS = {"fsdax": f"lode mkfs {FILE} --size 256M --force", "devdax": f"lode mkfs {DEVICE} --force"}
+DISK_MIB, DISK_POOL_MIB = 384, 96
+DISK_CUTS_TELLING, DISK_CUT_AGAIN_EVERY = 8, 5
+DISK_POOLS = {mode: f"/mnt/{mode}.pool" for mode in ("cow", "inplace")}
+# When the kernel writes dirty pages: when chance has it, which takes any of them; at once; when there are some; or not before a sync.
+WRITE_BACK = {
+    "stirred": {"dirty_writeback_centisecs": 0},
+    "at once": {"dirty_writeback_centisecs": 1, "dirty_expire_centisecs": 1},
+    "little": {"dirty_background_bytes": 256 << 10, "dirty_bytes": 1 << 20},
+    "never": {"dirty_writeback_centisecs": 0, "dirty_expire_centisecs": 360_000},
+}
+# Bytes per second that the disk writes; 0: as many as it can.
+DISK_RATES = [0, 4 << 20]
 ACKNOWLEDGED_PORT = "2f8"
 THREADS = 4
 BOOTS_MAX = 3
@@ -56,6 +68,7 @@ class Guest:
     def __init__(self, work, kernel, initrd, log, options):
         self.work, self.kernel, self.initrd, self.log, self.options = work, kernel, initrd, log, options
         self.modules = [(os.path.join(work, "fsdax.img"), FSDAX_MIB), (os.path.join(work, "devdax.img"), DEVDAX_MIB)]
+        self.disk = os.path.join(work, "disk.img")
         self.acknowledged = os.path.join(work, "acknowledged")
         self.on = None
         self.boots = 0
@@ -73,7 +86,7 @@ class Guest:
     def boot(self, persistence="mem-ctrl"):
         """A machine that has just been switched on, with ext4 mounted and the device there."""
         self.off()
-        self.on = self.switched_on(persistence)
+        self.on = self.switched_on(persistence, self.modules)
         self.boots += 1
         if not self.prepared:
             self.on.run("use_as 0 pfn nd_pmem && use_as 1 dax dax_pmem && mkfs.ext4 -q -b 4096 /dev/pmem0")
@@ -85,12 +98,24 @@ class Guest:
             self.on.run("mount -t ext4 -o dax /dev/pmem0 /mnt")
         return self.on
 
-    def switched_on(self, persistence):
+    def boot_on_disk(self, rate, new=False):
+        """A machine with a disk that writes at this rate, and nothing else, with ext4 mounted from it."""
+        self.off()
+        if new:
+            with open(self.disk, "wb") as file:
+                file.truncate(DISK_MIB << 20)
+        self.on = self.switched_on("mem-ctrl", [], (self.disk, rate))
+        self.boots += 1
+        self.on.run("for i in $(seq 600); do test -b /dev/vda && break; sleep 0.1; done; test $i -lt 600")
+        self.on.run(("mkfs.ext4 -q -b 4096 /dev/vda && " if new else "") + "mount -t ext4 /dev/vda /mnt")
+        return self.on
+
+    def switched_on(self, persistence, modules, disk=None):
         # On a busy host an emulated machine may find its own timers broken before it has started anything.
         for attempt in range(BOOTS_MAX):
             try:
                 return machine.Machine(
-                    self.kernel, self.initrd, self.modules, self.log, self.acknowledged, persistence
+                    self.kernel, self.initrd, modules, self.log, self.acknowledged, persistence, disk
                 )
             except Failed:
                 if attempt == BOOTS_MAX - 1:
@@ -238,13 +263,13 @@ def pjdfstest(context):
 
 def power(context):
     """Power cuts: QEMU killed under load; what was acknowledged over the serial line is there at the next boot"""
-    cuts = context.options.cuts or (50 if context.options.long else 5)
+    cuts = context.options.cuts or (50 if context.options.long else 4)
     rng = random.Random(context.options.seed)
     context.blank()
     guest = context.boot()
     # The first cut comes right after the pools were made, with nothing synced by hand.
     guest.run(f"acked make {FILE} {160 << 20} && acked make {DEVICE}")
-    judges = {medium: Judge() for medium in POOLS}
+    judges = {medium: Judge("judge") for medium in POOLS}
     pending = {}
     acknowledged = happened = early = 0
     for cut in range(cuts + len(POOLS)):
@@ -254,7 +279,7 @@ def power(context):
             guest = context.boot(("mem-ctrl", "cpu")[cut // 2 % 2])
         if medium in pending:
             found = guest.run(f"acked list {POOLS[medium]} {THREADS}")
-            happened += judges[medium].verdict(*pending.pop(medium), found)
+            happened += judges[medium].verdict(*pending.pop(medium), found)[0]
         if cut >= cuts:
             continue
         seed = context.options.seed * 1000 + cut
@@ -269,11 +294,71 @@ def power(context):
         context.log.write(f"\ncut {cut}, {medium}, seed {seed}: {counts} operations acknowledged\n".encode())
         early += b"R" not in sent
         acknowledged += sum(counts)
-        pending[medium] = (seed, counts)
+        pending[medium] = (seed, sent)
     assert acknowledged > 20 * cuts, f"only {acknowledged} operations in {cuts} cuts"
     context.note = (
         f"{cuts} cuts ({early} before the pool was open), {acknowledged} operations acknowledged, "
         f"{happened} interrupted ones had happened, 0 violations"
+    )
+
+
+def disk(context):
+    """Power cuts that lose the page cache: pools in ordinary files on ext4 on a disk; what a sync covers is there, byte for byte
+
+    After a failure the disk as the cut left it is in the logs' folder, and so are all rounds, for `acked judge-deferred`.
+    """
+    cuts = context.options.cuts or (30 if context.options.long else 2)
+    rng = random.Random(context.options.seed)
+    guest = context.boot_on_disk(0, new=True)
+    judges = {}
+    for mode, pool in DISK_POOLS.items():
+        guest.run(f"lode mkfs {pool} --size {DISK_POOL_MIB}M --data {mode} && acked furnish {pool}")
+        judges[mode] = Judge("judge-deferred", os.path.join(context.options.logs, f"disk-{mode}.rounds"))
+    kept = os.path.join(context.options.logs, "disk.img")
+    total = dict.fromkeys(("acknowledged", "covered", "older", "mixed", "early"), 0)
+    for cut in range(cuts):
+        mode, pool = list(DISK_POOLS.items())[cut % len(DISK_POOLS)]
+        # Each pool meets all of them.
+        how = list(WRITE_BACK)[(cut + cut // len(WRITE_BACK)) % len(WRITE_BACK)]
+        seed = context.options.seed * 1000 + cut
+        load = [f"echo {value} > /proc/sys/vm/{name};" for name, value in WRITE_BACK[how].items()]
+        load += [f"acked stir {pool} {seed} &"] if how == "stirred" else []
+        load += [f"acked load-deferred {pool} {seed} {THREADS} port:{ACKNOWLEDGED_PORT}"]
+        guest.start(" ".join(load))
+        opened = rng.random() < 0.8
+        wait(guest, context.acknowledged, opened)
+        time.sleep(rng.uniform(0, 4 if opened else 1))
+        ended = guest.ended()
+        context.off()
+        sent = image.read(context.acknowledged)
+        assert not ended, f"cut {cut}, {mode}: the load ended by itself, see the log"
+        # The next boot changes it.
+        subprocess.run(["cp", "--sparse=always", context.disk, kept], check=True)
+        guest = context.boot_on_disk(rng.choice(DISK_RATES))
+        if cut % DISK_CUT_AGAIN_EVERY == DISK_CUT_AGAIN_EVERY - 1:
+            # While it recovers.
+            guest.start(f"acked list {pool} {THREADS}")
+            time.sleep(rng.uniform(0, 1))
+            guest = context.boot_on_disk(rng.choice(DISK_RATES))
+        found = guest.run(f"acked list {pool} {THREADS}")
+        covered, older, mixed = judges[mode].verdict(seed, sent, found)
+        acknowledged = len(sent) - sent.count(b"R")
+        context.log.write(
+            f"\ncut {cut}, {mode}, seed {seed}, written back {how}: {acknowledged} acknowledged, {covered} covered, {older} older, "
+            f"{mixed} threads mixed\n".encode()
+        )
+        for name, count in zip(total, (acknowledged, covered, older, mixed, b"R" not in sent)):
+            total[name] += count
+    for pool in DISK_POOLS.values():
+        guest.run(f"lode fsck {pool}")
+    context.off()
+    os.remove(kept)
+    # Or nothing was tried. A few cuts may all come before a sync, or right behind one.
+    assert cuts < DISK_CUTS_TELLING or total["covered"] and total["older"], total
+    context.note = (
+        f"{cuts} cuts ({total['early']} before the pool was open) and {cuts // DISK_CUT_AGAIN_EVERY} more in the next boot, "
+        f"{total['acknowledged']} operations acknowledged, {total['covered']} covered by a sync; {total['older']} files and directories "
+        f"older, as is allowed, {total['mixed']} threads of several moments; 0 violations"
     )
 
 
@@ -293,32 +378,33 @@ def wsp(context):
 
 
 class Judge:
-    """`acked judge`, which knows what the pool must hold."""
+    """A judge that `acked` has, which knows what the pool must hold."""
 
-    def __init__(self):
-        self.process = subprocess.Popen([acked(), "judge", str(THREADS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, kind, log=os.devnull):
+        self.process = subprocess.Popen([acked(), kind, str(THREADS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.log = open(log, "w", encoding="utf-8")
 
-    def verdict(self, seed, counts, found):
-        """How many interrupted operations had happened; a violation is an AssertionError."""
+    def verdict(self, seed, sent, found):
+        """The numbers it gives; a violation is an AssertionError."""
         opened = re.search(r"^opened: voided \d+ damaged 0 ", found, re.MULTILINE)
         assert opened, f"seed {seed}: the pool was not opened without damage: {found[-300:]}"
         lines = [line for line in found.splitlines() if re.match(r"\d ", line)]
-        question = [f"round {seed} {' '.join(map(str, counts))}", *lines, "end"]
-        self.process.stdin.write("\n".join(question) + "\n")
-        self.process.stdin.flush()
-        verdict = self.process.stdout.readline().split(maxsplit=1)
+        for file in (self.log, self.process.stdin):
+            file.write("\n".join([f"round {seed} {sent.decode()}", *lines, "end"]) + "\n")
+            file.flush()
+        verdict = self.process.stdout.readline().split()
         assert verdict and verdict[0] == "ok", f"seed {seed}: {' '.join(verdict)}"
-        return int(verdict[1])
+        return [int(number) for number in verdict[1:]]
 
 
-SUITES = [bench, detection, use, library, fsx, pjdfstest, power, wsp]
+SUITES = [bench, detection, use, library, fsx, pjdfstest, power, disk, wsp]
 
 
 def acked():
     return os.path.join(TARGET, "release", "acked")
 
 
-def programs(options):
+def programs(options, chosen):
     """Builds what is to run in the guest; name: path."""
     subprocess.run(["make", "-s", "binaries"], cwd=ROOT, check=True)
     subprocess.run(["make", "-s", "-C", "crates/capi", "example", "CARGO=true"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
@@ -328,6 +414,8 @@ def programs(options):
     }
     for tool in ("pjdfstest", "fsx"):
         found[tool] = os.path.join(options.tools, tool)
+    if library not in chosen:
+        return found
     tests = [argument for name in LIBRARY_TESTS for argument in ("--test", name)]
     # Of the whole workspace, as the gate builds them: a crate alone has other features, and compiles anew.
     built = subprocess.run(
@@ -367,7 +455,7 @@ def run_chosen(chosen, cache, work, options):
         kernel = image.fetch_kernel(cache, print)
         files = {"fsx.toml": image.read(os.path.join(ROOT, "tests", "mount", "fsx.toml"))}
         files["pjdfstest.toml"] = PJDFSTEST.format(second="/tmp/second").encode()
-        image.build(initrd, kernel, programs(options), files)
+        image.build(initrd, kernel, programs(options, chosen), files)
     except image.Unavailable as missing:
         print(f"SKIP guest: {missing}")
         print(f"guest: 0 passed, 0 failed, {len(chosen)} skipped")
