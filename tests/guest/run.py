@@ -501,7 +501,7 @@ def parse():
     parser.add_argument("--only", default="")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--long", action="store_true")
-    parser.add_argument("--cuts", type=int, default=0, help="power cuts, instead of 5 or 50")
+    parser.add_argument("--cuts", type=int, default=0, help="power cuts in each suite that has them, instead of 4 and 2, or 50 and 30")
     parser.add_argument("--seed", type=int, default=1, help="another number, other operations and moments")
     return parser.parse_args()
 
