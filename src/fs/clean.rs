@@ -388,6 +388,7 @@ impl<M: Media> Fs<M> {
         count: usize,
         with_attributes: bool,
     ) -> Result<()> {
+        self.core.check_stored()?;
         self.keep_times(inode, guard)?;
         let Live { mut batch, copies } = live;
         if with_attributes {

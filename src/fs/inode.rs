@@ -24,7 +24,7 @@ use super::statline::BodyLock;
 use super::types::{Attr, Ino, Kind};
 use crate::error::{Error, Result};
 use crate::limits::FILE_BYTES_MAX;
-use crate::media::{Addr, Flushed, LINE, Media, Words, crc32c};
+use crate::media::{Addr, Fault, Flushed, LINE, Media, Words, crc32c};
 
 /// In memory order: what stat reads comes first and close together.
 #[repr(C)]
@@ -352,29 +352,60 @@ impl Redos {
         }
     }
 
-    /// Stores what is left. Idempotent. Where media is bad the rest is stored all the same.
-    pub fn apply<M: Media>(&self, core: &Core<M>, index: &PageIndex) -> Result<u64> {
-        let (mut applied, mut failed) = (0, None);
+    /// Stores what is left, in blocks that are `own`. Idempotent. Where media is bad the rest is stored all the same; an error where
+    /// older bytes stand that can be read.
+    pub fn apply<M: Media>(
+        &self,
+        core: &Core<M>,
+        index: &PageIndex,
+        own: &dyn Fn(Block) -> bool,
+    ) -> Result<()> {
+        let mut failed = None;
         let mut pending = Flushed::issued();
         for (&page, pieces) in &self.pages {
             if core.media.omits("redo records are stored again") {
                 continue;
             }
             let super::index::Mapping::Written(block) = index.get(page) else { continue };
+            if !own(block) {
+                continue;
+            }
             for piece in pieces {
                 let at = log::block_addr(block).add(piece.at as u64);
                 match core.media.copy_cached(at, &piece.bytes) {
-                    Ok(dirty) => {
-                        pending = pending.and(core.media.flush(dirty));
-                        applied += 1;
+                    Ok(dirty) => pending = pending.and(core.media.flush(dirty)),
+                    Err(_) => {
+                        let (stored, stale) = store_by_lines(core, at, &piece.bytes);
+                        pending = pending.and(stored);
+                        failed = failed.or(stale);
                     }
-                    Err(fault) => failed = Some(fault),
                 }
             }
         }
         core.media.fence(pending);
-        failed.map_or(Ok(applied), |fault| Err(fault.into()))
+        failed.map_or(Ok(()), |fault| Err(fault.into()))
     }
+}
+
+/// Stores line by line what could not be stored at once. A line that fails again fails its readers too, or, should it not, is what is
+/// answered.
+#[cold]
+fn store_by_lines<M: Media>(core: &Core<M>, at: Addr, bytes: &[u8]) -> (Flushed, Option<Fault>) {
+    let (mut pending, mut stale) = (Flushed::issued(), None);
+    let first = (LINE - (at.0 % LINE as u64) as usize).min(bytes.len());
+    let (head, rest) = bytes.split_at(first);
+    let mut place = at;
+    for line in std::iter::once(head).chain(rest.chunks(LINE)) {
+        match core.media.copy_cached(place, line) {
+            Ok(dirty) => pending = pending.and(core.media.flush(dirty)),
+            Err(fault) => {
+                stale =
+                    stale.or(core.media.read(place, &mut [0; LINE][..line.len()]).is_ok().then_some(fault))
+            }
+        }
+        place = place.add(line.len() as u64);
+    }
+    (pending, stale)
 }
 
 /// Applies one operation to a body.

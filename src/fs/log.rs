@@ -186,7 +186,7 @@ impl Log {
     /// Stores the batch behind the tail. Durable after the caller's fence, void without it.
     ///
     /// ENOSPC leaves the log as it was. EIO (bad media) leaves it undefined: the caller poisons the
-    /// file system.
+    /// file system, and from then on nothing is appended to any log.
     #[inline]
     pub fn append<M: Media>(
         &mut self,
@@ -197,6 +197,7 @@ impl Log {
         class: Class,
     ) -> Result<Flushed> {
         debug_assert!(!batch.is_empty());
+        core.check_stored()?;
         if batch.lines() > self.room as u32 || self.wants_seal(core) {
             let reserved = self.reserve(core, batch, class)?;
             return self.append_reserved(core, owner, batch, epoch, reserved);
@@ -230,6 +231,7 @@ impl Log {
         epoch: u64,
         class: Class,
     ) -> Result<(u32, Flushed)> {
+        core.check_stored()?;
         let count = lines.len() as u16;
         if count > self.room || self.wants_seal(core) {
             let mut batch = Batch::new();
@@ -264,19 +266,34 @@ impl Log {
         reserved: Reserved,
     ) -> Result<Flushed> {
         let mut fresh = reserved.0.into_iter();
+        let appended =
+            core.check_stored().and_then(|()| self.append_in(core, owner, batch, epoch, &mut fresh));
+        assert!(appended.is_err() || fresh.len() == 0, "an append takes all the segments it reserved");
+        Reserved(fresh.collect()).give_back(core);
+        appended
+    }
+
+    fn append_in<M: Media>(
+        &mut self,
+        core: &Core<M>,
+        owner: &Owner,
+        batch: &mut Batch,
+        epoch: u64,
+        fresh: &mut impl Iterator<Item = (Addr, u16)>,
+    ) -> Result<Flushed> {
         let mut flushed = Flushed::issued();
         let last = batch.records.len() - 1;
         let mut at = 0;
         if self.wants_seal(core) {
             flushed = match self.room {
                 // There is no room for a seal, and behind a link of the old incarnation its records could count.
-                0 => flushed.and(self.link(core, owner, core.mount(), epoch, &mut fresh)?),
+                0 => flushed.and(self.link(core, owner, core.mount(), epoch, fresh)?),
                 _ => flushed.and(self.seal(core, owner, epoch)?),
             };
         }
         for (i, Pending { kind, lines, seq, at: addr }) in batch.records.iter_mut().enumerate() {
             if *lines > self.room as u32 {
-                flushed = flushed.and(self.link(core, owner, self.incarnation, epoch, &mut fresh)?);
+                flushed = flushed.and(self.link(core, owner, self.incarnation, epoch, fresh)?);
             }
             let record = &mut batch.bytes[at..at + *lines as usize * LINE];
             at += record.len();
@@ -285,7 +302,6 @@ impl Log {
             self.note(*kind);
             flushed = flushed.and(self.put(core, record, *kind as u8 | more, epoch)?);
         }
-        assert!(fresh.next().is_none(), "an append takes all the segments it reserved");
         Ok(flushed)
     }
 
@@ -360,7 +376,9 @@ impl Log {
         put64(&mut record, field::link::ADDR, addr.0);
         put32(&mut record, field::link::LINES, segment_lines as u32);
         put32(&mut record, field::link::INCARNATION, incarnation);
-        let linked = self.put(core, &mut record, Type::Link as u8, epoch)?;
+        let linked = self
+            .put(core, &mut record, Type::Link as u8, epoch)
+            .inspect_err(|_| release(core, addr, segment_lines, None))?;
         if incarnation != self.incarnation {
             self.become_incarnation(core, owner, incarnation);
         }
@@ -854,8 +872,12 @@ impl<'a, M: Media> Reader<'a, M> {
             self.buffered = (from, len + more);
             return Ok(());
         }
-        let bytes = if M::OBSERVED { lines } else { self.log.room as usize + 1 } * LINE;
-        self.core.media.read(tail, &mut self.buffer[..bytes])?;
+        let mut bytes = if M::OBSERVED { lines } else { self.log.room as usize + 1 } * LINE;
+        if self.core.media.read(tail, &mut self.buffer[..bytes]).is_err() {
+            // What stands in front of a line that cannot be read is read all the same.
+            bytes = lines * LINE;
+            self.core.media.read(tail, &mut self.buffer[..bytes])?;
+        }
         self.buffered = (tail, bytes);
         Ok(())
     }

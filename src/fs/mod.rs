@@ -379,6 +379,13 @@ impl<M: Media> Core<M> {
         if self.poisoned.load(Ordering::Relaxed) { Err(self.poison_error()) } else { Ok(()) }
     }
 
+    /// Whether no store failed. After one that did the end of its log is undefined, and an operation that goes on, to clean that
+    /// log, say, must append nothing behind it: a part of what failed would become whole.
+    #[inline]
+    fn check_stored(&self) -> Result<()> {
+        if self.failed.load(Ordering::Relaxed) { Err(self.poison_error()) } else { Ok(()) }
+    }
+
     /// Enters an epoch to change something. Looks only then whether it may: who closes the pool waits for
     /// those inside.
     ///

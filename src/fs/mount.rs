@@ -141,9 +141,12 @@ impl<M: Media> Fs<M> {
         let sb = copies.whole(&media)?;
         if copies.first.is_err() || copies.second.is_err() {
             let (bad, good) = if copies.first.is_err() { ("first", "second") } else { ("second", "first") };
-            let mended = if options.read_only { "" } else { " and written back" };
+            let mended = match write_super(&media, &sb) {
+                _ if options.read_only => String::new(),
+                Ok(()) => " and written back".to_owned(),
+                Err(e) => format!("; it cannot be written back: {e}"),
+            };
             tracing::warn!("the {bad} copy of the superblock is damaged; the {good} was used{mended}");
-            write_super(&media, &sb)?;
         }
         let fs = Fs::start(media, sb, options)?;
         if fs.core.read_only {
@@ -710,12 +713,20 @@ fn state_addr(sb: &Super, copy: bool, serial: u64) -> Addr {
     }
 }
 
-/// Writes the state line and its copy at the pool's end, one after the other.
+/// Writes the state line and its copy at the pool's end, one after the other. One of the two is enough: where the other cannot be
+/// stored it is older, and the newer one counts.
 pub(super) fn write_state<M: Media>(media: &M, sb: &Super, state: &State) -> Result<()> {
     let line = state.encode(&sb.key);
+    let mut failed = None;
     for copy in [false, true] {
-        let flushed = media.copy_nt(state_addr(sb, copy, state.serial), &line)?;
-        media.fence(flushed);
+        match media.copy_nt(state_addr(sb, copy, state.serial), &line) {
+            Ok(flushed) => _ = media.fence(flushed),
+            Err(fault) if failed.is_none() => failed = Some(fault),
+            Err(fault) => return Err(fault.into()),
+        }
+    }
+    if let Some(fault) = failed {
+        tracing::debug!("one of the two copies of the state line was not stored: {}", Error::from(fault));
     }
     Ok(())
 }

@@ -399,6 +399,8 @@ impl<M: Media> Fs<M> {
                 Ok(Made { inode: self.table.share(inode, links), attr, pending })
             }
             Err(e) => {
+                // Nothing of what was stored to them may come after what others store.
+                self.core.fence(Flushed::issued());
                 self.free_contents(&mut body, None);
                 body.log.free_all(&self.core, None);
                 self.slots.put(ino, None);

@@ -19,6 +19,7 @@ use super::mutation::Mutation;
 use super::tree::{Inodes, Seen, Tree};
 use crate::fs::format::SUPER_BYTES;
 use crate::fs::{Cred, FIXED, Fs, Ino, Kind};
+use crate::media::Media;
 
 /// What a failure may leave.
 #[derive(Clone)]
@@ -266,7 +267,7 @@ pub fn independent(fs: &Fs<SimMedia>) -> Result<(), String> {
 }
 
 /// What the checker says of it, which shares with recovery the format alone.
-pub fn checked(fs: &Fs<SimMedia>) -> Result<(), String> {
+pub fn checked<M: Media>(fs: &Fs<M>) -> Result<(), String> {
     let report = fs.check().map_err(|e| format!("it cannot be checked: {e:?}"))?;
     match report.findings.first() {
         Some(finding) => {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::fs::files::{AT_FDCWD, Fd, Files};
 use crate::fs::{
-    Cred, FIXED, Fs, OpenOptions, RENAME_EXCHANGE, RENAME_NOREPLACE, ReadTicket, SetTime, Time, WriteTicket,
-    clock,
+    Cred, FIXED, Fs, Ino, OpenOptions, RENAME_EXCHANGE, RENAME_NOREPLACE, ReadTicket, SetTime, Time,
+    WriteTicket, clock,
 };
 
 use crate::mover::class::{Class, Owner};
@@ -112,6 +112,25 @@ impl Machine {
     /// One operation on the production code alone; `tag` makes the bytes that are written.
     pub fn attempt(&mut self, op: &Op, tag: u64) -> Outcome {
         self.call(op, tag).map_err(|e| e.errno())
+    }
+
+    /// The next step on the production code alone: what [`apply`](Machine::apply) would do there.
+    pub fn attempt_next(&mut self, op: &Op) -> Outcome {
+        self.step += 1;
+        self.tell_time();
+        self.attempt(op, self.step as u64)
+    }
+
+    /// Whether anything is open.
+    pub fn holds_open(&self) -> bool {
+        !self.slots.is_empty()
+    }
+
+    /// What there is now, whatever the model says.
+    pub fn seen(&self) -> Result<Tree, String> {
+        let open: Vec<Ino> =
+            self.slots.values().filter_map(|fd| Some(self.files.fstat(*fd).ok()?.ino)).collect();
+        Tree::read(self.fs(), open)
     }
 
     pub fn fs(&self) -> &Arc<Fs<SimMedia>> {

@@ -201,6 +201,9 @@ struct Memory {
     /// Removals find no room for their records.
     crammed: bool,
     poison: Vec<Range<usize>>,
+    /// Loads and stores since they are counted, and which of them fails; and whether so do all others of its line from then on.
+    accesses: u64,
+    fails: Option<(u64, bool)>,
     syncs_fail: bool,
     /// The next sync fails, and no other.
     sync_fails: bool,
@@ -225,6 +228,7 @@ pub struct CrashPoint {
     copying: Copying,
     /// Removals find no room for their records.
     crammed: bool,
+    poison: Vec<Range<usize>>,
     len: u64,
     pub(super) domain: Domain,
     /// Fences and syncs before it.
@@ -316,6 +320,7 @@ impl CrashPoint {
         media.memory.get_mut().mutation = self.mutation.clone();
         media.memory.get_mut().copying = self.copying;
         media.memory.get_mut().crammed = self.crammed;
+        media.memory.get_mut().poison = self.poison.clone();
         media
     }
 
@@ -455,7 +460,16 @@ impl CrashPoint {
 }
 
 impl Memory {
-    fn check(&self, bytes: Range<usize>) -> Result<(), Fault> {
+    fn check(&mut self, bytes: Range<usize>) -> Result<(), Fault> {
+        self.accesses += 1;
+        if let Some((_, lasts)) = self.fails.take_if(|(nth, _)| *nth == self.accesses) {
+            // In the middle, where there is one.
+            let line = (bytes.start + bytes.len() / 2) / LINE * LINE;
+            if lasts {
+                self.poison.push(line..line + LINE);
+            }
+            return Err(Fault { at: Addr(line.max(bytes.start) as u64) });
+        }
         match self.poison.iter().find(|p| p.start < bytes.end && bytes.start < p.end) {
             Some(p) => Err(Fault { at: Addr(p.start.max(bytes.start) as u64) }),
             None => Ok(()),
@@ -496,6 +510,7 @@ impl Memory {
             mutation: self.mutation.clone(),
             copying: self.copying,
             crammed: self.crammed,
+            poison: self.poison.clone(),
             len,
             domain,
             fences: self.fences,
@@ -589,6 +604,8 @@ impl SimMedia {
             copying: Copying::default(),
             crammed: false,
             poison: Vec::new(),
+            accesses: 0,
+            fails: None,
             syncs_fail: false,
             sync_fails: false,
             forgotten: 0,
@@ -610,6 +627,24 @@ impl SimMedia {
     /// From now on loads and stores of these bytes fail.
     pub fn poison(&self, bytes: Range<usize>) {
         self.memory.lock().poison.push(bytes);
+    }
+
+    /// The `nth` load or store from now on fails, the first being 1; and where it `lasts` so do all others of the line it met.
+    pub fn fail_access(&self, nth: u64, lasts: bool) {
+        let mut memory = self.memory.lock();
+        (memory.accesses, memory.fails) = (0, Some((nth, lasts)));
+    }
+
+    /// Loads and stores since [`fail_access`](SimMedia::fail_access), and what fails from now on, which is nothing more.
+    pub fn accesses(&self) -> u64 {
+        let mut memory = self.memory.lock();
+        memory.fails = None;
+        memory.accesses
+    }
+
+    /// Whether part of it is bad.
+    pub fn is_bad(&self) -> bool {
+        !self.memory.lock().poison.is_empty()
     }
 
     /// Whether syncs fail from now on. What they should have made durable stays in doubt.
@@ -648,6 +683,7 @@ impl SimMedia {
         copy.memory.get_mut().mutation = memory.mutation.clone();
         copy.memory.get_mut().copying = memory.copying;
         copy.memory.get_mut().crammed = memory.crammed;
+        copy.memory.get_mut().poison = memory.poison.clone();
         copy
     }
 
@@ -673,6 +709,7 @@ impl SimMedia {
         found.memory.get_mut().mutation = memory.mutation.clone();
         found.memory.get_mut().copying = memory.copying;
         found.memory.get_mut().crammed = memory.crammed;
+        found.memory.get_mut().poison = memory.poison.clone();
         found
     }
 
@@ -722,11 +759,16 @@ impl SimMedia {
         moment();
         let me = me();
         let mut memory = self.memory.lock();
-        let (from, to) = (at.0 as usize, at.0 as usize + bytes.len());
-        memory.check(from..to)?;
-        if bytes.is_empty() {
-            return Ok(());
+        let (from, mut to) = (at.0 as usize, at.0 as usize + bytes.len());
+        let failed = memory.check(from..to).err();
+        // What is in front of the line that failed was stored.
+        if let Some(fault) = failed {
+            to = fault.at.0 as usize;
         }
+        if from == to {
+            return failed.map_or(Ok(()), Err);
+        }
+        let bytes = &bytes[..to - from];
         let (first, last) = (from / ATOM * ATOM, to.next_multiple_of(ATOM));
         // Of words that are stored in part the rest is looked at.
         for edge in [from, to].into_iter().filter(|edge| !edge.is_multiple_of(ATOM)) {
@@ -752,7 +794,7 @@ impl SimMedia {
             let atom = Atom { at, value, way, by: me, seq: memory.stores, ends: at + ATOM == last };
             memory.pending.entry(at / unit).or_default().push(atom);
         }
-        Ok(())
+        failed.map_or(Ok(()), Err)
     }
 }
 

@@ -26,6 +26,7 @@ mod concurrent;
 mod deferred;
 pub mod engine;
 pub mod explore;
+pub mod faults;
 pub mod heap;
 mod history;
 pub mod judge;

@@ -272,6 +272,10 @@ impl Start {
         self.free_when_empty
     }
 
+    pub(super) fn is_in_place(&self) -> bool {
+        self.place.data == DataMode::InPlace
+    }
+
     /// Whether nearly nothing of it is free.
     pub(super) fn is_full(&self) -> bool {
         self.place.image == Image::Full
@@ -887,7 +891,7 @@ impl History {
 }
 
 /// What an overwrite in place may tear: the inode and the bytes that were there before.
-fn overwritten(machine: &Machine, op: &Op) -> Option<(u32, std::ops::Range<u64>)> {
+pub(super) fn overwritten(machine: &Machine, op: &Op) -> Option<(u32, std::ops::Range<u64>)> {
     let (Op::Write(target, at, len) | Op::WriteBack(target, at, len)) = op else { return None };
     let (ino, size) = machine.file(target)?;
     let end = at + *len as u64;

@@ -58,7 +58,7 @@ impl Tree {
         let mut queue = vec![Ino::ROOT];
         while let Some(ino) = queue.pop() {
             let Entry::Vacant(place) = tree.named.entry(ino.0) else { continue };
-            let seen = Seen::read(fs, ino)?;
+            let seen = Seen::read(fs, ino).map_err(|(_, e)| e)?;
             queue.extend(seen.names.values().map(|child| Ino(*child)));
             place.insert(Arc::new(seen));
         }
@@ -66,7 +66,7 @@ impl Tree {
             if let (false, Entry::Vacant(place)) =
                 (tree.named.contains_key(&ino.0), tree.nameless.entry(ino.0))
             {
-                place.insert(Arc::new(Seen::read(fs, ino)?));
+                place.insert(Arc::new(Seen::read(fs, ino).map_err(|(_, e)| e)?));
             }
         }
         Ok(tree)
@@ -167,8 +167,9 @@ impl Tree {
 }
 
 impl Seen {
-    fn read<M: Media>(fs: &Fs<M>, ino: Ino) -> Result<Seen, String> {
-        Seen::read_all(fs, ino).map_err(|e| format!("inode {} cannot be read: {e:?}", ino.0))
+    /// The error is a number, and words.
+    pub(super) fn read<M: Media>(fs: &Fs<M>, ino: Ino) -> Result<Seen, (i32, String)> {
+        Seen::read_all(fs, ino).map_err(|e| (e.errno(), format!("inode {} cannot be read: {e:?}", ino.0)))
     }
 
     fn read_all<M: Media>(fs: &Fs<M>, ino: Ino) -> crate::Result<Seen> {

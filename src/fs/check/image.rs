@@ -2,7 +2,7 @@
 //!
 //! Every record is judged by itself: one that says nonsense is named and left out, what the others say counts.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::super::acl::{self, Acl};
 use super::super::alloc::{Block, Run};
@@ -47,6 +47,8 @@ pub struct Entry {
     pub ino: u32,
     pub generation: u64,
     pub kind: Kind,
+    /// The inode had another name when it got this one: so that it is not gone with it.
+    pub linked: bool,
 }
 
 /// Half of an operation on two directories.
@@ -55,6 +57,16 @@ pub struct Half {
     pub partner: Partner,
     pub seq: u32,
     pub in_doubt: bool,
+    pub names: Names,
+}
+
+/// What becomes of names in this directory.
+#[derive(Clone, Copy, Debug)]
+pub enum Names {
+    /// One goes to the other directory.
+    Leaves,
+    /// One comes from there, maybe in place of this inode's: which then is gone, or goes there in exchange. The other half tells.
+    Comes { instead_of: Option<(u32, u64)> },
 }
 
 /// What of a record, of a log that is whole otherwise, cannot be.
@@ -88,8 +100,8 @@ pub struct Image {
     /// Blocks that are never used again: what the inode table's log says.
     pub bad: Vec<Run>,
     pub halves: Vec<Half>,
-    /// Inodes that lost an entry here.
-    pub removed: Vec<(u32, u64)>,
+    /// Inodes that lost an entry here, for good, and got none again.
+    pub removed: HashSet<(u32, u64)>,
     pub nonsense: Vec<Nonsense>,
     pub log: Found,
     /// Its last operations were interrupted: recovery would void them.
@@ -165,7 +177,7 @@ impl Image {
             target: Vec::new(),
             bad: Vec::new(),
             halves: Vec::new(),
-            removed: Vec::new(),
+            removed: HashSet::new(),
             nonsense: Vec::new(),
             log: Found::default(),
             cut: false,
@@ -194,6 +206,7 @@ impl Image {
             Type::Xattr => self.xattrs.values().all(|v| v.holds(pool)),
             Type::Add => AddRecord::decode(rec.bytes).is_some_and(|add| {
                 add.flags & field::add::COPIED != 0
+                    || pool.bad_slots.contains(&add.ino)
                     || pool.header(add.ino).is_some_and(|h| h.generation == add.generation)
             }),
             _ => true,
@@ -372,23 +385,35 @@ impl Image {
     }
 
     fn add_entry(&mut self, add: &AddRecord, seq: u32, in_doubt: bool) -> Result<(), &'static str> {
-        if let Some(partner) = add.partner {
-            self.halves.push(Half { partner, seq, in_doubt });
-        }
         let copied = add.flags & field::add::COPIED != 0;
         if copied && self.entries.contains_key(&add.cookie) {
             return Ok(());
         }
+        let entry_of = |cookie| self.entries.get(&cookie).filter(|_| !copied);
+        let replaced = entry_of(add.replaces).map(|e| (e.ino, e.generation));
+        let linked = match entry_of(add.moved) {
+            Some(moved) => moved.linked,
+            None => {
+                add.flags & (field::add::COPIED | field::add::CREATE) == 0
+                    && add.partner.is_none()
+                    && add.replaces == 0
+            }
+        };
         if !copied {
             self.take(add.replaces);
             self.take(add.moved);
             (self.mtime, self.ctime) = (add.mtime, add.mtime);
         }
+        if let Some(partner) = add.partner {
+            // Whether it is gone is not said here.
+            replaced.inspect(|gone| _ = self.removed.remove(gone));
+            self.halves.push(Half { partner, seq, in_doubt, names: Names::Comes { instead_of: replaced } });
+        }
         if add.cookie < COOKIE_FIRST || self.entries.contains_key(&add.cookie) {
             return Err("has the number of another entry");
         }
         let kind = Kind::from_dtype(add.kind).ok_or("holds no type")?;
-        let entry = Entry { name: add.name.into(), ino: add.ino, generation: add.generation, kind };
+        let entry = Entry { name: add.name.into(), ino: add.ino, generation: add.generation, kind, linked };
         if let Some(&older) = self.names.get(add.name) {
             self.take(older);
             self.nonsense.push(Nonsense::Name { name: add.name.into() });
@@ -401,13 +426,14 @@ impl Image {
         let b = rec.bytes;
         if rec.kind == Type::RemoveMoved {
             let partner = Partner::decode(&b[field::remove::PARTNER..]);
-            self.halves.push(Half { partner, seq, in_doubt });
-        } else {
-            self.removed.push((get32(b, field::remove::INO), get64(b, field::remove::GENERATION)));
+            self.halves.push(Half { partner, seq, in_doubt, names: Names::Leaves });
         }
-        let cookie = get32(b, field::remove::COOKIE);
-        if let Some(e) = self.entries.remove(&cookie) {
+        let gone = self.entries.remove(&get32(b, field::remove::COOKIE));
+        if let Some(e) = &gone {
             self.names.remove(&e.name);
+        }
+        if rec.kind != Type::RemoveMoved && gone.is_none_or(|e| !e.linked) {
+            self.removed.insert((get32(b, field::remove::INO), get64(b, field::remove::GENERATION)));
         }
         self.mtime = get64(b, field::remove::MTIME);
         self.ctime = self.mtime;
@@ -418,11 +444,14 @@ impl Image {
     pub fn take(&mut self, cookie: u32) -> Option<Entry> {
         let e = self.entries.remove(&cookie)?;
         self.names.remove(&e.name);
-        self.removed.push((e.ino, e.generation));
+        if !e.linked {
+            self.removed.insert((e.ino, e.generation));
+        }
         Some(e)
     }
 
     pub fn insert(&mut self, cookie: u32, entry: Entry) {
+        self.removed.remove(&(entry.ino, entry.generation));
         self.names.insert(entry.name.clone(), cookie);
         self.entries.insert(cookie, entry);
     }

@@ -55,7 +55,10 @@ pub fn repair<M: Media>(media: Arc<M>, power_lost: bool) -> Result<Repaired> {
         let mut report = Report::default();
         let (sb, state) = heads(&*media, &mut report)?;
         if !report.is_clean() {
-            write_super(&*media, &sb)?;
+            // Of what cannot be stored the other copy counts; the check says it again.
+            if let Err(e) = write_super(&*media, &sb) {
+                tracing::warn!("a copy of the superblock cannot be written back: {e}");
+            }
             write_state(&*media, &sb, &State { serial: state.serial + 1, ..state })?;
             write_state(&*media, &sb, &State { serial: state.serial + 2, ..state })?;
         }
@@ -435,7 +438,7 @@ impl<'m, M: Media> Mender<'m, M> {
             while image.has_name(&name) {
                 name.push(b'~');
             }
-            image.name(Entry { name: name.into(), ino, generation: header.generation, kind });
+            image.name(Entry { name: name.into(), ino, generation: header.generation, kind, linked: false });
         }
         self.first.insert(found);
         Ok(())
@@ -473,7 +476,7 @@ impl<'m, M: Media> Mender<'m, M> {
         self.headers.insert(ino, header);
         self.images.insert(ino, Image::new(owner, header));
         let root = self.image(ROOT_INO).expect("the root is always there");
-        root.name(Entry { name: name.into(), ino, generation, kind: Kind::Directory });
+        root.name(Entry { name: name.into(), ino, generation, kind: Kind::Directory, linked: false });
         self.first.insert(ROOT_INO);
         Ok(ino)
     }

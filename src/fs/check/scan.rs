@@ -404,6 +404,11 @@ impl<M: Media> Scan<'_, '_, M> {
         let next = if in_pool { self.segment_at(at) } else { None };
         let next = next.filter(|s| s.seq == link.seq.wrapping_add(1) && s.incarnation == incarnation);
         if next.is_none() && !certain && !self.salvage {
+            // Where it cannot be read nobody knows whether the log went on there: no end, then.
+            let read = if in_pool { self.pool.media.read(at, &mut [0; LINE]) } else { Ok(()) };
+            if let Err(fault) = read {
+                self.damaged(Damage::Fault(fault.at));
+            }
             return None;
         }
         self.set_incarnation(incarnation);

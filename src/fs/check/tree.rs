@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::super::format::*;
 use super::super::types::Kind;
-use super::image::{self, Entry, Half, Image};
+use super::image::{self, Entry, Half, Image, Names};
 use super::space::Space;
 use super::{Account, Finding, Pool, What};
 use crate::media::{LINE, Media};
@@ -260,8 +260,6 @@ impl Tree {
         for ino in self.names.keys() {
             self.image(pool, *ino).iter().for_each(|image| space.take_image(image));
         }
-        let mut removed: BTreeSet<(u32, u64)> =
-            self.dirs.values().flat_map(|dir| dir.removed.iter().copied()).collect();
         let mut lost = BTreeMap::new();
         for ino in unnamed {
             let Some(image) = pool.image(ino) else { continue };
@@ -269,20 +267,37 @@ impl Tree {
                 && space.is_free_of(&image)
                 && image.sums.iter().all(|(&start, sum)| image.holds(pool, start, sum) != Some(false));
             if holds {
-                removed.extend(&image.removed);
                 lost.insert(ino, image);
             }
         }
+        let removed = removed(self.dirs.values().map(|dir| &**dir).chain(lost.values()));
         lost.retain(|&ino, image| !removed.contains(&(ino, image.owner.generation)));
-        // Of two that have one block at most one is not a leftover.
-        let mut twice = Space::new(pool.sb.blocks);
-        lost.values().for_each(|image| twice.take_image(image));
-        lost.retain(|_, image| {
-            super::space::blocks_of(image)
-                .all(|run| twice.twice.range(run.start.0..run.end().0).next().is_none())
-        });
+        // Of two that have one block one is a leftover: that which was written to last is not.
+        let mut order: Vec<_> = lost
+            .iter()
+            .map(|(&ino, image)| (image.log.newest_epoch, image.ctime, image.owner.generation, ino))
+            .collect();
+        order.sort_unstable();
+        for (.., ino) in order.into_iter().rev() {
+            match space.is_free_of(&lost[&ino]) {
+                true => space.take_image(&lost[&ino]),
+                false => _ = lost.remove(&ino),
+            }
+        }
         lost
     }
+}
+
+/// Inodes that were seen to lose a name for good.
+fn removed<'a>(dirs: impl Iterator<Item = &'a Image> + Clone) -> HashSet<(u32, u64)> {
+    let halves = || dirs.clone().flat_map(|dir| &dir.halves);
+    let left: HashSet<u64> =
+        halves().filter(|h| matches!(h.names, Names::Leaves)).map(|h| h.partner.transaction).collect();
+    let replaced = halves().filter(|h| left.contains(&h.partner.transaction)).filter_map(|h| match h.names {
+        Names::Comes { instead_of } => instead_of,
+        Names::Leaves => None,
+    });
+    dirs.clone().flat_map(|dir| &dir.removed).copied().chain(replaced).collect()
 }
 
 /// Whether a slot holds something that is no header, or cannot be read.

@@ -140,6 +140,10 @@ impl<M: Media> Recovery<'_, M> {
         if self.core.media.omits("an entry counts only with its inode") {
             return Ok(true);
         }
+        // What cannot be read counts: an inode that was acknowledged would be gone without a word.
+        if self.bad_slots.contains(&add.ino) {
+            return Ok(true);
+        }
         let header = self.headers.get(add.ino as usize).copied().flatten();
         if header.is_none_or(|h| h.generation != add.generation) {
             return Ok(false);
@@ -204,7 +208,7 @@ impl<M: Media> Recovery<'_, M> {
                     p.in_doubt
                         && !self.core.media.omits("half a rename is void")
                         && halves[&p.partner.transaction] < 2
-                        && !self.partner_moved_on(&p.partner, &heads)
+                        && !self.other_half_counts(&p.partner, &heads)
                 });
                 if let Some(seq) = void.map(|p| p.seq) {
                     scan.cut = Some(seq);
@@ -217,16 +221,14 @@ impl<M: Media> Recovery<'_, M> {
         }
     }
 
-    /// Whether the other half was surely durable once: its log was cleaned past it, or its directory
-    /// was removed and its slot taken by another inode. After a power loss another inode there is an older
-    /// one: no slot is taken before all that named it is settled.
-    fn partner_moved_on(&self, partner: &Partner, heads: &HashMap<u32, u32>) -> bool {
+    /// Whether the other half, which nobody read, was surely durable once: its log was cleaned past it, or its directory
+    /// was removed and its slot taken by another inode. (After a power loss another inode there is an older
+    /// one: no slot is taken before all that named it is settled.) Or whether it may stand where nothing can be read.
+    fn other_half_counts(&self, partner: &Partner, heads: &HashMap<u32, u32>) -> bool {
         match self.headers.get(partner.ino as usize).copied().flatten() {
             Some(h) if h.generation != partner.generation => !self.power_loss,
-            Some(_) => {
-                heads.get(&partner.ino).is_some_and(|head| (head.wrapping_sub(partner.seq) as i32) > 0)
-            }
-            None => false,
+            Some(_) => heads.get(&partner.ino).is_none_or(|head| (head.wrapping_sub(partner.seq) as i32) > 0),
+            None => self.bad_slots.contains(&partner.ino),
         }
     }
 

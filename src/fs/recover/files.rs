@@ -73,9 +73,11 @@ impl<M: Media> Recovery<'_, M> {
         repairs.asked.extend(asked);
         table.log_end(ino).store(body.log.seq(), Ordering::Relaxed);
         if let Data::File(index) = &body.data
-            && let Err(e) = redos.apply(self.core, index)
+            && let Err(e) = redos.apply(self.core, index, &|_| true)
         {
-            tracing::error!("inode {ino}: of its last writes not all bytes could be stored again: {e}");
+            // It would show what it was before a write that was acknowledged.
+            repairs.damaged.push((ino, e));
+            return Ok(());
         }
         if let Some(stamp) = stamp.filter(|stamp| stamp.0 > body.ctime) {
             repairs.stamps.insert(ino, stamp);

@@ -46,7 +46,7 @@ impl<M: Media> Recovery<'_, M> {
         for &ino in &repairs.asked_inodes {
             let header = self.headers.get(ino as usize).copied().flatten();
             if header.is_some() && table.entry(ino).links() == 0 {
-                self.salvage(ino, &mut held);
+                self.salvage(ino, &mut held, None);
             }
         }
         self.hold_blocks(repairs.asked.iter().copied(), &mut held);
@@ -77,20 +77,20 @@ impl<M: Media> Recovery<'_, M> {
         }
     }
 
-    /// Marks what a log still names, unless others have it, and adds it to `held`. Whether the log could be followed to
-    /// its end.
-    fn salvage(&self, ino: u32, held: &mut Vec<Owned>) -> bool {
+    /// Marks what a log still names, unless others have it, and adds it to `held`; of a file also gathers what its redo records
+    /// have. Whether the log could be followed to its end.
+    fn salvage(&self, ino: u32, held: &mut Vec<Owned>, mut redos: Option<&mut Redos>) -> (bool, Body) {
         let owner = self.owner(ino);
         let header = self.headers[ino as usize].expect("a directory names it");
-        let Ok(mut reader) = Reader::salvage(self.core, owner) else { return false };
         let mut body = Body::new(&header, Log::new(self.core.key_crc, &owner));
+        let Ok(mut reader) = Reader::salvage(self.core, owner) else { return (false, body) };
         let (mut op, mut atime, mut asked) = (Op::default(), 0, Vec::new());
         let followed = loop {
             match reader.next(&mut op) {
                 // A record that says nonsense is left out, too.
                 Ok(true) => {
                     self.asks(&op, Some((&owner, &header, &body)), &mut asked);
-                    drop(inode::apply(self.core, &owner, &mut body, &mut atime, &op, None));
+                    drop(inode::apply(self.core, &owner, &mut body, &mut atime, &op, redos.as_deref_mut()));
                 }
                 Ok(false) => break true,
                 Err(_) => break false,
@@ -107,6 +107,25 @@ impl<M: Media> Recovery<'_, M> {
         })
         .expect("what others have is left to them");
         self.hold_blocks(asked.into_iter(), held);
+        (followed, body)
+    }
+
+    /// The same of a file that is damaged, and what its redo records have is stored again: a repair keeps what is in place.
+    fn salvage_file(&self, ino: u32) -> bool {
+        let (mut held, mut redos) = (Vec::new(), Redos::default());
+        let (followed, body) = self.salvage(ino, &mut held, Some(&mut redos));
+        let own: HashSet<u32> = held
+            .iter()
+            .filter_map(|owned| match owned {
+                Owned::Blocks(run) => Some(run.start.0),
+                Owned::Mini(_) => None,
+            })
+            .collect();
+        if let Data::File(index) = &body.data
+            && let Err(e) = redos.apply(self.core, index, &|block| own.contains(&block.0))
+        {
+            tracing::error!("inode {ino}: of its last writes not all bytes could be stored again: {e}");
+        }
         followed
     }
 
@@ -131,7 +150,7 @@ impl<M: Media> Recovery<'_, M> {
         }
         for (ino, e) in files {
             tracing::error!("inode {ino} cannot be used: {e}");
-            read_only |= !self.salvage(*ino, &mut Vec::new());
+            read_only |= !self.salvage_file(*ino);
         }
         if read_only {
             tracing::error!(
