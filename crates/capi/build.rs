@@ -8,6 +8,8 @@ fn main() {
     let of = |name: &str| std::env::var(name).expect("cargo sets it");
     let soname = format!("liblodestone.so.{}", of("CARGO_PKG_VERSION_MAJOR"));
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,{soname}");
+    // A program may have a jemalloc of its own, with options of that name.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic");
     println!("cargo:rerun-if-changed=build.rs");
     // The directory of the profile: build/PACKAGE/out is below it. Where cargo has another layout, or the link is there,
     // nothing is lost: an installed library has its own.

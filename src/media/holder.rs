@@ -13,6 +13,8 @@ use super::mounts;
 
 const LOOKS_FOR_A_HOLDER: u32 = 10;
 const CLOSE_WAIT: Duration = Duration::from_secs(5);
+/// Whose process has ended lets go at once, unless a child has its descriptors.
+const GONE_WAIT: Duration = Duration::from_millis(100);
 const CLOSE_POLL: Duration = Duration::from_millis(5);
 
 /// The process that the lock of a file names, as far as this process may see it.
@@ -28,6 +30,8 @@ pub(super) fn in_words(stat: &Stat) -> String {
     match holder(stat) {
         Some(pid) => match fs::read_to_string(format!("/proc/{pid}/comm")) {
             Ok(name) => format!("process {pid} ({})", name.trim()),
+            // A lock stays with the descriptors that its children have.
+            Err(_) if is_gone(pid) => format!("a child of process {pid}, which has ended"),
             Err(_) => format!("process {pid}"),
         },
         None => "another process".to_owned(),
@@ -41,7 +45,7 @@ pub(super) fn behind_umount<T>(stat: &Stat, mut take: impl FnMut() -> Result<T>)
     loop {
         match take() {
             Err(busy @ (Errno::WOULDBLOCK | Errno::BUSY))
-                if begun.elapsed() < CLOSE_WAIT && is_closing(stat, busy) =>
+                if begun.elapsed() < CLOSE_WAIT && is_closing(stat, busy, begun.elapsed() < GONE_WAIT) =>
             {
                 thread::sleep(CLOSE_POLL)
             }
@@ -50,12 +54,18 @@ pub(super) fn behind_umount<T>(stat: &Stat, mut take: impl FnMut() -> Result<T>)
     }
 }
 
-fn is_closing(stat: &Stat, busy: Errno) -> bool {
+/// `just_asked`: a process that is gone may have let go meanwhile.
+fn is_closing(stat: &Stat, busy: Errno, just_asked: bool) -> bool {
     match holder(stat) {
+        Some(pid) if is_gone(pid) => just_asked,
         Some(pid) => is_server(&process_words(pid)) && !has_mounted(Some(pid), stat),
         // Whoever had the lock is gone by now, or cannot be seen from here. A device without one is no server's.
         None => busy == Errno::WOULDBLOCK && !has_mounted(None, stat),
     }
+}
+
+fn is_gone(pid: u32) -> bool {
+    !Path::new(&format!("/proc/{pid}")).exists()
 }
 
 /// Whether a process sees a mount of this pool; without one, or where it has ended, whether this process does.

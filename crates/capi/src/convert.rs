@@ -2,6 +2,7 @@
 
 use lodestone::error::{Error, Result};
 use lodestone::fs::{Attr, SetTime, StatFs, Time};
+use lodestone::limits::{XATTR_LIST_BYTES_MAX, XATTR_VALUE_BYTES_MAX};
 use std::ffi::{CStr, c_char, c_void};
 
 /// The bytes of a C string.
@@ -53,6 +54,18 @@ pub unsafe fn output<'a>(buffer: *mut c_void, count: usize) -> Result<&'a mut [u
 
 const MAX: usize = isize::MAX as usize;
 
+/// The value of an extended attribute.
+///
+/// # Safety
+/// As of [`input`].
+pub unsafe fn value_of<'a>(buffer: *const c_void, count: usize) -> Result<&'a [u8]> {
+    if count > XATTR_VALUE_BYTES_MAX {
+        return Err(Error::new(libc::E2BIG, "capi::value_of"));
+    }
+    // SAFETY: the caller's contract.
+    unsafe { input(buffer, count) }
+}
+
 /// Stores a result where the caller wants it.
 ///
 /// # Safety
@@ -73,8 +86,8 @@ pub unsafe fn store<T>(to: *mut T, value: T) -> Result<()> {
 /// As [`output`].
 pub unsafe fn sized(buffer: *mut c_void, size: usize, value: &[u8]) -> Result<isize> {
     if size != 0 {
-        // SAFETY: the caller's contract.
-        let room = unsafe { output(buffer, size) }?;
+        // SAFETY: the caller's contract; no value and no list is longer.
+        let room = unsafe { output(buffer, size.min(XATTR_VALUE_BYTES_MAX.max(XATTR_LIST_BYTES_MAX))) }?;
         let room = room.get_mut(..value.len()).ok_or(Error::new(libc::ERANGE, "capi::sized"))?;
         room.copy_from_slice(value);
     }

@@ -6,6 +6,7 @@
 
 use crate::call::{done, on_pool};
 use crate::convert::string;
+use crate::failure::{errno, set_errno};
 use crate::pools::{OpenPool, lode_fs};
 use libc::dirent;
 use lodestone::error::{Error, Result};
@@ -100,7 +101,15 @@ pub unsafe extern "C" fn lode_opendir(fs: *mut lode_fs, path: *const c_char) -> 
 /// stream is read may or may not be seen; all others are seen once. Errors: EBADF, EIO.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lode_readdir(fs: *mut lode_fs, dir: *mut lode_dir) -> *mut dirent {
-    on_pool("lode_readdir", fs, |pool| stream(pool, dir)?.lock().read(pool))
+    let before = errno();
+    on_pool("lode_readdir", fs, |pool| {
+        let entry = stream(pool, dir)?.lock().read(pool)?;
+        if entry.is_null() {
+            // A lock that had to wait has changed it.
+            set_errno(before);
+        }
+        Ok(entry)
+    })
 }
 
 /// Where the stream stands, for lode_seekdir; -1 on failure. Errors: EBADF.

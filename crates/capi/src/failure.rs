@@ -49,13 +49,21 @@ impl<T> DerefMut for Quiet<T> {
 
 impl<T> Drop for Quiet<T> {
     fn drop(&mut self) {
-        // SAFETY: the C library gives every thread its errno.
-        let errno = unsafe { *libc::__errno_location() };
+        let errno = errno();
         // SAFETY: nobody uses it after this, and nobody else drops it.
         unsafe { ManuallyDrop::drop(&mut self.0) };
-        // SAFETY: as above.
-        unsafe { *libc::__errno_location() = errno };
+        set_errno(errno);
     }
+}
+
+pub fn errno() -> c_int {
+    // SAFETY: the C library gives every thread its errno.
+    unsafe { *libc::__errno_location() }
+}
+
+pub fn set_errno(errno: c_int) {
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
 }
 
 /// Sets errno and remembers the sentence.
@@ -68,8 +76,7 @@ pub fn fail(call: &'static str, error: Error) {
         last.call = call;
         last.error = Some(error);
     });
-    // SAFETY: the C library gives every thread its errno.
-    unsafe { *libc::__errno_location() = errno };
+    set_errno(errno);
 }
 
 /// Remembers a sentence about a call that went well.

@@ -64,7 +64,7 @@ impl Held for OpenHeap {
     const NOT_ONE: &str = "not a heap that lode_heap_create or lode_heap_open returned";
     const CLOSED: &str = "the heap is closed";
     const INHERITED: &str =
-        "the heap was opened before fork(): the child cannot use it, open another or use threads";
+        "the heap was opened before fork(): the child cannot use it; use threads, or let the child exec";
     const DISTRUSTED: &str = "the heap met an internal error: close it and open it again";
     const TOO_MANY: &str = "heaps are open in this process: close some";
 

@@ -67,7 +67,7 @@ impl Held for OpenMedia {
     const NOT_ONE: &str = "not media that lode_media_open or lode_media_map returned";
     const CLOSED: &str = "the media are closed";
     const INHERITED: &str =
-        "the media were opened before fork(): the child cannot use them, open others or use threads";
+        "the media were opened before fork(): the child cannot use them; use threads, or let the child exec";
     const DISTRUSTED: &str = "the media met an internal error: close them and open them again";
     const TOO_MANY: &str = "media are open in this process: close some";
 

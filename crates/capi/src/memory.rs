@@ -44,7 +44,7 @@ pub struct lode_memory_statistics {
 }
 
 // SAFETY: jemalloc reads this symbol when it is first called, as a pointer to a string that ends with NUL; nothing else has its
-// name. Extents go back to the media, and not to a store of addresses.
+// name in this library, whose references to it stay in it (build.rs). Extents go back to the media, and not to a store of addresses.
 #[unsafe(export_name = "_rjem_malloc_conf")]
 static OPTIONS: &[u8; 13] = b"retain:false\0";
 

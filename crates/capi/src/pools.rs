@@ -44,7 +44,7 @@ impl Held for OpenPool {
     const NOT_ONE: &str = "not a pool that lode_open_pool returned";
     const CLOSED: &str = "the pool is closed";
     const INHERITED: &str =
-        "the pool was opened before fork(): the child cannot use it, open another or use threads";
+        "the pool was opened before fork(): the child cannot use it; use threads, or let the child exec";
     const DISTRUSTED: &str = "the pool met an internal error: close it and open it again";
     const TOO_MANY: &str = "pools are open in this process: close one";
 
@@ -61,7 +61,7 @@ impl Held for OpenPool {
 ///   user=process            permissions are checked for the process's user and groups (the default)
 ///   user=root               every permission is granted, and new files belong to root
 ///   umask=OCTAL             instead of the process's
-///   assume=DOMAIN           cpu-cache, memory or page-cache: the persistence domain to work by instead
+///   assume=DOMAIN           cpu-cache, memory, page-cache or volatile: the persistence domain to work by instead
 ///                           of the one detected. On ordinary memory this emulates persistent memory.
 ///   engine=ENGINE           who copies data: cpu, the calling thread (the default); semaphore, the calling
 ///                           thread, at most two at a time per region; delegate, threads of the pool;
@@ -80,9 +80,11 @@ impl Held for OpenPool {
 ///                           names. One that is damaged or was made on another machine is not used: the
 ///                           pool opens with the defaults, and lode_last_error() says why.
 ///
-/// A pool that was not closed is recovered first. One process has a pool open at a time, except ro.
-/// Errors: EACCES, EBUSY (another process), EFAULT, EINVAL (an option, or not a pool), EIO, EISDIR, EMFILE (256 are
-/// open), ENODEV (a device that is no memory), ENOENT, ENOMEM, EOPNOTSUPP and EPROTONOSUPPORT (made by a version whose format this
+/// A pool that was not closed is recovered first. One process has a pool open at a time, except ro. After fork() the
+/// child has none of the parent's; and where another thread was in one of these functions at the fork, it may do
+/// nothing here but exec: a lock of that thread's is taken for ever.
+/// Errors: EACCES, EBUSY (another process), EFAULT, EINVAL (an option, or not a pool), EIO, EISDIR, ELOOP, EMFILE (256
+/// are open), ENAMETOOLONG, ENODEV (a device that is no memory), ENOENT, ENOMEM, ENOTDIR, EOPNOTSUPP and EPROTONOSUPPORT (made by a version whose format this
 /// one does not know), EUCLEAN (damaged). lode_last_error() names the file and the remedy.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lode_open_pool(path: *const c_char, opts: *const c_char) -> *mut lode_fs {

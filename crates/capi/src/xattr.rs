@@ -1,7 +1,7 @@
 //! Extended attributes: by path, of a symbolic link itself (l-), by descriptor (f-).
 
 use crate::call::{done, on_pool};
-use crate::convert::{input, sized, string};
+use crate::convert::{sized, string, value_of};
 use crate::pools::{OpenPool, lode_fs};
 use libc::{size_t, ssize_t};
 use lodestone::Result;
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn lode_fsetxattr(
 ) -> c_int {
     // SAFETY: the contract at the head of the header.
     done("lode_fsetxattr", fs, |pool| unsafe {
-        pool.files.fsetxattr(fd, string(name)?, input(value, size)?, flags)
+        pool.files.fsetxattr(fd, string(name)?, value_of(value, size)?, flags)
     })
 }
 
@@ -186,6 +186,6 @@ unsafe fn set(
     flags: c_int,
 ) -> Result<()> {
     // SAFETY: the caller's contract.
-    let (path, name, value) = unsafe { (string(path)?, string(name)?, input(value, size)?) };
+    let (path, name, value) = unsafe { (string(path)?, string(name)?, value_of(value, size)?) };
     pool.files.setxattr(path, follow, name, value, flags)
 }

@@ -106,15 +106,23 @@ impl<M: Media> Files<M> {
                 ))
             };
             if from.is_empty() && flags & AT_EMPTY_PATH != 0 && from_at != AT_FDCWD {
-                let node = {
+                let (node, nameless_for_ever) = {
                     let file = self.file(from_at)?;
-                    let nameless_for_ever = O_TMPFILE | O_EXCL;
-                    if file.flags() & nameless_for_ever == nameless_for_ever {
-                        return Err(Error::new(libc::ENOENT, "files::link"));
-                    }
-                    file.node.clone()
+                    let flags = O_TMPFILE | O_EXCL;
+                    (file.node.clone(), file.flags() & flags == flags)
                 };
-                return link(&node);
+                if nameless_for_ever {
+                    // What is wrong with the place is said first.
+                    let place = self.place(to_at, to)?;
+                    self.check_new(&place)?;
+                    let errno = if self.kind(&place).is_ok() { libc::EEXIST } else { libc::ENOENT };
+                    return Err(Error::new(errno, "files::link"));
+                }
+                return link(&node).map_err(|e| match e.errno() {
+                    // Closed meanwhile, its last name or none.
+                    libc::ESTALE => Error::new(libc::ENOENT, "files::link"),
+                    _ => e,
+                });
             }
             let from = if from.is_empty() && flags & AT_EMPTY_PATH != 0 { b"/" } else { from };
             let base = self.base_node(from_at, from)?;
