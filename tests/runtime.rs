@@ -404,6 +404,37 @@ fn threads_wake_uthreads_of_sleeping_workers() {
     }
 }
 
+/// Each is joined before the next is spawned, so that a run may end at any moment of it.
+#[test]
+fn threads_spawn_beside_the_end_of_a_run() {
+    fn nested() -> u32 {
+        let home = here();
+        let seven = value(spawn(|| 7).unwrap().join());
+        assert_eq!(here(), home, "it has begun, and moved");
+        seven
+    }
+    for (spawners, runners, workers) in [(1, 1, 2), (2, 2, 4)] {
+        let runtime = runtime();
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..runners {
+                scope.spawn(|| {
+                    while !over.load(Ordering::Acquire) {
+                        if let Err(e) = runtime.run(workers) {
+                            assert_eq!(e.errno(), libc::EBUSY, "{e}");
+                        }
+                    }
+                });
+            }
+            let spawns = || (0..400).map(|_| value(runtime.spawn(nested).unwrap().join())).sum::<u32>();
+            let spawners: Vec<_> = (0..spawners).map(|_| scope.spawn(spawns)).collect();
+            spawners.into_iter().for_each(|spawner| assert_eq!(spawner.join().unwrap(), 7 * 400));
+            over.store(true, Ordering::Release);
+        });
+        assert_eq!(runtime.stats().live, 0);
+    }
+}
+
 /// Completes what was begun when it is polled for the third time.
 #[derive(Default)]
 struct Device {

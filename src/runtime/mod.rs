@@ -132,7 +132,8 @@ impl Runtime {
         Shared::spawn(&self.shared, None, true, run)
     }
 
-    /// Runs on this thread and on `workers - 1` more, until no uthread is left. One at a time.
+    /// Runs on this thread and on `workers - 1` more, until no uthread is left. One at a time. What another thread spawns as it
+    /// ends may be left to the next run.
     pub fn run(&self, workers: usize) -> Result<()> {
         Shared::run(&self.shared, workers)
     }

@@ -2,6 +2,7 @@
 //! ever, with which shuttle ends the run.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicUsize as Unseen;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -60,6 +61,54 @@ fn what_is_sent_to_a_sleeping_worker_is_run() {
         runtime.run(2).unwrap();
         outside.join().unwrap();
         assert_eq!(parked.join().unwrap(), Ok(7));
+    });
+}
+
+/// Each is joined before the next is spawned, so that a run may end at any moment of it. What comes too late for one run is
+/// the next one's.
+fn spawned_beside_the_end(runners: usize, body: fn() -> u32) {
+    const SPAWNED: u32 = 2;
+    let (runtime, over) = (runtime(), Arc::new(AtomicBool::new(false)));
+    let runners: Vec<_> = (0..runners)
+        .map(|_| {
+            let (runtime, over) = (runtime.clone(), over.clone());
+            thread::spawn(move || {
+                while !over.load(SeqCst) {
+                    if let Err(e) = runtime.run(2) {
+                        assert_eq!(e.errno(), libc::EBUSY, "{e}");
+                    }
+                    thread::yield_now();
+                }
+            })
+        })
+        .collect();
+    let sum = (0..SPAWNED).map(|_| runtime.spawn(body).unwrap().join().unwrap()).sum::<u32>();
+    over.store(true, SeqCst);
+    runners.into_iter().for_each(|runner| runner.join().unwrap());
+    assert_eq!((sum, runtime.stats().live), (7 * SPAWNED, 0));
+}
+
+#[test]
+fn what_is_spawned_beside_the_end_of_a_run_is_run() {
+    explore(|| spawned_beside_the_end(1, || 7));
+}
+
+#[test]
+fn what_begins_beside_the_end_of_a_run_is_woken() {
+    explore(|| spawned_beside_the_end(1, || spawn(|| 7).unwrap().join().unwrap()));
+}
+
+#[test]
+fn two_runners_never_run_it_at_once() {
+    explore(|| {
+        spawned_beside_the_end(2, || {
+            let home = thread::current().id();
+            let seven = spawn(|| 7).unwrap();
+            yield_now();
+            let seven = seven.join().unwrap();
+            assert_eq!(thread::current().id(), home, "it has begun, and moved");
+            seven
+        });
     });
 }
 

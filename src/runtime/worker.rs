@@ -7,6 +7,12 @@
 //!
 //! **Nobody sleeps over work.** Who queues something, then passes a fence and looks for sleepers; who goes to sleep says
 //! so, passes a fence, and looks at the queues once more. So one of the two sees the other.
+//!
+//! **A run ends once, for all of its workers** ([`Shared::end`]). Whoever finds that no uthread is left locks the crew,
+//! looks again, and both says that it is over and takes the crew away before it unlocks. Threads that are not in a uthread
+//! count what they spawn, and then queue it with the crew locked. So what they queue before the end keeps the run from
+//! ending; of what they queue after it a worker that finds it sees the end, too, and leaves it to the next run. What has
+//! begun is counted until it ends, so its crew is there for as long as it can be woken.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -18,7 +24,7 @@ use crossbeam_deque::{Injector, Steal, Stealer, Worker as Shelf};
 use crossbeam_utils::CachePadded;
 use rustix::time::{ClockId, clock_gettime};
 
-use super::switch::{Fiber, Label, Stack, Stacks, Watch, Why};
+use super::switch::{self, Fiber, Label, Stack, Stacks, Watch, Why};
 use super::task::{JoinHandle, Runnable, Task, with_outcome};
 use super::timer::{Alarm, Timers};
 use super::wait::Waiter;
@@ -43,22 +49,27 @@ type Queue = VecDeque<Box<Runnable>>;
 pub struct Shared {
     options: Options,
     stacks: Stacks,
-    /// Uthreads that have not ended.
+    /// Uthreads that have not ended. Counted before they are queued.
     live: CachePadded<AtomicUsize>,
     spawned: AtomicU64,
-    /// From threads that are no workers.
+    /// From whoever is in no uthread of this runtime. Pushed to with `crew` locked, but by workers whose run is over: the
+    /// next has not begun then.
     outside: Injector<Box<Runnable>>,
     timers: Timers,
     pollers: RwLock<Vec<Arc<dyn Poller>>>,
     /// Workers that sleep, or are about to.
     idle: CachePadded<AtomicUsize>,
-    /// Who works now.
+    /// A thread is in `run`. Stays where one panicked there: what its workers have begun can go on nowhere else.
+    running: AtomicBool,
+    /// Who works now, until its run is over.
     crew: RwLock<Option<Arc<Crew>>>,
     /// What workers did that are gone.
     past: Mutex<Stats>,
 }
 
 struct Crew {
+    /// No uthread was left: none begins any more. Set with `Shared::crew` locked.
+    over: AtomicBool,
     remotes: Vec<Arc<Remote>>,
     shelves: Vec<Stealer<Box<Runnable>>>,
 }
@@ -143,6 +154,7 @@ impl Shared {
             timers: Timers::default(),
             pollers: RwLock::default(),
             idle: CachePadded::default(),
+            running: AtomicBool::new(false),
             crew: RwLock::default(),
             past: Mutex::default(),
         })
@@ -179,7 +191,13 @@ impl Shared {
         let fiber = Fiber::new(stack, label.clone(), body);
         let task = Some(Task::new(label, this.clone(), movable));
         this.live.fetch_add(1, Ordering::Relaxed);
-        Shared::enqueue(this, Box::new(Runnable { fiber, task }));
+        let runnable = Box::new(Runnable { fiber, task });
+        if switch::inside() {
+            // If it is one of this runtime, it has not ended: the run goes on.
+            Shared::enqueue(this, runnable);
+        } else {
+            this.send(runnable);
+        }
         handle
     }
 
@@ -191,15 +209,21 @@ impl Shared {
                 left = left.take().and_then(|runnable| local.admit(runnable));
             }
         });
-        let Some(runnable) = left else { return };
-        let crew = this.crew.read();
+        if let Some(runnable) = left {
+            this.send(runnable);
+        }
+    }
+
+    /// To where it has begun, or for anybody. Where there is no crew the next one finds it.
+    fn send(&self, runnable: Box<Runnable>) {
+        let crew = self.crew.read();
         match (runnable.bound_to(), &*crew) {
-            (Some(home), Some(crew)) => crew.remotes[home].send(this, runnable),
+            (Some(home), Some(crew)) => crew.remotes[home].send(self, runnable),
             (Some(_), None) => unreachable!("a runtime is run until what began has ended"),
             (None, crew) => {
-                this.outside.push(runnable);
+                self.outside.push(runnable);
                 if let Some(crew) = crew {
-                    this.rouse(crew);
+                    self.rouse(crew);
                 }
             }
         }
@@ -215,6 +239,25 @@ impl Shared {
 
     pub fn add_poller(&self, poller: Arc<dyn Poller>) {
         self.pollers.write().push(poller);
+    }
+
+    /// Ends the run of `crew`, unless a uthread came, or another worker has ended it.
+    fn end(&self, crew: &Crew) {
+        let mut now = self.crew.write();
+        // This one counts: what is not seen here is queued once the lock is free.
+        if crew.is_over() || self.live() > 0 {
+            return;
+        }
+        crew.over.store(true, Ordering::Relaxed);
+        *now = None;
+        let mut past = self.past.lock();
+        *past = crew.remotes.iter().fold(*past, |sum, remote| remote.count(sum));
+        drop((past, now));
+        // Whoever sleeps is to see it, and whoever goes to sleep.
+        fence(Ordering::SeqCst);
+        for remote in &crew.remotes {
+            remote.wake(self);
+        }
     }
 
     pub fn live(&self) -> usize {
@@ -247,6 +290,17 @@ impl Shared {
             let message = "a uthread cannot run a runtime: its worker would wait for itself";
             return Err(Error::message(libc::EDEADLK, "runtime::run", message));
         }
+        // Until all workers of the last run have left it: they may still hand on what came too late.
+        if this.running.swap(true, Ordering::Acquire) {
+            let message = "this runtime is being run already";
+            return Err(Error::message(libc::EBUSY, "runtime::run", message));
+        }
+        let ended = Shared::run_alone(this, workers);
+        this.running.store(false, Ordering::Release);
+        ended
+    }
+
+    fn run_alone(this: &Arc<Shared>, workers: usize) -> Result<()> {
         let shelves: Vec<_> = (0..workers).map(|_| Shelf::new_fifo()).collect();
         let stealers = shelves.iter().map(Shelf::stealer).collect();
         let meeting = Meeting::default();
@@ -275,22 +329,10 @@ impl Shared {
                 return Err(Error::message(errno, "runtime::run", message));
             }
             let remotes = threads.into_iter().map(|thread| Arc::new(Remote::of(thread))).collect();
-            let crew = Arc::new(Crew { remotes, shelves: stealers });
-            {
-                let mut now = this.crew.write();
-                if now.is_some() {
-                    meeting.end(None);
-                    let message = "this runtime is being run already";
-                    return Err(Error::message(libc::EBUSY, "runtime::run", message));
-                }
-                *now = Some(crew.clone());
-            }
+            let crew = Arc::new(Crew { over: AtomicBool::new(false), remotes, shelves: stealers });
+            *this.crew.write() = Some(crew.clone());
             meeting.end(Some(crew.clone()));
-            work(this.clone(), crew.clone(), 0, own);
-            let mut now = this.crew.write();
-            let mut past = this.past.lock();
-            *past = crew.remotes.iter().fold(*past, |sum, remote| remote.count(sum));
-            *now = None;
+            work(this.clone(), crew, 0, own);
             Ok(())
         })
     }
@@ -315,6 +357,14 @@ impl Meeting {
             crew = primitive::wait_notified(&self.ended, crew, Duration::MAX);
         }
         crew.clone().flatten()
+    }
+}
+
+impl Crew {
+    /// Whoever takes what was queued after the end sees it: the queue carries it from who had the lock after [`Shared::end`].
+    #[inline]
+    fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
     }
 }
 
@@ -359,7 +409,7 @@ impl Remote {
     }
 }
 
-/// A worker's life: until no uthread is left.
+/// A worker's life: until its crew's run is over.
 fn work(shared: Arc<Shared>, crew: Arc<Crew>, number: usize, shelf: Shelf<Box<Runnable>>) {
     // Without it an overflow still ends the process, only less clearly.
     let watch = (!cfg!(shuttle)).then(|| Watch::new().inspect_err(|e| tracing::warn!("{e}")));
@@ -378,19 +428,21 @@ fn work(shared: Arc<Shared>, crew: Arc<Crew>, number: usize, shelf: Shelf<Box<Ru
     });
     LOCAL.with(|of| of.replace(Some(local.clone())));
     let mut now = coarse_ns();
-    while local.shared.live() > 0 {
-        match local.next() {
+    loop {
+        let found = local.next();
+        if local.crew.is_over() {
+            local.leave_to_the_next(found);
+            break;
+        }
+        match found {
             Some(runnable) => now = local.slice(runnable, now),
+            // It is this worker that ended the last one, or another, which is about to do this, too.
+            None if local.shared.live() == 0 => local.shared.end(&local.crew),
             None => {
                 local.sleep();
                 now = coarse_ns();
             }
         }
-    }
-    // Whoever sleeps is to see that all is over.
-    fence(Ordering::SeqCst);
-    for remote in &local.crew.remotes {
-        remote.wake(&local.shared);
     }
     LOCAL.with(|of| of.replace(None));
     local.stacks.take().into_iter().for_each(|stack| local.shared.stacks.give(stack));
@@ -478,7 +530,7 @@ impl Local {
         let soonest = timer.into_iter().chain(pending.map(|p| p.0)).min();
         match found {
             Some(runnable) => self.put_back(runnable),
-            None if self.shared.live() == 0 => {}
+            None if self.crew.is_over() => {}
             None => match soonest {
                 // To sleep costs as much: the wait ladder's first rung, for a worker.
                 Some(time) if time <= POLL_MAX => pause::moment(),
@@ -523,6 +575,16 @@ impl Local {
                 }
             }
             _ => self.own.borrow_mut().push_back(runnable),
+        }
+    }
+
+    /// Once the run is over: hands on what came too late for it, of which none has begun.
+    fn leave_to_the_next(&self, found: Option<Box<Runnable>>) {
+        // Nobody of this crew puts anything here any more. What others steal meanwhile they hand on themselves.
+        let shelved = std::iter::from_fn(|| self.shelf.pop());
+        for runnable in found.into_iter().chain(shelved).chain(self.own.take()) {
+            assert!(!runnable.fiber.begun(), "a run goes on until what began has ended");
+            self.shared.outside.push(runnable);
         }
     }
 
