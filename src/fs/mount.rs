@@ -63,6 +63,43 @@ impl MkfsOptions {
     }
 }
 
+impl<M: Media> Core<M> {
+    /// Of a pool found as `found`, for the mount that `state` tells of. What is as large as this is moved in calls of its
+    /// own, out of which nothing deep is called: who opens a pool may be a uthread, with a small stack.
+    #[inline(never)]
+    fn begin(media: M, sb: Super, options: &OpenOptions, state: &State, found: State) -> Box<Core<M>> {
+        let mover = Mover::new(&media, options.engine, options.profile.clone());
+        Box::new(Core {
+            mover: mover.classed(options.class, options.qos),
+            copies: offload::Copies::default(),
+            ordered: options.ordered,
+            ledger: Ledger::default(),
+            deferring: Fs::<M>::defers(media.domain()),
+            two_fence_bytes: media.two_fence_bytes(),
+            media: quarantine::Watched::new(media),
+            alloc: Allocator::new(sb.blocks as u32),
+            key_crc: crate::media::crc32c(&sb.key, 0),
+            sb,
+            epochs: epoch::Epochs::new(found.settled + EPOCH_SLACK),
+            mount: state.mount,
+            crashed: state.crashed,
+            found,
+            poisoned: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
+            releases: AtomicU64::new(0),
+            ahead: CachePadded::default(),
+            fixing: AtomicU64::new(0),
+            ahead_pause: AtomicU64::new(0),
+            ahead_ever: AtomicBool::new(false),
+            read_only: options.read_only,
+            generations: Numbers::default(),
+            transactions: AtomicU64::new(0),
+            paired: AtomicU64::new(0),
+            head_moves: Mutex::default(),
+        })
+    }
+}
+
 impl<M: Media> Fs<M> {
     /// Makes an empty file system. EEXIST where one is there and `force` is not set.
     pub fn mkfs(media: M, options: &MkfsOptions) -> Result<M> {
@@ -91,7 +128,7 @@ impl<M: Media> Fs<M> {
         write_empty(&media, &sb, options)?;
         let fs = Fs::start(media, sb, &OpenOptions::default())?;
         fs.close()?;
-        Ok(Arc::into_inner(fs).expect("nobody else has the file system yet").core.media.into_inner())
+        Ok(fs.abandon().expect("nobody else has the file system yet"))
     }
 
     /// Reads what the superblock says, without opening the pool or changing anything.
@@ -159,7 +196,6 @@ impl<M: Media> Fs<M> {
 
     fn start(media: M, sb: Super, options: &OpenOptions) -> Result<Arc<Fs<M>>> {
         let begun = Instant::now();
-        let read_only = options.read_only;
         let previous = read_state(&media, &sb)?;
         if previous.sync_failed() {
             tracing::warn!(
@@ -190,42 +226,8 @@ impl<M: Media> Fs<M> {
         let found = if previous.clean { state } else { previous };
         let entered =
             State { crashed: previous.crashed, boot: found.boot, deferred: found.deferred, ..state };
-        let epoch = previous.settled + EPOCH_SLACK;
-        let key_crc = crate::media::crc32c(&sb.key, 0);
-        let deferring = Fs::<M>::defers(media.domain());
-        let two_fence_bytes = media.two_fence_bytes();
-        let blocks = sb.blocks as u32;
         let bad = check::bad_blocks(&media, &sb, previous);
-        let mover = Mover::new(&media, options.engine, options.profile.clone());
-        let mover = mover.classed(options.class, options.qos);
-        let mut core = Core {
-            mover,
-            copies: offload::Copies::default(),
-            ordered: options.ordered,
-            ledger: Ledger::default(),
-            media: quarantine::Watched::new(media),
-            alloc: Allocator::new(blocks),
-            key_crc,
-            sb,
-            epochs: epoch::Epochs::new(epoch),
-            mount: state.mount,
-            crashed: state.crashed,
-            found: previous,
-            deferring,
-            two_fence_bytes,
-            poisoned: AtomicBool::new(false),
-            failed: AtomicBool::new(false),
-            releases: AtomicU64::new(0),
-            ahead: CachePadded::default(),
-            fixing: AtomicU64::new(0),
-            ahead_pause: AtomicU64::new(0),
-            ahead_ever: AtomicBool::new(false),
-            read_only,
-            generations: Numbers::default(),
-            transactions: AtomicU64::new(0),
-            paired: AtomicU64::new(0),
-            head_moves: Mutex::default(),
-        };
+        let mut core = Core::begin(media, sb, options, &state, previous);
         core.media.know(&bad);
         // Nothing else may reach media before the pool is marked as in use.
         write_state(&*core.media, &core.sb, &entered)?;
@@ -234,7 +236,7 @@ impl<M: Media> Fs<M> {
             true => match checkpoint::load(&mut core, previous.checkpoint) {
                 Err(e) => {
                     tracing::warn!("{e}; the logs are scanned instead");
-                    core.alloc = Allocator::new(blocks);
+                    core.alloc = Allocator::new(core.sb.blocks as u32);
                     None
                 }
                 Ok(opened) => Some(opened),
@@ -248,9 +250,25 @@ impl<M: Media> Fs<M> {
         };
         core.media.bad().into_iter().for_each(|block| core.alloc.retire_minis(block));
         core.read_only |= opened.read_only;
+        let report = OpenReport {
+            checkpoint_damaged: previous.clean && !was_clean,
+            seconds: begun.elapsed().as_secs_f64(),
+            ..opened.report
+        };
+        let fs = Fs::begin(core, Opened { report, ..opened }, state);
+        if !was_clean && !fs.core.read_only {
+            fs.settle_durably()?; // recovery has settled everything there is
+            fs.core.alloc.release(u64::MAX); // and nobody asks any more for what it held
+        }
+        fs.begin_lanes();
+        Ok(fs)
+    }
+
+    #[inline(never)] // as `Core::begin`
+    fn begin(core: Box<Core<M>>, opened: Opened, state: State) -> Arc<Fs<M>> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let fs = Arc::new_cyclic(|this| Fs {
-            core,
+        Arc::new_cyclic(|this| Fs {
+            core: *core,
             table: opened.table,
             loading: [const { Mutex::new(()) }; 64],
             slots: table::FreeSlots::new(opened.free_slots),
@@ -265,21 +283,11 @@ impl<M: Media> Fs<M> {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             state: Mutex::new(state),
             syncing: Mutex::new(Synced::default()),
-            report: OpenReport {
-                checkpoint_damaged: previous.clean && !was_clean,
-                seconds: begun.elapsed().as_secs_f64(),
-                ..opened.report
-            },
+            report: opened.report,
             ticker: Mutex::new(None),
             syncer: Arc::default(),
             this: this.clone(),
-        });
-        if !was_clean && !fs.core.read_only {
-            fs.settle_durably()?; // recovery has settled everything there is
-            fs.core.alloc.release(u64::MAX); // and nobody asks any more for what it held
-        }
-        fs.begin_lanes();
-        Ok(fs)
+        })
     }
 
     /// Ends the epoch, waits for its operations, makes them survive power loss where that takes a
@@ -467,6 +475,7 @@ impl<M: Media> Fs<M> {
 
     /// Forgets all that is in DRAM and gives the media back, as a crash of the process would: the next
     /// open recovers. `None` while others use the file system.
+    #[inline(never)] // as `Core::begin`
     pub fn abandon(self: Arc<Self>) -> Option<M> {
         let ticker = self.ticker.lock().take();
         if let Some(ticker) = ticker {

@@ -105,16 +105,16 @@ impl Label {
     }
 
     pub fn decode(block: &[u8; LABEL_BYTES]) -> Block0 {
-        // SAFETY: as in `encode`, the other way round.
-        let raw = unsafe { transmute::<[u8; LABEL_BYTES], RawLabel>(*block) };
+        // SAFETY: as in `encode`, the other way round; bytes need no alignment.
+        let raw = unsafe { transmute::<&[u8; LABEL_BYTES], &RawLabel>(block) };
         if raw.magic != MAGIC {
             return if block.iter().all(|&b| b == 0) { Block0::Blank } else { Block0::Foreign };
         }
-        if checksum(&raw) != u32::from_le_bytes(raw.crc) {
+        if checksum(raw) != u32::from_le_bytes(raw.crc) {
             return Block0::Damaged("its checksum does not match");
         }
         match u32::from_le_bytes(raw.version) {
-            VERSION => decode_content(&raw).map_or_else(Block0::Damaged, Block0::Label),
+            VERSION => decode_content(raw).map_or_else(Block0::Damaged, Block0::Label),
             version if version > VERSION => Block0::Newer(version),
             _ => Block0::Damaged("its version is not one that was ever in use"),
         }

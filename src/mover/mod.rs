@@ -210,15 +210,16 @@ pub struct Mover<M: Media> {
     smallest: AtomicUsize,
     profile: Profile,
     regions: Box<[Option<node::Node>]>,
-    semaphore: OnceLock<Run<Semaphore>>,
-    delegate: OnceLock<Run<Delegate<M>>>,
+    // Each in a place of its own: a file system that has a mover is made on the stack of who opens it, perhaps a uthread's.
+    semaphore: OnceLock<Box<Run<Semaphore>>>,
+    delegate: OnceLock<Box<Run<Delegate<M>>>>,
     /// None where no queue can be used: then the CPU copies.
-    dsa: OnceLock<Option<Run<Dsa<DsaPortal>>>>,
-    emu: OnceLock<Run<Dsa<Emulated>>>,
+    dsa: OnceLock<Option<Box<Run<Dsa<DsaPortal>>>>>,
+    emu: OnceLock<Box<Run<Dsa<Emulated>>>>,
     /// None inside: it cannot be used here.
-    emu_ioat: OnceLock<Option<Run<Ioat<engine_emu_ioat::Emulated>>>>,
-    ioat: OnceLock<Option<Run<Ioat<Vfio>>>>,
-    given: OnceLock<Run<Box<dyn Engine<M>>>>,
+    emu_ioat: OnceLock<Option<Box<Run<Ioat<engine_emu_ioat::Emulated>>>>>,
+    ioat: OnceLock<Option<Box<Run<Ioat<Vfio>>>>>,
+    given: OnceLock<Box<Run<Box<dyn Engine<M>>>>>,
     /// By thread, from the first copy on that is counted: a shared counter's locked instruction would wait for the copy.
     moved: OnceLock<PerThread<Moved>>,
 }
@@ -338,7 +339,7 @@ impl<M: Media> Mover<M> {
                 engine.inspect_err(|e| tracing::warn!("engine emu-ioat: the CPU copies: {e}")).ok()?;
             Some(self.run(EngineKind::EmuIoat, engine))
         };
-        self.emu_ioat.get_or_init(start).as_ref()
+        self.emu_ioat.get_or_init(start).as_deref()
     }
 
     fn ioat(&self) -> Option<&Run<Ioat<Vfio>>> {
@@ -348,14 +349,14 @@ impl<M: Media> Mover<M> {
             let engine = engine.inspect_err(|e| tracing::warn!("engine ioat: the CPU copies: {e}")).ok()?;
             Some(self.run(EngineKind::Ioat, engine))
         };
-        self.ioat.get_or_init(start).as_ref()
+        self.ioat.get_or_init(start).as_deref()
     }
 
     /// An engine from elsewhere, which from now on is everybody's who names none. Once.
     pub fn give(&self, engine: Box<dyn Engine<M>>, limits: Limits) {
         let scheduler = Scheduler::new(self.regions.len());
         let manager = Manager::new(self.regions.len(), self.qos);
-        let given = self.given.set(Run { engine, scheduler, manager, limits });
+        let given = self.given.set(Box::new(Run { engine, scheduler, manager, limits }));
         assert!(given.is_ok(), "one engine is given");
         self.smallest.store(smallest(EngineKind::Given), Ordering::Relaxed);
     }
@@ -393,7 +394,7 @@ impl<M: Media> Mover<M> {
 
     /// An engine as the profile has it: its limits, and where both are known, the bandwidths that reads are first
     /// shared by.
-    fn run<E>(&self, kind: EngineKind, engine: E) -> Run<E> {
+    fn run<E>(&self, kind: EngineKind, engine: E) -> Box<Run<E>> {
         let scheduler = Scheduler::new(self.regions.len());
         let reads = |kind| self.profile.bandwidths(kind).map(|b| &b.of(Lane::LocalRead).one);
         if let (Some(cpu), Some(own)) = (reads(EngineKind::Cpu), reads(kind)) {
@@ -406,7 +407,7 @@ impl<M: Media> Mover<M> {
         }
         let limits =
             *self.profile.limits(kind).expect("a profile has limits of each engine that is made here");
-        Run { engine, scheduler, manager: Manager::new(self.regions.len(), self.qos), limits }
+        Box::new(Run { engine, scheduler, manager: Manager::new(self.regions.len(), self.qos), limits })
     }
 
     /// The engine itself: none is the calling thread.
@@ -426,7 +427,7 @@ impl<M: Media> Mover<M> {
                 let new = || self.run(kind, Delegate::new(&self.regions, concurrency));
                 Some(Running::of(self.delegate.get_or_init(new)))
             }
-            EngineKind::Dsa => self.dsa.get_or_init(|| self.dsa()).as_ref().map(Running::of),
+            EngineKind::Dsa => self.dsa.get_or_init(|| self.dsa()).as_deref().map(Running::of),
             EngineKind::Emu => {
                 let device = || Dsa::new(Emulated::new(Model::default()));
                 Some(Running::of(self.emu.get_or_init(|| self.run(kind, device()))))
@@ -441,12 +442,12 @@ impl<M: Media> Mover<M> {
     fn in_use(&self, kind: EngineKind) -> Option<Running<'_, M>> {
         match kind {
             EngineKind::Cpu => None,
-            EngineKind::Semaphore => self.semaphore.get().map(Running::of),
-            EngineKind::Delegate => self.delegate.get().map(Running::of),
-            EngineKind::Dsa => self.dsa.get()?.as_ref().map(Running::of),
-            EngineKind::Emu => self.emu.get().map(Running::of),
-            EngineKind::EmuIoat => self.emu_ioat.get()?.as_ref().map(Running::of),
-            EngineKind::Ioat => self.ioat.get()?.as_ref().map(Running::of),
+            EngineKind::Semaphore => self.semaphore.get().map(|run| Running::of(run)),
+            EngineKind::Delegate => self.delegate.get().map(|run| Running::of(run)),
+            EngineKind::Dsa => self.dsa.get()?.as_deref().map(Running::of),
+            EngineKind::Emu => self.emu.get().map(|run| Running::of(run)),
+            EngineKind::EmuIoat => self.emu_ioat.get()?.as_deref().map(Running::of),
+            EngineKind::Ioat => self.ioat.get()?.as_deref().map(Running::of),
             EngineKind::Given => self.running(kind),
         }
     }
@@ -465,7 +466,7 @@ impl<M: Media> Mover<M> {
     }
 
     /// Opens the queues of this machine.
-    fn dsa(&self) -> Option<Run<Dsa<DsaPortal>>> {
+    fn dsa(&self) -> Option<Box<Run<Dsa<DsaPortal>>>> {
         match DsaPortal::open(&Places::default()) {
             Ok(portal) => {
                 let nodes: Vec<Option<u32>> =

@@ -102,7 +102,7 @@ pub struct Found {
 struct Part {
     at: Addr,
     lines: u32,
-    bytes: [u8; BLOCK],
+    bytes: Box<[u8; BLOCK]>,
 }
 
 impl Part {
@@ -378,7 +378,7 @@ impl<M: Media> Scan<'_, '_, M> {
 
     /// Lines that cannot be read become zeros, which are no record.
     fn load(&mut self, at: Addr, lines: u32) -> Part {
-        let mut part = Part { at, lines, bytes: [0; BLOCK] };
+        let mut part = Part { at, lines, bytes: Box::new([0; BLOCK]) };
         let len = lines as usize * LINE;
         if self.pool.media.read(at, &mut part.bytes[..len]).is_err() {
             for line in 0..lines {
