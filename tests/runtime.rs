@@ -88,6 +88,23 @@ fn a_panic_is_the_result_of_the_join() {
 }
 
 #[test]
+fn whoever_joins_itself_is_told() {
+    let itself = Arc::new(Mutex::new(None::<JoinHandle<()>>));
+    let runtime = runtime();
+    let own = itself.clone();
+    let handle = runtime.spawn(move || {
+        let handle = own.lock().take().unwrap();
+        assert!(handle.is_own());
+        value(handle.join());
+    });
+    *itself.lock() = handle.ok();
+    let other = runtime.spawn(move || itself.lock().is_none()).unwrap();
+    assert!(!other.is_own());
+    runtime.run(1).unwrap();
+    assert!(value(other.join()));
+}
+
+#[test]
 fn a_result_that_panics_when_nobody_wants_it_harms_nobody() {
     struct Grenade;
     impl Drop for Grenade {

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Wake;
 
-use super::switch::{Fiber, Label};
+use super::switch::{self, Fiber, Label};
 use super::wait::{Unparker, park};
 use super::worker::Shared;
 use crate::sync::primitive::Mutex;
@@ -113,7 +113,7 @@ pub struct JoinHandle<T> {
 }
 
 impl<T> JoinHandle<T> {
-    /// Waits for its end. A panic of the uthread is the error.
+    /// Waits for its end. A panic of the uthread is the error. Panics in the uthread itself, which would wait for ever.
     pub fn join(self) -> Outcome<T> {
         loop {
             {
@@ -126,8 +126,18 @@ impl<T> JoinHandle<T> {
                     }
                 }
             }
+            assert!(!self.is_own(), "a uthread cannot join itself");
             park();
         }
+    }
+
+    /// Whether it is the uthread that calls.
+    pub fn is_own(&self) -> bool {
+        switch::runs(self.address())
+    }
+
+    pub(super) fn address(&self) -> usize {
+        Arc::as_ptr(&self.slot).addr()
     }
 
     /// Whether it has ended: then `join` does not wait.

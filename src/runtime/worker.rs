@@ -186,8 +186,9 @@ impl Shared {
         movable: bool,
         run: impl FnOnce() -> T + Send + 'static,
     ) -> JoinHandle<T> {
-        let label = Label { number: this.spawned.fetch_add(1, Ordering::Relaxed), name };
         let (body, handle) = with_outcome(run);
+        let number = this.spawned.fetch_add(1, Ordering::Relaxed);
+        let label = Label { number, name, result: handle.address() };
         let fiber = Fiber::new(stack, label.clone(), body);
         let task = Some(Task::new(label, this.clone(), movable));
         this.live.fetch_add(1, Ordering::Relaxed);

@@ -23,8 +23,9 @@
  *
  * What a caller owes: pointers are NULL or valid for the length given, and strings end with a NUL; nobody
  * writes them meanwhile. All functions may be called from any thread at any time, also lode_close and
- * lode_close_pool, which wait for the calls in flight (so does lode_media_close); not from a signal handler. Paths are relative to
- * the root of the pool and have at most 4095 bytes, names at most 255. Offsets and sizes are in bytes.
+ * lode_close_pool, which wait for the calls in flight (so does lode_media_close); not from a signal handler.
+ * Threads inside the library are not to be cancelled: pthread_cancel(3) ends the process there. Paths are
+ * relative to the root of the pool and have at most 4095 bytes, names at most 255. Offsets and sizes are in bytes.
  * A descriptor of one pool means nothing to another, nor to the kernel. Linux's own constants (O_TMPFILE,
  * SEEK_DATA, FALLOC_FL_*, RENAME_*) come with -D_GNU_SOURCE.
  *
@@ -1103,15 +1104,17 @@ int lode_memory_close(lode_memory *memory);
 /**
  * Makes a uthread that runs body(argument). It begins when lode_run runs uthreads, which may be later, or
  * when the uthread that made it waits. Its stack has 64 KiB, or LODE_STACK_BYTES. A uthread stays on the
- * thread where it began; it lets others run in lode_yield and lode_join. Join it: its result is kept until
- * then. Errors: EBADF after fork(), EINVAL (LODE_STACK_BYTES), ENOMEM.
+ * thread where it began; it lets others run in lode_yield and lode_join. It keeps its errno over that, but
+ * lode_last_error() is of all that run on its thread: ask before others run. Its body has to return:
+ * pthread_exit(3) in it ends the process. Join it: its result is kept until then. Errors: EBADF after
+ * fork(), EINVAL (LODE_STACK_BYTES), ENOMEM.
  */
 lode_uthread *lode_spawn(void *(*body)(void *argument), void *argument);
 
 /**
  * Waits for a uthread's end and gives it back; what its body returned goes to *result, unless that is NULL.
- * From uthreads and from threads, once for each uthread. Errors: EBADF after fork(), ESRCH for one that is
- * none or was joined.
+ * From uthreads and from threads, once for each uthread. Errors: EBADF after fork(), EDEADLK (a uthread joins
+ * itself), ESRCH for one that is none or was joined.
  */
 int lode_join(lode_uthread *uthread, void **result);
 
@@ -1122,8 +1125,9 @@ void lode_yield(void);
 
 /**
  * Runs uthreads until none is left, on this thread and on nworkers - 1 more; 0 stands for as many as there
- * are CPUs. Errors: EAGAIN (no thread can be started), EBADF after fork(), EBUSY (another thread is in
- * lode_run), EDEADLK (called by a uthread), EINVAL (more than 1024).
+ * are CPUs. What another thread spawns as it ends may be left to the next lode_run. Errors: EAGAIN (no
+ * thread can be started), EBADF after fork(), EBUSY (another thread is in lode_run), EDEADLK (called by a
+ * uthread), EINVAL (more than 1024).
  */
 int lode_run(unsigned int nworkers);
 

@@ -69,8 +69,10 @@ fn handles() -> &'static Handles {
 
 /// Makes a uthread that runs body(argument). It begins when lode_run runs uthreads, which may be later, or
 /// when the uthread that made it waits. Its stack has 64 KiB, or LODE_STACK_BYTES. A uthread stays on the
-/// thread where it began; it lets others run in lode_yield and lode_join. Join it: its result is kept until
-/// then. Errors: EBADF after fork(), EINVAL (LODE_STACK_BYTES), ENOMEM.
+/// thread where it began; it lets others run in lode_yield and lode_join. It keeps its errno over that, but
+/// lode_last_error() is of all that run on its thread: ask before others run. Its body has to return:
+/// pthread_exit(3) in it ends the process. Join it: its result is kept until then. Errors: EBADF after
+/// fork(), EINVAL (LODE_STACK_BYTES), ENOMEM.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lode_spawn(
     body: Option<extern "C" fn(argument: *mut c_void) -> *mut c_void>,
@@ -92,17 +94,28 @@ pub unsafe extern "C" fn lode_spawn(
     })
 }
 
+/// The handle, for the one call that joins it.
+fn take(number: u64) -> Result<JoinHandle<Word>> {
+    let mut handles = handles().lock();
+    let (errno, message) = match handles.remove(&number) {
+        Some(handle) if handle.is_own() => {
+            handles.insert(number, handle);
+            (libc::EDEADLK, "a uthread cannot join itself: it would wait for ever")
+        }
+        Some(handle) => return Ok(handle),
+        None => (libc::ESRCH, "not a uthread that lode_spawn returned, or it was joined already"),
+    };
+    Err(Error::message(errno, "capi::uthread", message))
+}
+
 /// Waits for a uthread's end and gives it back; what its body returned goes to *result, unless that is NULL.
-/// From uthreads and from threads, once for each uthread. Errors: EBADF after fork(), ESRCH for one that is
-/// none or was joined.
+/// From uthreads and from threads, once for each uthread. Errors: EBADF after fork(), EDEADLK (a uthread joins
+/// itself), ESRCH for one that is none or was joined.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lode_join(uthread: *mut lode_uthread, result: *mut *mut c_void) -> c_int {
     without_pool("lode_join", || {
         process_runtime()?;
-        let handle = handles().lock().remove(&(uthread.addr() as u64)).ok_or_else(|| {
-            let message = "not a uthread that lode_spawn returned, or it was joined already";
-            Error::message(libc::ESRCH, "capi::uthread", message)
-        })?;
+        let handle = take(uthread.addr() as u64)?;
         let outcome = handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         // SAFETY: the contract at the head of the header.
         if let Some(result) = unsafe { result.as_mut() } {
@@ -119,8 +132,9 @@ pub unsafe extern "C" fn lode_yield() {
 }
 
 /// Runs uthreads until none is left, on this thread and on nworkers - 1 more; 0 stands for as many as there
-/// are CPUs. Errors: EAGAIN (no thread can be started), EBADF after fork(), EBUSY (another thread is in
-/// lode_run), EDEADLK (called by a uthread), EINVAL (more than 1024).
+/// are CPUs. What another thread spawns as it ends may be left to the next lode_run. Errors: EAGAIN (no
+/// thread can be started), EBADF after fork(), EBUSY (another thread is in lode_run), EDEADLK (called by a
+/// uthread), EINVAL (more than 1024).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lode_run(nworkers: c_uint) -> c_int {
     without_pool("lode_run", || {

@@ -813,6 +813,60 @@ static void uthreads_run_and_are_joined(void)
     lode_yield();
 }
 
+static lode_uthread *itself;
+
+static void *joins_itself(void *arg)
+{
+    FAILS(EDEADLK, lode_join(itself, NULL));
+    return arg;
+}
+
+static void *keeps_its_errno(void *arg)
+{
+    for (int turn = 0; turn < 4; turn++) {
+        errno = (int)(intptr_t)arg;
+        lode_yield();
+        CHECK(errno == (int)(intptr_t)arg);
+    }
+    return arg;
+}
+
+static void uthreads_are_told_and_keep_what_is_theirs(void)
+{
+    lode_uthread *both[2];
+    void *result;
+
+    CHECK((itself = lode_spawn(joins_itself, &itself)) && lode_run(1) == 0);
+    CHECK(lode_join(itself, &result) == 0 && result == &itself);
+    for (intptr_t i = 0; i < 2; i++)
+        CHECK((both[i] = lode_spawn(keeps_its_errno, (void *)(i + 1))));
+    CHECK(lode_run(1) == 0 && lode_join(both[0], NULL) == 0 && lode_join(both[1], NULL) == 0);
+}
+
+/* On the stack that a uthread has where nobody asked for a larger one. */
+static void *makes_and_opens_a_pool(void *path)
+{
+    static const char *const opts[] = { NULL, "ro", "assume=memory,engine=emu", "assume=memory,engine=emu-ioat" };
+
+    for (size_t i = 0; i < sizeof opts / sizeof *opts; i++) {
+        lode_fs *made;
+
+        CHECK(lode_mkfs(path, 16 << 20, "force") == 0);
+        CHECK((made = lode_open_pool(path, opts[i])) && lode_close_pool(made) == 0);
+    }
+    return path;
+}
+
+static void uthreads_make_and_open_pools(void)
+{
+    char path[sizeof pool_path + 8];
+    lode_uthread *one;
+
+    snprintf(path, sizeof path, "%s.small", pool_path);
+    CHECK((one = lode_spawn(makes_and_opens_a_pool, path)) && lode_run(1) == 0 && lode_join(one, NULL) == 0);
+    CHECK(unlink(path) == 0);
+}
+
 #define COPY 65536
 
 static unsigned char sources[8][COPY], targets[8][COPY];
@@ -1187,6 +1241,8 @@ int main(int argc, char **argv)
     a_close_may_race_with_uses();
     a_pool_may_close_under_calls();
     uthreads_run_and_are_joined();
+    uthreads_are_told_and_keep_what_is_theirs();
+    uthreads_make_and_open_pools();
     files_are_used_by_ticket();
     a_number_used_again_misleads_no_call();
     a_close_waits_for_who_waits();

@@ -40,11 +40,13 @@ struct Frame {
     label: Label,
 }
 
-/// What a message calls a fiber.
+/// What a message calls a fiber, and what tells it from all others.
 #[derive(Clone)]
 pub struct Label {
     pub number: u64,
     pub name: Option<Arc<str>>,
+    /// The address of where it leaves its result, which is there, and no other's, while it runs.
+    pub result: usize,
 }
 
 impl fmt::Display for Label {
@@ -78,16 +80,39 @@ pub fn inside() -> bool {
     !current().is_null()
 }
 
-/// Gives the worker back, and returns when it resumes the fiber; false outside of one.
+/// Whether the calling code runs on the fiber that leaves its result at this address.
+#[inline]
+pub fn runs(result: usize) -> bool {
+    // SAFETY: invariant 2: it is there while the calling code runs on it.
+    unsafe { current().as_ref() }.is_some_and(|frame| frame.label.result == result)
+}
+
+/// Gives the worker back, and returns when it resumes the fiber; false outside of one. The fiber keeps its errno, though it
+/// is the thread's, and others set it meanwhile.
 #[inline]
 pub fn suspend(why: Why) -> bool {
     let frame = current();
     if frame.is_null() {
         return false;
     }
+    let kept = errno();
     // SAFETY: invariant 2; the yielder is the fiber's own, which runs here.
     unsafe { (*(*frame).yielder).suspend(why) };
+    set_errno(kept);
     true
+}
+
+// As above: perhaps of another thread afterwards.
+#[inline(never)]
+fn errno() -> libc::c_int {
+    // SAFETY: the C library gives every thread its errno.
+    unsafe { *libc::__errno_location() }
+}
+
+#[inline(never)]
+fn set_errno(errno: libc::c_int) {
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
 }
 
 pub struct Fiber {
