@@ -21,6 +21,7 @@ WRITERS = 2
 RECORDS = 5000
 COUNTERS = 4
 TURNS = 400
+CROSSINGS = 2000
 F_OFD_SETLK = 37
 
 
@@ -237,4 +238,13 @@ def try_names(directory, wins):
         write_file(os.path.join(directory, "done"), b"")
 
 
-SUITES = [append, flock, fcntl_locks, rename_race, shared_memory_map, create_race]
+def late_answers(context):
+    """Answers about attributes that cross a change are not kept: names, directories, attributes, holes"""
+    program = context.outside("late_answers")
+    source = os.path.join(os.path.dirname(os.path.abspath(__file__)), "late_answers.c")
+    context.run("gcc", "-O1", "-pthread", "-o", program, source)
+    os.mkdir(context.path("late"))
+    context.run(program, context.path("late"), str(CROSSINGS))
+
+
+SUITES = [append, flock, fcntl_locks, rename_race, shared_memory_map, create_race, late_answers]

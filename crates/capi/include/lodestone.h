@@ -47,6 +47,9 @@
 #include <time.h>
 #include <unistd.h>
 
+/* Where strict C99 leaves it out. */
+struct timespec;
+
 /* Offsets have 64 bits: on 32-bit systems compile with -D_FILE_OFFSET_BITS=64. */
 typedef char lode_off_t_has_64_bits[sizeof(off_t) == 8 ? 1 : -1];
 
@@ -257,7 +260,7 @@ extern "C" {
  *   user=process            permissions are checked for the process's user and groups (the default)
  *   user=root               every permission is granted, and new files belong to root
  *   umask=OCTAL             instead of the process's
- *   assume=DOMAIN           cpu-cache, memory or page-cache: the persistence domain to work by instead
+ *   assume=DOMAIN           cpu-cache, memory, page-cache or volatile: the persistence domain to work by instead
  *                           of the one detected. On ordinary memory this emulates persistent memory.
  *   engine=ENGINE           who copies data: cpu, the calling thread (the default); semaphore, the calling
  *                           thread, at most two at a time per region; delegate, threads of the pool;
@@ -276,9 +279,11 @@ extern "C" {
  *                           names. One that is damaged or was made on another machine is not used: the
  *                           pool opens with the defaults, and lode_last_error() says why.
  *
- * A pool that was not closed is recovered first. One process has a pool open at a time, except ro.
- * Errors: EACCES, EBUSY (another process), EFAULT, EINVAL (an option, or not a pool), EIO, EISDIR, EMFILE (256 are
- * open), ENODEV (a device that is no memory), ENOENT, ENOMEM, EOPNOTSUPP and EPROTONOSUPPORT (made by a version whose format this
+ * A pool that was not closed is recovered first. One process has a pool open at a time, except ro. After fork() the
+ * child has none of the parent's; and where another thread was in one of these functions at the fork, it may do
+ * nothing here but exec: a lock of that thread's is taken for ever.
+ * Errors: EACCES, EBUSY (another process), EFAULT, EINVAL (an option, or not a pool), EIO, EISDIR, ELOOP, EMFILE (256
+ * are open), ENAMETOOLONG, ENODEV (a device that is no memory), ENOENT, ENOMEM, ENOTDIR, EOPNOTSUPP and EPROTONOSUPPORT (made by a version whose format this
  * one does not know), EUCLEAN (damaged). lode_last_error() names the file and the remedy.
  */
 lode_fs *lode_open_pool(const char *path,

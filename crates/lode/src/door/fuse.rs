@@ -3,8 +3,9 @@
 //! **What the kernel may remember.** A mounted pool has no other user, so names, attributes and data in
 //! the kernel's caches are right until the kernel itself changes them, and it knows what it changes: all
 //! names of an inode share one inode there (our numbers, not paths), a new link carries fresh attributes,
-//! unlink and rename void the times of what they touched, and all of a directory's. Two things it does not
-//! see: set-id bits that fell by a write, for which [`Requests::forget_attributes`] calls back, and what is stored to fixed
+//! unlink and rename void the times of what they touched, and all of a directory's. But an answer about attributes that crosses such
+//! a change would stand: [`HandedOut`] says when the kernel has to be told. Two things it does not
+//! see at all: set-id bits that fell by a write, for which [`Requests::forget_attributes`] calls back, and what is stored to fixed
 //! files past the mount, of which [`Pages`] lets it keep nothing.
 //! `EXPLICIT_INVAL_DATA` keeps it from dropping a file's pages for our own changes of its time.
 //!
@@ -35,10 +36,11 @@ use fuser::{
     ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite,
     ReplyXattr, Request, Session, SessionACL, TimeOrNow, WriteFlags,
 };
-use lodestone::fs::{Attr, FIXED, Fs, Ino, SetAttr};
+use lodestone::fs::{Attr, Cred, FIXED, Fs, Ino, SetAttr};
 use lodestone::media::Media;
 use tracing::{debug_span, error};
 
+use super::handed_out::HandedOut;
 use super::pages::{Kernel, Pages};
 use super::service::{Caller, Service, with_buffer};
 use super::traffic::Traffic;
@@ -49,6 +51,8 @@ use super::{Cache, Door, Settings};
 const BACKGROUND_REQUESTS_MAX: u16 = 64;
 /// How long names and attributes may be remembered where that is right: a year, longer than a mount.
 const REMEMBER: Duration = Duration::from_secs(365 * 24 * 3600);
+/// And where a change may have crossed them.
+const REMEMBER_SHORTLY: Duration = Duration::from_secs(1);
 /// A file handle, which no request needs.
 const NO_HANDLE: FileHandle = FileHandle(0);
 
@@ -74,6 +78,7 @@ impl<M: Media> FuseDoor<M> {
             unread: Unread::default(),
             kernel: Arc::clone(&kernel),
             pages: Pages::new(Arc::clone(&kernel)),
+            handed_out: HandedOut::new(),
         };
         let mut config = fuser::Config::default();
         config.n_threads = Some(settings.threads);
@@ -114,6 +119,7 @@ struct Requests<M: Media> {
     /// The way back, to make the kernel forget.
     kernel: Arc<OnceLock<Notifier>>,
     pages: Pages,
+    handed_out: HandedOut,
 }
 
 fn answer_seek(reply: &Mutex<Option<ReplyLseek>>, found: Result<u64, Errno>) {
@@ -225,6 +231,22 @@ impl<M: Media> Requests<M> {
         }
     }
 
+    /// Attributes of an inode, and how long they may be remembered.
+    fn fresh(&self, ino: Ino) -> lodestone::Result<(Attr, Duration)> {
+        if self.settings.cache == Cache::None {
+            return self.fs().getattr(ino).map(|attr| (attr, Duration::ZERO));
+        }
+        let (attr, holds) = self.handed_out.read(ino, || self.fs().getattr(ino))?;
+        Ok((attr, if holds { REMEMBER } else { REMEMBER_SHORTLY }))
+    }
+
+    /// Behind a change that the kernel would not hold against an older answer, and before the answer to it.
+    fn touched(&self, ino: Ino) {
+        if self.settings.cache != Cache::None && self.handed_out.changed(ino) {
+            self.forget_attributes(ino);
+        }
+    }
+
     /// As [`attempt`] of what changes more than the bytes of a write: durable at the answer where the mount's options say so.
     fn change<T>(&self, work: impl FnOnce() -> lodestone::Result<T>) -> Result<T, Errno> {
         attempt(|| {
@@ -247,9 +269,14 @@ impl<M: Media> Requests<M> {
         }
     }
 
+    /// The attributes again, as they are now.
+    fn newest(&self, attr: Attr) -> (Attr, Duration) {
+        self.fresh(attr.ino).unwrap_or((attr, self.remember().min(REMEMBER_SHORTLY)))
+    }
+
     fn entry(&self, reply: ReplyEntry, answer: Result<Attr, Errno>) {
-        match answer {
-            Ok(attr) => reply.entry(&self.remember(), &attributes(&attr), Generation(attr.generation)),
+        match answer.map(|attr| self.newest(attr)) {
+            Ok((attr, time)) => reply.entry(&time, &attributes(&attr), Generation(attr.generation)),
             Err(e) => reply.error(e),
         }
     }
@@ -263,14 +290,11 @@ impl<M: Media> Requests<M> {
     }
 
     fn created(&self, reply: ReplyCreate, answer: Result<Attr, Errno>) {
-        match answer {
-            Ok(attr) => reply.created(
-                &self.remember(),
-                &attributes(&attr),
-                Generation(attr.generation),
-                NO_HANDLE,
-                self.file_flags(),
-            ),
+        match answer.map(|attr| self.newest(attr)) {
+            Ok((attr, time)) => {
+                let generation = Generation(attr.generation);
+                reply.created(&time, &attributes(&attr), generation, NO_HANDLE, self.file_flags());
+            }
             Err(e) => reply.error(e),
         }
     }
@@ -379,8 +403,8 @@ impl<M: Media> Filesystem for Requests<M> {
 
     fn getattr(&self, _: &Request, node: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         let _span = debug_span!("getattr", ino = node.0).entered();
-        match attempt(|| self.fs().getattr(ino(node)?)) {
-            Ok(attr) => reply.attr(&self.remember(), &attributes(&attr)),
+        match attempt(|| self.fresh(ino(node)?)) {
+            Ok((attr, time)) => reply.attr(&time, &attributes(&attr)),
             Err(e) => reply.error(e),
         }
     }
@@ -412,8 +436,11 @@ impl<M: Media> Filesystem for Requests<M> {
             mtime: mtime.map(set_time),
         };
         let _span = debug_span!("setattr", ino = node.0, ?set).entered();
-        match self.change(|| self.service.setattr(caller(req), ino(node)?, &set)) {
-            Ok(attr) => reply.attr(&self.remember(), &attributes(&attr)),
+        match self
+            .change(|| self.service.setattr(caller(req), ino(node)?, &set))
+            .map(|attr| self.newest(attr))
+        {
+            Ok((attr, time)) => reply.attr(&time, &attributes(&attr)),
             Err(e) => reply.error(e),
         }
     }
@@ -438,40 +465,54 @@ impl<M: Media> Filesystem for Requests<M> {
     ) {
         let _span = debug_span!("mknod", dir = parent.0, ?name, mode, umask, rdev).entered();
         let answer = self.change(|| {
-            let cred = caller(req).cred();
-            self.fs().mknod(&cred, ino(parent)?, name.as_bytes(), mode, umask, u64::from(rdev))
+            let (cred, dir) = (caller(req).cred(), ino(parent)?);
+            let made = self.fs().mknod(&cred, dir, name.as_bytes(), mode, umask, u64::from(rdev))?;
+            self.touched(dir);
+            Ok(made)
         });
         self.entry(reply, answer);
     }
 
     fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
         let _span = debug_span!("mkdir", dir = parent.0, ?name, mode, umask).entered();
-        let answer =
-            self.change(|| self.fs().mkdir(&caller(req).cred(), ino(parent)?, name.as_bytes(), mode, umask));
+        let answer = self.change(|| {
+            let dir = ino(parent)?;
+            let made = self.fs().mkdir(&caller(req).cred(), dir, name.as_bytes(), mode, umask)?;
+            self.touched(dir);
+            Ok(made)
+        });
         self.entry(reply, answer);
     }
 
     fn unlink(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let _span = debug_span!("unlink", dir = parent.0, ?name).entered();
-        answer_empty(
-            reply,
-            self.change(|| self.fs().unlink(&caller(req).cred(), ino(parent)?, name.as_bytes())),
-        );
+        let answer = self.change(|| {
+            let dir = ino(parent)?;
+            self.fs().unlink(&caller(req).cred(), dir, name.as_bytes())?;
+            self.touched(dir);
+            Ok(())
+        });
+        answer_empty(reply, answer);
     }
 
     fn rmdir(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let _span = debug_span!("rmdir", dir = parent.0, ?name).entered();
-        answer_empty(
-            reply,
-            self.change(|| self.fs().rmdir(&caller(req).cred(), ino(parent)?, name.as_bytes())),
-        );
+        let answer = self.change(|| {
+            let dir = ino(parent)?;
+            self.fs().rmdir(&caller(req).cred(), dir, name.as_bytes())?;
+            self.touched(dir);
+            Ok(())
+        });
+        answer_empty(reply, answer);
     }
 
     fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         let _span = debug_span!("symlink", dir = parent.0, ?name, ?target).entered();
         let answer = self.change(|| {
-            let target = target.as_os_str().as_bytes();
-            self.fs().symlink(&caller(req).cred(), ino(parent)?, name.as_bytes(), target)
+            let (dir, target) = (ino(parent)?, target.as_os_str().as_bytes());
+            let made = self.fs().symlink(&caller(req).cred(), dir, name.as_bytes(), target)?;
+            self.touched(dir);
+            Ok(made)
         });
         self.entry(reply, answer);
     }
@@ -490,15 +531,33 @@ impl<M: Media> Filesystem for Requests<M> {
             debug_span!("rename", from = parent.0, ?name, to = newparent.0, ?newname, ?flags).entered();
         let answer = self.change(|| {
             let (from, to) = (ino(parent)?, ino(newparent)?);
-            self.fs().rename(&caller(req).cred(), from, name.as_bytes(), to, newname.as_bytes(), flags.bits())
+            let cred = caller(req).cred();
+            self.fs().rename(&cred, from, name.as_bytes(), to, newname.as_bytes(), flags.bits())?;
+            self.touched(from);
+            self.touched(to);
+            // What moved has another time, too.
+            for (dir, name) in [(to, newname), (from, name)] {
+                if let Ok(moved) = self.fs().lookup(&Cred::root(), dir, name.as_bytes()) {
+                    self.touched(moved.ino);
+                    self.fs().forget(moved.ino, 1);
+                }
+                if !flags.contains(RenameFlags::RENAME_EXCHANGE) {
+                    break;
+                }
+            }
+            Ok(())
         });
         answer_empty(reply, answer);
     }
 
     fn link(&self, req: &Request, node: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
         let _span = debug_span!("link", ino = node.0, dir = newparent.0, name = ?newname).entered();
-        let answer = self
-            .change(|| self.fs().link(&caller(req).cred(), ino(node)?, ino(newparent)?, newname.as_bytes()));
+        let answer = self.change(|| {
+            let dir = ino(newparent)?;
+            let linked = self.fs().link(&caller(req).cred(), ino(node)?, dir, newname.as_bytes())?;
+            self.touched(dir);
+            Ok(linked)
+        });
         self.entry(reply, answer);
     }
 
@@ -525,8 +584,11 @@ impl<M: Media> Filesystem for Requests<M> {
     ) {
         let _span = debug_span!("create", dir = parent.0, ?name, mode, umask, flags).entered();
         let answer = self.change(|| {
-            let cred = caller(req).cred();
-            let (attr, _) = self.fs().create(&cred, ino(parent)?, name.as_bytes(), mode, umask, flags)?;
+            let (cred, dir) = (caller(req).cred(), ino(parent)?);
+            let (attr, made) = self.fs().create(&cred, dir, name.as_bytes(), mode, umask, flags)?;
+            if made {
+                self.touched(dir);
+            }
             Ok(self.opened(attr))
         });
         self.created(reply, answer);
@@ -613,6 +675,8 @@ impl<M: Media> Filesystem for Requests<M> {
             let written = self.service.write(caller(req), node, offset, data, (kill, written_back))?;
             if written.set_id_fell {
                 self.forget_attributes(node);
+            } else if written_back {
+                self.touched(node);
             }
             // Of what goes through its cache the kernel asks for an fsync itself, of the rest not always.
             let direct = self.settings.cache == Cache::None || flags.0 & libc::O_DIRECT != 0;
@@ -672,7 +736,12 @@ impl<M: Media> Filesystem for Requests<M> {
         mut reply: ReplyDirectoryPlus,
     ) {
         let _span = debug_span!("readdirplus", ino = node.0, offset).entered();
-        let remember = self.remember();
+        let changes = self.handed_out.changes();
+        let time_of = |ino| {
+            self.handed_out.goes_out(ino);
+            let holds = self.handed_out.changes() == changes;
+            if holds { self.remember() } else { self.remember().min(REMEMBER_SHORTLY) }
+        };
         let answer = attempt(|| {
             self.fs().readdir_plus(ino(node)?, offset, &mut |e, attr| {
                 let name = OsStr::from_bytes(e.name);
@@ -680,7 +749,7 @@ impl<M: Media> Filesystem for Requests<M> {
                 !match attr {
                     Some(attr) => {
                         let generation = Generation(attr.generation);
-                        reply.add(number, e.cookie, name, &remember, &attributes(attr), generation)
+                        reply.add(number, e.cookie, name, &time_of(e.ino), &attributes(attr), generation)
                     }
                     None => {
                         // The kernel looks it up before it believes anything of this.
@@ -733,8 +802,12 @@ impl<M: Media> Filesystem for Requests<M> {
         reply: ReplyEmpty,
     ) {
         let _span = debug_span!("setxattr", ino = node.0, ?name, size = value.len(), flags).entered();
-        let answer =
-            self.change(|| self.service.setxattr(caller(req), ino(node)?, name.as_bytes(), value, flags));
+        let answer = self.change(|| {
+            let node = ino(node)?;
+            self.service.setxattr(caller(req), node, name.as_bytes(), value, flags)?;
+            self.touched(node);
+            Ok(())
+        });
         self.fixed_anew(node, name);
         answer_empty(reply, answer);
     }
@@ -753,7 +826,12 @@ impl<M: Media> Filesystem for Requests<M> {
 
     fn removexattr(&self, req: &Request, node: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let _span = debug_span!("removexattr", ino = node.0, ?name).entered();
-        let answer = self.change(|| self.fs().removexattr(&caller(req).cred(), ino(node)?, name.as_bytes()));
+        let answer = self.change(|| {
+            let node = ino(node)?;
+            self.fs().removexattr(&caller(req).cred(), node, name.as_bytes())?;
+            self.touched(node);
+            Ok(())
+        });
         self.fixed_anew(node, name);
         answer_empty(reply, answer);
     }
@@ -792,6 +870,8 @@ impl<M: Media> Filesystem for Requests<M> {
             let node = ino(node)?;
             if self.service.fallocate(caller(req), node, mode, offset, length)? {
                 self.forget_attributes(node);
+            } else {
+                self.touched(node);
             }
             Ok(())
         });

@@ -7,6 +7,7 @@
 
 pub mod connect;
 pub mod fuse;
+mod handed_out;
 mod pages;
 mod service;
 pub mod traffic;
