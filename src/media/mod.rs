@@ -42,7 +42,7 @@ pub use domain::Domain;
 pub use open::holds_pool;
 pub use overlay::Overlay;
 pub use pool::{Pool, PoolOptions};
-pub use region::{RegionKind, device_align};
+pub use region::{FileIdentity, RegionKind, device_align};
 pub use span::{Part, Span, SpanOptions};
 pub use token::{Dirty, Durable, Flushed};
 #[cfg(feature = "memory-type")]

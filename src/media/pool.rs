@@ -14,7 +14,7 @@ use std::ops::Range;
 use super::LINE;
 use super::copy::{Copier, Isa, ReadTable, Routines};
 use super::label::Label;
-use super::region::{Region, RegionKind};
+use super::region::{FileIdentity, Region, RegionKind};
 use super::{Addr, Dirty, Domain, Durable, Fault, Flushed, Media, Words};
 
 /// How to open or create a pool.
@@ -67,6 +67,11 @@ impl Pool {
     /// The stripe unit in bytes; a pool of one region has it too, unused.
     pub fn stripe_bytes(&self) -> u64 {
         self.label.stripe_bytes
+    }
+
+    /// The files and devices that it is made of.
+    pub fn files(&self) -> Vec<FileIdentity> {
+        self.regions.iter().map(Region::identity).collect()
     }
 
     /// Regions, region 0 first, as long as their label says and with a domain that `open` chose.

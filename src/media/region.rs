@@ -50,16 +50,18 @@ impl RegionKind {
 }
 
 /// What tells files apart, whatever their names.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum FileIdentity {
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum FileIdentity {
     File { dev: u64, ino: u64 },
-    Device { rdev: u64 },
+    BlockDevice { rdev: u64 },
+    CharDevice { rdev: u64 },
 }
 
 impl FileIdentity {
     fn of(stat: &Stat) -> FileIdentity {
         match FileType::from_raw_mode(stat.st_mode) {
-            FileType::BlockDevice | FileType::CharacterDevice => FileIdentity::Device { rdev: stat.st_rdev },
+            FileType::BlockDevice => FileIdentity::BlockDevice { rdev: stat.st_rdev },
+            FileType::CharacterDevice => FileIdentity::CharDevice { rdev: stat.st_rdev },
             _ => FileIdentity::File { dev: stat.st_dev, ino: stat.st_ino },
         }
     }
@@ -637,6 +639,10 @@ impl Region {
     /// Whether somebody [uses](OpenRegion::use_part) a part of it: an emulator whose guest has its memory there.
     pub fn is_used(&self, part: Range<u64>) -> bool {
         self.file.is_used(&part)
+    }
+
+    pub fn identity(&self) -> FileIdentity {
+        FileIdentity::of(&self.stat)
     }
 
     /// The device number of the file system or, for a device, of itself, and its class in sysfs.

@@ -1,11 +1,12 @@
 //! The pools that one command works on: each opened once, however often and by which names it is given.
 
+use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use lodestone::fs::{Fs, OpenOptions};
-use lodestone::media::{Domain, Pool, PoolOptions};
+use lodestone::media::{Domain, FileIdentity, Pool, PoolOptions};
 
 use crate::cli::Assume;
 use crate::failure::{Failure, Result, reason};
@@ -25,6 +26,8 @@ pub enum Access {
 /// Pools in use by this command.
 pub struct Pools {
     open: Vec<Open>,
+    /// All that they are made of.
+    files: HashSet<FileIdentity>,
 }
 
 struct Open {
@@ -37,7 +40,7 @@ struct Open {
 
 impl Pools {
     pub fn new() -> Pools {
-        Pools { open: Vec::new() }
+        Pools { open: Vec::new(), files: HashSet::new() }
     }
 
     /// Opens `pool`, unless that is done. Of several uses of a pool the first says for what it is opened.
@@ -51,11 +54,13 @@ impl Pools {
         }
         let (media, writable) = map(Path::new(pool), access, None)?;
         let profile = profile::of_pool(None, &media);
+        let files = media.files();
         let fs = Fs::open(media, &OpenOptions { read_only: !writable, profile, ..OpenOptions::default() })
             .map_err(|e| about(pool, &e))?;
         // No device of the host has such a number.
         let device = u64::MAX - self.open.len() as u64;
         let tree = PoolTree::new(fs, device);
+        self.files.extend(files);
         self.open.push(Open { names: vec![pool.to_os_string()], identity, writable, tree });
         Ok(())
     }
@@ -64,6 +69,11 @@ impl Pools {
     pub fn tree(&self, pool: &OsStr) -> &Tree {
         let named = |o: &&Open| o.names.iter().any(|n| n == pool);
         &self.open.iter().find(named).expect("a command opens all its pools first").tree
+    }
+
+    /// Whether one of the pools is made of this file of the host.
+    pub fn is_made_of(&self, file: FileIdentity) -> bool {
+        self.files.contains(&file)
     }
 
     /// Closes what may have been changed: everything is safe from here on.

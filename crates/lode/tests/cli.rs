@@ -792,6 +792,116 @@ fn copies_that_make_no_sense_are_refused() {
     assert_eq!(fs::metadata(image).unwrap().len(), 16 * MIB);
 }
 
+#[test]
+fn a_pool_that_is_being_copied_is_no_target() {
+    let dir = Dir::new("own-pool");
+    let image = dir.pool("p", 4);
+    dir.ok(&["mkfs", "r0,r1", "--size", "8M", "--stripe", "64K"]);
+    dir.write("f", b"hi");
+    dir.ok(&["cp", "f", "p:/f"]);
+    dir.ok(&["cp", "f", "p:/p"]);
+    dir.ok(&["cp", "f", "r0:/b"]);
+    symlink("/elsewhere", dir.path("link")).unwrap();
+    fs::create_dir_all(dir.path("in")).unwrap();
+    fs::hard_link(&image, dir.path("hard")).unwrap();
+    symlink("p", dir.path("soft")).unwrap();
+    for to in ["p", "./p", "hard", "soft"] {
+        for options in [&["cp"][..], &["cp", "-r"], &["cp", "-a"]] {
+            let ran = unchanged(&image, || dir.run(&[options, &["p:/f", to]].concat()));
+            ran.fails(1, &["is the pool that is being copied"]);
+        }
+    }
+    assert!(fs::symlink_metadata(dir.path("soft")).unwrap().is_symlink());
+    unchanged(&dir.path("r1"), || dir.run(&["cp", "r0:/b", "r1"]).fails(1, &["r1 is the pool"]));
+    // An entry of the pool's own name, a file or a link, keeps nothing from the rest.
+    dir.write("f", b"old");
+    let ran = unchanged(&image, || dir.run(&["cp", "-r", "p:/", "."]));
+    ran.fails(1, &["p:/p", "is the pool that is being copied"]);
+    assert_eq!(fs::read(dir.path("f")).unwrap(), b"hi");
+    dir.ok(&["rm", "p:/p"]);
+    dir.ok(&["cp", "-a", "link", "p:/p"]);
+    unchanged(&image, || dir.run(&["cp", "-r", "p:/", "."]).fails(1, &["is the pool that is being copied"]));
+    // Nor is it copied into itself.
+    dir.run(&["cp", "p", "p:/x"]).fails(1, &["p is the pool that is being copied"]);
+    dir.run(&["cp", "r1", "r0:/x"]).fails(1, &["r1 is the pool that is being copied"]);
+    dir.ok(&["fsck", "p"]);
+    dir.ok(&["fsck", "r0"]);
+}
+
+#[test]
+fn archives_leave_other_names_of_their_targets_alone() {
+    let dir = Dir::new("shared-target");
+    dir.pool("p", 16);
+    dir.write("old", b"old");
+    fs::hard_link(dir.path("old"), dir.path("kept")).unwrap();
+    dir.write("new", b"new");
+    dir.ok(&["cp", "-a", "old", "kept", "p:/"]);
+    dir.ok(&["cp", "-a", "new", "p:/old"]);
+    assert_eq!((dir.ok(&["cat", "p:/old"]), dir.ok(&["cat", "p:/kept"])), ("new".into(), "old".into()));
+    dir.ok(&["cp", "-a", "p:/old", "old"]);
+    assert_eq!(fs::read(dir.path("old")).unwrap(), b"new");
+    assert_eq!(fs::read(dir.path("kept")).unwrap(), b"old");
+    // Without -a the file stays the one it was, as cp(1) has it.
+    fs::remove_file(dir.path("old")).unwrap();
+    fs::hard_link(dir.path("kept"), dir.path("old")).unwrap();
+    dir.ok(&["cp", "p:/old", "old"]);
+    assert_eq!(fs::read(dir.path("kept")).unwrap(), b"new");
+}
+
+#[test]
+fn a_copy_does_not_overwrite_what_it_just_made() {
+    let dir = Dir::new("twice");
+    dir.pool("p", 16);
+    for sub in ["1", "2"] {
+        fs::create_dir_all(dir.path(sub).join("d")).unwrap();
+        dir.write(&format!("{sub}/x"), sub.as_bytes());
+        dir.write(&format!("{sub}/d/x"), sub.as_bytes());
+        symlink("/x", dir.path(sub).join("l")).unwrap();
+    }
+    fs::hard_link(dir.path("1/x"), dir.path("1/y")).unwrap();
+    let again = |args: &[&str], what: &str| {
+        let ran = dir.run(args);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        assert_eq!(ran.err, format!("lode: warning: source {what} specified more than once\n"));
+    };
+    let refused = "it would overwrite what this copy just made";
+    for options in [&["cp"][..], &["cp", "-a"]] {
+        again(&[options, &["1/x", "1/x", "p:/"]].concat(), "file 1/x");
+        dir.run(&[options, &["1/x", "2/x", "1/y", "p:/"]].concat()).fails(1, &["2/x", "p:/x", refused]);
+        assert_eq!(dir.ok(&["cat", "p:/x", "p:/y"]), "11");
+        dir.ok(&["rm", "p:/x", "p:/y"]);
+    }
+    again(&["cp", "-a", "1/d", "1/d", "p:/"], "directory 1/d");
+    // Directories come together, files do not.
+    dir.write("2/d/only", b"only");
+    dir.run(&["cp", "-r", "1/d", "2/d", "p:/"]).fails(1, &["2/d/x", "p:/d/x", refused]);
+    assert_eq!(dir.ok(&["cat", "p:/d/x", "p:/d/only"]), "1only");
+    // Nor is anything written through a link that was just made.
+    fs::create_dir(dir.path("3")).unwrap();
+    dir.write("3/l", b"3");
+    dir.run(&["cp", "-r", "1/x", "1/l", "3/l", "p:/"]).fails(1, &["3/l", refused]);
+    assert_eq!(dir.ok(&["cat", "p:/x"]), "1");
+}
+
+#[test]
+fn nothing_is_written_through_a_link_that_leads_nowhere() {
+    let dir = Dir::new("dangling");
+    dir.pool("p", 16);
+    dir.write("f", b"f");
+    symlink("none", dir.path("link")).unwrap();
+    dir.ok(&["cp", "f", "p:/f"]);
+    dir.ok(&["cp", "-a", "link", "p:/"]);
+    for (from, to) in [("f", "p:/link"), ("p:/f", "link")] {
+        dir.run(&["cp", from, to]).fails(1, &[to, "leads nowhere; remove it first"]);
+    }
+    assert!(dir.ok(&["ls", "-l", "p:/"]).contains("link -> none"));
+    assert_eq!(fs::read_link(dir.path("link")).unwrap(), Path::new("none"));
+    // With -a it is replaced.
+    dir.ok(&["cp", "-a", "p:/f", "link"]);
+    assert_eq!(fs::read(dir.path("link")).unwrap(), b"f");
+    assert!(!dir.path("none").exists());
+}
+
 /// A tree that the host made step by step, so that no path is longer than it takes.
 fn deep_tree(dir: &Dir, name: &str, depth: usize) -> PathBuf {
     let root = dir.path(name);

@@ -3,12 +3,16 @@
 //! A file is written where it will stay, not beside it, as cp(1) does: what cannot be finished (the pool is
 //! full, somebody pressed Ctrl-C) is removed again if this copy created it, and told in any case. What a
 //! command cannot copy does not keep it from the rest, unless the medium itself fails.
+//!
+//! Two things are never written over: the files of the host behind the pools that are open, by whatever name, and
+//! what the same command just made of another source.
 
 use std::collections::{HashMap, HashSet};
 use std::os::unix::ffi::OsStrExt;
 use std::rc::Rc;
 
 use lodestone::fs::Kind;
+use lodestone::media::FileIdentity;
 use lodestone::{Error, Result};
 
 use crate::cli;
@@ -52,6 +56,7 @@ pub fn run(args: &cli::Cp) -> failure::Result<()> {
 #[derive(Clone)]
 struct Place<'a> {
     tree: &'a dyn Tree,
+    of_host: bool,
     /// As messages begin: `demo.pool:`, or nothing for the host.
     prefix: Rc<[u8]>,
     path: Vec<u8>,
@@ -61,10 +66,12 @@ impl<'a> Place<'a> {
     fn of(target: &Target, pools: &'a Pools) -> Place<'a> {
         match target {
             Target::Host(path) => {
-                Place { tree: &HostTree, prefix: Rc::from([]), path: path.as_os_str().as_bytes().to_vec() }
+                let path = path.as_os_str().as_bytes().to_vec();
+                Place { tree: &HostTree, of_host: true, prefix: Rc::from([]), path }
             }
             Target::Pool(PoolPath { pool, path }) => Place {
                 tree: pools.tree(pool),
+                of_host: false,
                 prefix: Rc::from([pool.as_bytes(), b":"].concat()),
                 path: path.clone(),
             },
@@ -109,6 +116,8 @@ struct Copier<'a> {
     copied: HashMap<(u64, u64), Vec<u8>>,
     /// Directories that this copy made: they must not be copied into themselves.
     made: HashSet<(u64, u64)>,
+    /// What was copied, and of which source: nothing else may be written over it.
+    written: HashMap<(u64, u64), (u64, u64)>,
     buffer: Vec<u8>,
     failures: u64,
     progress: Progress,
@@ -121,6 +130,7 @@ impl<'a> Copier<'a> {
             pools,
             copied: HashMap::new(),
             made: HashSet::new(),
+            written: HashMap::new(),
             buffer: vec![0; CHUNK_BYTES],
             failures: 0,
             progress: Progress::new(),
@@ -165,19 +175,38 @@ impl<'a> Copier<'a> {
 
     /// The outer result ends the command, the inner is this entry's.
     fn copy(&mut self, from: &Place, to: &Place, top: bool) -> failure::Result<Result<(), Stopped>> {
-        match self.prepare(from, to, top) {
+        let stat = match self.prepare(from, to, top) {
+            Ok(Some(stat)) => stat,
+            Ok(None) => return Ok(Ok(())),
+            Err(e) => return Ok(Err(e.into())),
+        };
+        let copied = match stat.kind {
             // Asked of what the user named: nothing below it can lead out of the one and into the other.
-            Ok(stat) if top && stat.kind == Kind::Directory && is_inside(to, stat.file) => {
-                Ok(Err(into_itself().into()))
+            Kind::Directory if top && is_inside(to, stat.file) => Err(into_itself().into()),
+            Kind::Directory => self.directory(from, to, &stat)?,
+            _ => self.file(from, to, &stat),
+        };
+        Ok(copied.and_then(|()| {
+            // One source has no place twice. A link that was followed stays one.
+            if self.args.from.len() > 1
+                && let Some(written) = to.stat(stat.kind != Kind::Symlink)?
+            {
+                self.written.insert(written.file, stat.file);
             }
-            Ok(stat) if stat.kind == Kind::Directory => self.directory(from, to, &stat),
-            Ok(stat) => Ok(self.file(from, to, &stat)),
-            Err(e) => Ok(Err(e.into())),
+            Ok(())
+        }))
+    }
+
+    /// Refuses what one of the pools is made of, by whatever name.
+    fn refuse_pool(&self, place: &Place, stat: &Stat) -> Result<()> {
+        match place.of_host && self.pools.is_made_of(identity(stat)) {
+            true => Err(refused(libc::EINVAL, format!("{place} is the pool that is being copied"))),
+            false => Ok(()),
         }
     }
 
-    /// What the source is, once it is clear that it may stand at `to`.
-    fn prepare(&self, from: &Place, to: &Place, top: bool) -> Result<Stat> {
+    /// What the source is, once it is clear that it may stand at `to`; none where this command has copied it there.
+    fn prepare(&self, from: &Place, to: &Place, top: bool) -> Result<Option<Stat>> {
         if interrupt::requested() {
             return Err(interrupted());
         }
@@ -186,30 +215,51 @@ impl<'a> Copier<'a> {
         if stat.kind == Kind::Directory && !self.is_recursive() {
             return Err(refused(libc::EISDIR, "it is a directory; add -r"));
         }
-        if let Some(old) = to.stat(false)? {
-            if old.file == stat.file {
-                return Err(refused(libc::EINVAL, "they are the same file"));
-            }
-            match (stat.kind == Kind::Directory, old.kind == Kind::Directory) {
-                (true, false) if !(top && is_directory(to)?) => {
-                    return Err(refused(libc::ENOTDIR, "there is a file of this name"));
-                }
-                (false, true) => return Err(refused(libc::EISDIR, "there is a directory of this name")),
-                _ => {}
-            }
-            // A link met inside a tree could lead anywhere, and -a keeps attributes of what has the name: only
-            // the one that the user named is followed, and not by -a.
-            let followed = top && (stat.kind == Kind::Directory || !self.args.archive);
-            if old.kind == Kind::Symlink && !followed {
-                to.tree.unlink(&to.path)?;
-            } else if old.kind == Kind::Symlink
-                && stat.kind != Kind::Directory
-                && to.stat(true)?.is_some_and(|led| led.file == stat.file)
-            {
-                return Err(refused(libc::EINVAL, "they are the same file"));
-            }
+        self.refuse_pool(from, &stat)?;
+        let Some(old) = to.stat(false)? else { return Ok(Some(stat)) };
+        // A link met inside a tree could lead anywhere, and -a keeps attributes of what has the name: only
+        // the one that the user named is followed, and not by -a.
+        let followed = top && (stat.kind == Kind::Directory || !self.args.archive);
+        let led = match to.stat(true) {
+            Err(e) if followed => return Err(e),
+            led => led.ok().flatten(),
+        };
+        led.iter().try_for_each(|led| self.refuse_pool(to, led))?;
+        if old.file == stat.file {
+            return Err(refused(libc::EINVAL, "they are the same file"));
         }
-        Ok(stat)
+        match (stat.kind == Kind::Directory, old.kind == Kind::Directory) {
+            (true, false) if !(top && is_directory(to)?) => {
+                return Err(refused(libc::ENOTDIR, "there is a file of this name"));
+            }
+            (false, true) => return Err(refused(libc::EISDIR, "there is a directory of this name")),
+            _ => {}
+        }
+        let target = if followed { led } else { Some(old) };
+        let Some(target) = target else {
+            return Err(refused(libc::ENOENT, "it is a symbolic link that leads nowhere; remove it first"));
+        };
+        if target.file == stat.file {
+            return Err(refused(libc::EINVAL, "they are the same file"));
+        }
+        match [target, old].iter().find_map(|there| self.written.get(&there.file)) {
+            Some(source) if *source == stat.file => {
+                let what = if stat.kind == Kind::Directory { "directory" } else { "file" };
+                let line = format!("warning: source {what} {from} specified more than once");
+                self.progress.suspend(|| complain(line));
+                return Ok(None);
+            }
+            Some(_) if stat.kind != Kind::Directory => {
+                return Err(refused(libc::EEXIST, "it would overwrite what this copy just made"));
+            }
+            _ => {}
+        }
+        // As cp(1) with -a: what has other names, too, stays what it is under those.
+        let is_shared = self.args.archive && old.nlink > 1;
+        if stat.kind != Kind::Directory && is_shared || old.kind == Kind::Symlink && !followed {
+            to.tree.unlink(&to.path)?;
+        }
+        Ok(Some(stat))
     }
 
     fn directory(&mut self, from: &Place, to: &Place, stat: &Stat) -> failure::Result<Result<(), Stopped>> {
@@ -315,8 +365,17 @@ fn cannot_write(to: &Place, e: &Error) -> Failure {
     Failure::failed(format_args!("cannot copy to {to}: {}{}", reason(e), remedy(e.errno())))
 }
 
-fn refused(errno: i32, why: &'static str) -> Error {
+fn refused(errno: i32, why: impl Into<String>) -> Error {
     Error::message(errno, "lode::cp", why)
+}
+
+/// What a file of the host is, as the media of pools know it.
+fn identity(stat: &Stat) -> FileIdentity {
+    match stat.kind {
+        Kind::BlockDevice => FileIdentity::BlockDevice { rdev: stat.rdev },
+        Kind::CharDevice => FileIdentity::CharDevice { rdev: stat.rdev },
+        _ => FileIdentity::File { dev: stat.file.0, ino: stat.file.1 },
+    }
 }
 
 fn into_itself() -> Error {
