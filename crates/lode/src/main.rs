@@ -15,6 +15,7 @@ mod interrupt;
 mod live;
 mod machine;
 mod mount;
+mod outfile;
 mod pool;
 mod profile;
 mod progress;

@@ -23,6 +23,7 @@ use super::table::digits;
 use super::turns::{Contestant, Crew};
 use super::worker::Names;
 use super::{BenchOptions, breakdown_plot, finish_machine, own_contestants, progress, progress_end, report};
+use crate::outfile;
 
 /// Operations of which one is watched: more than usual, so that the rows of large ones have enough of them.
 const ONE_IN: u32 = 8;
@@ -132,7 +133,7 @@ fn part(spec: &RowSpec, row: &report::Row, times: &Times) -> Part {
 fn deliver(breakdown: &Breakdown, options: &BenchOptions) -> Result<String> {
     if let Some(path) = &options.svg {
         let picture = breakdown_plot::render(breakdown);
-        std::fs::write(path, picture).map_err(|e| Error::io(e, "bench::breakdown", "write", path))?;
+        outfile::write(path, "the picture", picture)?;
     }
     if !options.json {
         return Ok(table(breakdown));

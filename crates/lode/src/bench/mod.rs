@@ -46,6 +46,7 @@ use lodestone::media::{Domain, Media, Pool, PoolOptions};
 use lodestone::mover::EngineKind;
 use lodestone::{Error, Result};
 
+use crate::outfile;
 use crate::profile;
 pub use clock::{device_cpu_s, process_cpu_s, thread_cpu_ns};
 pub use plan::USAGE;
@@ -162,7 +163,7 @@ fn deliver(report: &Report, options: &BenchOptions) -> Result<String> {
             );
             Error::message(libc::EINVAL, "bench::plot", message)
         })?;
-        std::fs::write(path, picture).map_err(|e| Error::io(e, "bench::plot", "write", path))?;
+        outfile::write(path, "the picture", picture)?;
     }
     if !options.json {
         return Ok(table::render(report));

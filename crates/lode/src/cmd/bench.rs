@@ -3,8 +3,10 @@
 use crate::bench::{BenchOptions, USAGE};
 use crate::cli;
 use crate::failure::{Failure, Output, Result, reason};
+use crate::outfile;
 
 pub fn run(args: cli::Bench) -> Result<()> {
+    args.svg.iter().try_for_each(|picture| outfile::refuse_pool(picture))?;
     let text = crate::bench::run(&BenchOptions {
         only: args.only,
         peers: args.peers,

@@ -3,8 +3,10 @@
 use crate::cli;
 use crate::cost::CostOptions;
 use crate::failure::{Output, Result};
+use crate::outfile;
 
 pub fn run(args: cli::Cost) -> Result<()> {
+    args.svg.iter().try_for_each(|picture| outfile::refuse_pool(picture))?;
     let text = crate::cost::run(&CostOptions {
         command: args.command,
         runs: args.runs,

@@ -11,6 +11,7 @@ use clap_mangen::roff::{Inline, Roff, bold, roman};
 
 use crate::cli;
 use crate::failure::{Failure, Result};
+use crate::outfile;
 use crate::target::show;
 
 pub fn run(args: &cli::Man) -> Result<()> {
@@ -20,7 +21,7 @@ pub fn run(args: &cli::Man) -> Result<()> {
     fs::create_dir_all(&args.dir).map_err(|e| failed(&args.dir, e))?;
     for (name, text) in pages() {
         let path = args.dir.join(name);
-        fs::write(&path, text).map_err(|e| failed(&path, e))?;
+        outfile::write(&path, "the man page", text)?;
     }
     Ok(())
 }

@@ -18,6 +18,7 @@ use lodestone::wsp::memory::Memory;
 
 use crate::cli;
 use crate::failure::{Failure, Result, complain};
+use crate::outfile;
 use crate::target::show;
 
 const LIBRARY: &str = "liblode_preload.so";
@@ -57,7 +58,10 @@ fn settings(args: &cli::Run, media: &Path) -> Result<Vec<(&'static str, Option<O
             .map_err(|e| Failure::failed(format_args!("cannot find {}: {e}", show(path))))
     };
     let statistics = match &args.heap_stats {
-        Some(file) if file != "-" => Some(whole(Path::new(file))?.into_os_string()),
+        Some(file) if file != "-" => {
+            outfile::refuse_pool(Path::new(file))?;
+            Some(whole(Path::new(file))?.into_os_string())
+        }
         other => other.clone(),
     };
     let number = |n: u64| Some(OsString::from(n.to_string()));

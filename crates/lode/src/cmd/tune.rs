@@ -2,9 +2,11 @@
 
 use crate::cli;
 use crate::failure::{Output, Result};
+use crate::outfile;
 use crate::tune::TuneOptions;
 
 pub fn run(args: cli::Tune) -> Result<()> {
+    args.svg.iter().try_for_each(|picture| outfile::refuse_pool(picture))?;
     let text = crate::tune::run(&TuneOptions {
         pool: args.pool.map(Into::into),
         engines: args.engine,

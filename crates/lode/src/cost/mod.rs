@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 use crate::failure::{Failure, Result, complain};
 use crate::interrupt;
 use crate::machine::Machine;
+use crate::outfile;
 use crate::target::show;
 
 use bytes::{BlockDevice, Counted, Counters, MountedPool, Printed};
@@ -171,8 +172,7 @@ fn check_interrupt() -> Result<()> {
 
 fn deliver(report: &Report, options: &CostOptions) -> Result<String> {
     if let Some(path) = &options.svg {
-        std::fs::write(path, plot::render(report))
-            .map_err(|e| Failure::failed(format_args!("cannot write the picture {}: {e}", show(path))))?;
+        outfile::write(path, "the picture", plot::render(report))?;
     }
     if !options.json {
         return Ok(table::render(report));

@@ -37,6 +37,7 @@ use crate::cmd::utc;
 use crate::cost::load::CpuTimes;
 use crate::failure::{Failure, Result, complain, reason};
 use crate::interrupt;
+use crate::outfile;
 use crate::pool::{Access, map};
 use crate::profile;
 use crate::progress::Steps;
@@ -452,8 +453,7 @@ fn deliver(report: &Report, options: &TuneOptions) -> Result<String> {
         complain(format_args!("skipped: {skipped}"));
     }
     if let Some(path) = &options.svg {
-        std::fs::write(path, plot::render(report))
-            .map_err(|e| Failure::failed(format_args!("cannot write the picture {}: {e}", show(path))))?;
+        outfile::write(path, "the picture", plot::render(report))?;
     }
     if !options.json {
         return Ok(table::render(report));

@@ -7,6 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::failure::{Failure, Result};
+use crate::outfile;
 use crate::target::show;
 
 const FILE_MODE: u32 = 0o644;
@@ -22,6 +23,7 @@ pub struct Draft {
 
 impl Draft {
     pub fn new(path: &Path) -> Result<Draft> {
+        outfile::refuse_pool(path)?;
         let failed = |e: std::io::Error| {
             Failure::failed(format_args!(
                 "cannot write the profile {}: {e}; name another place with --out",

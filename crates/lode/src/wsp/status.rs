@@ -12,7 +12,8 @@ use super::guest::{Guest, slot_path, with_ram};
 use super::place::{Config, Guests, Place};
 use super::report::{Dirty, Entry, Summary, by_media, draw, summarize};
 use crate::cli::wsp::{WspList, WspStatus};
-use crate::failure::{Failure, Output, Result};
+use crate::failure::{Output, Result};
+use crate::outfile;
 use crate::size::Size;
 use crate::target::show;
 
@@ -89,8 +90,7 @@ pub fn status(guests: &Guests, args: &WspStatus) -> Result<()> {
     };
     let (status, entries) = Status::of(&guests.known(name)?);
     if let Some(path) = &args.svg {
-        std::fs::write(path, draw(name, &entries))
-            .map_err(|e| Failure::failed(format_args!("cannot write {}: {e}", show(path))))?;
+        outfile::write(path, "the picture", draw(name, &entries))?;
     }
     match args.json {
         true => out.json(&status)?,
