@@ -5,6 +5,8 @@
 //!
 //! A step that waits for others (a read from a pipe) first waits for either them or a signal: one that came between
 //! the question and the read would otherwise go unnoticed for as long as the read takes.
+//!
+//! SIGXFSZ asks nothing: the write that brought it says what failed.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
@@ -24,6 +26,26 @@ extern "C" fn note(_signal: libc::c_int) {
         let errno = *libc::__errno_location();
         libc::write(WAKE_WRITE.load(Ordering::Relaxed), [1u8].as_ptr().cast(), 1);
         *libc::__errno_location() = errno;
+    }
+}
+
+extern "C" fn go_on(_signal: libc::c_int) {}
+
+/// A file that may not grow any more (`ulimit -f`) fails with EFBIG, so that what was begun is undone, instead of
+/// ending the process by SIGXFSZ. By a handler, not by ignoring it: programs that are executed begin with the default.
+pub fn outlive_large_files() {
+    // SAFETY: both structures are zeroed, which is a valid sigaction, and the kernel only reads one and fills the
+    // other; the handler does nothing.
+    unsafe {
+        let mut old: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGXFSZ, std::ptr::null(), &mut old);
+        if old.sa_sigaction == libc::SIG_IGN {
+            return; // and so it is for what is executed: the caller wants it
+        }
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = go_on as extern "C" fn(libc::c_int) as usize;
+        action.sa_flags = libc::SA_RESTART;
+        libc::sigaction(libc::SIGXFSZ, &action, std::ptr::null_mut());
     }
 }
 

@@ -46,6 +46,7 @@ use failure::{Failure, Output, Result};
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
+    interrupt::outlive_large_files();
     match run(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
@@ -61,7 +62,7 @@ fn run(arguments: &[OsString]) -> Result<()> {
     let configured = config::apply(cli::command(), arguments)?;
     match configured.command.clone().try_get_matches_from(arguments) {
         Ok(matches) => {
-            let cli = cli::Cli::from_arg_matches(&matches).map_err(|e| usage(&e, &configured))?;
+            let cli = cli::Cli::from_arg_matches(&matches).map_err(|e| usage(&e, &configured, arguments))?;
             start_log(if matches!(cli.command, cli::Sub::Crash(_)) { LOG_SIMULATED } else { LOG_DEFAULT })?;
             cmd::run(cli.command)
         }
@@ -69,7 +70,7 @@ fn run(arguments: &[OsString]) -> Result<()> {
         Err(e) if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             Err(Failure::usage("a command is missing; see lode --help"))
         }
-        Err(e) => Err(usage(&e, &configured)),
+        Err(e) => Err(usage(&e, &configured, arguments)),
     }
 }
 
@@ -121,16 +122,15 @@ fn print_help(help: &clap::Error) -> Result<()> {
 }
 
 /// A command-line error on one line, with the place of the value where that is not the command line.
-fn usage(e: &clap::Error, configured: &Configured) -> Failure {
+fn usage(e: &clap::Error, configured: &Configured, arguments: &[OsString]) -> Failure {
     let text = e.render().to_string();
     let message: Vec<&str> = text.lines().take_while(|l| !l.trim().is_empty()).map(str::trim).collect();
     let message = message.join(" ");
     let message = message.strip_prefix("error: ").unwrap_or(&message);
     let tips = text.lines().filter_map(|l| l.trim().strip_prefix("tip: "));
     let tip = tips.filter(|t| t.contains("similar")).map(|t| format!("; {t}")).next();
-    let subcommand =
-        std::env::args().nth(1).filter(|name| configured.command.find_subcommand(name).is_some());
-    let from = subcommand.as_deref().and_then(|name| origin(e, configured, name));
+    let subcommand = subcommand(arguments).filter(|name| configured.command.find_subcommand(name).is_some());
+    let from = subcommand.and_then(|name| origin(e, configured, name, arguments));
     let help = subcommand.map_or("lode --help".to_string(), |name| format!("lode {name} --help"));
     Failure::usage(format_args!(
         "{message}{}{}; see {help}",
@@ -139,13 +139,34 @@ fn usage(e: &clap::Error, configured: &Configured) -> Failure {
     ))
 }
 
+/// The first word that is neither an option nor the file that `--config` names; none where that is no text.
+fn subcommand(arguments: &[OsString]) -> Option<&str> {
+    let mut words = arguments.iter().skip(1);
+    while let Some(word) = words.next() {
+        if word == "--config" {
+            words.next();
+        } else if !word.as_encoded_bytes().starts_with(b"-") {
+            return word.to_str();
+        }
+    }
+    None
+}
+
 /// ` (from FILE)` or ` (from LODE_X)` where a refused value was not given on the command line.
-fn origin(e: &clap::Error, configured: &Configured, subcommand: &str) -> Option<String> {
+fn origin(
+    e: &clap::Error,
+    configured: &Configured,
+    subcommand: &str,
+    arguments: &[OsString],
+) -> Option<String> {
     let Some(ContextValue::String(arg)) = e.get(ContextKind::InvalidArg) else { return None };
     let name = arg.strip_prefix("--")?.split([' ', '=']).next()?;
     let flag = format!("--{name}");
-    let given = |a: String| a == flag || a.starts_with(&format!("{flag}="));
-    if std::env::args_os().filter_map(|a| a.into_string().ok()).any(given) {
+    let given = |a: &OsString| {
+        let rest = a.as_encoded_bytes().strip_prefix(flag.as_bytes());
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b"="))
+    };
+    if arguments.iter().any(given) {
         return None;
     }
     let file = |f: &Path| format!(" (from {})", target::show(f));

@@ -242,6 +242,86 @@ fn where_nobody_has_guests_a_power_failure_is_no_success() {
 }
 
 #[test]
+fn what_is_written_for_people_overwrites_no_pool() {
+    let dir = Dir::new("outputs");
+    dir.ok(&["mkfs", "p,r", "--size", "8M", "--stripe", "64K"]);
+    let heap = ["run", "--heap-stats", "r", "--heap", "p", "--", "true"];
+    for (pool, args) in [
+        ("p", &["bench", "--smoke", "--svg", "p"][..]),
+        ("r", &["bench", "--smoke", "--breakdown", "--svg", "r"]),
+        ("p", &["cost", "--runs", "1", "--idle", "0", "--svg", "p", "--", "true"]),
+        ("r", &["tune", "--quick", "--svg", "r"]),
+        ("p", &["tune", "--quick", "--out", "p"]),
+    ] {
+        let ran = unchanged(&dir.path(pool), || dir.run(args));
+        ran.fails(1, &[&format!("{pool} holds a pool"), "name another file"]);
+    }
+    for pool in ["p", "r"] {
+        unchanged(&dir.path(pool), || assert_ne!(dir.run(&heap).code, Some(0)));
+    }
+}
+
+#[test]
+fn words_that_are_no_text_are_a_usage_error() {
+    let dir = Dir::new("no-text");
+    for line in [&["\u{ff}"][..], &["mkfs", "\u{ff}", "--size", "x"], &["mkfs", "p", "--label", "\u{ff}"]] {
+        let args: Vec<OsString> =
+            line.iter().map(|w| OsString::from_vec(w.chars().map(|c| c as u8).collect())).collect();
+        dir.run(&args).fails(2, &["see lode"]);
+    }
+    // Where a value came from is known whatever stands before the command.
+    dir.write("c.toml", b"[mkfs]\nsize = \"4X\"\n");
+    dir.run(&["--config", "c.toml", "mkfs", "p"]).fails(2, &["(from c.toml)", "see lode mkfs --help"]);
+    let odd = OsString::from_vec(b"--data=\xff".to_vec());
+    let line = [OsString::from("mkfs"), "p".into(), "--config".into(), "c.toml".into(), odd];
+    dir.run(&line).fails(2, &["see lode mkfs --help"]);
+}
+
+#[test]
+fn mkfs_does_not_wait_for_whoever_writes_to_a_pipe() {
+    let dir = Dir::new("mkfs-pipe");
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    let fifo = rustix::fs::FileType::Fifo;
+    rustix::fs::mknodat(rustix::fs::CWD, dir.path("fifo"), fifo, mode, 0).unwrap();
+    for more in [&[][..], &["--size", "16M"], &["--force"]] {
+        dir.run(&[&["mkfs", "fifo"], more].concat()).fails(1, &["fifo is neither file nor device"]);
+    }
+}
+
+/// Runs a command in a shell that has set a limit.
+fn limited(dir: &Dir, limit: &str, args: &[&str]) -> Ran {
+    let mut shell = dir.command(args);
+    let mut command = Command::new("bash");
+    command.args(["-c", &format!("{limit} && exec \"$0\" \"$@\"")]).arg(shell.get_program());
+    command.args(shell.get_args()).current_dir(&dir.0).stdin(Stdio::null());
+    for (name, value) in shell.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    shell.stdin(Stdio::null());
+    Ran::of(&mut command)
+}
+
+#[test]
+fn a_limit_of_file_sizes_ends_a_copy_not_the_command() {
+    let dir = Dir::new("file-size");
+    dir.pool("p", 16);
+    file_of(&dir, "big", 4 * MIB);
+    dir.ok(&["cp", "big", "p:/big"]);
+    // In KiB.
+    let ran = limited(&dir, "ulimit -f 1024", &["cp", "p:/big", "copy"]);
+    ran.fails(1, &["copy", "File too large", "incomplete copy was removed"]);
+    assert!(!dir.path("copy").exists());
+    limited(&dir, "ulimit -f 1024", &["mkfs", "q", "--size", "8M"]).fails(1, &["q", "File too large"]);
+    assert!(!dir.path("q").exists());
+    // Programs that it executes end as always.
+    let writes = ["cost", "--runs", "1", "--idle", "0", "--bytes", "1", "--", "cp", "big", "copy"];
+    limited(&dir, "ulimit -f 1024", &writes).fails(1, &["signal: 25"]);
+}
+
+#[test]
 fn absurd_sizes_are_refused() {
     let dir = Dir::new("sizes");
     for (size, code, says) in [

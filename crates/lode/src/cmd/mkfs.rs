@@ -71,7 +71,7 @@ struct Found {
     size: u64,
     allocated: u64,
     regular: bool,
-    device_dax: bool,
+    block_device: bool,
 }
 
 impl<'a> Region<'a> {
@@ -84,7 +84,7 @@ impl<'a> Region<'a> {
                 size: m.len(),
                 allocated: m.blocks() * 512,
                 regular: m.is_file(),
-                device_dax: m.file_type().is_char_device(),
+                block_device: m.file_type().is_block_device(),
             }),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
             Err(e) => return Err(Failure::failed(format_args!("cannot open {}: {}", show(path), plain(&e)))),
@@ -97,9 +97,10 @@ impl<'a> Region<'a> {
         self.found.as_ref().is_none_or(|f| f.regular && f.size == 0)
     }
 
-    /// An existing file must be blank. The first block is left to the media, which knows what it says.
+    /// An existing file must be blank. The first block is left to the media, which knows what it says, and so is what is
+    /// neither file nor block device: opening a pipe would wait for whoever writes to it.
     fn refuse_data(&self) -> Result<()> {
-        if !self.found.as_ref().is_some_and(|f| !f.device_dax && (f.size > 0 || !f.regular)) {
+        if !self.found.as_ref().is_some_and(|f| f.block_device || f.regular && f.size > 0) {
             return Ok(());
         }
         match first_data(self.path) {
