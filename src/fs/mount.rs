@@ -7,6 +7,7 @@
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, LazyLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -176,6 +177,8 @@ impl<M: Media> Fs<M> {
     pub fn open(media: M, options: &OpenOptions) -> Result<Arc<Fs<M>>> {
         let copies = SuperCopies::read(&media)?;
         let sb = copies.whole(&media)?;
+        // Before anything is written: a pool that is not opened after all stays closed.
+        let ticker = if options.read_only || options.no_ticker { None } else { Some(Ticker::begin()?) };
         if copies.first.is_err() || copies.second.is_err() {
             let (bad, good) = if copies.first.is_err() { ("first", "second") } else { ("second", "first") };
             let mended = match write_super(&media, &sb) {
@@ -188,8 +191,10 @@ impl<M: Media> Fs<M> {
         let fs = Fs::start(media, sb, options)?;
         if fs.core.read_only {
             fs.core.poisoned.store(true, Ordering::Release);
-        } else if !options.no_ticker {
-            *fs.ticker.lock() = Some(Ticker::start(&fs));
+        } else if let Some((ticker, watch)) = ticker {
+            // Fails where the thread has ended, which it does after this.
+            let _ = watch.send(Arc::downgrade(&fs));
+            *fs.ticker.lock() = Some(ticker);
         }
         Ok(fs)
     }
@@ -570,15 +575,18 @@ fn table_record(batch: &mut Batch, extent: Extent, size: u64) {
 }
 
 impl Ticker {
-    /// Names epochs as settled in the background, as long as the file system lives.
-    fn start<M: Media>(fs: &Arc<Fs<M>>) -> Ticker {
+    /// Names epochs as settled in the background, as long as the file system lives that it is then told of. Ends where that
+    /// does not come.
+    fn begin<M: Media>() -> Result<(Ticker, Sender<Weak<Fs<M>>>)> {
         let stop = Arc::new((parking_lot::Mutex::new(false), Condvar::new()));
-        let (weak, signal) = (Arc::downgrade(fs), stop.clone());
-        let thread = std::thread::Builder::new()
-            .name("lode-epochs".into())
-            .spawn(move || Ticker::run(&weak, &signal))
-            .expect("the host can start a thread");
-        Ticker { stop, thread }
+        let signal = stop.clone();
+        let (watch, watched) = channel::<Weak<Fs<M>>>();
+        let run = move || watched.recv().into_iter().for_each(|fs| Ticker::run(&fs, &signal));
+        let thread = std::thread::Builder::new().name("lode-epochs".into()).spawn(run).map_err(|e| {
+            let message = format!("cannot start a thread (raise ulimit -u or pids.max): {e}");
+            Error::message(e.raw_os_error().unwrap_or(libc::EAGAIN), "mount::open", message)
+        })?;
+        Ok((Ticker { stop, thread }, watch))
     }
 
     fn run<M: Media>(fs: &Weak<Fs<M>>, stop: &(parking_lot::Mutex<bool>, Condvar)) {
