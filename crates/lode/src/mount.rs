@@ -1,8 +1,9 @@
 //! `lode mount` and `lode umount`: from a command line to a live mount, and back to a closed pool.
 //!
 //! The order is chosen so that whatever can be wrong is found before anything changes: options, then the
-//! mount point, then the pool (which recovers it, if need be), and only then the mount. A mount point left
-//! dead by a killed server is cleaned up on the way. Afterwards the process serves until the kernel lets
+//! mount point, then the pool (which recovers it, if need be), and only then the mount. Nobody is told of a mount
+//! before all the threads that serve it have started; where one could not, the mount is taken away again and the pool
+//! is closed. A mount point left dead by a killed server is cleaned up on the way. Afterwards the process serves until the kernel lets
 //! go, and the last act is [`Fs::close`], which writes the checkpoint: `lode umount` returns when that is
 //! done, so that the pool can be used at once.
 //!
@@ -21,7 +22,7 @@ use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -36,8 +37,8 @@ use crate::door::connect::{self, Attachment, Plan};
 use crate::door::fuse::FuseDoor;
 use crate::door::{Cache, Door, Settings};
 use crate::live::address::Address;
-use crate::live::server::Listening;
-use crate::live::state::{Mounted, Source};
+use crate::live::server::{self, Listening};
+use crate::live::state::Mounted;
 use crate::profile;
 use daemon::{Ready, Side};
 use options::Options;
@@ -121,7 +122,14 @@ fn mount(request: &MountOptions) -> Result<(), Failure> {
     if request.foreground {
         return serve(&pool, place, &options, None);
     }
-    match daemon::split().map_err(|e| Failure::failed(format!("cannot start a server: {e}")))? {
+    let split = daemon::split().map_err(|e| {
+        // One that was killed leaves its mount dead.
+        if let Place::Dir(path) = &place {
+            while is_dead(path) && connect::unmount(path, true).is_ok() {}
+        }
+        Failure::failed(format!("cannot start a server: {}", for_want(&e)))
+    })?;
+    match split {
         Side::Parent(0) => Ok(()),
         Side::Parent(code) => Err(Failure { code, message: None }),
         Side::Child(ready) => serve(&pool, place, &options, Some(ready)),
@@ -197,7 +205,7 @@ fn serve(pool: &Path, place: Place, options: &Options, ready: Option<Ready>) -> 
     match start(pool, place, options) {
         Ok(server) => {
             if let Some(ready) = ready {
-                ready.live().map_err(|e| Failure::failed(format!("cannot become a daemon: {e}")))?;
+                ready.live();
             }
             server.run()
         }
@@ -212,46 +220,50 @@ fn serve(pool: &Path, place: Place, options: &Options, ready: Option<Ready>) -> 
     }
 }
 
-/// A live mount whose requests wait.
+/// A live mount.
 struct Server<M: Media> {
     fs: Arc<Fs<M>>,
-    door: FuseDoor<M>,
     attachment: Attachment,
-    signals: Signals,
+    /// How the door ended, or that a signal came which the kernel's side does not follow.
+    end: mpsc::Receiver<io::Result<()>>,
     /// Tells of the pool while it is mounted.
-    listening: Listening,
-    source: Arc<dyn Source>,
+    live: Option<server::Server>,
 }
 
 fn start(pool: &Path, place: Place, options: &Options) -> Result<Server<Pool>, Failure> {
     let signals = Signals::block().map_err(|e| Failure::failed(format!("cannot block signals: {e}")))?;
-    let mut listening = listen(options)?;
+    let listening = listen(options)?;
     let fs = open_pool(pool, options)?;
-    let connected = connect_to_kernel(pool, &place, options).and_then(|(device, attachment)| {
-        let settings = Settings {
-            threads: options.threads,
-            cache: options.cache,
-            write_bytes_max: options.write_bytes_max,
-            // Nobody asks for priorities where no copy would be treated otherwise.
-            class_by_priority: options.engine != EngineKind::Cpu && fs.mover().state().class.is_none(),
-            sync_names: options.flags.intersects(MountFlags::SYNCHRONOUS | MountFlags::DIRSYNC),
-        };
-        match FuseDoor::open(Arc::clone(&fs), device, &settings) {
-            Ok(door) => Ok((door, attachment)),
-            Err(e) => {
-                // The mount is of no use, and what is said next is why.
-                let _ = attachment.unmount(true);
-                Err(Failure::failed(format!("the kernel does not agree to the mount: {e}")))
-            }
-        }
+    let begun = connect_to_kernel(pool, &place, options).and_then(|(device, attachment)| {
+        // Of no use without somebody who serves it, and what is said next is why.
+        let undo = |_: &Failure| _ = attachment.unmount(true);
+        begin(pool, &fs, device, &attachment, (signals, listening), options).inspect_err(undo)
     });
-    let (door, attachment) = match connected {
-        Ok(connected) => connected,
-        Err(failure) => {
-            close(&fs)?;
-            return Err(failure);
-        }
+    if begun.is_err() {
+        close(&fs)?;
+    }
+    begun
+}
+
+/// Starts all that serves a mount.
+fn begin(
+    pool: &Path,
+    fs: &Arc<Fs<Pool>>,
+    device: OwnedFd,
+    attachment: &Attachment,
+    (signals, mut listening): (Signals, Listening),
+    options: &Options,
+) -> Result<Server<Pool>, Failure> {
+    let settings = Settings {
+        threads: options.threads,
+        cache: options.cache,
+        write_bytes_max: options.write_bytes_max,
+        // Nobody asks for priorities where no copy would be treated otherwise.
+        class_by_priority: options.engine != EngineKind::Cpu && fs.mover().state().class.is_none(),
+        sync_names: options.flags.intersects(MountFlags::SYNCHRONOUS | MountFlags::DIRSYNC),
     };
+    let door = FuseDoor::open(Arc::clone(fs), device, &settings)
+        .map_err(|e| Failure::failed(format!("the kernel does not agree to the mount: {}", for_want(&e))))?;
     if options.cache != Cache::None {
         attachment.read_far_ahead();
     }
@@ -261,15 +273,35 @@ fn start(pool: &Path, place: Place, options: &Options) -> Result<Server<Pool>, F
     let mount_point = attachment.dir().map(Path::to_owned);
     let listens = listening.addresses();
     tracing::info!(?listens, "state and metrics");
-    let source =
-        Mounted::new(&fs, door.traffic(), pool.to_owned(), mount_point, options.read_only(), listens);
-    Ok(Server { fs, door, attachment, signals, listening, source: Arc::new(source) })
+    let source = Mounted::new(fs, door.traffic(), pool.to_owned(), mount_point, options.read_only(), listens);
+    let (ended, end) = mpsc::channel();
+    let watched = signals.watch(attachment.clone(), ended.clone());
+    watched.map_err(|e| Failure::failed(format!("cannot watch for signals: {}", for_want(&e))))?;
+    let live = listening.serve(Arc::new(source));
+    let live = live.inspect_err(|e| tracing::warn!("no state and no metrics: {}", for_want(e))).ok();
+    let serving = door.serve().and_then(|served| {
+        // The receiver has gone where a signal was faster.
+        thread::Builder::new().name("door".to_owned()).spawn(move || _ = ended.send(served()))
+    });
+    serving.map_err(|e| Failure::failed(format!("cannot start to serve: {}", for_want(&e))))?;
+    Ok(Server { fs: Arc::clone(fs), attachment: attachment.clone(), end, live })
+}
+
+/// An error, with what to do where the system gave no more of something.
+fn for_want(e: &io::Error) -> String {
+    let remedy = match (e.kind(), e.raw_os_error()) {
+        (_, Some(libc::EAGAIN)) => "; raise ulimit -u or pids.max",
+        (_, Some(libc::EMFILE)) => "; raise ulimit -n",
+        (io::ErrorKind::OutOfMemory, _) => "; raise ulimit -v",
+        _ => "",
+    };
+    format!("{e}{remedy}")
 }
 
 /// On the address that was asked for, if there is one.
 fn listen(options: &Options) -> Result<Listening, Failure> {
-    let mut listening =
-        Listening::new().map_err(|e| Failure::failed(format!("cannot prepare to serve metrics: {e}")))?;
+    let mut listening = Listening::new()
+        .map_err(|e| Failure::failed(format!("cannot prepare to serve metrics: {}", for_want(&e))))?;
     let wanted = match &options.metrics {
         Some(address) => Some(address.clone()),
         None => metrics_of_environment()?,
@@ -336,25 +368,12 @@ fn connect_to_kernel(
 }
 
 impl<M: Media> Server<M> {
-    /// Serves until the mount ends, whoever ends it, and closes the pool.
+    /// Until the mount ends, whoever ends it; then closes the pool.
     fn run(self) -> Result<(), Failure> {
-        let Server { fs, door, attachment, signals, listening, source } = self;
-        let (ended, end) = mpsc::channel();
-        let watched = signals.watch(attachment.clone(), ended.clone());
-        watched.map_err(|e| Failure::failed(format!("cannot watch for signals: {e}")))?;
-        let live = listening.serve(source).inspect_err(|e| tracing::warn!("no state and no metrics: {e}"));
-        let outcome = Arc::new(Mutex::new(Ok(())));
-        let door_outcome = Arc::clone(&outcome);
-        let server = thread::Builder::new().name("door".to_owned()).spawn(move || {
-            let result = door.serve();
-            *door_outcome.lock().expect("only this thread and, after it, its starter lock it") = result;
-            // The receiver has gone where a signal was faster.
-            let _ = ended.send(());
-        });
-        server.map_err(|e| Failure::failed(format!("cannot start to serve: {e}")))?;
+        let Server { fs, attachment, end, live } = self;
         // By the door, or by a signal that the kernel's side does not follow. Either way no request that
         // comes now can change the pool any more.
-        let _ = end.recv();
+        let outcome = end.recv().unwrap_or(Ok(()));
         if attachment.stands() {
             // Cut off rather than unmounted: without a server the mount would be dead.
             let _ = attachment.unmount(true);
@@ -362,10 +381,7 @@ impl<M: Media> Server<M> {
         // First, so that who sees the pool closed finds no socket of it.
         drop(live);
         close(&fs)?;
-        match &*outcome.lock().expect("the thread that locked it has not panicked") {
-            Ok(()) => Ok(()),
-            Err(e) => Err(Failure::failed(format!("serving the mount ended with: {e}"))),
-        }
+        outcome.map_err(|e| Failure::failed(format!("serving the mount ended with: {e}")))
     }
 }
 

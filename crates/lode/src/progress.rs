@@ -106,7 +106,8 @@ impl Waiting {
         let (done, wait) = std::sync::mpsc::channel();
         let later = bar.clone();
         if std::io::stderr().is_terminal() {
-            std::thread::spawn(move || {
+            // Where no thread starts, nothing is shown.
+            let _ = std::thread::Builder::new().name("progress".to_owned()).spawn(move || {
                 if wait.recv_timeout(SILENT) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
                     later.set_draw_target(ProgressDrawTarget::stderr_with_hz(REDRAWS_PER_SECOND));
                     later.enable_steady_tick(SILENT / REDRAWS_PER_SECOND as u32);

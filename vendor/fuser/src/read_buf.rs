@@ -1,3 +1,6 @@
+use std::alloc::Layout;
+use std::alloc::alloc_zeroed;
+use std::io;
 use std::mem::align_of;
 
 use crate::ll::fuse_abi as abi;
@@ -20,10 +23,18 @@ impl FuseReadBuf {
     /// Creates a new `FuseReadBuf` with the default buffer size.
     ///
     /// The actual buffer may be slightly larger to accommodate alignment requirements.
-    pub(crate) fn new() -> Self {
-        Self {
-            buffer: vec![0; BUFFER_SIZE],
-        }
+    /// Fails where there is no memory for it.
+    pub(crate) fn new() -> io::Result<Self> {
+        let layout = Layout::new::<[u8; BUFFER_SIZE]>();
+        // SAFETY: the layout is that of a vector of so many bytes, which are zero.
+        let buffer = unsafe {
+            let bytes = alloc_zeroed(layout);
+            if bytes.is_null() {
+                return Err(io::ErrorKind::OutOfMemory.into());
+            }
+            Vec::from_raw_parts(bytes, BUFFER_SIZE, BUFFER_SIZE)
+        };
+        Ok(Self { buffer })
     }
 
     /// Returns a mutable reference to the aligned portion of the buffer.

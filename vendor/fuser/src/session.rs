@@ -147,6 +147,52 @@ impl<FS: Filesystem> AsFd for Session<FS> {
     }
 }
 
+/// A session whose threads take requests.
+#[derive(Debug)]
+pub struct StartedSession<FS: Filesystem> {
+    filesystem: Arc<FilesystemHolder<FS>>,
+    threads: Vec<JoinHandle<io::Result<()>>>,
+    _mount: UmountOnDrop,
+}
+
+impl<FS: Filesystem> StartedSession<FS> {
+    /// Waits for the session to come to an end.
+    /// # Errors
+    /// Returns any final error.
+    pub fn wait(self) -> io::Result<()> {
+        let StartedSession {
+            mut filesystem,
+            threads,
+            _mount,
+        } = self;
+
+        let mut reply: io::Result<()> = Ok(());
+        for thread in threads {
+            let res = match thread.join() {
+                Ok(res) => res,
+                Err(_) => {
+                    return Err(io::Error::other("event loop thread panicked"));
+                }
+            };
+            if let Err(e) = res {
+                if reply.is_ok() {
+                    reply = Err(e);
+                }
+            }
+        }
+
+        let Some(filesystem) = Arc::get_mut(&mut filesystem) else {
+            return Err(io::Error::other(
+                "BUG: must have one refcount for filesystem",
+            ));
+        };
+
+        filesystem.destroy();
+
+        reply
+    }
+}
+
 impl<FS: Filesystem> Session<FS> {
     /// Create a new session by mounting the given filesystem to the given mountpoint
     /// # Errors
@@ -244,10 +290,16 @@ impl<FS: Filesystem> Session<FS> {
     /// # Errors
     /// Returns any final error when the session comes to an end.
     pub fn run(self) -> io::Result<()> {
+        self.start()?.wait()
+    }
+
+    /// Starts all threads of the session loop, each with its buffer. Where one of them does
+    /// not start, those that did go on until the filesystem is unmounted or the connection is cut.
+    pub fn start(self) -> io::Result<StartedSession<FS>> {
         let Session {
             filesystem,
             ch,
-            mount: _do_not_umount_yet,
+            mount,
             allowed,
             session_owner,
             proto_version: _,
@@ -267,7 +319,7 @@ impl<FS: Filesystem> Session<FS> {
             return Err(io::Error::other("n_threads"));
         };
 
-        let mut filesystem = Arc::new(filesystem);
+        let filesystem = Arc::new(filesystem);
 
         let mut channels = Vec::with_capacity(n_threads);
 
@@ -299,41 +351,23 @@ impl<FS: Filesystem> Session<FS> {
                 allowed,
                 session_owner,
             };
+            let buf = FuseReadBuf::new()?;
             threads.push(
                 thread::Builder::new()
                     .name(thread_name)
-                    .spawn(move || event_loop.event_loop())?,
+                    .spawn(move || event_loop.event_loop(buf))?,
             );
         }
 
-        let mut reply: io::Result<()> = Ok(());
-        for thread in threads {
-            let res = match thread.join() {
-                Ok(res) => res,
-                Err(_) => {
-                    return Err(io::Error::other("event loop thread panicked"));
-                }
-            };
-            if let Err(e) = res {
-                if reply.is_ok() {
-                    reply = Err(e);
-                }
-            }
-        }
-
-        let Some(filesystem) = Arc::get_mut(&mut filesystem) else {
-            return Err(io::Error::other(
-                "BUG: must have one refcount for filesystem",
-            ));
-        };
-
-        filesystem.destroy();
-
-        reply
+        Ok(StartedSession {
+            filesystem,
+            threads,
+            _mount: mount,
+        })
     }
 
     fn handshake(&mut self) -> io::Result<()> {
-        let mut buf = FuseReadBuf::new();
+        let mut buf = FuseReadBuf::new()?;
         let buf = buf.as_mut();
 
         loop {
@@ -521,10 +555,9 @@ pub(crate) struct SessionEventLoop<FS: Filesystem> {
 }
 
 impl<FS: Filesystem> SessionEventLoop<FS> {
-    fn event_loop(&self) -> io::Result<()> {
-        // Buffer for receiving requests from the kernel. Only one is allocated and
-        // it is reused immediately after dispatching to conserve memory and allocations.
-        let mut buf = FuseReadBuf::new();
+    /// `buf` is the buffer for receiving requests from the kernel. Only one is allocated and
+    /// it is reused immediately after dispatching to conserve memory and allocations.
+    fn event_loop(&self, mut buf: FuseReadBuf) -> io::Result<()> {
         let buf = buf.as_mut();
         loop {
             // Read the next request from the given channel to kernel driver

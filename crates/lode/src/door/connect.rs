@@ -78,7 +78,9 @@ pub fn mount(plan: &Plan) -> io::Result<(OwnedFd, Attachment)> {
         Err(e) if is_refusal(&e) => mount_by_helper(plan)?,
         other => other?,
     };
-    let entry = mounts::at(&plan.dir)?.ok_or_else(|| io::Error::other("the mount has gone at once"))?;
+    // What cannot be looked at would be left dead.
+    let found = mounts::at(&plan.dir).inspect_err(|_| _ = unmount(&plan.dir, true))?;
+    let entry = found.ok_or_else(|| io::Error::other("the mount has gone at once"))?;
     let attachment = Attachment { mounted: Some(Mounted { dir: plan.dir.clone(), device: entry.device }) };
     Ok((device, attachment))
 }
@@ -221,10 +223,11 @@ fn unmount_by_helper(dir: &Path, lazy: bool) -> io::Result<()> {
 }
 
 impl Attachment {
-    /// True while the mount is where it was made. Another one on top of it, or in its place, is not ours.
+    /// True while the mount is where it was made, or nobody can tell. Another one on top of it, or in its place, is not ours.
     pub fn stands(&self) -> bool {
-        self.mounted.as_ref().is_some_and(|m| {
-            mounts::at(&m.dir).is_ok_and(|entry| entry.is_some_and(|e| e.device == m.device))
+        self.mounted.as_ref().is_some_and(|m| match mounts::at(&m.dir) {
+            Ok(entry) => entry.is_some_and(|e| e.device == m.device),
+            Err(_) => true,
         })
     }
 

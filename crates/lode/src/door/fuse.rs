@@ -98,8 +98,9 @@ impl<M: Media> FuseDoor<M> {
 }
 
 impl<M: Media> Door for FuseDoor<M> {
-    fn serve(self) -> io::Result<()> {
-        self.session.run()
+    fn serve(self) -> io::Result<impl FnOnce() -> io::Result<()> + Send + 'static> {
+        let started = self.session.start()?;
+        Ok(|| started.wait())
     }
 }
 

@@ -17,8 +17,9 @@ use std::io;
 
 /// One way for requests to come in.
 pub trait Door {
-    /// Serves until the file system is unmounted or the connection is cut.
-    fn serve(self) -> io::Result<()>;
+    /// Serves from now on, with all the threads that this takes. What it gives waits until the file system is unmounted or
+    /// the connection is cut.
+    fn serve(self) -> io::Result<impl FnOnce() -> io::Result<()> + Send + 'static>;
 }
 
 /// What the kernel may keep of what it was told.

@@ -9,6 +9,7 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -42,6 +43,8 @@ const REQUEST_BYTES_MAX: usize = 16 << 10;
 const HEADERS_MAX: usize = 64;
 /// Connections at a time.
 const CONNECTIONS_MAX: usize = 64;
+/// What a runtime opens, at most.
+const RUNTIME_DESCRIPTORS: usize = 8;
 /// When the process has no descriptor left for another connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -54,6 +57,7 @@ pub struct Listening {
 impl Listening {
     /// On none yet.
     pub fn new() -> io::Result<Listening> {
+        enough_descriptors()?;
         let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
         Ok(Listening { runtime, listeners: Vec::new() })
     }
@@ -120,6 +124,15 @@ impl Listening {
         thread::Builder::new().name("live".to_owned()).spawn(move || runtime.block_on(stopped))?;
         Ok(Server { _stop: stop, _sockets: sockets })
     }
+}
+
+/// Fails where there are too few left for a runtime: making one would panic.
+fn enough_descriptors() -> io::Result<()> {
+    let mut taken = Vec::new();
+    for _ in 0..RUNTIME_DESCRIPTORS.div_ceil(2) {
+        taken.push(UnixStream::pair()?);
+    }
+    Ok(())
 }
 
 /// Answers until it is dropped. That does not wait.

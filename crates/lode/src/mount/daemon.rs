@@ -2,7 +2,7 @@
 //!
 //! The process forks while it is still one thread. The child does all the work and keeps the caller's
 //! stderr until the mount is live, so that its one line of error is seen; the parent waits for the
-//! child's verdict on a pipe and exits with it. Afterwards nobody reads a terminal: what the server still
+//! child's verdict on a pipe and exits with it. All that letting go of the caller takes is had before. Afterwards nobody reads a terminal: what the server still
 //! has to say goes to the system log.
 
 use std::fs::File;
@@ -13,6 +13,8 @@ use std::thread;
 
 use rustix::fs::FileType;
 use rustix::pipe::PipeFlags;
+
+use super::FAILED;
 
 const LOG_SOCKET: &str = "/dev/log";
 /// Facility daemon, severity warning.
@@ -29,6 +31,9 @@ pub enum Side {
 /// The child's end of the pipe.
 pub struct Ready {
     pipe: OwnedFd,
+    null: OwnedFd,
+    /// What takes the place of stderr; none where that stays.
+    log: Option<OwnedFd>,
 }
 
 /// Forks. Must be called before the process has a second thread.
@@ -39,14 +44,26 @@ pub fn split() -> io::Result<Side> {
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => {
-            rustix::process::setsid()?;
-            Ok(Side::Child(Ready { pipe: theirs }))
+            drop(ours);
+            match Ready::prepare() {
+                Ok((null, log)) => Ok(Side::Child(Ready { pipe: theirs, null, log })),
+                Err(e) => {
+                    // The child says it.
+                    tell(theirs, FAILED);
+                    Err(e)
+                }
+            }
         }
-        _ => {
+        child => {
             drop(theirs);
             let mut verdict = [0];
             match File::from(ours).read(&mut verdict)? {
-                0 => Err(io::Error::other("the server ended before the mount was live")),
+                0 => {
+                    // So that what it held is given back. It fails where somebody else has waited.
+                    let child = rustix::process::Pid::from_raw(child);
+                    let _ = rustix::process::waitpid(child, rustix::process::WaitOptions::empty());
+                    Err(io::Error::other("the server ended before the mount was live"))
+                }
                 _ => Ok(Side::Parent(verdict[0])),
             }
         }
@@ -54,28 +71,36 @@ pub fn split() -> io::Result<Side> {
 }
 
 impl Ready {
+    /// What it takes to let go.
+    fn prepare() -> io::Result<(OwnedFd, Option<OwnedFd>)> {
+        rustix::process::setsid()?;
+        let null = OwnedFd::from(File::options().read(true).write(true).open("/dev/null")?);
+        let log = match is_file(io::stderr()) {
+            true => None,
+            false => Some(system_log().or_else(|_| null.try_clone())?),
+        };
+        Ok((null, log))
+    }
+
     /// The attempt failed; its line is on stderr.
     pub fn failed(self, code: u8) {
-        self.tell(code);
+        tell(self.pipe, code);
     }
 
     /// The mount is live: lets go of the caller and of all it lent.
-    pub fn live(self) -> io::Result<()> {
-        rustix::process::chdir("/")?;
-        let null = File::options().read(true).write(true).open("/dev/null")?;
-        rustix::stdio::dup2_stdin(&null)?;
-        rustix::stdio::dup2_stdout(&null)?;
-        if !is_file(io::stderr()) {
-            rustix::stdio::dup2_stderr(system_log().unwrap_or_else(|_| null.into()))?;
-        }
-        self.tell(0);
-        Ok(())
+    pub fn live(self) {
+        // None of it can fail: the descriptors that are replaced are open, or may be.
+        let _ = rustix::process::chdir("/");
+        let _ = rustix::stdio::dup2_stdin(&self.null);
+        let _ = rustix::stdio::dup2_stdout(&self.null);
+        let _ = self.log.as_ref().map(rustix::stdio::dup2_stderr);
+        tell(self.pipe, 0);
     }
+}
 
-    fn tell(self, code: u8) {
-        // A caller that has gone needs no verdict.
-        let _ = File::from(self.pipe).write_all(&[code]);
-    }
+fn tell(pipe: OwnedFd, code: u8) {
+    // A caller that has gone needs no verdict.
+    let _ = File::from(pipe).write_all(&[code]);
 }
 
 /// A caller that sent stderr to a file wants what follows there.

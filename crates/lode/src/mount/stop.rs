@@ -56,13 +56,13 @@ impl Signals {
 
     /// Starts the thread that ends the mount at a signal. When its users have been cut off and the kernel
     /// still does not let go, `stuck` hears of it.
-    pub fn watch(self, attachment: Attachment, stuck: Sender<()>) -> io::Result<()> {
+    pub fn watch(self, attachment: Attachment, stuck: Sender<io::Result<()>>) -> io::Result<()> {
         thread::Builder::new().name("signals".to_owned()).spawn(move || {
             self.wait_for_one();
             self.end(&attachment);
             // The server sees the end of the connection and the process ends. Where that does not come:
             thread::sleep(LINGER);
-            let _ = stuck.send(());
+            let _ = stuck.send(Ok(()));
         })?;
         Ok(())
     }

@@ -55,7 +55,9 @@ pub fn run(client: Client, first: State, interval: Duration) -> Result<()> {
     interrupt::catch();
     let failed = |e: io::Error| Failure::failed(format_args!("cannot use the terminal: {e}; try --once"));
     let screen = Screen { earlier: first.clone(), state: first, interval, scroll: 0 };
-    let (asked, answers) = ask(client, interval);
+    let (asked, answers) = ask(client, interval).map_err(|e| {
+        Failure::failed(format_args!("cannot start a thread (raise ulimit -u or pids.max): {e}; try --once"))
+    })?;
     let mut terminal = Terminal::take().map_err(failed)?;
     let ended = watch(&mut terminal, screen, &answers);
     drop(terminal);
@@ -67,10 +69,10 @@ pub fn run(client: Client, first: State, interval: Duration) -> Result<()> {
 }
 
 /// States from now on, one each interval; the first failure is the last answer. Ends when the sender is dropped.
-fn ask(client: Client, interval: Duration) -> (Sender<()>, Receiver<Result<State>>) {
+fn ask(client: Client, interval: Duration) -> io::Result<(Sender<()>, Receiver<Result<State>>)> {
     let (stop, stopped) = mpsc::channel::<()>();
     let (sender, answers) = mpsc::channel();
-    thread::spawn(move || {
+    thread::Builder::new().name("ask".to_owned()).spawn(move || {
         while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
             let state = client.state().map_err(|why| gone(&client, &why));
             let is_last = state.is_err();
@@ -78,8 +80,8 @@ fn ask(client: Client, interval: Duration) -> (Sender<()>, Receiver<Result<State
                 break;
             }
         }
-    });
-    (stop, answers)
+    })?;
+    Ok((stop, answers))
 }
 
 /// A server that did answer.

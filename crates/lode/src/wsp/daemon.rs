@@ -23,8 +23,12 @@ pub fn run(guests: &Guests, args: &WspDaemon) -> Result<()> {
         // Beside all that follows: power may fail meanwhile, and an emulator that hangs keeps nobody from being suspended.
         let resumes = args.resume.then(|| {
             let (guests, boot_after) = (guests.clone(), args.boot_after);
-            std::thread::spawn(move || resume_all(&guests, boot_after))
+            let resume = move || resume_all(&guests, boot_after);
+            std::thread::Builder::new().name("resumes".to_owned()).spawn(resume)
         });
+        let resumes = resumes.transpose().map_err(|e| {
+            Failure::failed(format_args!("cannot start a thread (raise ulimit -u or pids.max): {e}"))
+        })?;
         say("waiting for SIGPWR");
         while signals.recv().await == Some(libc::SIGPWR) {
             power_fails(guests, args);

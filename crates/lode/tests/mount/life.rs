@@ -76,6 +76,35 @@ fn after_sigkill_the_next_mount_cleans_up_and_recovers() {
     assert!(!rig.is_mounted(), "the dead mount is not below");
 }
 
+/// With few descriptors it fails early, or late, or not at all; what was begun is taken away again.
+#[test]
+fn a_mount_that_the_system_has_too_little_for_is_taken_away_again() {
+    need_mount!();
+    let rig = Rig::new("64M");
+    let mut failed = 0;
+    for descriptors in 4..24 {
+        let mut command = Command::new("bash");
+        command.args(["-c", &format!("ulimit -n {descriptors} && exec \"$0\" \"$@\"")]);
+        let mount = rig.mount_command("rw");
+        command.arg(mount.get_program()).args(mount.get_args()).stdin(Stdio::null());
+        let output = command.output().unwrap();
+        let said = text(&output.stderr);
+        if output.status.success() {
+            fs::write(rig.at("f"), "x").unwrap();
+            rig.umount();
+            continue;
+        }
+        failed += 1;
+        assert_eq!(output.status.code(), Some(1), "{descriptors}: {said}");
+        assert!(said.starts_with("lode: ") && said.lines().count() == 1, "{descriptors}: {said}");
+        assert!(said.contains("Too many open files"), "{descriptors}: {said}");
+        assert!(!rig.is_mounted(), "{descriptors}");
+        let info = lode().arg("info").arg(rig.pool()).output().unwrap();
+        assert!(text(&info.stdout).contains("state     clean"), "{descriptors}: {}", text(&info.stdout));
+    }
+    assert!((1..20).contains(&failed), "{failed} of 20 failed");
+}
+
 #[test]
 fn a_dead_mount_can_be_unmounted() {
     need_mount!();
