@@ -71,7 +71,7 @@ impl Pool {
                 );
                 Error::message(libc::ENOENT, OPEN, message)
             }
-            _ => e,
+            _ => with_remedy(e, options.read_only),
         })?;
         let label = read_label(&first)?;
         if label.region_index != 0 {
@@ -441,17 +441,37 @@ fn open_other(first: &Path, label: &Label, index: usize, read_only: bool) -> Res
     })
 }
 
+/// Says what to do where the host refuses a file or device of a pool, or does not have it.
+fn with_remedy(e: Error, read_only: bool) -> Error {
+    let remedy = match e.errno() {
+        libc::EACCES | libc::EPERM if read_only => "run as its owner or root",
+        libc::EACCES | libc::EPERM => "run as its owner or root, or open it read-only (mount -o ro, ls, cat)",
+        libc::EROFS => "open it read-only (mount -o ro, ls, cat)",
+        libc::ENOENT => "bring it back",
+        _ => return e,
+    };
+    let (errno, text) = (e.errno(), e.to_string());
+    let text = text.trim_end_matches(&format!(" (os error {errno})"));
+    Error::message(errno, OPEN, format!("{text}; {remedy}"))
+}
+
 fn open_matching(path: &Path, pool: &Label, index: usize, read_only: bool) -> Result<OpenRegion> {
-    let region = OpenRegion::open(path, read_only)?;
-    let label = read_label(&region)?;
-    let same = (label.pool_uuid, label.region_index, label.stripe_bytes, label.region_bytes)
-        == (pool.pool_uuid, index, pool.stripe_bytes, pool.region_bytes);
-    if !same || label.paths.len() != pool.paths.len() {
+    let region = OpenRegion::open(path, read_only).map_err(|e| with_remedy(e, read_only))?;
+    let wrong = |path: &Path| {
         let message = format!(
             "{} belongs to another pool, or to another place in this one: bring the right file back",
             path.display()
         );
-        return Err(Error::message(libc::EINVAL, OPEN, message));
+        Error::message(libc::EINVAL, OPEN, message)
+    };
+    let label = match Label::decode(&read_block0(&region)?) {
+        Block0::Blank | Block0::Foreign => return Err(wrong(path)),
+        _ => read_label(&region)?,
+    };
+    let same = (label.pool_uuid, label.region_index, label.stripe_bytes, label.region_bytes)
+        == (pool.pool_uuid, index, pool.stripe_bytes, pool.region_bytes);
+    if !same || label.paths.len() != pool.paths.len() {
+        return Err(wrong(path));
     }
     check_length(&region, pool)?;
     Ok(region)

@@ -113,6 +113,10 @@ impl OpenRegion {
             _ => open_writable(path),
         };
         let file = file.map_err(|e| match e {
+            Errno::ACCESS if !read_only && is_write_protected(&before) => {
+                let message = format!("{} is a device that is read-only", path.display());
+                Error::message(libc::EROFS, SITE, message)
+            }
             Errno::BUSY => cannot("open", SITE, path, e).context("it is mounted, or somebody has it alone"),
             _ => cannot("open", SITE, path, e),
         });
@@ -384,6 +388,7 @@ impl OpenRegion {
             let remedy = match e {
                 Errno::MFILE => "this process has too many regions open",
                 Errno::NOMEM => "it does not fit the address space (see ulimit -v)",
+                Errno::PERM => "it is read-only: a seal says so",
                 _ => "the kernel refused",
             };
             cannot("map", "media::region::map", &self.path, e).context(format!("{bytes} bytes, {remedy}"))
@@ -631,7 +636,13 @@ impl Region {
         if let Some(dir) = self.path.parent().filter(|_| self.kind != RegionKind::BlockDevice)
             && let Ok(dir) = fs::File::open(dir)
         {
-            dir.sync_all().map_err(|e| Error::io(e, SITE, "cannot sync the directory of", &self.path))?;
+            match dir.sync_all() {
+                // That of a memfd, in /proc, is none of a disk.
+                Err(e) if e.raw_os_error() != Some(libc::EINVAL) => {
+                    return Err(Error::io(e, SITE, "cannot sync the directory of", &self.path));
+                }
+                _ => {}
+            }
         }
         Ok(())
     }
@@ -681,6 +692,12 @@ fn open_device_alone(path: &Path) -> rustix::io::Result<OwnedFd> {
         }
         std::thread::sleep(READERS_PAUSE);
     }
+}
+
+/// Whether a block device may not be written, by whomever.
+fn is_write_protected(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice
+        && domain::attribute(&domain::sysfs_dir("block", stat.st_rdev), "ro").is_some_and(|ro| ro == "1")
 }
 
 /// A failed system call on a region, as people see it.

@@ -74,6 +74,7 @@ pub enum Sub {
 #[derive(Args, Debug)]
 pub struct Mkfs {
     /// The file or device; several, with commas between, are striped and named by the first from then on
+    #[arg(value_parser = PoolNameParser)]
     pub pool: OsString,
     /// Size of the pool; K, M, G and T are binary [default: what POOL has, 4G where it is new]
     #[arg(long, value_name = "SIZE", value_parser = parse_pool_size)]
@@ -105,6 +106,7 @@ pub enum Data {
 #[derive(Args, Debug)]
 pub struct Info {
     /// The file or device of the pool, the first of several
+    #[arg(value_parser = PoolNameParser)]
     pub pool: Option<OsString>,
     /// Take the media for persistent memory of this kind (emulation)
     #[arg(long, value_name = "DOMAIN")]
@@ -150,6 +152,7 @@ pub enum Assume {
 #[derive(Args, Debug)]
 pub struct Mount {
     /// The file or device of the pool, the first of several
+    #[arg(value_parser = PoolNameParser)]
     pub pool: OsString,
     /// Where to
     pub dir: PathBuf,
@@ -288,6 +291,7 @@ pub struct Rm {
 #[derive(Args, Debug)]
 pub struct Fsck {
     /// The file or device of the pool, the first of several
+    #[arg(value_parser = PoolNameParser)]
     pub pool: OsString,
     /// Repair what can be repaired
     #[arg(long)]
@@ -301,6 +305,7 @@ pub struct Fsck {
 #[derive(Args, Debug)]
 pub struct Dump {
     /// The file or device of the pool, the first of several
+    #[arg(value_parser = PoolNameParser)]
     pub pool: OsString,
     /// An inode number (1 is the root directory)
     pub ino: Option<u32>,
@@ -444,7 +449,7 @@ pub struct Cost {
     #[arg(long, value_name = "SIZE", value_parser = parse_moved)]
     pub bytes: Option<u64>,
     /// Count what the server of this pool reads and writes, a mounted pool or its mount point, where fio reports nothing
-    #[arg(long, value_name = "POOL")]
+    #[arg(long, value_name = "POOL", value_parser = PoolNameParser)]
     pub pool: Option<OsString>,
     /// Count the sectors of this block device, a name or a path, where fio reports nothing
     #[arg(long, value_name = "DEV", conflicts_with = "pool")]
@@ -474,6 +479,7 @@ pub struct Cost {
 #[derive(Args, Debug)]
 pub struct Tune {
     /// The file or device of the pool, the first of several
+    #[arg(value_parser = PoolNameParser)]
     pub pool: Option<OsString>,
     /// Only these engines; emulated devices are measured only where they are named here
     #[arg(long, value_name = "ENGINE", value_delimiter = ',', value_parser = parse_engine)]
@@ -642,6 +648,10 @@ fn name_environment(arg: Arg) -> Arg {
     match setting_name(&arg) {
         Some(name) => {
             let variable = format!("LODE_{}", name.replace('-', "_").to_ascii_uppercase());
+            // One that is empty says nothing.
+            if std::env::var_os(&variable).is_some_and(|value| value.is_empty()) {
+                return arg;
+            }
             let arg = arg.env(variable).hide_env_values(true);
             match arg.get_action() {
                 ArgAction::SetTrue => arg.value_parser(clap::builder::BoolishValueParser::new()),
@@ -841,6 +851,29 @@ fn parse_label(text: &str) -> Result<String, String> {
         _ if text.len() > LABEL_BYTES_MAX => Err(format!("longer than {LABEL_BYTES_MAX} bytes")),
         _ if text.chars().any(char::is_control) => Err("it has control characters".to_string()),
         _ => Ok(text.to_string()),
+    }
+}
+
+/// Names a pool, by any bytes but none.
+#[derive(Clone)]
+struct PoolNameParser;
+
+impl clap::builder::TypedValueParser for PoolNameParser {
+    type Value = OsString;
+
+    fn parse_ref(
+        &self,
+        _cmd: &Command,
+        _arg: Option<&Arg>,
+        value: &std::ffi::OsStr,
+    ) -> Result<OsString, clap::Error> {
+        match value.is_empty() {
+            true => Err(clap::Error::raw(
+                clap::error::ErrorKind::ValueValidation,
+                "the name of a pool is empty: name its file or device",
+            )),
+            false => Ok(value.to_owned()),
+        }
     }
 }
 

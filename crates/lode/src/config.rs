@@ -163,7 +163,7 @@ impl Configured {
     /// Where the value of a setting came from, if neither the command line nor a variable gave it.
     pub fn file_of(&self, subcommand: &str, key: &str) -> Option<&Path> {
         let variable = format!("LODE_{}", key.replace('-', "_").to_ascii_uppercase());
-        match std::env::var_os(variable) {
+        match std::env::var_os(variable).filter(|value| !value.is_empty()) {
             Some(_) => None,
             None => self.origin.get(&setting(subcommand, key)).map(PathBuf::as_path),
         }

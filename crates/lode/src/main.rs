@@ -59,7 +59,14 @@ fn run(arguments: &[OsString]) -> Result<()> {
         start_log(LOG_DEFAULT)?;
         return Err(Failure::Ended(mount::run(request.map_err(Failure::Usage)?)));
     }
-    let configured = config::apply(cli::command(), arguments)?;
+    let configured = match config::apply(cli::command(), arguments) {
+        // Help is had whatever the configuration says: perhaps that is what it is wanted for.
+        Err(wrong) => match cli::command().try_get_matches_from(arguments) {
+            Err(e) if e.exit_code() == 0 => return print_help(&e),
+            _ => return Err(wrong),
+        },
+        configured => configured?,
+    };
     match configured.command.clone().try_get_matches_from(arguments) {
         Ok(matches) => {
             let cli = cli::Cli::from_arg_matches(&matches).map_err(|e| usage(&e, &configured, arguments))?;

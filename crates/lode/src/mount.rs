@@ -39,6 +39,7 @@ use crate::door::{Cache, Door, Settings};
 use crate::live::address::Address;
 use crate::live::server::{self, Listening};
 use crate::live::state::Mounted;
+use crate::pool;
 use crate::profile;
 use daemon::{Ready, Side};
 use options::Options;
@@ -324,7 +325,7 @@ fn metrics_of_environment() -> Result<Option<Address>, Failure> {
 fn open_pool(path: &Path, options: &Options) -> Result<Arc<Fs<Pool>>, Failure> {
     let read_only = options.read_only();
     let media_options = PoolOptions { assume: options.assume, read_only, ..PoolOptions::default() };
-    let media = Pool::open(path, &media_options).map_err(|e| Failure::failed(e.to_string()))?;
+    let media = pool::open(path, &media_options).map_err(|e| Failure::failed(e.to_string()))?;
     let profile = profile::of_pool(options.profile.as_deref(), &media);
     let class = match options.class {
         Some(class) => Some(class),
@@ -408,19 +409,27 @@ fn unmount(dir: &Path) -> Result<(), Failure> {
         return Ok(());
     }
     wait_until_closed(&entry)?;
-    match has_server && !entry.read_only && is_left_open(Path::new(&entry.source)) {
-        false => Ok(()),
-        true => Err(Failure::failed(format!(
-            "{} is unmounted, but its server could not close it (the system log says why): the next use recovers it",
-            Path::new(&entry.source).display()
-        ))),
+    if !has_server || entry.read_only {
+        return Ok(());
     }
+    not_closed(Path::new(&entry.source)).map_or(Ok(()), |why| Err(Failure::failed(why)))
 }
 
-/// Whether the pool has to be recovered; what cannot be looked at is taken for closed.
-fn is_left_open(pool: &Path) -> bool {
+/// What has become of a pool that its server did not close; none of one that is closed, or that may not be looked at.
+fn not_closed(pool: &Path) -> Option<String> {
     let options = PoolOptions { read_only: true, ..PoolOptions::default() };
-    Pool::open(pool, &options).and_then(|media| Fs::probe(&media)).is_ok_and(|info| !info.closed)
+    match Pool::open(pool, &options).and_then(|media| Fs::probe(&media)) {
+        Ok(info) if info.closed => None,
+        Ok(_) => Some(format!(
+            "{} is unmounted, but its server could not close it (the system log says why): the next use recovers it",
+            pool.display()
+        )),
+        Err(e) => {
+            let is_damaged = matches!(e.errno(), libc::EINVAL | libc::EUCLEAN | libc::EIO);
+            is_damaged
+                .then(|| format!("{} is unmounted, but was changed under its server: {e}", pool.display()))
+        }
+    }
 }
 
 /// Whether a server, or somebody else, works on the pool.

@@ -5,7 +5,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use lodestone::fs::{Fs, OpenOptions};
+use lodestone::Error;
+use lodestone::fs::{Fs, OpenOptions, check};
 use lodestone::media::{Domain, FileIdentity, Pool, PoolOptions};
 
 use crate::cli::Assume;
@@ -88,10 +89,31 @@ impl Pools {
     }
 }
 
+/// Opens a pool, and tells one that has lost its label alone from what is no pool.
+pub fn open(pool: &Path, options: &PoolOptions) -> lodestone::Result<Pool> {
+    Pool::open(pool, options).map_err(|e| {
+        let look = PoolOptions { read_only: true, ..*options };
+        // What is damaged is told so, what has no label is told that it is no pool.
+        let is_unlabelled =
+            e.errno() == libc::EINVAL && check::open_unlabelled(pool, &look).is_ok_and(|p| p.is_some());
+        match is_unlabelled {
+            true => Error::message(
+                libc::EUCLEAN,
+                "lode::pool",
+                format!(
+                    "the label of {0} is overwritten: lode fsck --repair {0} writes it again",
+                    show(pool)
+                ),
+            ),
+            false => e,
+        }
+    })
+}
+
 /// Maps the media of a pool; the bool says whether for writing.
 pub fn map(pool: &Path, access: Access, assume: Option<Domain>) -> lodestone::Result<(Pool, bool)> {
     let options = PoolOptions { read_only: access == Access::Read, assume, ..PoolOptions::default() };
-    match Pool::open(pool, &options) {
+    match open(pool, &options) {
         Ok(media) => Ok((media, access == Access::Write)),
         // Of device-dax there are no private copies.
         Err(e) if e.errno() == libc::EOPNOTSUPP && access == Access::Read => map(pool, Access::Write, assume),

@@ -6,7 +6,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
@@ -142,6 +142,9 @@ fn usage_errors_exit_2_with_one_line() {
         (&["frobnicate"], "frobnicate"),
         (&["mkfs"], "<POOL>"),
         (&["mkfs", ""], "empty"),
+        (&["fsck", ""], "empty"),
+        (&["info", ""], "empty"),
+        (&["mount", "", "m"], "empty"),
         (&["mkfs", "p", "--bogus"], "--bogus"),
         (&["mkfs", "p", "--data", "fast"], "inplace"),
         (&["mkfs", "p", "--stripe", "3M"], "power of two"),
@@ -319,6 +322,24 @@ fn a_limit_of_file_sizes_ends_a_copy_not_the_command() {
     // Programs that it executes end as always.
     let writes = ["cost", "--runs", "1", "--idle", "0", "--bytes", "1", "--", "cp", "big", "copy"];
     limited(&dir, "ulimit -f 1024", &writes).fails(1, &["signal: 25"]);
+}
+
+#[test]
+fn mkfs_takes_memory_and_refuses_links_that_lead_nowhere() {
+    let dir = Dir::new("mkfs-odd");
+    symlink("none", dir.path("link")).unwrap();
+    for more in [&[][..], &["--size", "16M"]] {
+        let ran = dir.run(&[&["mkfs", "link"], more].concat());
+        ran.fails(1, &["link is a symbolic link that leads nowhere: remove it"]);
+    }
+    let memory = rustix::fs::memfd_create("pool", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+    let path = format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd());
+    let root = format!("{path}:/");
+    assert!(dir.ok(&["mkfs", &path, "--size", "16M"]).contains("16 MiB"));
+    dir.ok(&["cp", "/proc/self/status", &root]);
+    assert_eq!(dir.ok(&["ls", &root]), "status\n");
+    rustix::fs::fcntl_add_seals(&memory, rustix::fs::SealFlags::FUTURE_WRITE).unwrap();
+    dir.run(&["rm", &format!("{root}status")]).fails(1, &["read-only"]);
 }
 
 #[test]
@@ -620,6 +641,8 @@ fn a_pool_that_may_not_be_written_can_be_read() {
         {
             as_nobody(args).fails(1, &["p", "Permission denied"]);
         }
+        let advice = "run as its owner or root, or open it read-only (mount -o ro, ls, cat)";
+        as_nobody(&["rm", "p:/file"]).fails(1, &[advice]);
     });
     fs::set_permissions(&image, PermissionsExt::from_mode(0o000)).unwrap();
     if rustix::process::geteuid().is_root() {
@@ -686,6 +709,16 @@ fn names_that_are_no_text_are_quoted() {
     assert_eq!(entries.len(), names.len());
     let hex: Vec<_> = entries.iter().filter_map(|e| e["name_hex"].as_str()).collect();
     assert_eq!(hex, ["626164ff75746638"]);
+    symlink(OsStr::from_bytes(b"to\xff"), dir.path("link")).unwrap();
+    dir.ok(&["cp", "-a", "link", "p:/in/link"]);
+    dir.ok(&["cp", "-r", "in", "p:/bad"]);
+    let odd = [OsString::from("ls"), "--json".into(), OsString::from_vec(b"p:/in/bad\xffutf8".to_vec())];
+    let listed = json(&dir.ok(&odd));
+    assert_eq!(listed["listings"][0]["path_hex"], "2f696e2f626164ff75746638");
+    let listed = json(&dir.ok(&["ls", "--json", "-l", "p:/in/link"]));
+    assert_eq!(listed["listings"][0]["entries"][0]["target_hex"], "746fff");
+    assert!(listed["listings"][0].get("path_hex").is_none());
+    dir.ok(&["rm", "-r", "p:/bad", "p:/in/link"]);
     // An error that names such a file is still one line.
     let ran = dir.run(&[OsString::from("cat"), OsString::from_vec(b"p:/no\nsuch\xff".to_vec())]);
     ran.fails(1, &["$'p:/no\\nsuch\\377'"]);
@@ -1104,6 +1137,8 @@ fn rm_removes_what_it_is_told() {
     dir.run(&["rm", "-r", "p:/t/.."]).fails(1, &[". or .."]);
     dir.run(&["rm", "p:/keep/"]).fails(1, &["Not a directory"]);
     dir.ok(&["rm", "-f", "p:/none"]);
+    dir.ok(&["rm", "-f", "p:/keep/below"]);
+    dir.run(&["rm", "p:/keep/below"]).fails(1, &["Not a directory"]);
     dir.ok(&["rm", "-r", "p:/t"]);
     assert_eq!(dir.ok(&["ls", "p:/"]), "keep\n");
     assert_eq!(dir.ok(&["cat", "p:/keep"]), "kept");
@@ -1200,9 +1235,22 @@ fn mistakes_in_a_configuration_name_the_file() {
         dir.run(&["mkfs", "p", "--config", "c.toml"]).fails(2, &["c.toml", says]);
     }
     dir.run(&["info", "--config", "none.toml"]).fails(2, &["none.toml", "No such file"]);
+    for help in ["--help", "-h"] {
+        assert!(dir.ok(&["mkfs", help, "--config", "c.toml"]).contains("Usage:"));
+    }
     Ran::of(dir.command(&["info"]).env("LODE_LOG", "=,=")).fails(2, &["LODE_LOG"]);
     Ran::of(dir.command(&["mkfs", "p"]).env("LODE_SIZE", "x")).fails(2, &["(from LODE_SIZE)"]);
     assert!(!dir.path("p").exists());
+    // What is empty says nothing.
+    let empty = ["LODE_LABEL", "LODE_SIZE", "LODE_DATA", "LODE_JSON", "LODE_ISA", "LODE_CONFIG", "LODE_LOG"];
+    for args in [&["mkfs", "p", "--size", "4M"][..], &["info", "p"], &["ls", "p:/"]] {
+        let mut command = dir.command(args);
+        command.envs(empty.map(|name| (name, "")));
+        Ran::of(&mut command).ok();
+    }
+    dir.write("c.toml", b"[mkfs]\nsize = \"4X\"\n");
+    let mut command = dir.command(&["mkfs", "q", "--config", "c.toml"]);
+    Ran::of(command.env("LODE_SIZE", "")).fails(2, &["(from c.toml)"]);
 }
 
 #[test]
@@ -1300,7 +1348,9 @@ fn a_pool_of_several_regions_is_named_by_the_first() {
     dir.run(&["mkfs", "d,d", "--size", "48M"]).fails(1, &["named twice"]);
     assert!(!dir.path("d").exists());
     fs::remove_file(dir.path("c")).unwrap();
-    dir.run(&["ls", "a:/"]).fails(1, &["c", "No such file"]);
+    dir.run(&["ls", "a:/"]).fails(1, &["c", "No such file or directory; bring it back"]);
+    file_of(&dir, "c", 17 * MIB);
+    dir.run(&["ls", "a:/"]).fails(1, &["c belongs to another pool", "bring the right file back"]);
 }
 
 #[test]
@@ -1333,7 +1383,7 @@ fn fsck_writes_a_lost_label_again() {
         let pool = dir.pool(name, 16);
         dir.ok(&["cp", "file", &format!("{name}:/file")]);
         damage(&open(&pool));
-        dir.run(&["ls", &format!("{name}:/")]).fails(1, &[name]);
+        dir.run(&["ls", &format!("{name}:/")]).fails(1, &[name, "lode fsck"]);
         let ran = unchanged(&pool, || dir.run(&["fsck", name, "--json"]));
         assert_eq!((ran.code, ran.err.as_str()), (Some(4), ""), "{name}");
         let document = json(std::str::from_utf8(&ran.out).unwrap());

@@ -54,6 +54,7 @@ impl Isa {
     /// What `LODE_ISA` asks for.
     fn of_environment() -> Result<Option<Isa>, String> {
         match std::env::var("LODE_ISA") {
+            Ok(name) if name.is_empty() => Ok(None),
             Ok(name) => name.parse().map(Some).map_err(|e| format!("LODE_ISA: {e}")),
             Err(_) => Ok(None),
         }

@@ -44,6 +44,9 @@ struct Document<'a> {
 struct Listing {
     #[serde(serialize_with = "as_text")]
     path: Vec<u8>,
+    /// The exact path where it is not UTF-8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_hex: Option<String>,
     #[serde(skip)]
     shown: String,
     directory: bool,
@@ -72,6 +75,9 @@ struct Entry {
     mtime: String,
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "as_optional_text")]
     target: Option<Vec<u8>>,
+    /// The exact target where it is not UTF-8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target_hex: Option<String>,
 }
 
 fn as_text<S: serde::Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::Error> {
@@ -120,15 +126,22 @@ fn one(tree: &PoolTree, path: &PoolPath, args: &cli::Ls) -> Result<Listing> {
     } else {
         vec![Entry::new(tree, base_name(&path.path).to_vec(), &attr)?]
     };
-    Ok(Listing { path: path.path.clone(), shown: path.to_string(), directory, entries })
+    Ok(Listing {
+        path_hex: exact(&path.path),
+        path: path.path.clone(),
+        shown: path.to_string(),
+        directory,
+        entries,
+    })
 }
 
 impl Entry {
     fn new(tree: &PoolTree, name: Vec<u8>, a: &Attr) -> Result<Entry> {
         let kind = a.kind();
         let is_device = matches!(kind, Kind::CharDevice | Kind::BlockDevice);
+        let target = if kind == Kind::Symlink { Some(tree.fs.readlink(a.ino)?) } else { None };
         Ok(Entry {
-            name_hex: std::str::from_utf8(&name).is_err().then(|| hex(&name)),
+            name_hex: exact(&name),
             name,
             ino: a.ino.0,
             kind: kind_name(kind),
@@ -140,7 +153,8 @@ impl Entry {
             allocated: a.blocks * 512,
             rdev: is_device.then(|| (libc::major(a.rdev), libc::minor(a.rdev))),
             mtime: utc(a.mtime),
-            target: if kind == Kind::Symlink { Some(tree.fs.readlink(a.ino)?) } else { None },
+            target_hex: target.as_deref().and_then(exact),
+            target,
         })
     }
 
@@ -165,8 +179,10 @@ impl Entry {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
+/// In hexadecimal digits what is no UTF-8; none of what is.
+fn exact(bytes: &[u8]) -> Option<String> {
+    let is_text = std::str::from_utf8(bytes).is_ok();
+    (!is_text).then(|| bytes.iter().map(|b| format!("{b:02x}")).collect())
 }
 
 struct Widths {

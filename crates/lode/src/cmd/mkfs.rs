@@ -86,6 +86,12 @@ impl<'a> Region<'a> {
                 regular: m.is_file(),
                 block_device: m.file_type().is_block_device(),
             }),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound && fs::symlink_metadata(path).is_ok() => {
+                return Err(Failure::failed(format_args!(
+                    "{} is a symbolic link that leads nowhere: remove it, or name another file",
+                    show(path)
+                )));
+            }
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
             Err(e) => return Err(Failure::failed(format_args!("cannot open {}: {}", show(path), plain(&e)))),
         };
@@ -196,6 +202,10 @@ fn fits_the_host(size: u64, regions: &[Region]) -> Result<()> {
         };
         let disk = if region.found.is_some() { region.path } else { parent };
         let (Ok(meta), Ok(space)) = (fs::metadata(disk), rustix::fs::statvfs(disk)) else { continue };
+        // One that has no limit, or does not tell it (ramfs, some tmpfs, memfd).
+        if space.f_blocks == 0 {
+            continue;
+        }
         let missing = each.saturating_sub(held);
         let free = space.f_bavail.saturating_mul(space.f_frsize);
         let before: u64 = wanted.iter().filter(|w| w.0 == meta.dev()).map(|w| w.1).sum();

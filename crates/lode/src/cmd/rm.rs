@@ -20,7 +20,7 @@ pub fn run(args: &cli::Rm) -> failure::Result<()> {
     let mut failures = 0;
     for path in &args.paths {
         match remove(pools.tree(&path.pool), path, args) {
-            Err(e) if e.errno() == libc::ENOENT && args.force => {}
+            Err(e) if args.force && matches!(e.errno(), libc::ENOENT | libc::ENOTDIR) => {}
             Err(e) => {
                 complain(format_args!("cannot remove {path}: {}{}", reason(&e), remedy(e.errno())));
                 failures += 1;

@@ -23,6 +23,14 @@ pub fn run(guests: &Guests, args: &WspStart) -> Result<()> {
     let place = guests.place(&args.name);
     place.make()?;
     let _lock = place.lock()?;
+    start(&place, args).inspect_err(|_| {
+        if place.config().is_err() {
+            remove_if_empty(&place);
+        }
+    })
+}
+
+fn start(place: &Place, args: &WspStart) -> Result<()> {
     if place.is_alive() {
         return Err(Failure::failed(format_args!("guest {} runs already", place.name)));
     }
@@ -34,10 +42,9 @@ pub fn run(guests: &Guests, args: &WspStart) -> Result<()> {
         )));
     }
     let mut config = match (&before, args.ram.is_some() || args.media.is_some()) {
-        (_, true) => described(&place, args)?,
+        (_, true) => described(place, args)?,
         (Some(config), false) => config.clone(),
         (None, false) => {
-            remove_if_empty(&place);
             return Err(Failure::usage(format_args!(
                 "there is no guest {} yet: give --ram and --media",
                 place.name
@@ -46,9 +53,9 @@ pub fn run(guests: &Guests, args: &WspStart) -> Result<()> {
     };
     let of_guest = |e: Error| Failure::failed(format_args!("guest {}: {e}", place.name));
     if let Some(before) = &before {
-        discards_nothing(&place, before, args.fresh)?;
+        discards_nothing(place, before, args.fresh)?;
     }
-    boot(&place, &mut config, before.as_ref(), args.fresh).map_err(of_guest)?;
+    boot(place, &mut config, before.as_ref(), args.fresh).map_err(of_guest)?;
     let mut out = Output::new();
     match args.json {
         true => out.json(&json!({

@@ -76,6 +76,17 @@ fn after_sigkill_the_next_mount_cleans_up_and_recovers() {
     assert!(!rig.is_mounted(), "the dead mount is not below");
 }
 
+#[test]
+fn a_pool_that_was_cut_under_its_server_was_not_closed() {
+    need_mount!();
+    let rig = Rig::mounted();
+    File::options().write(true).open(rig.pool()).unwrap().set_len(8 << 20).unwrap();
+    let output = lode().arg("umount").arg(rig.dir()).output().unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("changed under its server") && said.contains("the file was cut"), "{said}");
+}
+
 /// With few descriptors it fails early, or late, or not at all; what was begun is taken away again.
 #[test]
 fn a_mount_that_the_system_has_too_little_for_is_taken_away_again() {
