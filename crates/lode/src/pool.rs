@@ -3,14 +3,14 @@
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use lodestone::Error;
 use lodestone::fs::{Fs, OpenOptions, check};
 use lodestone::media::{Domain, FileIdentity, Pool, PoolOptions};
 
 use crate::cli::Assume;
-use crate::failure::{Failure, Result, reason};
+use crate::failure::{Failure, Result, reason, remedy};
 use crate::profile;
 use crate::target::show;
 use crate::tree::PoolTree;
@@ -29,6 +29,7 @@ pub struct Pools {
     open: Vec<Open>,
     /// All that they are made of.
     files: HashSet<FileIdentity>,
+    paths: Vec<PathBuf>,
 }
 
 struct Open {
@@ -41,7 +42,7 @@ struct Open {
 
 impl Pools {
     pub fn new() -> Pools {
-        Pools { open: Vec::new(), files: HashSet::new() }
+        Pools { open: Vec::new(), files: HashSet::new(), paths: Vec::new() }
     }
 
     /// Opens `pool`, unless that is done. Of several uses of a pool the first says for what it is opened.
@@ -55,13 +56,14 @@ impl Pools {
         }
         let (media, writable) = map(Path::new(pool), access, None)?;
         let profile = profile::of_pool(None, &media);
-        let files = media.files();
+        let (files, regions) = (media.files(), media.describe().regions);
         let fs = Fs::open(media, &OpenOptions { read_only: !writable, profile, ..OpenOptions::default() })
             .map_err(|e| about(pool, &e))?;
         // No device of the host has such a number.
         let device = u64::MAX - self.open.len() as u64;
         let tree = PoolTree::new(fs, device);
         self.files.extend(files);
+        self.paths.extend(regions.into_iter().map(|region| region.path));
         self.open.push(Open { names: vec![pool.to_os_string()], identity, writable, tree });
         Ok(())
     }
@@ -77,16 +79,38 @@ impl Pools {
         self.files.contains(&file)
     }
 
+    /// What to do about an errno: where a file with holes found no room below it, that is no failure of the medium.
+    pub fn remedy(&self, errno: i32) -> String {
+        let full = self.paths.iter().find(|path| errno == libc::EIO && is_out_of_room(path));
+        full.map_or_else(
+            || remedy(errno).to_string(),
+            |path| format!("; the disk below {} is full: make room there", show(path)),
+        )
+    }
+
     /// Closes what may have been changed: everything is safe from here on.
     pub fn close(&self) -> Result<()> {
         for open in self.open.iter().filter(|o| o.writable) {
             open.tree.fs.close().map_err(|e| {
                 let name = show(Path::new(&open.names[0]));
-                Failure::failed(format_args!("cannot close {name}: {}; the next use recovers it", reason(&e)))
+                let full = if e.errno() == libc::EIO { self.remedy(libc::EIO) } else { String::new() };
+                Failure::failed(format_args!(
+                    "cannot close {name}: {}{full}; the next use recovers it",
+                    reason(&e)
+                ))
             })?;
         }
         Ok(())
     }
+}
+
+/// Whether a file has holes that its disk has no room for.
+fn is_out_of_room(file: &Path) -> bool {
+    /// What a file system keeps for itself, at most.
+    const LEFT_BYTES_MAX: u64 = 1 << 20;
+    let has_holes = std::fs::metadata(file).is_ok_and(|m| m.is_file() && m.blocks() * 512 < m.len());
+    let room = rustix::fs::statvfs(file).map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize));
+    has_holes && room.is_ok_and(|bytes| bytes < LEFT_BYTES_MAX)
 }
 
 /// Opens a pool, and tells one that has lost its label alone from what is no pool.

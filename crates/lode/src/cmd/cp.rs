@@ -165,7 +165,8 @@ impl<'a> Copier<'a> {
         let Err(stopped) = self.copy(from, to, top)? else { return Ok(()) };
         self.failures += 1;
         let (errno, why) = (stopped.error.errno(), reason(&stopped.error));
-        let line = format!("cannot copy {from} to {to}: {why}{}{}", remedy(errno), stopped.aftermath);
+        let line =
+            format!("cannot copy {from} to {to}: {why}{}{}", self.pools.remedy(errno), stopped.aftermath);
         self.progress.suspend(|| complain(line));
         match errno {
             libc::EINTR | libc::EIO | libc::ENOSPC | libc::EDQUOT | libc::EROFS => Err(Failure::Reported),

@@ -32,6 +32,29 @@ fn stands_at(pool: &[u8], data: &[u8]) -> (u64, u64) {
     ((first * BLOCK) as u64, ((last + 1) * BLOCK) as u64)
 }
 
+/// A file with holes is no larger than its disk: what finds no room says so, and blames no medium.
+#[test]
+fn a_full_disk_below_a_sparse_pool_is_told() {
+    need_mount!();
+    let rig = Rig::new("64M");
+    let disk = rig.beside("disk");
+    fs::create_dir(&disk).unwrap();
+    let flags = rustix::mount::MountFlags::empty();
+    rustix::mount::mount("lode-test", &disk, "tmpfs", flags, Some(c"size=16M")).unwrap();
+    let pool = disk.join("pool");
+    File::create(&pool).unwrap().set_len(POOL_BYTES).unwrap();
+    let made = lode().arg("mkfs").arg(&pool).output().unwrap();
+    fs::write(rig.beside("big"), pattern(24 * MIB, 3)).unwrap();
+    let copied =
+        lode().arg("cp").arg(rig.beside("big")).arg(format!("{}:/big", pool.display())).output().unwrap();
+    rustix::mount::unmount(&disk, rustix::mount::UnmountFlags::DETACH).unwrap();
+    assert!(made.status.success(), "{}", text(&made.stderr));
+    let said = text(&copied.stderr);
+    let full = format!("the disk below {} is full: make room there", pool.display());
+    assert_eq!(copied.status.code(), Some(1), "{said}");
+    assert!(said.contains(&full) && !said.contains("kernel log"), "{said}");
+}
+
 /// A load that raises SIGBUS costs its caller an error, and nobody else anything. The pool's last block is lost, too,
 /// so that the mount takes no changes any more once it tries to write there; reads go on all the same.
 fn a_pool_cut_short_under_its_mount(options: &str) {
