@@ -96,6 +96,12 @@ fn ready(start: &Start, sequence: &Sequence, pool: Pool) -> Result<Option<Ready>
     Ok(Some(Ready { machine, before, op }))
 }
 
+/// Whether blocks of what was removed may be another's.
+fn reuses(start: &Start, sequence: &Sequence) -> bool {
+    let removes = |op: &Op| matches!(op, Op::Unlink(_) | Op::Rename(..));
+    start.is_full() || sequence.lines.iter().flat_map(|line| &line.ops).any(removes)
+}
+
 /// Lets each access of the last operation of a sequence fail in turn; what was broken, in words.
 pub fn operation(
     start: &Start,
@@ -123,7 +129,14 @@ pub fn operation(
         tally.faults += 1;
         let ready = begin().expect("it went well before").expect("it is there");
         let what = format!("{}, access {nth} of {accesses}", ready.op);
-        let run = Run { start, last: faults.last, nth, wanted: done, after: &after };
+        let run = Run {
+            start,
+            last: faults.last,
+            nth,
+            reused: reuses(start, sequence),
+            wanted: done,
+            after: &after,
+        };
         broken.extend(said(what, sequence, || run.operation(ready, tally)));
     }
     broken
@@ -154,7 +167,8 @@ pub fn opening(
     while nth <= accesses {
         tally.faults += 1;
         let what = format!("opening what was {left:?}, access {nth}");
-        let opened = || opened(&point, &before, nth, (faults.last, start.is_full()), tally, &mut accesses);
+        let opened =
+            || opened(&point, &before, nth, (faults.last, reuses(start, sequence)), tally, &mut accesses);
         broken.extend(said(what, sequence, opened));
         nth += faults.every;
     }
@@ -171,6 +185,7 @@ struct Run<'a> {
     start: &'a Start,
     last: bool,
     nth: u64,
+    reused: bool,
     /// What the operation answers without a fault, and what there is then.
     wanted: Result<(), i32>,
     after: &'a Tree,
@@ -193,7 +208,7 @@ impl Run<'_> {
         tally.failed += failed as u64;
         tally.stopped += stopped as u64;
         let trees = if failed { vec![&before, self.after] } else { vec![self.after] };
-        let may = May { trees, torn, reused: self.start.is_full() };
+        let may = May { trees, torn, reused: self.reused };
         if self.last {
             return self.lasting(&point, &may, tally);
         }
