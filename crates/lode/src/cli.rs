@@ -247,7 +247,9 @@ pub struct Cat {
 /// POOL:/path is a file in a pool, anything else one of the host: the first `:/` divides, so ./a:b is a file
 /// of the host. A backslash before the colon takes its meaning away (dir\:/file).
 ///
-/// Holes stay holes. An interrupted copy removes the file it was writing and says so.
+/// Holes stay holes. An interrupted copy removes the file it was writing and says so. A file of the host that is the
+/// pool being copied is refused, and nothing is written over what the same command just made, or through a symbolic
+/// link that leads nowhere.
 #[derive(Args, Debug)]
 pub struct Cp {
     /// What to copy
@@ -259,7 +261,8 @@ pub struct Cp {
     /// Directories too, with all they hold; symbolic links are copied, not followed
     #[arg(short, long, visible_short_alias = 'R')]
     pub recursive: bool,
-    /// As -r, and keep mode, owner, times, xattrs, hard links and special files
+    /// As -r, and keep mode, owner, times, xattrs, hard links and special files; a target that has other names is
+    /// replaced
     #[arg(short, long)]
     pub archive: bool,
 }

@@ -41,6 +41,7 @@ use crate::live::server::{self, Listening};
 use crate::live::state::Mounted;
 use crate::pool;
 use crate::profile;
+use crate::target::show;
 use daemon::{Ready, Side};
 use options::Options;
 use stop::Signals;
@@ -143,9 +144,9 @@ fn absolute(pool: &OsStr) -> Result<PathBuf, Failure> {
     pool.canonicalize().map_err(|e| match e.kind() {
         io::ErrorKind::NotFound => Failure::failed(format!(
             "cannot open {0}: No such file or directory; name a pool, or make one with `lode mkfs {0}`",
-            pool.display()
+            show(pool)
         )),
-        _ => Failure::failed(format!("{}: {e}", pool.display())),
+        _ => Failure::failed(format!("{}: {e}", show(pool))),
     })
 }
 
@@ -160,23 +161,23 @@ impl Place {
         if let Some(fd) = connect::handed_in(dir) {
             return Ok(Place::Device(fd));
         }
-        let about = |e: io::Error| Failure::failed(format!("{}: {e}", dir.display()));
+        let about = |e: io::Error| Failure::failed(format!("{}: {e}", show(dir)));
         let path = mounts::resolve(dir).map_err(about)?;
         remove_dead_mounts(&path)?;
         if !fs::metadata(&path).map_err(about)?.is_dir() {
-            return Err(Failure::failed(format!("{} is not a directory", dir.display())));
+            return Err(Failure::failed(format!("{} is not a directory", show(dir))));
         }
         if let Some(entry) = mounts::at(&path).map_err(about)?.filter(mounts::Entry::is_pool) {
             return Err(Failure::failed(format!(
                 "{} is a mount point already, of {}: unmount it first, with `lode umount {0}`",
-                dir.display(),
-                Path::new(&entry.source).display()
+                show(dir),
+                show(Path::new(&entry.source))
             )));
         }
         if !options.nonempty && fs::read_dir(&path).map_err(about)?.next().is_some() {
             return Err(Failure::failed(format!(
                 "{} is not empty, and a mount would cover what it holds: use an empty directory, or -o nonempty",
-                dir.display()
+                show(dir)
             )));
         }
         Ok(Place::Dir(path))
@@ -187,11 +188,11 @@ impl Place {
 fn remove_dead_mounts(path: &Path) -> Result<(), Failure> {
     while is_dead(path) {
         let failed = |e: io::Error| {
-            let path = path.display();
+            let path = show(path);
             Failure::failed(format!("{path} is a dead mount that cannot be removed: {e}"))
         };
         connect::unmount(path, true).map_err(failed)?;
-        say(&format!("note: removed the dead mount on {}, whose server has gone", path.display()));
+        say(&format!("note: removed the dead mount on {}, whose server has gone", show(path)));
     }
     Ok(())
 }
@@ -334,8 +335,7 @@ fn open_pool(path: &Path, options: &Options) -> Result<Arc<Fs<Pool>>, Failure> {
     let engine = options.engine;
     let qos = options.qos;
     let open_options = OpenOptions { read_only, engine, class, qos, profile, ..OpenOptions::default() };
-    let fs =
-        Fs::open(media, &open_options).map_err(|e| Failure::failed(format!("{}: {e}", path.display())))?;
+    let fs = Fs::open(media, &open_options).map_err(|e| Failure::failed(format!("{}: {e}", show(path))))?;
     tracing::info!(pool = %path.display(), report = ?fs.open_report(), "opened");
     Ok(fs)
 }
@@ -362,8 +362,7 @@ fn connect_to_kernel(
                 allow_other: options.allow_other,
                 read_bytes_max: options.read_bytes_max,
             };
-            connect::mount(&plan)
-                .map_err(|e| Failure::failed(format!("cannot mount on {}: {e}", dir.display())))
+            connect::mount(&plan).map_err(|e| Failure::failed(format!("cannot mount on {}: {e}", show(dir))))
         }
     }
 }
@@ -391,17 +390,17 @@ fn close<M: Media>(fs: &Fs<M>) -> Result<(), Failure> {
 }
 
 fn unmount(dir: &Path) -> Result<(), Failure> {
-    let about = |e: io::Error| Failure::failed(format!("{}: {e}", dir.display()));
+    let about = |e: io::Error| Failure::failed(format!("{}: {e}", show(dir)));
     let path = mounts::resolve(dir).map_err(about)?;
     let Some(entry) = mounts::at(&path).map_err(about)?.filter(mounts::Entry::is_pool) else {
-        return Err(Failure::failed(format!("no pool is mounted on {}", dir.display())));
+        return Err(Failure::failed(format!("no pool is mounted on {}", show(dir))));
     };
     // A mount whose server has gone is taken away all the same.
     let has_server = File::open(&entry.source).is_ok_and(|pool| is_held(&pool));
     connect::unmount(&path, false).map_err(|e| match e.raw_os_error() {
         Some(libc::EBUSY) => Failure::failed(format!(
             "{} is in use: a program has a file open or its working directory there (`fuser -vm {0}` names it)",
-            dir.display()
+            show(dir)
         )),
         _ => about(e),
     })?;
@@ -422,12 +421,11 @@ fn not_closed(pool: &Path) -> Option<String> {
         Ok(info) if info.closed => None,
         Ok(_) => Some(format!(
             "{} is unmounted, but its server could not close it (the system log says why): the next use recovers it",
-            pool.display()
+            show(pool)
         )),
         Err(e) => {
             let is_damaged = matches!(e.errno(), libc::EINVAL | libc::EUCLEAN | libc::EIO);
-            is_damaged
-                .then(|| format!("{} is unmounted, but was changed under its server: {e}", pool.display()))
+            is_damaged.then(|| format!("{} is unmounted, but was changed under its server: {e}", show(pool)))
         }
     }
 }
@@ -458,7 +456,7 @@ fn wait_until_closed(entry: &mounts::Entry) -> Result<(), Failure> {
             }
             return Err(Failure::failed(format!(
                 "{} is unmounted, but its server has not closed it after {} s",
-                Path::new(&entry.source).display(),
+                show(Path::new(&entry.source)),
                 limit.as_secs()
             )));
         }

@@ -237,6 +237,10 @@ fn where_nobody_has_guests_a_power_failure_is_no_success() {
     assert!(wsp(&["suspend", "--all", "--window", "50ms"]).ok().contains("no guest runs in"));
     assert_eq!(wsp(&["resume", "--all", "--boot-after", "1"]).ok(), "");
     wsp(&["daemon", "--boot-after", "1"]).fails(2, &["--resume"]);
+    // A start that was refused leaves nothing.
+    wsp(&["start", "one"]).fails(2, &["give --ram and --media"]);
+    wsp(&["start", "one", "--ram", "64M", "--media", "none/memory"]).fails(1, &["none/memory"]);
+    assert_eq!(fs::read_dir(dir.path("guests")).unwrap().count(), 0);
     for words in [&["suspend", "one", "two"], &["resume", "one", "two"]] {
         let ran = wsp(words);
         assert!(ran.code == Some(1) && ran.err.lines().count() == 2, "{ran:?}");

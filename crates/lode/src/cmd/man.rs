@@ -79,6 +79,7 @@ fn extra_sections(command: &Command, subcommand: &str) -> Roff {
         item(&mut roff, bold(*code), meaning);
     }
     roff.control("SH", ["ENVIRONMENT"]);
+    roff.text([roman("A variable that is empty counts as unset.")]);
     for (variable, meaning) in environment(command) {
         item(&mut roff, bold(variable), &meaning);
     }

@@ -1,8 +1,10 @@
 //! Mounting and its end: by command, by signal, by SIGKILL; what is refused, and how.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -74,6 +76,16 @@ fn after_sigkill_the_next_mount_cleans_up_and_recovers() {
     fs::write(rig.at("more"), "x").unwrap();
     rig.umount();
     assert!(!rig.is_mounted(), "the dead mount is not below");
+}
+
+#[test]
+fn names_that_are_no_text_are_quoted() {
+    need_mount!();
+    let rig = Rig::new("64M");
+    let odd = rig.dir().with_file_name(OsStr::from_bytes(b"no\xffdir"));
+    fs::create_dir(&odd).unwrap();
+    fail(lode().arg("umount").arg(&odd), 1, "no\\377dir'");
+    fail(lode().arg("mount").arg(odd.join("none")).arg(rig.dir()), 1, "no\\377dir/none'");
 }
 
 #[test]
