@@ -466,6 +466,14 @@ fn open_matching(path: &Path, pool: &Label, index: usize, read_only: bool) -> Re
     };
     let label = match Label::decode(&read_block0(&region)?) {
         Block0::Blank | Block0::Foreign => return Err(wrong(path)),
+        // It is written again by nobody: what stood there is known of region 0 alone.
+        Block0::Damaged(why) => {
+            let path = path.display();
+            let message = format!(
+                "the label of {path} is damaged ({why}): bring the right file back, or its first {BLOCK} bytes"
+            );
+            return Err(Error::message(libc::EUCLEAN, OPEN, message));
+        }
         _ => read_label(&region)?,
     };
     let same = (label.pool_uuid, label.region_index, label.stripe_bytes, label.region_bytes)

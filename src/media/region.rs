@@ -107,16 +107,17 @@ impl OpenRegion {
         const SITE: &str = "media::region::open";
         // Judged before it is opened, because opening a fifo or a tape has effects.
         let before = rustix::fs::stat(path).map_err(|e| cannot("open", SITE, path, e))?;
+        // Opening it for writing may succeed, and only writing fail.
+        if !read_only && is_write_protected(&before) {
+            let message = format!("{} is a device that is read-only", path.display());
+            return Err(Error::message(libc::EROFS, SITE, message));
+        }
         let file = match kind_of(&before, path)? {
             _ if read_only => rustix::fs::open(path, OFlags::RDONLY | OPEN_FLAGS, Mode::empty()),
             RegionKind::BlockDevice => holder::behind_umount(&before, || open_device_alone(path)),
             _ => open_writable(path),
         };
         let file = file.map_err(|e| match e {
-            Errno::ACCESS if !read_only && is_write_protected(&before) => {
-                let message = format!("{} is a device that is read-only", path.display());
-                Error::message(libc::EROFS, SITE, message)
-            }
             Errno::BUSY => cannot("open", SITE, path, e).context("it is mounted, or somebody has it alone"),
             _ => cannot("open", SITE, path, e),
         });

@@ -1354,7 +1354,10 @@ fn a_pool_of_several_regions_is_named_by_the_first() {
     fs::remove_file(dir.path("c")).unwrap();
     dir.run(&["ls", "a:/"]).fails(1, &["c", "No such file or directory; bring it back"]);
     file_of(&dir, "c", 17 * MIB);
-    dir.run(&["ls", "a:/"]).fails(1, &["c belongs to another pool", "bring the right file back"]);
+    File::options().write(true).open(dir.path("b")).unwrap().write_all_at(&[0xff; 8], 40).unwrap();
+    dir.run(&["ls", "a:/"]).fails(1, &["the label of", "b is damaged", "bring the right file back"]);
+    fs::rename(dir.path("c"), dir.path("b")).unwrap();
+    dir.run(&["ls", "a:/"]).fails(1, &["b belongs to another pool", "bring the right file back"]);
 }
 
 #[test]
