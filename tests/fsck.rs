@@ -1003,6 +1003,40 @@ fn a_block_that_fails_is_not_used_again() {
     }
 }
 
+/// One bad line of the inode table costs one call, not every file that is made from then on.
+#[test]
+fn a_slot_that_fails_is_not_used_again() {
+    let sample = Sample::new(Domain::Memory, true);
+    let media = sample.media();
+    for closes in [true, false, true] {
+        let fs = Fs::open(media.clone(), &options()).unwrap();
+        if !closes {
+            // The slot freed last is the next one taken.
+            let passing = create(&fs, Ino::ROOT, b"passing");
+            fs.unlink(&Cred::root(), Ino::ROOT, b"passing").unwrap();
+            let slot = sample.slot(passing);
+            media.poison(slot..slot + LINE);
+        }
+        let mut failed = 0;
+        for n in 0..40 {
+            let name = format!("new{n} {closes}");
+            match fs.create(&Cred::root(), Ino::ROOT, name.as_bytes(), 0o644, 0, 0) {
+                Ok((attr, _)) => fs.forget(attr.ino, 2),
+                Err(e) => {
+                    assert_eq!(e.errno(), libc::EIO, "{e}");
+                    failed += 1;
+                }
+            }
+            let _ = fs.unlink(&Cred::root(), Ino::ROOT, name.as_bytes());
+        }
+        assert!(failed <= 1, "{failed} calls failed");
+        fs.tick().unwrap();
+        if closes {
+            fs.close().unwrap();
+        }
+    }
+}
+
 #[test]
 fn what_was_acknowledged_and_cannot_be_read_is_no_silent_loss() {
     let sample = Sample::new(Domain::Memory, true);

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::alloc::Class;
+use super::alloc::{Block, Class};
 use super::attr::permit;
 use super::dirindex::{COOKIE_FIRST, Dirent, Named};
 use super::format::*;
@@ -411,12 +411,28 @@ impl<M: Media> Fs<M> {
 
     fn take_slot(&self, guard: &epoch::Guard) -> Result<u32> {
         loop {
-            if let Some(ino) = self.slots.take() {
+            if let Some(ino) = self.first_sound(|| self.slots.take()) {
                 return Ok(ino);
             }
             // Others may take all that the table gained.
             if self.grow_table(guard).is_err() {
-                return self.slots.steal().ok_or_else(|| Error::new(libc::ENOSPC, "namei::take_slot"));
+                let left = self.first_sound(|| self.slots.steal());
+                return left.ok_or_else(|| Error::new(libc::ENOSPC, "namei::take_slot"));
+            }
+        }
+    }
+
+    /// Of free slots the first that is in no block which failed. Those before it are nobody's until the pool is opened again.
+    #[inline]
+    fn first_sound(&self, mut next: impl FnMut() -> Option<u32>) -> Option<u32> {
+        let is_bad = |ino| {
+            self.core.media.any()
+                && self.slot(ino).is_ok_and(|at| self.core.media.is_bad(Block((at.0 / BLOCK as u64) as u32)))
+        };
+        loop {
+            match next() {
+                Some(ino) if is_bad(ino) => continue,
+                found => return found,
             }
         }
     }

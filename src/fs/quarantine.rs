@@ -129,7 +129,7 @@ impl<M: Media> Watched<M> {
     }
 
     #[inline]
-    fn any(&self) -> bool {
+    pub fn any(&self) -> bool {
         self.any.load(Ordering::Acquire)
     }
 

@@ -283,8 +283,12 @@ impl Way {
     }
 }
 
-/// Whether the pool takes no more changes.
+/// Whether the pool takes no more changes: one may meet the fault itself.
 fn is_stopped(fs: &Fs<SimMedia>) -> Result<bool, String> {
+    Ok(refuses(fs)? && refuses(fs)?)
+}
+
+fn refuses(fs: &Fs<SimMedia>) -> Result<bool, String> {
     match fs.create(&Cred::root(), Ino::ROOT, b"new after the fault", 0o644, 0, 0) {
         Ok(_) => Ok(false),
         Err(e) if e.errno() == libc::ENOSPC => Ok(false),
@@ -379,6 +383,22 @@ fn repaired(media: SimMedia, lost_power: bool, may: &May, tally: &mut Tally) -> 
     may.in_part(&fs, Some(&done.found)).map_err(|e| format!("repaired: {e}"))
 }
 
+/// The same, where the one inode that is new has the number that it has in `wanted`: that of a slot in a block that failed is
+/// given to nobody.
+fn renumbered(found: &Tree, wanted: &Tree) -> Option<Tree> {
+    let others = |a: &Tree, b: &Tree| -> Vec<u32> {
+        a.named.keys().copied().filter(|ino| !b.named.contains_key(ino)).collect()
+    };
+    let (&[number], &[other]) = (&others(found, wanted)[..], &others(wanted, found)[..]) else { return None };
+    let mut renumbered = found.clone();
+    let new = renumbered.named.remove(&number)?;
+    renumbered.named.insert(other, new);
+    for seen in renumbered.named.values_mut() {
+        Arc::make_mut(seen).names.values_mut().filter(|ino| **ino == number).for_each(|ino| *ino = other);
+    }
+    Some(renumbered)
+}
+
 /// What there may be.
 #[derive(Clone)]
 struct May<'a> {
@@ -393,7 +413,9 @@ struct May<'a> {
 impl May<'_> {
     fn judge(&self, found: &Tree) -> Result<(), String> {
         let trees = self.trees.iter().map(|&tree| Arc::new(tree.clone())).collect();
-        Allowed::OneOf { trees, torn: self.torn.clone() }.judge(found).map(drop)
+        let judged = Allowed::OneOf { trees, torn: self.torn.clone() }.judge(found).map(drop);
+        let is_one = |tree: &&&Tree| renumbered(found, tree).is_some_and(|found| found.named == tree.named);
+        judged.or_else(|e| self.trees.iter().find(is_one).map(drop).ok_or(e))
     }
 
     fn versions(&self, ino: u32) -> impl Iterator<Item = &Seen> {

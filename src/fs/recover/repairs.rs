@@ -110,7 +110,8 @@ impl<M: Media> Recovery<'_, M> {
         (followed, body)
     }
 
-    /// The same of a file that is damaged, and what its redo records have is stored again: a repair keeps what is in place.
+    /// The same of a file that is damaged, and what its redo records have is stored again, where a power loss may have taken it: a
+    /// repair keeps what is in place. (Otherwise it is there, or what a record had that is lost and came later.)
     fn salvage_file(&self, ino: u32) -> bool {
         let (mut held, mut redos) = (Vec::new(), Redos::default());
         let (followed, body) = self.salvage(ino, &mut held, Some(&mut redos));
@@ -121,7 +122,8 @@ impl<M: Media> Recovery<'_, M> {
                 Owned::Mini(_) => None,
             })
             .collect();
-        if let Data::File(index) = &body.data
+        if self.power_loss
+            && let Data::File(index) = &body.data
             && let Err(e) = redos.apply(self.core, index, &|block| own.contains(&block.0))
         {
             tracing::error!("inode {ino}: of its last writes not all bytes could be stored again: {e}");
