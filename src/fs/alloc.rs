@@ -55,7 +55,7 @@ const SHARDS_MAX: usize = thread::SLOTS_MAX;
 /// Freed runs in a pocket.
 const HOT_RUNS: usize = 32;
 /// Longest run, in blocks, worth a place there: longer ones do not stay in a cache.
-const HOT_RUN_MAX: u32 = 16;
+pub const HOT_RUN_MAX: u32 = 16;
 /// Blocks taken at a time for data that grows by less.
 const AHEAD_BLOCKS: u32 = 64;
 /// Growing files for which a thread has blocks ahead.

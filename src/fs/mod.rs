@@ -345,6 +345,17 @@ impl<M: Media> Core<M> {
         });
     }
 
+    /// A run that is freed next is the one that this thread is given next, if it is short: its first pages are looked up, for
+    /// which the copy would wait (decision 0093).
+    #[inline]
+    fn expect_alloc(&self, run: Run) {
+        if run.count <= alloc::HOT_RUN_MAX {
+            for page in 0..run.count.min(2) {
+                self.media.expect_copy(log::block_addr(alloc::Block(run.start.0 + page)));
+            }
+        }
+    }
+
     /// When blocks freed by an operation of this epoch may be reused.
     #[inline]
     pub(crate) fn reuse_after(&self, guard: &epoch::Guard) -> Option<u64> {
@@ -630,10 +641,31 @@ impl<M: Media> Fs<M> {
         class: Class,
         pending: Flushed,
     ) -> Result<u32> {
+        self.commit_lines_and(inode, body, record, guard, class, pending, |_, seq| seq)
+    }
+
+    /// [`commit_lines`](Fs::commit_lines), and what follows from it in DRAM is done while the stores are on their way to the
+    /// media: the CPU has nothing else to do until the fence is passed. Nobody sees any of it before: the caller has the
+    /// inode's exclusive lock. What is not to be had by others until the record is durable, a block that it frees above all,
+    /// is not `meanwhile`'s to give.
+    #[inline]
+    #[track_caller]
+    #[expect(clippy::too_many_arguments, reason = "those of `commit_lines`, and what to do")]
+    fn commit_lines_and<T>(
+        &self,
+        inode: &Inode,
+        body: &mut Body,
+        record: (format::Type, &mut [Words]),
+        guard: &epoch::Guard,
+        class: Class,
+        pending: Flushed,
+        meanwhile: impl FnOnce(&mut Body, u32) -> T,
+    ) -> Result<T> {
         let appended = body.log.append_lines(&self.core, &inode.owner(), record, guard.epoch(), class);
-        let (seq, flushed) = self.alive_after(appended)?;
+        let (seq, flushed) = appended.map_err(|e| self.no_longer_alive(e))?;
+        let done = meanwhile(body, seq);
         self.core.fence(pending.and(flushed));
-        Ok(seq)
+        Ok(done)
     }
 
     /// The append alone, for operations on several logs.
@@ -652,11 +684,15 @@ impl<M: Media> Fs<M> {
     /// What an append answered: after any failure but a full pool the file system takes no more changes.
     #[inline]
     fn alive_after<T>(&self, appended: Result<T>) -> Result<T> {
-        appended.inspect_err(|e| {
-            if e.errno() != libc::ENOSPC {
-                self.core.poison(e);
-            }
-        })
+        appended.map_err(|e| self.no_longer_alive(e))
+    }
+
+    #[cold]
+    fn no_longer_alive(&self, e: Error) -> Error {
+        if e.errno() != libc::ENOSPC {
+            self.core.poison(&e);
+        }
+        e
     }
 
     #[inline]

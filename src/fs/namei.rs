@@ -284,20 +284,15 @@ impl<M: Media> Fs<M> {
             partner: None,
             name,
         };
-        let placed = match self.commit_add(dir, body, &record, guard, Class::Data, made.pending) {
-            Ok(placed) => placed,
-            Err(e) => {
-                let mut unmade = self.table.change(&inode);
-                unmade.dead = true;
-                self.free_contents(&mut unmade, None);
-                unmade.log.free_all(&self.core, None);
-                drop(unmade);
-                self.slots.put(inode.ino.0, None);
-                return Err(e);
-            }
-        };
-        insert(body, &record, placed);
-        (body.mtime, body.ctime) = (now, now);
+        if let Err(e) = self.commit_add(dir, body, &record, guard, Class::Data, made.pending) {
+            let mut unmade = self.table.change(&inode);
+            unmade.dead = true;
+            self.free_contents(&mut unmade, None);
+            unmade.log.free_all(&self.core, None);
+            drop(unmade);
+            self.slots.put(inode.ino.0, None);
+            return Err(e);
+        }
         let entry = self.table.entry(inode.ino.0);
         // Before the link count: whoever asks for the number finds this inode or none, and loads no other.
         self.table.fill(inode);
@@ -310,7 +305,8 @@ impl<M: Media> Fs<M> {
         Ok(made.attr)
     }
 
-    /// Commits one add record; its number and lines.
+    /// Commits one add record and enters its name, in place of those that it says are gone; with it change the directory's
+    /// times.
     #[inline]
     fn commit_add(
         &self,
@@ -320,16 +316,27 @@ impl<M: Media> Fs<M> {
         guard: &epoch::Guard,
         class: Class,
         pending: Flushed,
-    ) -> Result<(u32, u8)> {
+    ) -> Result<()> {
+        let enter = |body: &mut Body, placed| {
+            for cookie in [record.moved, record.replaces] {
+                if cookie != 0 {
+                    body.dir_mut().remove_cookie(cookie);
+                }
+            }
+            insert(body, record, placed);
+            (body.mtime, body.ctime) = (record.mtime, record.mtime);
+        };
         let mut lines = [Words::default(); inode::ADD_LINES_MAX];
         if let Some(count) = record.words(&mut lines) {
             let words = (Type::Add, &mut lines[..count]);
-            return Ok((self.commit_lines(dir, body, words, guard, class, pending)?, count as u8));
+            let meanwhile = |body: &mut Body, seq| enter(body, (seq, count as u8));
+            return self.commit_lines_and(dir, body, words, guard, class, pending, meanwhile);
         }
         let mut batch = Batch::new();
         record.encode(&mut batch);
         self.commit(dir, body, &mut batch, guard, class, pending)?;
-        Ok(batch.placed(0))
+        enter(body, batch.placed(0));
+        Ok(())
     }
 
     /// A directory in which a name may appear: alive, and the caller may write and search it.
@@ -494,8 +501,7 @@ impl<M: Media> Fs<M> {
             partner: None,
             name,
         };
-        let placed = self.commit_add(dir, body, &record, guard, Class::Data, Flushed::issued())?;
-        insert(body, &record, placed);
+        self.commit_add(dir, body, &record, guard, Class::Data, Flushed::issued())?;
         (body.mtime, body.ctime) = (now, now);
         self.table.change_links(inode.ino.0, |links| links + 1);
         child.ctime = now;
@@ -599,22 +605,25 @@ impl<M: Media> Fs<M> {
         }
         self.keep_times(victim, guard)?;
         let now = now();
+        let forget = |body: &mut Body, _| {
+            body.dir_mut().remove(name);
+            (body.mtime, body.ctime) = (now, now);
+        };
         match how {
             Removing::Recorded(class) => {
                 if self.core.media.refuses_removals() {
                     return Err(Error::new(libc::ENOSPC, "namei::remove"));
                 }
                 let mut line = [remove_line(&entry, now)];
-                let pending = Flushed::issued();
-                self.commit_lines(dir, body, (Type::Remove, &mut line), guard, class, pending)?;
+                let (record, pending) = ((Type::Remove, &mut line[..]), Flushed::issued());
+                self.commit_lines_and(dir, body, record, guard, class, pending, forget)?;
             }
             Removing::Withdrawn => {
                 self.withdraw(dir, body, &entry)?;
                 dir.set_ctime_ahead();
+                forget(body, 0);
             }
         }
-        body.dir_mut().remove(name);
-        (body.mtime, body.ctime) = (now, now);
         self.unlinked(dir, victim, &mut child, now);
         drop(child);
         Ok(victim)
@@ -885,29 +894,21 @@ impl<M: Media> Fs<M> {
             moved: if exchange.is_some() { 0 } else { source.cookie },
             ..named(&source, names.1, target.map_or(source.cookie, |t| t.cookie), now)
         };
-        let (placed, second) = match exchange {
+        match exchange {
             Some(t) => {
                 let add = AddRecord { replaces: source.cookie, ..named(&t, names.0, source.cookie, now) };
                 let mut batch = Batch::new();
                 first.encode(&mut batch);
                 add.encode(&mut batch);
                 self.commit(dir, body, &mut batch, guard, Class::Release, Flushed::issued())?;
-                (batch.placed(0), Some((add, batch.placed(1))))
+                body.dir_mut().remove_cookie(source.cookie);
+                body.dir_mut().remove_cookie(t.cookie);
+                insert(body, &first, batch.placed(0));
+                insert(body, &add, batch.placed(1));
+                (body.mtime, body.ctime) = (now, now);
             }
-            None => {
-                let pending = Flushed::issued();
-                (self.commit_add(dir, body, &first, guard, Class::Release, pending)?, None)
-            }
-        };
-        body.dir_mut().remove_cookie(source.cookie);
-        if let Some(t) = target {
-            body.dir_mut().remove_cookie(t.cookie);
+            None => self.commit_add(dir, body, &first, guard, Class::Release, Flushed::issued())?,
         }
-        insert(body, &first, placed);
-        if let Some((add, placed)) = &second {
-            insert(body, add, *placed);
-        }
-        (body.mtime, body.ctime) = (now, now);
         stamp(&moved, &mut moved_body, now);
         if let (Some(r), Some(rb)) = (&replaced, &mut replaced_body) {
             if exchange.is_some() {

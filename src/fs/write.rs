@@ -445,18 +445,21 @@ impl<M: Media> Fs<M> {
         let fields =
             WriteFields { start: offset, len: end - offset, size: end, mtime: now, crc: sink.crc, flags: 0 };
         let mut line = [write_line(None, &fields)];
+        let record = (Type::Write, &mut line[..]);
         let committed =
-            self.commit_lines(inode, body, (Type::Write, &mut line), guard, Class::Data, sink.flushed);
+            self.commit_lines_and(inode, body, record, guard, Class::Data, sink.flushed, |body, _| {
+                watch.did(Phase::Metadata);
+                body.size = end;
+                if !self.core.deferring {
+                    LastLine::appended(body, src.bytes(), knew_last);
+                }
+                (body.mtime, body.ctime) = (now, now);
+                watch.did(Phase::Index);
+            });
         if let Err(e) = committed {
             return Err(self.undo(&Plan::default(), Flushed::issued(), e));
         }
         watch.did(Phase::Metadata);
-        body.size = end;
-        if !self.core.deferring {
-            LastLine::appended(body, src.bytes(), knew_last);
-        }
-        (body.mtime, body.ctime) = (now, now);
-        watch.did(Phase::Index);
         Ok(end)
     }
 
@@ -608,22 +611,31 @@ impl<M: Media> Fs<M> {
         let knew_last = grows && LastLine::of(body).is_some();
         let fields = WriteFields { start, len, size, mtime: input.now, crc, flags: 0 };
         let mut line = [write_line(Some(&Extent { page, count, block: run.start }), &fields)];
-        self.commit_lines(&node.inode, body, (Type::Write, &mut line), guard, Class::Data, pending)
+        let record = (Type::Write, &mut line[..]);
+        let reuse_after = core.reuse_after(guard);
+        let replaced = self
+            .commit_lines_and(&node.inode, body, record, guard, Class::Data, pending, |body, _| {
+                watch.did(Phase::Metadata);
+                let index = body.file_mut();
+                let mut replaced = Runs::new();
+                match if count == 1 { index.replace(page, run.start) } else { None } {
+                    Some(old) => replaced.push(Run::new(old, 1)),
+                    None => index.set_run(page, count, run.start, false, &mut |old, _| replaced.push(old)),
+                }
+                if grows {
+                    (body.size, body.tail_shared) = (size, false);
+                    LastLine::appended(body, src, knew_last);
+                }
+                (body.mtime, body.ctime) = (input.now, input.now);
+                if let (Some(next), None) = (replaced.last(), reuse_after) {
+                    core.expect_alloc(*next);
+                }
+                watch.did(Phase::Index);
+                replaced
+            })
             .map_err(undo)?;
         watch.did(Phase::Metadata);
-        let index = body.file_mut();
-        match if count == 1 { index.replace(page, run.start) } else { None } {
-            Some(old) => core.free(Run::new(old, 1), core.reuse_after(guard)),
-            None => {
-                let free = &mut |old, _| core.free(old, core.reuse_after(guard));
-                index.set_run(page, count, run.start, false, free);
-            }
-        }
-        if grows {
-            (body.size, body.tail_shared) = (size, false);
-            LastLine::appended(body, src, knew_last);
-        }
-        (body.mtime, body.ctime) = (input.now, input.now);
+        replaced.into_iter().for_each(|old| core.free(old, reuse_after));
         watch.did(Phase::Index);
         Ok((input.offset + len, None))
     }

@@ -173,6 +173,11 @@ pub trait Media: Send + Sync + 'static {
     /// Says that this range is read soon. A hint.
     fn expect_read(&self, _at: Addr, _len: usize) {}
 
+    /// Says that the page at this address will be overwritten past the caches soon: its translation is looked up while something
+    /// else is waited for. A hint.
+    #[inline]
+    fn expect_copy(&self, _page: Addr) {}
+
     /// Cached copy to media.
     fn copy_cached(&self, at: Addr, src: &[u8]) -> Result<Dirty, Fault>;
 

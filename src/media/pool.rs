@@ -332,6 +332,13 @@ impl Media for Pool {
     }
 
     #[inline]
+    fn expect_copy(&self, page: Addr) {
+        if let Some(media) = self.flat(page, super::copy::PAGE) {
+            super::copy::prefetch_translation(media);
+        }
+    }
+
+    #[inline]
     fn copy_cached(&self, at: Addr, src: &[u8]) -> Result<Dirty, Fault> {
         let copier = &self.copier;
         match self.flat(at, src.len()) {
