@@ -269,6 +269,54 @@ fn what_is_written_for_people_overwrites_no_pool() {
 }
 
 #[test]
+fn a_picture_that_cannot_be_drawn_costs_no_measure() {
+    let dir = Dir::new("picture");
+    // Before anything is measured: these would take minutes.
+    for args in [
+        &["bench", "--rounds", "1000", "--svg", "none/x.svg"][..],
+        &["bench", "--breakdown", "--rounds", "1000", "--svg", "."],
+        &["cost", "--idle", "600", "--svg", "none/x.svg", "--", "true"],
+        &["tune", "--svg", "none/x.svg"],
+    ] {
+        dir.run(args).fails(1, &["cannot write the picture"]);
+    }
+    // After it: what was measured is told all the same.
+    let ran = dir.run(&["bench", "--smoke", "--only", "uthreads", "--json", "--svg", "x.svg"]);
+    ran.fails(1, &["no picture for x.svg"]);
+    assert!(!serde_json::from_slice::<Value>(&ran.out).unwrap()["rows"].as_array().unwrap().is_empty());
+    let ran = dir.run(&["cost", "--runs", "1", "--idle", "0", "--svg", "/dev/full", "--", "true"]);
+    ran.fails(1, &["cannot write the picture /dev/full: No space left on device\n"]);
+    assert!(String::from_utf8(ran.out).unwrap().contains("wall s"));
+    assert_eq!(fs::read_dir(&dir.0).unwrap().count(), 0);
+}
+
+#[test]
+fn a_bench_that_is_interrupted_leaves_nothing() {
+    let dir = Dir::new("bench-interrupted");
+    fs::create_dir(dir.path("tmp")).unwrap();
+    let args = ["bench", "--quick", "--rounds", "1000", "--only", "data", "--pool", "p"];
+    let mut child = dir.command(&args).env("TMPDIR", dir.path("tmp")).stderr(Stdio::piped()).spawn().unwrap();
+    let begun = Instant::now();
+    // The second one is made when the first one is in use.
+    while !dir.path("p.limit").exists() {
+        assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
+        assert!(begun.elapsed() < Duration::from_secs(60), "it made no pools");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let shared = format!("/dev/shm/lode-bench-{}", child.id());
+    let ended = child.wait_with_output().unwrap();
+    let said = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(1), "{said}");
+    assert_eq!(said, "lode: interrupted; nothing is reported of a bench that did not end\n");
+    let left: Vec<_> = fs::read_dir(&dir.0).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["tmp"]);
+    assert_eq!(fs::read_dir(dir.path("tmp")).unwrap().count(), 0);
+    assert!(!Path::new(&shared).exists());
+}
+
+#[test]
 fn words_that_are_no_text_are_a_usage_error() {
     let dir = Dir::new("no-text");
     for line in [&["\u{ff}"][..], &["mkfs", "\u{ff}", "--size", "x"], &["mkfs", "p", "--label", "\u{ff}"]] {
