@@ -237,10 +237,23 @@ fn where_nobody_has_guests_a_power_failure_is_no_success() {
     assert!(wsp(&["suspend", "--all", "--window", "50ms"]).ok().contains("no guest runs in"));
     assert_eq!(wsp(&["resume", "--all", "--boot-after", "1"]).ok(), "");
     wsp(&["daemon", "--boot-after", "1"]).fails(2, &["--resume"]);
+    dir.run(&["wsp"]).fails(2, &["a command is missing; see lode wsp --help"]);
+    wsp(&["start"]).fails(2, &["see lode wsp start --help"]);
     // A start that was refused leaves nothing.
+    fs::create_dir(dir.path("media")).unwrap();
+    let start = |size, media, more: &[&str]| {
+        wsp(&[&["start", "one", "--ram", size, "--media", media, "--accel", "tcg"], more].concat())
+    };
     wsp(&["start", "one"]).fails(2, &["give --ram and --media"]);
-    wsp(&["start", "one", "--ram", "64M", "--media", "none/memory"]).fails(1, &["none/memory"]);
-    assert_eq!(fs::read_dir(dir.path("guests")).unwrap().count(), 0);
+    start("64M", "none/memory", &[]).fails(1, &["none/memory"]);
+    // Where no file is so large, and where any may be.
+    start("8388606T", "media", &[]).fails(1, &["guest one: ", "media/one.wsp/ram"]);
+    start("2M", "media", &["--qemu", "./none"])
+        .fails(1, &["lode: guest one: cannot start ./none", "install QEMU"]);
+    start("2M", "media", &["--qemu", "/bin/false"]).fails(1, &["guest one: /bin/false did not start"]);
+    for left in ["guests", "media"] {
+        assert_eq!(fs::read_dir(dir.path(left)).unwrap().count(), 0, "in {left}");
+    }
     for words in [&["suspend", "one", "two"], &["resume", "one", "two"]] {
         let ran = wsp(words);
         assert!(ran.code == Some(1) && ran.err.lines().count() == 2, "{ran:?}");
