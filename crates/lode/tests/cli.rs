@@ -1479,6 +1479,12 @@ fn fsck_writes_a_lost_label_again() {
             unchanged(&dir.path(name), || dir.run(args)).fails(8, &[name]);
         }
     }
+    // Whose label is gone altogether is not said to be no pool.
+    open(&dir.path("a")).write_all_at(&[0; BLOCK as usize], 0).unwrap();
+    for args in [&["fsck", "a"][..], &["fsck", "a", "--repair"], &["ls", "a:/"]] {
+        let ran = unchanged(&dir.path("a"), || dir.run(args));
+        ran.fails(if args[0] == "fsck" { 8 } else { 1 }, &["a has no label", "restore block 0 from a copy"]);
+    }
 }
 
 #[test]
