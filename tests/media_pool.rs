@@ -298,8 +298,13 @@ fn regions_that_do_not_belong_together_are_told() {
 
     fs::copy(&theirs[1], &ours[1]).unwrap();
     expect(open_message(&ours[0]), libc::EINVAL, &["a1", "another pool"]);
+    fs::write(&ours[1], b"").unwrap();
+    expect(open_message(&ours[0]), libc::EINVAL, &["a1 has 0 bytes", "was cut"]);
     fs::remove_file(&ours[1]).unwrap();
     expect(open_message(&ours[0]), libc::ENOENT, &["a1", "region 1 of the 2"]);
+    // Not "in use by" this very process.
+    fs::hard_link(&ours[0], &ours[1]).unwrap();
+    expect(open_message(&ours[0]), libc::EINVAL, &["a1 is the same file or device as region 0"]);
 }
 
 #[test]
@@ -312,6 +317,39 @@ fn a_pool_moved_to_another_directory_is_found() {
         fs::rename(path, dir.path("new").join(path.file_name().unwrap())).unwrap();
     }
     assert_eq!(Pool::open(&dir.path("new/region0"), &options()).unwrap().uuid(), uuid);
+}
+
+/// A copy of files that was made past the pool has labels that name the original's regions.
+#[test]
+fn a_copy_of_a_pool_never_takes_regions_of_the_original() {
+    let dir = Dir::new("copied");
+    let paths = dir.paths(2);
+    drop(Pool::create(&paths, Some(16 * MIB), &options()).unwrap());
+    fs::create_dir(dir.path("copy")).unwrap();
+    let copies: Vec<_> = (0..2).map(|i| dir.path(&format!("copy/region{i}"))).collect();
+    for (path, copy) in paths.iter().zip(&copies) {
+        fs::copy(path, copy).unwrap();
+    }
+    let files = |pool: &Path| {
+        let regions = Pool::open(pool, &options()).unwrap().describe().regions;
+        regions.into_iter().map(|region| fs::canonicalize(region.path).unwrap()).collect::<Vec<_>>()
+    };
+    let real = |paths: &[PathBuf]| paths.iter().map(|p| fs::canonicalize(p).unwrap()).collect::<Vec<_>>();
+    assert_eq!(files(&copies[0]), real(&copies));
+    assert_eq!(files(&paths[0]), real(&paths));
+    // A name more is no copy.
+    fs::create_dir(dir.path("link")).unwrap();
+    fs::hard_link(&paths[0], dir.path("link/region0")).unwrap();
+    assert_eq!(files(&dir.path("link/region0"))[1], real(&paths)[1]);
+
+    let alone = ["region0", "region1", "is a copy of"];
+    fs::remove_file(&copies[1]).unwrap();
+    expect(open_message(&copies[0]), libc::EINVAL, &alone);
+    fs::copy(&paths[0], dir.path("backup")).unwrap();
+    expect(open_message(&dir.path("backup")), libc::EINVAL, &alone);
+    // Whose regions nobody else has were moved.
+    fs::remove_file(&paths[0]).unwrap();
+    assert_eq!(files(&copies[0])[1], real(&paths[1..])[0]);
 }
 
 #[test]

@@ -88,9 +88,10 @@ impl Pool {
             ));
         }
         check_length(&first, &label)?;
+        let home = Home::of(&first, &label);
         let mut opened = vec![first];
         for index in 1..label.paths.len() {
-            let region = open_other(&opened[0].path, &label, index, options.read_only)?;
+            let region = open_other(&opened, home, &label, index, options.read_only)?;
             opened.push(region);
         }
         assemble(opened, label, routines, options)
@@ -423,19 +424,72 @@ fn check_length(region: &OpenRegion, label: &Label) -> Result<()> {
     ))
 }
 
-/// Opens region `index` of the pool whose region 0 is `first`: where the label says, or, when the pool
-/// was moved, beside region 0.
-fn open_other(first: &Path, label: &Label, index: usize, read_only: bool) -> Result<OpenRegion> {
+/// Whether region 0 is where its label says, which decides where the other regions are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Home {
+    Here,
+    Moved,
+    /// Region 0 of the same pool is there still. The regions that the label names are that one's: with this one they
+    /// would make a pool of two ages, and a change to it would damage both.
+    Copied,
+}
+
+impl Home {
+    fn of(first: &OpenRegion, label: &Label) -> Home {
+        let home = &label.paths[0];
+        if OpenRegion::identity_of(home) == Some(first.identity()) {
+            return Home::Here;
+        }
+        let original = label_beside(home).ok().flatten().is_some_and(|block| {
+            let found = Label::decode(&block);
+            matches!(found, Block0::Label(l) if (l.pool_uuid, l.region_index) == (label.pool_uuid, 0))
+        });
+        if original { Home::Copied } else { Home::Moved }
+    }
+}
+
+/// Opens region `index` of the pool whose region 0 is the first of `opened`: where the label says, or beside region 0. Of
+/// a pool that was moved, or copied, the latter comes first: another copy may have stayed where it was.
+fn open_other(
+    opened: &[OpenRegion],
+    home: Home,
+    label: &Label,
+    index: usize,
+    read_only: bool,
+) -> Result<OpenRegion> {
+    let first = &opened[0].path;
     let labelled = &label.paths[index];
     let beside = labelled.file_name().map(|name| first.with_file_name(name));
-    let mut result = open_matching(labelled, label, index, read_only);
-    if let Some(beside) = beside.filter(|b| b != labelled)
-        && result.as_ref().is_err_and(|e| e.errno() != libc::EBUSY)
-        && beside.exists()
-    {
-        result = open_matching(&beside, label, index, read_only).or(result);
+    let identity = OpenRegion::identity_of(labelled);
+    let beside = beside.filter(|b| b.exists() && OpenRegion::identity_of(b) != identity);
+    let places = match home {
+        Home::Here => [Some(labelled), beside.as_ref()],
+        Home::Moved => [beside.as_ref(), Some(labelled)],
+        Home::Copied => [beside.as_ref(), None],
+    };
+    let mut result = None;
+    for place in places.into_iter().flatten() {
+        let found = open_matching(place, opened, label, index, read_only);
+        let is_final = found.as_ref().map_or_else(|e| e.errno() == libc::EBUSY, |_| true);
+        // What is wrong in the first place is said: there it should be.
+        if is_final || result.is_none() {
+            result = Some(found);
+        }
+        if is_final {
+            break;
+        }
     }
-    result.map_err(|e| {
+    let nowhere = || {
+        let message = format!(
+            "{} is a copy of {}, whose other regions are not its own: bring a copy of {} beside it, in a directory \
+             without the original",
+            first.display(),
+            label.paths[0].display(),
+            labelled.display()
+        );
+        Err(Error::message(libc::EINVAL, OPEN, message))
+    };
+    result.unwrap_or_else(nowhere).map_err(|e| {
         let count = label.paths.len();
         e.context(format!("region {index} of the {count} regions of {}", first.display()))
     })
@@ -455,7 +509,22 @@ fn with_remedy(e: Error, read_only: bool) -> Error {
     Error::message(errno, OPEN, format!("{text}; {remedy}"))
 }
 
-fn open_matching(path: &Path, pool: &Label, index: usize, read_only: bool) -> Result<OpenRegion> {
+fn open_matching(
+    path: &Path,
+    others: &[OpenRegion],
+    pool: &Label,
+    index: usize,
+    read_only: bool,
+) -> Result<OpenRegion> {
+    // Compared before it is opened: our own lock on it would look like another process's.
+    let identity = OpenRegion::identity_of(path);
+    if let Some(at) = others.iter().position(|r| Some(r.identity()) == identity) {
+        let message = format!(
+            "{} is the same file or device as region {at}: bring the right file back",
+            path.display()
+        );
+        return Err(Error::message(libc::EINVAL, OPEN, message));
+    }
     let region = OpenRegion::open(path, read_only).map_err(|e| with_remedy(e, read_only))?;
     let wrong = |path: &Path| {
         let message = format!(
@@ -464,6 +533,9 @@ fn open_matching(path: &Path, pool: &Label, index: usize, read_only: bool) -> Re
         );
         Error::message(libc::EINVAL, OPEN, message)
     };
+    if region.bytes < BLOCK {
+        check_length(&region, pool)?;
+    }
     let label = match Label::decode(&read_block0(&region)?) {
         Block0::Blank | Block0::Foreign => return Err(wrong(path)),
         // It is written again by nobody: what stood there is known of region 0 alone.

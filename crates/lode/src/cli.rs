@@ -330,7 +330,7 @@ pub struct Run {
     /// The program, and its arguments
     #[arg(required = true, last = true, value_name = "CMD")]
     pub command: Vec<OsString>,
-    /// Where its memory lies [default: DRAM]
+    /// Where its memory lies
     #[arg(long, value_name = "MEDIA", required = true)]
     pub heap: Option<PathBuf>,
     /// Make MEDIA where it does not exist, and so long at least; no more of it is used [default: as long as it is]

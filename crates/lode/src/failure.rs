@@ -60,8 +60,21 @@ impl From<lodestone::Error> for Failure {
 
 /// One line on stderr. Nothing can be done where that fails too.
 pub fn complain(message: impl fmt::Display) {
-    let line: String = message.to_string().chars().flat_map(escape_control).collect();
+    let line: String = without_numbers(&message.to_string()).chars().flat_map(escape_control).collect();
     let _ = writeln!(io::stderr(), "lode: {line}");
+}
+
+/// Without the numbers that the standard library puts behind the words of an errno.
+fn without_numbers(message: &str) -> String {
+    let mut parts = message.split(" (os error ");
+    let mut words = parts.next().unwrap_or_default().to_string();
+    for part in parts {
+        match part.split_once(')') {
+            Some((number, rest)) if number.bytes().all(|b| b.is_ascii_digit()) => words.push_str(rest),
+            _ => words.extend([" (os error ", part]),
+        }
+    }
+    words
 }
 
 fn escape_control(c: char) -> impl Iterator<Item = char> {
@@ -143,5 +156,16 @@ mod tests {
     fn a_message_stays_one_line() {
         let shown: String = "a\nb\x1b[2J\tä".chars().flat_map(escape_control).collect();
         assert_eq!(shown, "a\\nb\\u{1b}[2J\\tä");
+    }
+
+    #[test]
+    fn a_message_has_words_only() {
+        let full = std::io::Error::from_raw_os_error(libc::ENOSPC);
+        let message = format!("cannot write x: {full}; make room, or {full}");
+        assert!(message.contains("(os error 28)"));
+        let words = "No space left on device";
+        assert_eq!(without_numbers(&message), format!("cannot write x: {words}; make room, or {words}"));
+        let other = "a (os error b) (os error 1";
+        assert_eq!(without_numbers(other), other);
     }
 }

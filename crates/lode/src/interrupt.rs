@@ -8,7 +8,7 @@
 //!
 //! SIGXFSZ asks nothing: the write that brought it says what failed.
 
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
@@ -56,6 +56,18 @@ pub fn wait_readable(fd: BorrowedFd<'_>) {
     let mut fds = [poll(fd.as_raw_fd()), poll(wake.as_raw_fd())];
     // SAFETY: both descriptors are open, and the kernel writes the two structures only.
     unsafe { libc::poll(fds.as_mut_ptr(), 2, -1) };
+}
+
+/// Runs `act` in a thread of its own once a signal came, for work that has no two steps between which to ask. Without
+/// [`catch`] signals do what they do by default, and nothing is run.
+pub fn when_requested(act: impl FnOnce() + Send + 'static) {
+    let Some((wake, _)) = WAKE.get() else { return };
+    std::thread::spawn(move || {
+        while !requested() {
+            wait_readable(wake.as_fd());
+        }
+        act();
+    });
 }
 
 /// Turns the signals into [`requested`] from here on.

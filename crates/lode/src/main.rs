@@ -75,7 +75,8 @@ fn run(arguments: &[OsString]) -> Result<()> {
         }
         Err(e) if e.exit_code() == 0 => print_help(&e),
         Err(e) if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            Err(Failure::usage("a command is missing; see lode --help"))
+            let help = subcommand(arguments).map_or(String::new(), |name| format!("{name} "));
+            Err(Failure::usage(format_args!("a command is missing; see lode {help}--help")))
         }
         Err(e) => Err(usage(&e, &configured, arguments)),
     }
@@ -128,6 +129,14 @@ fn print_help(help: &clap::Error) -> Result<()> {
     out.finish()
 }
 
+/// How to ask for the help of a command, or of one below it.
+fn help_of(command: &clap::Command, name: &str, arguments: &[OsString]) -> String {
+    let behind = arguments.iter().skip_while(|word| *word != name).skip(1);
+    let below =
+        command.find_subcommand(name).and_then(|it| behind.filter_map(|w| it.find_subcommand(w)).next());
+    format!("lode {name} {}--help", below.map_or(String::new(), |it| format!("{} ", it.get_name())))
+}
+
 /// A command-line error on one line, with the place of the value where that is not the command line.
 fn usage(e: &clap::Error, configured: &Configured, arguments: &[OsString]) -> Failure {
     let text = e.render().to_string();
@@ -138,7 +147,8 @@ fn usage(e: &clap::Error, configured: &Configured, arguments: &[OsString]) -> Fa
     let tip = tips.filter(|t| t.contains("similar")).map(|t| format!("; {t}")).next();
     let subcommand = subcommand(arguments).filter(|name| configured.command.find_subcommand(name).is_some());
     let from = subcommand.and_then(|name| origin(e, configured, name, arguments));
-    let help = subcommand.map_or("lode --help".to_string(), |name| format!("lode {name} --help"));
+    let help =
+        subcommand.map_or("lode --help".to_string(), |name| help_of(&configured.command, name, arguments));
     Failure::usage(format_args!(
         "{message}{}{}; see {help}",
         from.unwrap_or_default(),

@@ -118,10 +118,11 @@ pub fn open(pool: &Path, options: &PoolOptions) -> lodestone::Result<Pool> {
     Pool::open(pool, options).map_err(|e| {
         let look = PoolOptions { read_only: true, ..*options };
         // What is damaged is told so, what has no label is told that it is no pool.
-        let is_unlabelled =
-            e.errno() == libc::EINVAL && check::open_unlabelled(pool, &look).is_ok_and(|p| p.is_some());
-        match is_unlabelled {
-            true => Error::message(
+        if e.errno() != libc::EINVAL {
+            return e;
+        }
+        match check::open_unlabelled(pool, &look) {
+            Ok(Some(_)) => Error::message(
                 libc::EUCLEAN,
                 "lode::pool",
                 format!(
@@ -129,7 +130,8 @@ pub fn open(pool: &Path, options: &PoolOptions) -> lodestone::Result<Pool> {
                     show(pool)
                 ),
             ),
-            false => e,
+            Err(part) if part.errno() == libc::EUCLEAN => part,
+            _ => e,
         }
     })
 }

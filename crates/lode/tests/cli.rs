@@ -237,10 +237,23 @@ fn where_nobody_has_guests_a_power_failure_is_no_success() {
     assert!(wsp(&["suspend", "--all", "--window", "50ms"]).ok().contains("no guest runs in"));
     assert_eq!(wsp(&["resume", "--all", "--boot-after", "1"]).ok(), "");
     wsp(&["daemon", "--boot-after", "1"]).fails(2, &["--resume"]);
+    dir.run(&["wsp"]).fails(2, &["a command is missing; see lode wsp --help"]);
+    wsp(&["start"]).fails(2, &["see lode wsp start --help"]);
     // A start that was refused leaves nothing.
+    fs::create_dir(dir.path("media")).unwrap();
+    let start = |size, media, more: &[&str]| {
+        wsp(&[&["start", "one", "--ram", size, "--media", media, "--accel", "tcg"], more].concat())
+    };
     wsp(&["start", "one"]).fails(2, &["give --ram and --media"]);
-    wsp(&["start", "one", "--ram", "64M", "--media", "none/memory"]).fails(1, &["none/memory"]);
-    assert_eq!(fs::read_dir(dir.path("guests")).unwrap().count(), 0);
+    start("64M", "none/memory", &[]).fails(1, &["none/memory"]);
+    // Where no file is so large, and where any may be.
+    start("8388606T", "media", &[]).fails(1, &["guest one: ", "media/one.wsp/ram"]);
+    start("2M", "media", &["--qemu", "./none"])
+        .fails(1, &["lode: guest one: cannot start ./none", "install QEMU"]);
+    start("2M", "media", &["--qemu", "/bin/false"]).fails(1, &["guest one: /bin/false did not start"]);
+    for left in ["guests", "media"] {
+        assert_eq!(fs::read_dir(dir.path(left)).unwrap().count(), 0, "in {left}");
+    }
     for words in [&["suspend", "one", "two"], &["resume", "one", "two"]] {
         let ran = wsp(words);
         assert!(ran.code == Some(1) && ran.err.lines().count() == 2, "{ran:?}");
@@ -266,6 +279,54 @@ fn what_is_written_for_people_overwrites_no_pool() {
     for pool in ["p", "r"] {
         unchanged(&dir.path(pool), || assert_ne!(dir.run(&heap).code, Some(0)));
     }
+}
+
+#[test]
+fn a_picture_that_cannot_be_drawn_costs_no_measure() {
+    let dir = Dir::new("picture");
+    // Before anything is measured: these would take minutes.
+    for args in [
+        &["bench", "--rounds", "1000", "--svg", "none/x.svg"][..],
+        &["bench", "--breakdown", "--rounds", "1000", "--svg", "."],
+        &["cost", "--idle", "600", "--svg", "none/x.svg", "--", "true"],
+        &["tune", "--svg", "none/x.svg"],
+    ] {
+        dir.run(args).fails(1, &["cannot write the picture"]);
+    }
+    // After it: what was measured is told all the same.
+    let ran = dir.run(&["bench", "--smoke", "--only", "uthreads", "--json", "--svg", "x.svg"]);
+    ran.fails(1, &["no picture for x.svg"]);
+    assert!(!serde_json::from_slice::<Value>(&ran.out).unwrap()["rows"].as_array().unwrap().is_empty());
+    let ran = dir.run(&["cost", "--runs", "1", "--idle", "0", "--svg", "/dev/full", "--", "true"]);
+    ran.fails(1, &["cannot write the picture /dev/full: No space left on device\n"]);
+    assert!(String::from_utf8(ran.out).unwrap().contains("wall s"));
+    assert_eq!(fs::read_dir(&dir.0).unwrap().count(), 0);
+}
+
+#[test]
+fn a_bench_that_is_interrupted_leaves_nothing() {
+    let dir = Dir::new("bench-interrupted");
+    fs::create_dir(dir.path("tmp")).unwrap();
+    let args = ["bench", "--quick", "--rounds", "1000", "--only", "data", "--pool", "p"];
+    let mut child = dir.command(&args).env("TMPDIR", dir.path("tmp")).stderr(Stdio::piped()).spawn().unwrap();
+    let begun = Instant::now();
+    // The second one is made when the first one is in use.
+    while !dir.path("p.limit").exists() {
+        assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
+        assert!(begun.elapsed() < Duration::from_secs(60), "it made no pools");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let shared = format!("/dev/shm/lode-bench-{}", child.id());
+    let ended = child.wait_with_output().unwrap();
+    let said = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(1), "{said}");
+    assert_eq!(said, "lode: interrupted; nothing is reported of a bench that did not end\n");
+    let left: Vec<_> = fs::read_dir(&dir.0).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["tmp"]);
+    assert_eq!(fs::read_dir(dir.path("tmp")).unwrap().count(), 0);
+    assert!(!Path::new(&shared).exists());
 }
 
 #[test]
@@ -1417,6 +1478,12 @@ fn fsck_writes_a_lost_label_again() {
         for args in [&["fsck", name][..], &["fsck", name, "--repair"]] {
             unchanged(&dir.path(name), || dir.run(args)).fails(8, &[name]);
         }
+    }
+    // Whose label is gone altogether is not said to be no pool.
+    open(&dir.path("a")).write_all_at(&[0; BLOCK as usize], 0).unwrap();
+    for args in [&["fsck", "a"][..], &["fsck", "a", "--repair"], &["ls", "a:/"]] {
+        let ran = unchanged(&dir.path("a"), || dir.run(args));
+        ran.fails(if args[0] == "fsck" { 8 } else { 1 }, &["a has no label", "restore block 0 from a copy"]);
     }
 }
 

@@ -9,17 +9,26 @@ use std::path::Path;
 use super::super::format::BLOCK;
 use super::super::mount::SuperCopies;
 use super::{Finding, Report, What};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::media::{Media, Pool, PoolOptions};
 
 /// The pool at `path` without its label, where that is what is wrong with it: none where it is no pool of one region,
-/// or where its label is whole. [`Pool::write_label`] makes it one that opens again.
+/// or where its label is whole. [`Pool::write_label`] makes it one that opens again. EUCLEAN where a superblock says that
+/// there is more of the pool than this.
 pub fn open_unlabelled(path: &Path, options: &PoolOptions) -> Result<Option<Pool>> {
     let Some(all) = Pool::open_unlabelled(path, None, options)? else { return Ok(None) };
     let copies = SuperCopies::read(&all)?;
-    let (Ok(first), Ok(second)) = (copies.first, copies.second) else { return Ok(None) };
+    let Ok(first) = copies.first else { return Ok(None) };
     let bytes = first.blocks * BLOCK as u64;
-    if first != second || bytes > all.len() {
+    if bytes > all.len() {
+        let message = format!(
+            "{} has no label, and only a part of its pool of {bytes} bytes: restore block 0 from a copy, which alone says \
+             where other regions are; if it was cut, restore all of it",
+            path.display()
+        );
+        return Err(Error::message(libc::EUCLEAN, "check::label", message));
+    }
+    if copies.second.ok().as_ref() != Some(&first) {
         return Ok(None);
     }
     // It is locked.

@@ -131,10 +131,12 @@ fn part(spec: &RowSpec, row: &report::Row, times: &Times) -> Part {
 }
 
 fn deliver(breakdown: &Breakdown, options: &BenchOptions) -> Result<String> {
-    if let Some(path) = &options.svg {
-        let picture = breakdown_plot::render(breakdown);
-        outfile::write(path, "the picture", picture)?;
-    }
+    outfile::with_picture(answer(breakdown, options)?, options.svg.as_deref(), || {
+        Ok(breakdown_plot::render(breakdown))
+    })
+}
+
+fn answer(breakdown: &Breakdown, options: &BenchOptions) -> Result<String> {
     if !options.json {
         return Ok(table(breakdown));
     }

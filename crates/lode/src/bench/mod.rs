@@ -48,6 +48,7 @@ use lodestone::{Error, Result};
 
 use crate::outfile;
 use crate::profile;
+use crate::target::show;
 pub use clock::{device_cpu_s, process_cpu_s, thread_cpu_ns};
 pub use plan::USAGE;
 pub use table::digits;
@@ -155,16 +156,19 @@ fn deliver(report: &Report, options: &BenchOptions) -> Result<String> {
     for skipped in &report.skipped {
         eprintln!("lode bench: skipped: {skipped}");
     }
-    if let Some(path) = &options.svg {
-        let picture = plot::render(report).ok_or_else(|| {
+    let picture = options.svg.as_deref();
+    outfile::with_picture(answer(report, options)?, picture, || {
+        plot::render(report).ok_or_else(|| {
             let message = format!(
                 "no picture for {}: no row has tmpfs, bindfs or sync to compare with",
-                path.display()
+                picture.map(show).expect("nothing else is drawn")
             );
             Error::message(libc::EINVAL, "bench::plot", message)
-        })?;
-        outfile::write(path, "the picture", picture)?;
-    }
+        })
+    })
+}
+
+fn answer(report: &Report, options: &BenchOptions) -> Result<String> {
     if !options.json {
         return Ok(table::render(report));
     }
@@ -201,9 +205,9 @@ fn scope_of(domain: Domain) -> CpuScope {
 }
 
 /// A fresh pool with all its memory touched. A path that holds something already is refused.
-fn make_pool(path: &Path, bytes: u64, domain: Domain) -> Result<Pool> {
+fn make_pool(place: &mut Place, path: &Path, bytes: u64, domain: Domain) -> Result<Pool> {
     let options = PoolOptions { assume: Some(domain), prefault: true, ..PoolOptions::default() };
-    Pool::create(&[path.to_path_buf()], Some(bytes), &options)
+    place.make(path, || Pool::create(&[path.to_path_buf()], Some(bytes), &options))
 }
 
 /// All systems with all thread counts, files filled, pages touched.
@@ -274,7 +278,7 @@ fn own_contestants(
 ) -> Result<Own> {
     progress(&format!("making a pool of {} MiB, domain {domain}", plan.pool_bytes >> 20));
     let path = plan.pool_path(place, i);
-    let pool = make_pool(&path, plan.pool_bytes, domain)?;
+    let pool = make_pool(place, &path, plan.pool_bytes, domain)?;
     let system = match engine {
         EngineKind::Cpu if i == 0 => "lode".to_string(),
         EngineKind::Cpu => format!("lode-{domain}"),
@@ -291,7 +295,6 @@ fn own_contestants(
     }
     let profile = profile.profile();
     let pool = Fs::mkfs(pool, &MkfsOptions::default())?;
-    place.remove_later(&path);
     let fs = Fs::open(pool, &OpenOptions { engine, profile, ..OpenOptions::default() })?;
     // A row of this name would be the CPU's.
     if engine != EngineKind::Cpu && fs.mover().engine(engine).is_none() {
@@ -308,8 +311,7 @@ fn own_contestants(
 /// Raw copies on a pool of the same size and domain beside the first one.
 fn limit(plan: &Plan, place: &mut Place) -> Result<Vec<Contestant>> {
     let path = plan.limit_path(place);
-    let pool = Arc::new(make_pool(&path, plan.pool_bytes, plan.assume[0])?);
-    place.remove_later(&path);
+    let pool = Arc::new(make_pool(place, &path, plan.pool_bytes, plan.assume[0])?);
     let mapping = Arc::new(Mapping::open(&path)?);
     let promise = "durable, no file system";
     contestants(plan, "limit", scope_of(plan.assume[0]), promise, (false, false), &mut |file, _| {
@@ -357,7 +359,7 @@ fn run_rows(plan: &Plan, contestants: &mut [Contestant]) -> Result<Vec<report::R
 fn run_mount(plan: &Plan, place: &mut Place, machine: &mut Machine) -> Result<Vec<report::Row>> {
     let domain = plan.assume[0];
     let path = plan.mount_pool_path(place);
-    let pool = make_pool(&path, plan.mount_pool_bytes(), domain)?;
+    let pool = make_pool(place, &path, plan.mount_pool_bytes(), domain)?;
     let pool = Fs::mkfs(pool, &MkfsOptions::default())?;
     machine.set_media(&pool);
     let promise = promise_of(&pool);

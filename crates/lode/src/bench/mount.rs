@@ -59,8 +59,9 @@ impl Mounted {
     ) -> Result<Mounted> {
         let device = |path: &Path| rustix::fs::stat(path).map(|s| s.st_dev);
         let before = device(&dir).map_err(|e| failed(name, e))?;
-        system(program, args).map_err(|e| failed(name, e))?;
+        // Before it is made: a signal may come meanwhile.
         place.remember_mount(&dir);
+        system(program, args).map_err(|e| failed(name, e))?;
         let began = Instant::now();
         while device(&dir).is_ok_and(|now| now == before) {
             if began.elapsed() > MOUNT_WAIT {

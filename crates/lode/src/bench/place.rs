@@ -1,25 +1,36 @@
 //! Where a bench runs: a private tmpfs, an ext4 image on a loop device, pool files.
 //!
 //! As root everything is mounted in a mount namespace of this process, so that nothing stays behind,
-//! however the process ends. Otherwise files lie in /dev/shm and are removed at the end, or by the
-//! next bench if this one is killed.
+//! but mount servers and an empty directory if it is killed. Otherwise files lie in /dev/shm and are removed at the
+//! end, or by the next bench if this one is killed. A signal that asks to stop is no such end: all is removed first.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lodestone::{Error, Result};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::UnshareFlags;
 
+use crate::failure::complain;
+use crate::interrupt;
+
 pub struct Place {
+    root: PathBuf,
+    is_mounted: bool,
+    /// Mappings have huge pages, where the memory is not in pieces.
+    has_huge_pages: bool,
+    left: Arc<Mutex<Left>>,
+}
+
+/// What has to go at the end.
+struct Left {
     root: PathBuf,
     /// To unmount, last first.
     mounted: Vec<PathBuf>,
     /// Files and directories outside `root`.
     elsewhere: Vec<PathBuf>,
-    /// Mappings have huge pages, where the memory is not in pieces.
-    has_huge_pages: bool,
 }
 
 const SHM: &str = "/dev/shm";
@@ -28,10 +39,24 @@ const EXT4_MAGIC: u64 = 0xef53;
 
 impl Place {
     pub fn open() -> Result<Place> {
-        match Place::private_tmpfs() {
-            Ok(place) => Ok(place),
-            Err(_) => Place::in_shm(),
-        }
+        let place = Place::private_tmpfs().or_else(|_| Place::in_shm())?;
+        let left = place.left.clone();
+        // In a thread that sees the mounts of this one.
+        interrupt::when_requested(move || {
+            // Held to the end: whoever meets what is gone by now waits for it, and says nothing.
+            let mut left = lock(&left);
+            super::progress_end();
+            complain("interrupted; nothing is reported of a bench that did not end");
+            left.remove();
+            std::process::exit(1);
+        });
+        Ok(place)
+    }
+
+    fn new(root: PathBuf, is_mounted: bool, has_huge_pages: bool) -> Place {
+        let mounted = if is_mounted { vec![root.clone()] } else { Vec::new() };
+        let left = Left { root: root.clone(), mounted, elsewhere: Vec::new() };
+        Place { root, is_mounted, has_huge_pages, left: Arc::new(Mutex::new(left)) }
     }
 
     fn private_tmpfs() -> std::io::Result<Place> {
@@ -39,7 +64,10 @@ impl Place {
         // descriptor and no memory is shared anew. The bench starts its threads after this.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }?;
         system("mount", ["--make-rprivate", "/"])?;
-        let root = std::env::temp_dir().join(format!("{PREFIX}{}", std::process::id()));
+        let dir = std::env::temp_dir();
+        // Whose tmpfs went with their mount namespace.
+        stale(&dir).for_each(|left| drop(std::fs::remove_dir(left)));
+        let root = dir.join(format!("{PREFIX}{}", std::process::id()));
         std::fs::create_dir(&root)?;
         // By default it would hold half of the memory; that all fits has been looked at. A mapping may ask for huge pages, as
         // persistent memory is mapped by; files written through calls have small ones, as by default.
@@ -55,18 +83,18 @@ impl Place {
             let _ = std::fs::remove_dir(&root);
             return Err(e);
         }
-        Ok(Place { mounted: vec![root.clone()], root, elsewhere: Vec::new(), has_huge_pages })
+        Ok(Place::new(root, true, has_huge_pages))
     }
 
     fn in_shm() -> Result<Place> {
-        remove_stale();
+        stale(Path::new(SHM)).for_each(|left| drop(std::fs::remove_dir_all(left)));
         let root = Path::new(SHM).join(format!("{PREFIX}{}", std::process::id()));
         std::fs::create_dir(&root).map_err(|e| Error::io(e, "bench::place", "create", &root))?;
-        Ok(Place { root, mounted: Vec::new(), elsewhere: Vec::new(), has_huge_pages: false })
+        Ok(Place::new(root, false, false))
     }
 
     pub fn describe(&self) -> String {
-        match (self.mounted.is_empty(), self.has_huge_pages) {
+        match (!self.is_mounted, self.has_huge_pages) {
             (true, _) => format!("tmpfs at {SHM}"),
             (false, true) => "private tmpfs, huge pages for mappings".to_string(),
             (false, false) => "private tmpfs".to_string(),
@@ -98,12 +126,12 @@ impl Place {
             host.ok_or(format!("no image ({image_error}), and the current directory is not on ext4"))?;
         let dir = host.join(format!("{PREFIX}{}", std::process::id()));
         std::fs::create_dir(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
-        self.elsewhere.push(dir.clone());
+        lock(&self.left).elsewhere.push(dir.clone());
         Ok((dir, format!("ext4 of the host's disk (no image: {image_error})")))
     }
 
     fn ext4_image(&mut self, bytes: u64, inodes: usize) -> std::io::Result<PathBuf> {
-        if self.mounted.is_empty() {
+        if !self.is_mounted {
             return Err(std::io::Error::other("mounting needs root"));
         }
         let (image, dir) = (self.path("ext4.img"), self.path("ext4"));
@@ -114,47 +142,64 @@ impl Place {
         let args = ["-q".as_ref(), "-F".as_ref(), "-N".as_ref(), inodes.as_ref(), "-E".as_ref(), eager];
         system("mkfs.ext4", args.into_iter().chain([image.as_os_str()]))?;
         system("mount", ["-o".as_ref(), "loop".as_ref(), image.as_os_str(), dir.as_os_str()])?;
-        self.mounted.push(dir.clone());
+        self.remember_mount(&dir);
         Ok(dir)
     }
 
-    /// A pool file that the user may have wanted elsewhere than here. A device stays.
-    pub fn remove_later(&mut self, file: &Path) {
-        if !file.starts_with(&self.root) && file.is_file() {
-            self.elsewhere.push(file.to_path_buf());
+    /// Makes a pool file, which the user may have wanted elsewhere than here and which goes at the end. A device stays.
+    pub fn make<T>(&mut self, file: &Path, make: impl FnOnce() -> Result<T>) -> Result<T> {
+        let is_ours = file.starts_with(&self.root);
+        // Noted before it is there: a signal may come while it is made. What is there already may be somebody's.
+        let was_there = file.exists();
+        if !is_ours && !was_there {
+            lock(&self.left).elsewhere.push(file.to_path_buf());
         }
+        let made = make()?;
+        if !is_ours && was_there && file.is_file() {
+            lock(&self.left).elsewhere.push(file.to_path_buf());
+        }
+        Ok(made)
     }
 
-    /// A mount that somebody else made on a directory of this place.
+    /// A mount that somebody else makes on a directory of this place.
     pub fn remember_mount(&mut self, dir: &Path) {
-        self.mounted.push(dir.to_path_buf());
+        lock(&self.left).mounted.push(dir.to_path_buf());
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        for dir in self.mounted.iter().rev() {
+        lock(&self.left).remove();
+    }
+}
+
+impl Left {
+    fn remove(&mut self) {
+        while let Some(dir) = self.mounted.pop() {
             if system("umount", [dir.as_os_str()]).is_err() {
-                // Somebody is still in there; it goes when they leave.
-                let _ = system("umount", ["-l".as_ref(), dir.as_os_str()]);
+                // Somebody is still in there. Who waits for a mount server is told that it is gone; all else goes when they leave.
+                let _ = system("umount", ["-f".as_ref(), "-l".as_ref(), dir.as_os_str()]);
             }
         }
-        for path in &self.elsewhere {
+        for path in self.elsewhere.drain(..) {
             let _ = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
         }
         let _ = std::fs::remove_dir_all(&self.root);
     }
 }
 
-/// Files of benches that were killed before they could remove them.
-fn remove_stale() {
-    for entry in std::fs::read_dir(SHM).into_iter().flatten().flatten() {
+/// A thread that panicked with it leaves as much to remove.
+fn lock(left: &Mutex<Left>) -> MutexGuard<'_, Left> {
+    left.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What benches left in a directory that were killed before they could remove it.
+fn stale(dir: &Path) -> impl Iterator<Item = PathBuf> {
+    std::fs::read_dir(dir).into_iter().flatten().flatten().filter_map(|entry| {
         let name = entry.file_name();
-        let pid = name.to_str().and_then(|n| n.strip_prefix(PREFIX)).and_then(|n| n.parse::<u32>().ok());
-        if pid.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
-            let _ = std::fs::remove_dir_all(entry.path());
-        }
-    }
+        let pid = name.to_str()?.strip_prefix(PREFIX)?.parse::<u32>().ok()?;
+        (!Path::new("/proc").join(pid.to_string()).exists()).then(|| entry.path())
+    })
 }
 
 /// Runs an administrative command; its stderr becomes the error.

@@ -3,10 +3,12 @@
 use crate::bench::{BenchOptions, USAGE};
 use crate::cli;
 use crate::failure::{Failure, Output, Result, reason};
+use crate::interrupt;
 use crate::outfile;
 
 pub fn run(args: cli::Bench) -> Result<()> {
-    args.svg.iter().try_for_each(|picture| outfile::refuse_pool(picture))?;
+    args.svg.iter().try_for_each(|picture| outfile::refuse_place(picture))?;
+    interrupt::catch();
     let text = crate::bench::run(&BenchOptions {
         only: args.only,
         peers: args.peers,

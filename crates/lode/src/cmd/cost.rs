@@ -6,7 +6,7 @@ use crate::failure::{Output, Result};
 use crate::outfile;
 
 pub fn run(args: cli::Cost) -> Result<()> {
-    args.svg.iter().try_for_each(|picture| outfile::refuse_pool(picture))?;
+    args.svg.iter().try_for_each(|picture| outfile::refuse_place(picture))?;
     let text = crate::cost::run(&CostOptions {
         command: args.command,
         runs: args.runs,

@@ -92,9 +92,12 @@ fn map(pool: &Path, writable: bool) -> lodestone::Result<(Pool, bool)> {
         // Of device-dax there are no private copies; nothing is stored there all the same.
         Err(e) if e.errno() == libc::EOPNOTSUPP && !writable => map(pool, true),
         Err(e) if matches!(e.errno(), libc::EUCLEAN | libc::EINVAL) => {
-            // That it is no pool of one region is said as it was.
-            let unlabelled = check::open_unlabelled(pool, &options).ok().flatten();
-            unlabelled.map(|pool| (pool, true)).ok_or(e)
+            match check::open_unlabelled(pool, &options) {
+                Ok(Some(pool)) => Ok((pool, true)),
+                Err(part) if part.errno() == libc::EUCLEAN => Err(part),
+                // That it is no pool of one region is said as it was.
+                _ => Err(e),
+            }
         }
         opened => opened.map(|pool| (pool, false)),
     }

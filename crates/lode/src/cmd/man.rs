@@ -51,7 +51,8 @@ fn page(command: Command, subcommand: &str) -> Vec<u8> {
     let extra = extra_sections(&command, subcommand);
     let lists = command.has_subcommands();
     // The examples get a section of their own.
-    let man = Man::new(command.after_long_help(None::<&str>)).manual("Lodestone");
+    // The date is an argument of its own, though there is none: else what follows would stand one place further ahead.
+    let man = Man::new(command.after_long_help(None::<&str>)).date("\"\"").manual("Lodestone Manual");
     let mut text = Vec::new();
     let written = man
         .render_title(&mut text)

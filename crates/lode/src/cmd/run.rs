@@ -60,6 +60,12 @@ fn settings(args: &cli::Run, media: &Path) -> Result<Vec<(&'static str, Option<O
     let statistics = match &args.heap_stats {
         Some(file) if file != "-" => {
             outfile::refuse_pool(Path::new(file))?;
+            if is_same(Path::new(file), media) {
+                return Err(Failure::failed(format_args!(
+                    "the statistics cannot go to {}, where the memory lies: name another file with --heap-stats",
+                    show(media)
+                )));
+            }
             Some(whole(Path::new(file))?.into_os_string())
         }
         other => other.clone(),
@@ -73,6 +79,11 @@ fn settings(args: &cli::Run, media: &Path) -> Result<Vec<(&'static str, Option<O
         ("LODE_HEAP_STATS", statistics),
         ("LODE_HEAP_CHILDREN", Some(args.heap_children.name().into())),
     ])
+}
+
+fn is_same(a: &Path, b: &Path) -> bool {
+    let identity = |path: &Path| path.metadata().ok().map(|m| (m.dev(), m.ino()));
+    identity(a).is_some_and(|a| identity(b) == Some(a))
 }
 
 /// Beside the command, as in a build, or in the lib beside its bin, as installed.
@@ -173,6 +184,18 @@ mod tests {
         assert_eq!(list(None), "/lib/liblode_preload.so");
         assert_eq!(list(Some("a.so b.so")), "/lib/liblode_preload.so:a.so:b.so");
         assert_eq!(list(Some("/lib/liblode_preload.so:a.so")), "/lib/liblode_preload.so:a.so", "not twice");
+    }
+
+    #[test]
+    fn statistics_do_not_go_where_the_memory_lies() {
+        let dir = env::temp_dir().join(format!("lode-statistics-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let (media, link) = (dir.join("media"), dir.join("link"));
+        std::fs::write(&media, "").unwrap();
+        std::fs::hard_link(&media, &link).unwrap();
+        assert!(is_same(&link, &media) && is_same(&media, &media));
+        assert!(!is_same(&dir.join("none"), &media) && !is_same(&dir.join("none"), &dir.join("none")));
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]

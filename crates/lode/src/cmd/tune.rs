@@ -6,7 +6,7 @@ use crate::outfile;
 use crate::tune::TuneOptions;
 
 pub fn run(args: cli::Tune) -> Result<()> {
-    args.svg.iter().try_for_each(|picture| outfile::refuse_pool(picture))?;
+    args.svg.iter().try_for_each(|picture| outfile::refuse_place(picture))?;
     let text = crate::tune::run(&TuneOptions {
         pool: args.pool.map(Into::into),
         engines: args.engine,

@@ -171,9 +171,10 @@ fn check_interrupt() -> Result<()> {
 }
 
 fn deliver(report: &Report, options: &CostOptions) -> Result<String> {
-    if let Some(path) = &options.svg {
-        outfile::write(path, "the picture", plot::render(report))?;
-    }
+    outfile::with_picture(answer(report, options)?, options.svg.as_deref(), || Ok(plot::render(report)))
+}
+
+fn answer(report: &Report, options: &CostOptions) -> Result<String> {
     if !options.json {
         return Ok(table::render(report));
     }

@@ -452,9 +452,10 @@ fn deliver(report: &Report, options: &TuneOptions) -> Result<String> {
     for skipped in &report.skipped {
         complain(format_args!("skipped: {skipped}"));
     }
-    if let Some(path) = &options.svg {
-        outfile::write(path, "the picture", plot::render(report))?;
-    }
+    outfile::with_picture(answer(report, options)?, options.svg.as_deref(), || Ok(plot::render(report)))
+}
+
+fn answer(report: &Report, options: &TuneOptions) -> Result<String> {
     if !options.json {
         return Ok(table::render(report));
     }

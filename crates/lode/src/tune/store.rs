@@ -19,6 +19,8 @@ pub struct Draft {
     to: PathBuf,
     temporary: PathBuf,
     file: File,
+    /// Directories that were made for it, the outermost first; gone with it unless it is published.
+    made: Vec<PathBuf>,
 }
 
 impl Draft {
@@ -42,7 +44,10 @@ impl Draft {
             Err(_) => path.to_path_buf(),
         };
         let name = to.file_name().ok_or_else(|| failed(std::io::ErrorKind::IsADirectory.into()))?;
-        let dir = directory(&to);
+        let dir = outfile::directory(&to);
+        let mut made: Vec<PathBuf> =
+            dir.ancestors().take_while(|dir| !dir.exists()).map(Path::to_path_buf).collect();
+        made.reverse();
         fs::create_dir_all(dir).map_err(failed)?;
         let mut hidden = std::ffi::OsString::from(".");
         hidden.push(name);
@@ -52,7 +57,7 @@ impl Draft {
         let _ = fs::remove_file(&temporary);
         let file =
             File::options().write(true).create_new(true).mode(FILE_MODE).open(&temporary).map_err(failed)?;
-        Ok(Draft { to, temporary, file })
+        Ok(Draft { to, temporary, file, made })
     }
 
     /// Durable on return.
@@ -61,7 +66,8 @@ impl Draft {
             self.file.write_all(text.as_bytes())?;
             self.file.sync_all()?;
             fs::rename(&self.temporary, &self.to)?;
-            File::open(directory(&self.to))?.sync_all()
+            self.made.clear();
+            File::open(outfile::directory(&self.to))?.sync_all()
         };
         write().map_err(|e| Failure::failed(format_args!("cannot write the profile {}: {e}", show(&self.to))))
     }
@@ -71,13 +77,10 @@ impl Drop for Draft {
     fn drop(&mut self) {
         // Gone where it was published.
         let _ = fs::remove_file(&self.temporary);
-    }
-}
-
-fn directory(file: &Path) -> &Path {
-    match file.parent() {
-        Some(dir) if dir != Path::new("") => dir,
-        _ => Path::new("."),
+        // One in which there is something by now stays.
+        for dir in self.made.iter().rev() {
+            let _ = fs::remove_dir(dir);
+        }
     }
 }
 
@@ -124,6 +127,17 @@ mod tests {
         Draft::new(&path).unwrap().publish("new").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "new");
         assert_eq!(names(path.parent().unwrap()), ["profile.toml"], "nothing else is left");
+    }
+
+    #[test]
+    fn one_that_is_given_up_leaves_no_directory() {
+        let dir = Dir::new("given-up");
+        drop(Draft::new(&dir.0.join("a/b/profile.toml")).unwrap());
+        assert!(dir.names().is_empty(), "{:?}", dir.names());
+        let draft = Draft::new(&dir.0.join("a/b/profile.toml")).unwrap();
+        fs::write(dir.0.join("a/other"), "").unwrap();
+        drop(draft);
+        assert_eq!(names(&dir.0.join("a")), ["other"]);
     }
 
     #[test]

@@ -35,6 +35,8 @@ fn start(place: &Place, args: &WspStart) -> Result<()> {
         return Err(Failure::failed(format_args!("guest {} runs already", place.name)));
     }
     let before = place.config().ok();
+    // One whose description cannot be read may have images that were put aside.
+    let is_first = !["guest.json", "slots"].iter().any(|name| place.dir.join(name).exists());
     if before.as_ref().is_some_and(|before| before.clone_of.is_some()) {
         return Err(Failure::failed(format_args!(
             "guest {} is a clone: resume its original again, or remove the clone first",
@@ -51,11 +53,19 @@ fn start(place: &Place, args: &WspStart) -> Result<()> {
             )));
         }
     };
-    let of_guest = |e: Error| Failure::failed(format_args!("guest {}: {e}", place.name));
+    let of_guest = |e: Error| {
+        let (guest, said) = (format!("guest {}: ", place.name), e.to_string());
+        Failure::failed(if said.starts_with(&guest) { said } else { guest + &said })
+    };
     if let Some(before) = &before {
         discards_nothing(place, before, args.fresh)?;
     }
-    boot(place, &mut config, before.as_ref(), args.fresh).map_err(of_guest)?;
+    boot(place, &mut config, before.as_ref(), args.fresh).map_err(|e| {
+        if is_first {
+            forget_first_start(place, &config);
+        }
+        of_guest(e)
+    })?;
     let mut out = Output::new();
     match args.json {
         true => out.json(&json!({
@@ -78,6 +88,20 @@ fn remove_if_empty(place: &Place) {
     let _ = std::fs::remove_file(place.dir.join("lock"));
     let _ = std::fs::remove_file(place.dir.join("alive"));
     let _ = std::fs::remove_dir(&place.dir);
+}
+
+/// Removes what the first start of a guest made before it was refused: nobody has anything in it yet.
+fn forget_first_start(place: &Place, config: &Config) {
+    // An emulator that does not end has its memory.
+    if place.is_alive() {
+        return;
+    }
+    // It is described once its memory is its own. Before, what is there may be somebody else's.
+    if place.config().is_ok() && forget(config).is_ok() {
+        let _ = std::fs::remove_dir_all(&place.dir);
+    }
+    // Where there is anything in it, it is not this start's.
+    let _ = std::fs::remove_dir(&config.slots);
 }
 
 /// Boots a guest that does not run: whatever image there was is gone.

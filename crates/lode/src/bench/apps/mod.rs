@@ -142,8 +142,7 @@ pub fn run(plan: &Plan, place: &mut Place, machine: &mut Machine) -> Result<Outc
     for (name, copier) in lineup {
         progress(&format!("making a pool for {name}"));
         let path = plan.apps_pool_path(place, &name);
-        let pool = make_pool(&path, plan.apps.pool_bytes, plan.assume[0])?;
-        place.remove_later(&path);
+        let pool = make_pool(place, &path, plan.apps.pool_bytes, plan.assume[0])?;
         if systems.is_empty() {
             machine.set_media(&pool);
         }
