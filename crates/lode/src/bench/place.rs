@@ -150,7 +150,7 @@ impl Place {
     pub fn make<T>(&mut self, file: &Path, make: impl FnOnce() -> Result<T>) -> Result<T> {
         let is_ours = file.starts_with(&self.root);
         // Noted before it is there: a signal may come while it is made. What is there already may be somebody's.
-        let was_there = file.exists();
+        let was_there = file.symlink_metadata().is_ok();
         if !is_ours && !was_there {
             lock(&self.left).elsewhere.push(file.to_path_buf());
         }
