@@ -769,14 +769,14 @@ impl<M: Media> Fs<M> {
         if core.ahead_pause.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_ok() {
             return Ok(None);
         }
+        // Before it has any: also who gets too few may have had what another needed. Everybody reads what lies beside it.
+        if !core.ahead_ever.load(Ordering::Relaxed) {
+            core.ahead_ever.store(true, Ordering::Relaxed);
+        }
         let plan = &mut ahead.plan;
         // The other way it may do with blocks that are reserved.
         if core.alloc.alloc_all((len / BLOCK) as u32, Class::Data, &mut plan.fresh).is_err() {
             return Ok(None);
-        }
-        // Everybody reads what lies beside it.
-        if !core.ahead_ever.load(Ordering::Relaxed) {
-            core.ahead_ever.store(true, Ordering::Relaxed);
         }
         let mut done = 0;
         for run in &plan.fresh {
@@ -1222,6 +1222,40 @@ mod tests {
             }
         });
         assert!(fs.check().unwrap().findings.is_empty());
+    }
+
+    /// Where two who write for the first time take what is free in turns, neither has enough.
+    #[test]
+    #[cfg_attr(miri, ignore)]
+    fn the_first_who_has_too_few_blocks_ahead_takes_nobody_the_room() {
+        const LEN: usize = 64 * BLOCK;
+        for _ in 0..50 {
+            let (fs, files, _) = with_file(Domain::Memory);
+            let fd = files.open(b"shared", libc::O_CREAT | libc::O_RDWR, 0o600).unwrap();
+            files.pwrite(fd, &[1; 2 * LEN], 0).unwrap();
+            let rest = files.open(b"rest", libc::O_CREAT | libc::O_RDWR, 0o600).unwrap();
+            // Room for one and a half, no two blocks of it side by side.
+            let room = (fs.statfs().blocks_free as i64 - 4) * BLOCK as i64;
+            files.fallocate(rest, 0, 0, room).unwrap();
+            for hole in 0..96 {
+                let at = 2 * hole * BLOCK as i64;
+                files
+                    .fallocate(rest, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, at, BLOCK as i64)
+                    .unwrap();
+            }
+            let both = std::sync::Barrier::new(2);
+            std::thread::scope(|scope| {
+                for thread in 0..2 {
+                    let (files, both) = (&files, &both);
+                    scope.spawn(move || {
+                        both.wait();
+                        for _ in 0..4 {
+                            files.pwrite(fd, &[2; LEN], (thread * LEN) as i64).unwrap();
+                        }
+                    });
+                }
+            });
+        }
     }
 
     #[test]
