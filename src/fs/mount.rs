@@ -461,9 +461,12 @@ impl<M: Media> Fs<M> {
         self.core.alloc.release(u64::MAX);
         self.slots.release(u64::MAX);
         // What a scan finds in the logs of directories a checkpoint would hide.
-        let checkpoint = if is_whole { checkpoint::store(self)? } else { None };
+        // And that what is quarantined for want of room below the pool is free.
+        let was_out_of_room = self.core.media.was_out_of_room();
+        let checkpoint = if is_whole && !was_out_of_room { checkpoint::store(self)? } else { None };
         if checkpoint.is_none() {
-            tracing::warn!("the pool is too full for a checkpoint: the next mount scans the logs instead");
+            let full = if was_out_of_room { "the disk below the pool was" } else { "the pool is" };
+            tracing::warn!("{full} too full for a checkpoint: the next mount scans the logs instead");
         }
         self.core.media.sync().map_err(|e| sync_error(e, "mount::close"))?;
         let state = {

@@ -5,6 +5,9 @@
 //! into the inode table's log, and every open reads them. Whoever has such a block keeps it: what of it can be read
 //! is still there.
 //!
+//! A hole that the disk below the pool's file has no room for is quarantined until the next mount alone, and written down
+//! nowhere: the medium is not to blame.
+//!
 //! A store that failed in a log poisons the file system (see [`Core::poison`]): then nothing is written down any
 //! more, and the block is noted again when it is met again.
 //!
@@ -28,6 +31,7 @@ type Tried<T> = std::result::Result<T, Fault>;
 pub struct Watched<M> {
     media: M,
     any: AtomicBool,
+    was_out_of_room: AtomicBool,
     blocks: Mutex<Blocks>,
 }
 
@@ -103,7 +107,12 @@ impl<M: Media> Watched<M> {
 
 impl<M: Media> Watched<M> {
     pub fn new(media: M) -> Watched<M> {
-        Watched { media, any: AtomicBool::new(false), blocks: Mutex::default() }
+        Watched {
+            media,
+            any: AtomicBool::new(false),
+            was_out_of_room: AtomicBool::new(false),
+            blocks: Mutex::default(),
+        }
     }
 
     pub fn into_inner(self) -> M {
@@ -114,11 +123,27 @@ impl<M: Media> Watched<M> {
     fn note(&self, fault: &Fault) {
         let block = (fault.at.0 / BLOCK as u64) as u32;
         let mut blocks = self.blocks.lock();
-        if blocks.bad.insert(block) {
-            tracing::error!("block {block} of the media failed; once freed it is not used again");
-            blocks.unsaved.push(block);
-            self.any.store(true, Ordering::Release);
+        if !blocks.bad.insert(block) {
+            return;
         }
+        self.any.store(true, Ordering::Release);
+        match self.media.out_of_room(fault.at) {
+            None => {
+                tracing::error!("block {block} of the media failed; once freed it is not used again");
+                blocks.unsaved.push(block);
+            }
+            Some(file) => {
+                // Once: there may be many.
+                if !self.was_out_of_room.swap(true, Ordering::AcqRel) {
+                    tracing::error!("the disk below {} is full: make room there", file.display());
+                }
+            }
+        }
+    }
+
+    /// Whether something is quarantined that the next mount may use: a checkpoint would hide it.
+    pub fn was_out_of_room(&self) -> bool {
+        self.was_out_of_room.load(Ordering::Acquire)
     }
 
     /// What records say.

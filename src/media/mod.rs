@@ -42,7 +42,7 @@ pub use domain::Domain;
 pub use open::holds_pool;
 pub use overlay::Overlay;
 pub use pool::{Pool, PoolOptions};
-pub use region::{FileIdentity, RegionKind, device_align};
+pub use region::{FileIdentity, RegionKind, device_align, is_out_of_room};
 pub use span::{Part, Span, SpanOptions};
 pub use token::{Dirty, Durable, Flushed};
 #[cfg(feature = "memory-type")]
@@ -103,6 +103,11 @@ pub trait Media: Send + Sync + 'static {
     /// The region of an address, and how many bytes follow there in one piece.
     fn region(&self, at: Addr) -> (usize, u64) {
         (0, self.len() - at.0)
+    }
+
+    /// The file with holes that has no room for this address on its disk: there a store fails until there is room.
+    fn out_of_room(&self, _at: Addr) -> Option<std::path::PathBuf> {
+        None
     }
 
     /// The NUMA node of a region, where the host says.

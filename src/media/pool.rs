@@ -270,6 +270,11 @@ impl Media for Pool {
         (!self.options.read_only).then_some(whole)
     }
 
+    fn out_of_room(&self, at: Addr) -> Option<std::path::PathBuf> {
+        let region = &self.regions[self.region_of(at).0];
+        region.is_out_of_room().then(|| region.path.clone())
+    }
+
     fn node(&self, region: usize) -> Option<u32> {
         self.regions[region].map.node()
     }

@@ -85,6 +85,17 @@ pub(super) struct OpenRegion {
     offset: u64,
 }
 
+/// Whether a file has holes that its disk has no room for: a store there fails, and the medium is not to blame.
+pub fn is_out_of_room(file: impl AsFd) -> bool {
+    /// What a file system keeps for itself, at most.
+    const LEFT_BYTES_MAX: u64 = 1 << 20;
+    let is_regular = |stat: &Stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    let has_holes = rustix::fs::fstat(&file)
+        .is_ok_and(|stat| is_regular(&stat) && stat.st_blocks as u64 * 512 < stat.st_size as u64);
+    let room = || rustix::fs::fstatvfs(&file).map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize));
+    has_holes && room().is_ok_and(|bytes| bytes < LEFT_BYTES_MAX)
+}
+
 /// A region in use.
 #[derive(Debug)]
 pub(super) struct Region {
@@ -646,6 +657,11 @@ impl Region {
             }
         }
         Ok(())
+    }
+
+    /// See [`is_out_of_room`].
+    pub fn is_out_of_room(&self) -> bool {
+        is_out_of_room(&self.file.file)
     }
 
     /// Whether somebody [uses](OpenRegion::use_part) a part of it: an emulator whose guest has its memory there.

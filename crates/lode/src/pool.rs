@@ -81,7 +81,9 @@ impl Pools {
 
     /// What to do about an errno: where a file with holes found no room below it, that is no failure of the medium.
     pub fn remedy(&self, errno: i32) -> String {
-        let full = self.paths.iter().find(|path| errno == libc::EIO && is_out_of_room(path));
+        let full = self.paths.iter().find(|path| {
+            errno == libc::EIO && std::fs::File::open(path).is_ok_and(lodestone::media::is_out_of_room)
+        });
         full.map_or_else(
             || remedy(errno).to_string(),
             |path| format!("; the disk below {} is full: make room there", show(path)),
@@ -102,15 +104,6 @@ impl Pools {
         }
         Ok(())
     }
-}
-
-/// Whether a file has holes that its disk has no room for.
-fn is_out_of_room(file: &Path) -> bool {
-    /// What a file system keeps for itself, at most.
-    const LEFT_BYTES_MAX: u64 = 1 << 20;
-    let has_holes = std::fs::metadata(file).is_ok_and(|m| m.is_file() && m.blocks() * 512 < m.len());
-    let room = rustix::fs::statvfs(file).map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize));
-    has_holes && room.is_ok_and(|bytes| bytes < LEFT_BYTES_MAX)
 }
 
 /// Opens a pool, and tells one that has lost its label alone from what is no pool.

@@ -4,10 +4,11 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use lodestone::fs::format::{BLOCK, SUPER_BLOCK, SUPER_BYTES, Super};
 use lodestone::media::mounts;
+use rustix::io::Errno;
 
 use crate::failure::{Failure, Result};
 use crate::live::address::Address;
@@ -47,9 +48,17 @@ fn parsed(target: &OsStr) -> Result<Address> {
 }
 
 fn of_mount(dir: &Path, minor: u32) -> Result<Address> {
-    match &alive(Which::OfMount(minor))[..] {
-        [first, ..] => Ok(Address::Unix(first.clone())),
-        [] => Err(Failure::failed(format_args!(
+    let sockets = place::find(Which::OfMount(minor));
+    match sockets.iter().find(|socket| is_alive(socket)) {
+        Some(first) => Ok(Address::Unix(first.clone())),
+        // Where it left a socket: of a server that hangs this asks nothing.
+        None if !sockets.is_empty() && rustix::fs::statfs(dir).err() == Some(Errno::NOTCONN) => {
+            Err(Failure::failed(format_args!(
+                "{}: its server is gone, it was killed or crashed: mount the pool there again, or lode umount it",
+                show(dir)
+            )))
+        }
+        None => Err(Failure::failed(format_args!(
             "{}: its server cannot be found: it is another user's, older than this command, or could not listen; \
              run as that user or as root, or name the address of its --metrics",
             show(dir)
@@ -60,10 +69,16 @@ fn of_mount(dir: &Path, minor: u32) -> Result<Address> {
 fn of_pool(pool: &Path) -> Result<Address> {
     let failed = |e: std::io::Error| Failure::failed(format_args!("{}: {e}", show(pool)));
     let identity = Identity::of(pool).map_err(failed)?;
-    match &alive(Which::OfPool(identity))[..] {
+    let (alive, left): (Vec<_>, Vec<_>) =
+        place::find(Which::OfPool(identity)).into_iter().partition(|socket| is_alive(socket));
+    match &alive[..] {
         [only] => Ok(Address::Unix(only.clone())),
         [] if is_no_pool(pool) => Err(Failure::failed(format_args!(
             "{} is no Lodestone pool: name a pool that is mounted, or a mount point",
+            show(pool)
+        ))),
+        [] if !left.is_empty() => Err(Failure::failed(format_args!(
+            "{} is not mounted: its server is gone, it was killed or crashed; mount it with lode mount",
             show(pool)
         ))),
         [] => Err(Failure::failed(format_args!(
@@ -77,10 +92,6 @@ fn of_pool(pool: &Path) -> Result<Address> {
             several.len()
         ))),
     }
-}
-
-fn alive(which: Which) -> Vec<PathBuf> {
-    place::find(which).into_iter().filter(|socket| is_alive(socket)).collect()
 }
 
 /// Certainly: what cannot be read (a device, another's file) may be one.

@@ -409,6 +409,22 @@ fn top_prints_one_look() {
 }
 
 #[test]
+fn top_says_that_a_server_is_gone() {
+    need_mount!();
+    let bed = Bed::mounted("rw");
+    let pid = number(&bed.state()["server"]["pid"]);
+    kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
+    wait_until("the mount is dead", || fs::metadata(bed.rig.dir()).is_err());
+    for target in [bed.rig.pool(), bed.rig.dir()] {
+        fail(&mut bed.top(target), 1, "its server is gone");
+    }
+    // That is the advice.
+    assert!(bed.mount_command("rw").output().unwrap().status.success());
+    assert!(bed.top(bed.rig.dir()).args(["--once", "--interval", "0.1"]).output().unwrap().status.success());
+    bed.rig.umount();
+}
+
+#[test]
 fn clients_that_misbehave_harm_nobody() {
     need_mount!();
     let bed = Bed::mounted("rw,metrics=127.0.0.1:0");

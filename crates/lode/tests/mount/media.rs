@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{Advice, fadvise};
 
@@ -32,27 +32,98 @@ fn stands_at(pool: &[u8], data: &[u8]) -> (u64, u64) {
     ((first * BLOCK) as u64, ((last + 1) * BLOCK) as u64)
 }
 
+/// A disk of its own, a quarter as large as the pool on it, which has holes.
+struct Disk(PathBuf);
+
+impl Disk {
+    fn below(rig: &Rig) -> Disk {
+        let disk = rig.beside("disk");
+        fs::create_dir(&disk).unwrap();
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("lode-test", &disk, "tmpfs", flags, Some(c"size=16M")).unwrap();
+        let disk = Disk(disk);
+        File::create(disk.pool()).unwrap().set_len(POOL_BYTES).unwrap();
+        let made = lode().arg("mkfs").arg(disk.pool()).output().unwrap();
+        assert!(made.status.success(), "{}", text(&made.stderr));
+        disk
+    }
+
+    fn pool(&self) -> PathBuf {
+        self.0.join("pool")
+    }
+
+    /// What is said of it.
+    fn is_full(&self) -> String {
+        format!("the disk below {} is full: make room there", self.pool().display())
+    }
+
+    fn make_room(&self) {
+        rustix::mount::mount_remount(&self.0, rustix::mount::MountFlags::empty(), c"size=80M").unwrap();
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
 /// A file with holes is no larger than its disk: what finds no room says so, and blames no medium.
 #[test]
 fn a_full_disk_below_a_sparse_pool_is_told() {
     need_mount!();
     let rig = Rig::new("64M");
-    let disk = rig.beside("disk");
-    fs::create_dir(&disk).unwrap();
-    let flags = rustix::mount::MountFlags::empty();
-    rustix::mount::mount("lode-test", &disk, "tmpfs", flags, Some(c"size=16M")).unwrap();
-    let pool = disk.join("pool");
-    File::create(&pool).unwrap().set_len(POOL_BYTES).unwrap();
-    let made = lode().arg("mkfs").arg(&pool).output().unwrap();
+    let disk = Disk::below(&rig);
     fs::write(rig.beside("big"), pattern(24 * MIB, 3)).unwrap();
-    let copied =
-        lode().arg("cp").arg(rig.beside("big")).arg(format!("{}:/big", pool.display())).output().unwrap();
-    rustix::mount::unmount(&disk, rustix::mount::UnmountFlags::DETACH).unwrap();
-    assert!(made.status.success(), "{}", text(&made.stderr));
+    let to = format!("{}:/big", disk.pool().display());
+    let copied = lode().arg("cp").arg(rig.beside("big")).arg(to).output().unwrap();
     let said = text(&copied.stderr);
-    let full = format!("the disk below {} is full: make room there", pool.display());
     assert_eq!(copied.status.code(), Some(1), "{said}");
-    assert!(said.contains(&full) && !said.contains("kernel log"), "{said}");
+    assert!(said.contains(&disk.is_full()) && !said.contains("kernel log"), "{said}");
+}
+
+/// Nor is what found none lost to the pool: with room below it all of it is there again.
+#[test]
+fn a_full_disk_below_a_mount_costs_no_blocks() {
+    need_mount!();
+    let mut rig = Rig::new("64M");
+    let disk = Disk::below(&rig);
+    fs::remove_file(rig.pool()).unwrap();
+    std::os::unix::fs::symlink(disk.pool(), rig.pool()).unwrap();
+    let free = |rig: &Rig| rustix::fs::statvfs(rig.dir()).unwrap().f_bfree;
+    rig.mount("rw");
+    let before = free(&rig);
+    rig.umount();
+
+    rig.mount_foreground("rw");
+    assert_eq!(errno(fs::write(rig.at("big"), pattern(24 * MIB, 3))), libc::EIO);
+    let big = File::options().write(true).open(rig.at("big")).unwrap();
+    for n in 0..8 {
+        assert_eq!(errno(big.write_all_at(&pattern(MIB, n), (n << 20) | 1 << 25)), libc::EIO);
+    }
+    drop(big);
+    disk.make_room();
+    succeed(lode().arg("umount").arg(rig.dir()));
+    let (code, said) = rig.wait_for_server();
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains(&disk.is_full()) && !said.contains("of the media failed"), "{said}");
+
+    for round in 0..2 {
+        rig.mount("rw");
+        fs::remove_file(rig.at("big")).unwrap();
+        // What was freed waits for syncs, and for the kernel, which forgets it.
+        wait_until(&format!("all is free in round {round}"), || {
+            File::open(rig.dir()).unwrap().sync_all().unwrap();
+            // The directory has a log by now.
+            free(&rig) + 2 >= before
+        });
+        fs::write(rig.at("big"), pattern(40 * MIB, 4)).unwrap();
+        assert!(read(&rig.at("big")).unwrap() == pattern(40 * MIB, 4));
+        rig.umount();
+    }
+    let checked = lode().arg("fsck").arg(rig.pool()).output().unwrap();
+    let said = text(&checked.stdout);
+    assert!(checked.status.success() && said.contains(", 0 bad, "), "{said}");
 }
 
 /// A load that raises SIGBUS costs its caller an error, and nobody else anything. The pool's last block is lost, too,
