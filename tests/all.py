@@ -61,11 +61,14 @@ def run(name, *command, minutes=20, env=None):
             os.killpg(child.pid, signal.SIGKILL)
 
         late = threading.Timer(minutes * 60, kill)
+        late.daemon = True
         late.start()
-        _, status, used = os.wait4(child.pid, 0)
-        child.returncode = status = os.waitstatus_to_exitcode(status)
+        # Its number stays its own until nobody kills it any more.
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         late.cancel()
         late.join()
+        _, status, used = os.wait4(child.pid, 0)
+        child.returncode = status = os.waitstatus_to_exitcode(status)
         CPU_S[name] = CPU_S.get(name, 0) + used.ru_utime + used.ru_stime
     with open(path, encoding="utf-8", errors="replace") as log:
         log.seek(begin)

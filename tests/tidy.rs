@@ -353,15 +353,36 @@ fn arrows_see_every_form_of_import() {
     assert_eq!(at("src/attic/mod.rs", ""), 1);
 }
 
+/// What the package of a manifest is called.
+fn package(manifest: &Source) -> String {
+    let line = manifest.text.lines().find_map(|l| l.strip_prefix("name = ")).expect("a package has a name");
+    line.trim_matches('"').to_owned()
+}
+
+/// A crate that is not named there would be tested as it is released, where assertions are left out.
+#[test]
+fn the_gate_tests_every_crate_with_its_assertions() {
+    let manifests = sources(&["Cargo.toml"]);
+    let whole = manifests.iter().find(|s| s.path == "Cargo.toml").expect("the workspace has a manifest");
+    let (_, named) = whole.text.split_once("[profile.bench.package]").expect("the gate has a profile");
+    let is_member =
+        |s: &&Source| s.path == "Cargo.toml" || s.path.starts_with("crates/") || s.path.starts_with("tests/");
+    let is_asserted =
+        |line: &str| ["debug-assertions = true", "overflow-checks = true"].iter().all(|a| line.contains(a));
+    let findings = manifests.iter().filter(is_member).map(package).filter(|name| {
+        let line = named.lines().find(|line| line.starts_with(&format!("{name} = ")));
+        !line.is_some_and(is_asserted)
+    });
+    assert_none(
+        findings.map(|name| format!("Cargo.toml: profile.bench has no assertions for {name}")).collect(),
+    );
+}
+
 #[test]
 fn crates_depend_on_the_library_not_on_each_other() {
     let manifests: Vec<Source> =
         sources(&["Cargo.toml"]).into_iter().filter(|s| s.path.starts_with("crates/")).collect();
-    let name = |s: &Source| {
-        let line = s.text.lines().find_map(|l| l.strip_prefix("name = ")).expect("a package has a name");
-        line.trim_matches('"').to_owned()
-    };
-    let names: Vec<String> = manifests.iter().map(name).collect();
+    let names: Vec<String> = manifests.iter().map(package).collect();
     let mut findings = Vec::new();
     for (manifest, own) in manifests.iter().zip(&names) {
         for (number, line) in manifest.text.lines().enumerate() {

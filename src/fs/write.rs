@@ -1199,18 +1199,24 @@ mod tests {
         (fs, files, fd)
     }
 
+    /// A pool with a file of so many bytes, and another that has the rest of the blocks but `left`.
+    fn nearly_full(bytes: usize, left: u64) -> (Arc<Fs<Pool>>, Files<Pool>, Fd, Fd) {
+        let (fs, files, _) = with_file(Domain::Memory);
+        let make = |name| files.open(name, libc::O_CREAT | libc::O_RDWR, 0o600).unwrap();
+        let (file, rest) = (make(&b"shared"[..]), make(&b"rest"[..]));
+        files.pwrite(file, &vec![1; bytes], 0).unwrap();
+        let room = (fs.statfs().blocks_free - left) * PAGE;
+        files.fallocate(rest, 0, 0, room as i64).unwrap();
+        (fs, files, file, rest)
+    }
+
     /// Where there is room for one of them after the other, none is told that there is none.
     #[test]
     #[cfg_attr(miri, ignore)]
     fn those_who_have_blocks_ahead_take_nobody_the_room() {
         const LEN: usize = 64 * BLOCK;
-        let (fs, files, _) = with_file(Domain::Memory);
-        let fd = files.open(b"shared", libc::O_CREAT | libc::O_RDWR, 0o600).unwrap();
-        files.pwrite(fd, &[1; 4 * LEN], 0).unwrap();
-        let rest = files.open(b"rest", libc::O_CREAT | libc::O_RDWR, 0o600).unwrap();
         // Room for one and a half, and for logs.
-        let room = (fs.statfs().blocks_free as i64 - 100) * BLOCK as i64;
-        files.fallocate(rest, 0, 0, room).unwrap();
+        let (fs, files, fd, _) = nearly_full(4 * LEN, 100);
         std::thread::scope(|scope| {
             for thread in 0..4 {
                 let files = &files;
@@ -1230,13 +1236,8 @@ mod tests {
     fn the_first_who_has_too_few_blocks_ahead_takes_nobody_the_room() {
         const LEN: usize = 64 * BLOCK;
         for _ in 0..50 {
-            let (fs, files, _) = with_file(Domain::Memory);
-            let fd = files.open(b"shared", libc::O_CREAT | libc::O_RDWR, 0o600).unwrap();
-            files.pwrite(fd, &[1; 2 * LEN], 0).unwrap();
-            let rest = files.open(b"rest", libc::O_CREAT | libc::O_RDWR, 0o600).unwrap();
             // Room for one and a half, no two blocks of it side by side.
-            let room = (fs.statfs().blocks_free as i64 - 4) * BLOCK as i64;
-            files.fallocate(rest, 0, 0, room).unwrap();
+            let (_, files, fd, rest) = nearly_full(2 * LEN, 4);
             for hole in 0..96 {
                 let at = 2 * hole * BLOCK as i64;
                 files
