@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 
 use crossbeam_utils::{Backoff, CachePadded};
 
-use crate::sync::primitive::atomic::{AtomicU64, Ordering};
+use crate::sync::primitive::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::primitive::{Mutex, wait};
 use crate::sync::{barrier, thread};
 
@@ -19,7 +19,7 @@ pub struct Epochs {
     /// threads that have no slot.
     inside: Box<[CachePadded<[AtomicU64; 2]>]>,
     /// Whether the others are written without locked instructions.
-    plain: bool,
+    plain: AtomicBool,
     advancing: Mutex<()>,
 }
 
@@ -54,9 +54,15 @@ impl Epochs {
         Epochs {
             current: CachePadded::new(AtomicU64::new(current)),
             inside: (0..=thread::SLOTS_MAX).map(|_| CachePadded::default()).collect(),
-            plain: barrier::is_available(),
+            plain: AtomicBool::new(false),
             advancing: Mutex::new(()),
         }
+    }
+
+    /// From now on it is to be quick to enter, and `advance` pays. While only one thread knows the epochs it is the other way
+    /// round: a barrier for all threads of the process would be for nothing. Nobody is inside.
+    pub fn share(&self) {
+        self.plain.store(barrier::is_available(), Ordering::Relaxed);
     }
 
     #[inline]
@@ -73,7 +79,7 @@ impl Epochs {
     #[inline]
     pub fn enter(&self) -> Guard<'_> {
         let slot = (thread::slot() as usize).min(thread::SLOTS_MAX);
-        let plain = self.plain && slot < thread::SLOTS_MAX;
+        let plain = self.plain.load(Ordering::Relaxed) && slot < thread::SLOTS_MAX;
         loop {
             let epoch = self.current.load(Ordering::Acquire);
             let count = &self.inside[slot][(epoch & 1) as usize];
@@ -96,7 +102,7 @@ impl Epochs {
     pub fn advance(&self) -> u64 {
         let _one = self.advancing.lock();
         let ended = self.current.fetch_add(1, Ordering::SeqCst);
-        if self.plain {
+        if self.plain.load(Ordering::Relaxed) {
             barrier::heavy();
         }
         let used = thread::slots_used().min(thread::SLOTS_MAX);
@@ -116,7 +122,16 @@ mod tests {
 
     #[test]
     fn advance_waits_for_those_inside() {
-        let epochs = Epochs::new(5);
+        for shared in [false, true] {
+            let epochs = Epochs::new(5);
+            if shared {
+                epochs.share();
+            }
+            waits_for_those_inside(&epochs);
+        }
+    }
+
+    fn waits_for_those_inside(epochs: &Epochs) {
         let guard = epochs.enter();
         assert_eq!(guard.epoch(), 5);
         std::thread::scope(|s| {

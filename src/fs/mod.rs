@@ -47,6 +47,8 @@ mod fixed;
 pub mod format;
 pub mod index;
 mod inode;
+#[cfg(all(debug_assertions, not(test)))]
+pub mod instances;
 mod last_line;
 mod log;
 mod mount;

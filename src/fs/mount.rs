@@ -265,6 +265,7 @@ impl<M: Media> Fs<M> {
             fs.settle_durably()?; // recovery has settled everything there is
             fs.core.alloc.release(u64::MAX); // and nobody asks any more for what it held
         }
+        fs.core.epochs.share();
         fs.begin_lanes();
         Ok(fs)
     }

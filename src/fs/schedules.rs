@@ -175,6 +175,7 @@ fn an_epoch_ends_when_all_inside_have_left() {
     explore(|| {
         const FIRST: u64 = 5;
         let epochs = Arc::new(Epochs::new(FIRST));
+        epochs.share();
         let inside: Arc<Vec<Unseen>> = Arc::new((0..4).map(|_| Unseen::new(0)).collect());
         let threads: Vec<_> = (0..2)
             .map(|_| {

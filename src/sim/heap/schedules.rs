@@ -205,12 +205,15 @@ fn whole(left: &Heap<SimMedia>, cells: [Offset; 3], acknowledged: [u64; 3]) {
     assert_eq!(left.usage().objects, 6, "an object is lost, or nobody's");
     for (n, cell) in cells.into_iter().enumerate() {
         let count = left.word(word(cell, 1)).unwrap();
-        assert!(count >= acknowledged[n], "{n}: {count} is there, {acknowledged:?} were acknowledged");
+        assert!(
+            count >= acknowledged[n],
+            "not whole, {n}: {count} is there, {acknowledged:?} were acknowledged"
+        );
         let last = left.word(word(cell, WORDS - 1)).unwrap();
-        assert!(last == 0 || last == count, "{n}: {count} and {last}, of one commit");
+        assert!(last == 0 || last == count, "not whole, {n}: {count} and {last}, of one commit");
         let object = left.linked(left.word(cell).unwrap()).unwrap();
         let round = left.word(object).unwrap();
-        assert!(round == 0 || round == count, "{n}: {count}, and the object of {round}");
+        assert!(round == 0 || round == count, "not whole, {n}: {count}, and the object of {round}");
     }
     let report = left.check().unwrap();
     assert!(report.is_clean(), "{:?}", report.findings);
@@ -253,7 +256,7 @@ fn commits_of_words_alone_run_side_by_side() {
 
 /// Whether the schedules above would notice.
 #[test]
-#[should_panic(expected = "acknowledged")]
+#[should_panic(expected = "not whole")]
 fn without_waiting_for_lanes_commits_are_lost() {
     explore(|| side_by_side(Some("who settles waits for every lane")));
 }

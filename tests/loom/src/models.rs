@@ -95,6 +95,7 @@ fn no_ring_is_missed() {
 fn an_epoch_ends_after_those_inside() {
     holds_by_its_fences(|| {
         let epochs = Arc::new(Epochs::new(5));
+        epochs.share();
         let written = Arc::new(Cell::default());
         let writer = thread::spawn({
             let (epochs, written) = (epochs.clone(), written.clone());
