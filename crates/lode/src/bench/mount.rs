@@ -5,6 +5,8 @@
 //! programs read and write. CPU time is that of the whole machine less its idle rate, because server,
 //! kernel and fio share the work; fio's own start is in it, for both.
 
+use std::ffi::OsStr;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -15,7 +17,7 @@ use serde_json::Value;
 
 use super::clock::machine_cpu_s;
 use super::peer_kernel::KernelWorker;
-use super::place::{Place, system};
+use super::place::{Place, search_path, system};
 use super::report::{Row, median};
 use super::rows::{RowSpec, Work};
 use super::turns::{Contestant, CpuScope};
@@ -37,33 +39,49 @@ impl Mounted {
         let assume = assume.name();
         let program = std::env::current_exe().map_err(|e| failed("lode", e))?;
         let program = program.to_string_lossy().into_owned();
-        let args =
-            ["mount".as_ref(), pool.as_os_str(), dir.as_os_str(), "--assume".as_ref(), assume.as_ref()];
+        let (command, foreground, domain) = ("mount".as_ref(), "-f".as_ref(), "--assume".as_ref());
+        let args = [command, foreground, pool.as_os_str(), dir.as_os_str(), domain, assume.as_ref()];
         Mounted::start(place, "lode", &program, &args, dir.clone(), promise)
     }
 
     /// bindfs as it comes, over a directory on tmpfs.
     pub fn bindfs(place: &mut Place) -> Result<Mounted> {
         let (source, dir) = (place.dir("bindfs.source")?, place.dir("mount.bindfs")?);
-        let args = [source.as_os_str(), dir.as_os_str()];
+        let args = ["-f".as_ref(), source.as_os_str(), dir.as_os_str()];
         Mounted::start(place, "bindfs", "bindfs", &args, dir.clone(), "stored in memory, not durable")
     }
 
+    /// A server in the foreground, which ends when it is unmounted, or when this program is killed.
     fn start(
         place: &mut Place,
         name: &'static str,
         program: &str,
-        args: &[&std::ffi::OsStr],
+        args: &[&OsStr],
         dir: PathBuf,
         promise: &'static str,
     ) -> Result<Mounted> {
         let device = |path: &Path| rustix::fs::stat(path).map(|s| s.st_dev);
         let before = device(&dir).map_err(|e| failed(name, e))?;
+        let said = place.path(&format!("{name}.stderr"));
+        let stderr = std::fs::File::create(&said).map_err(|e| failed(name, e))?;
         // Before it is made: a signal may come meanwhile.
         place.remember_mount(&dir);
-        system(program, args).map_err(|e| failed(name, e))?;
+        let mut server = ending_with_us(program)
+            .args(args)
+            .env("PATH", search_path())
+            // A terminal's interrupt is the bench's, which unmounts.
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(stderr)
+            .spawn()
+            .map_err(|e| failed(name, format!("{program}: {e}")))?;
         let began = Instant::now();
         while device(&dir).is_ok_and(|now| now == before) {
+            if let Some(status) = server.try_wait().map_err(|e| failed(name, e))? {
+                let said = std::fs::read_to_string(&said).unwrap_or_default();
+                return Err(failed(name, format!("{program}: {status}: {}", said.trim())));
+            }
             if began.elapsed() > MOUNT_WAIT {
                 return Err(failed(name, "the mount did not appear"));
             }
@@ -84,6 +102,17 @@ impl Mounted {
             seats: vec![Some(Box::new(worker))],
         })
     }
+}
+
+/// A command that is told to end when this program is killed (by util-linux, where it can).
+fn ending_with_us(program: &str) -> Command {
+    let told = ["--pdeathsig", "TERM", "--"];
+    if system("setpriv", told.iter().chain(&["true"])).is_err() {
+        return Command::new(program);
+    }
+    let mut command = Command::new("setpriv");
+    command.args(told).arg(program);
+    command
 }
 
 fn failed(who: &str, why: impl std::fmt::Display) -> Error {

@@ -202,12 +202,16 @@ fn stale(dir: &Path) -> impl Iterator<Item = PathBuf> {
     })
 }
 
+/// Where administrative commands are, too.
+pub fn search_path() -> String {
+    format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default())
+}
+
 /// Runs an administrative command; its stderr becomes the error.
 pub fn system<A: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = A>) -> std::io::Result<()> {
-    let path = std::env::var("PATH").unwrap_or_default();
     let output = Command::new(program)
         .args(args)
-        .env("PATH", format!("{path}:/usr/sbin:/sbin"))
+        .env("PATH", search_path())
         .stdin(Stdio::null())
         .output()
         .map_err(|e| std::io::Error::new(e.kind(), format!("{program}: {e}")))?;

@@ -421,6 +421,40 @@ fn many_programs_at_once() {
     assert_eq!(fs::read_dir(rig.dir()).unwrap().count(), 6);
 }
 
+/// Servers that a bench measures end with it, however it ends.
+#[test]
+fn a_bench_that_is_killed_leaves_no_servers() {
+    need_mount!();
+    let can = |program: &str| Command::new(program).arg("--version").output().is_ok();
+    if !can("bindfs") || !can("setpriv") {
+        eprintln!("SKIPPED: a_bench_that_is_killed_leaves_no_servers: it needs bindfs and setpriv");
+        return;
+    }
+    let rig = Rig::new("16M");
+    let args = ["bench", "--quick", "--rounds", "1000", "--only", "mount-stat"];
+    fs::create_dir(rig.beside("tmp")).unwrap();
+    let mut bench = lode().args(args).env("TMPDIR", rig.beside("tmp")).stdout(Stdio::null()).spawn().unwrap();
+    let parent = format!("PPid:\t{}\n", bench.id());
+    // Zombies do not count: whoever has them is to see to it.
+    let living = |pid: &str| {
+        fs::read_to_string(format!("/proc/{pid}/status")).ok().filter(|s| !s.contains("State:\tZ"))
+    };
+    let servers = || -> Vec<String> {
+        let pids = fs::read_dir("/proc").unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+        let is_server = |status: String| {
+            let named = ["Name:\tlode\n", "Name:\tbindfs\n"].iter().any(|name| status.starts_with(name));
+            named && status.contains(&parent)
+        };
+        pids.filter(|pid| living(pid).is_some_and(is_server)).collect()
+    };
+    wait_until("both are mounted", || bench.try_wait().unwrap().is_some() || servers().len() == 2);
+    let servers = servers();
+    assert_eq!(servers.len(), 2, "it ended by itself");
+    bench.kill().unwrap();
+    bench.wait().unwrap();
+    wait_until("its servers have ended", || servers.iter().all(|pid| living(pid).is_none()));
+}
+
 /// mount(8) falls back to fuse3's helper, which runs `lode` through a shell.
 #[test]
 fn fuse3s_helper_mounts() {
