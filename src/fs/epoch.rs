@@ -60,8 +60,12 @@ impl Epochs {
     }
 
     /// From now on it is to be quick to enter, and `advance` pays. While only one thread knows the epochs it is the other way
-    /// round: a barrier for all threads of the process would be for nothing. Nobody is inside.
+    /// round: a barrier for all threads of the process would be for nothing. Nobody is inside: a count would be in doubt that one
+    /// thread stores and another adds to.
     pub fn share(&self) {
+        let nobody =
+            || self.inside.iter().flat_map(|counts| &**counts).all(|n| n.load(Ordering::SeqCst) == 0);
+        debug_assert!(nobody(), "epochs are shared with an operation inside");
         self.plain.store(barrier::is_available(), Ordering::Relaxed);
     }
 

@@ -9,8 +9,7 @@ macro_rules! addresses {
     ($($of:ident: $($method:ident)+;)+) => { [$($($of::<Pool>::$method as usize,)+)+] };
 }
 
-/// Nobody calls it. That it names them is enough.
-#[doc(hidden)]
+/// Nobody calls it. That it names them is enough; what is not named, or has parameters of its own, each compiles for itself.
 #[inline(never)]
 #[expect(function_casts_as_integer, reason = "nobody goes to these addresses")]
 pub fn instances() -> impl Sized {

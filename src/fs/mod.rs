@@ -48,6 +48,7 @@ pub mod format;
 pub mod index;
 mod inode;
 #[cfg(all(debug_assertions, not(test)))]
+#[doc(hidden)]
 pub mod instances;
 mod last_line;
 mod log;

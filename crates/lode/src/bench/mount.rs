@@ -104,7 +104,8 @@ impl Mounted {
     }
 }
 
-/// A command that is told to end when this program is killed (by util-linux, where it can).
+/// A command that ends when the calling thread does, also where this program is killed; as it comes where there is no `setpriv`
+/// (util-linux) that can tell it so.
 fn ending_with_us(program: &str) -> Command {
     let told = ["--pdeathsig", "TERM", "--"];
     if system("setpriv", told.iter().chain(&["true"])).is_err() {

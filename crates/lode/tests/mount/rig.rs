@@ -138,7 +138,8 @@ impl Rig {
     }
 
     /// Nobody has anything open there. But other tests begin programs, and until such a child is that program it has copies of
-    /// the descriptors that this process had then, also of those that were closed since.
+    /// the descriptors that this process had then, also of those that were closed since. (So it is on any file system: of a tmpfs
+    /// beside three threads that begin programs every hundredth umount(2) is EBUSY.)
     pub fn umount(&self) {
         let umount = || lode().arg("umount").arg(self.dir()).output().unwrap();
         let mut output = umount();
@@ -149,7 +150,7 @@ impl Rig {
             thread::sleep(Duration::from_millis(50));
             output = umount();
         }
-        succeeded("umount", &output);
+        succeeded(&format!("lode umount {}", self.dir().display()), &output);
     }
 
     pub fn is_mounted(&self) -> bool {
