@@ -137,9 +137,7 @@ pub struct MountedPool {
 impl MountedPool {
     /// `target` is what `lode top` takes: the pool, its mount point, or the address of its metrics.
     pub fn find(target: &OsStr) -> Result<MountedPool> {
-        let pool = MountedPool { server: top::client(target)?, name: target.into() };
-        pool.read()?;
-        Ok(pool)
+        Ok(MountedPool { server: top::reach(target)?.0, name: target.into() })
     }
 
     fn read(&self) -> Result<u64> {

@@ -30,7 +30,7 @@ pub struct Client {
 /// Why there is no answer.
 #[derive(Debug)]
 pub enum Unanswered {
-    /// Nobody is there, or whoever is does not answer.
+    /// Nobody is there, or whoever is does not answer, or hung up before the end of it.
     Silent(io::Error),
     /// Somebody else than a mount server.
     Stranger(String),
@@ -68,17 +68,26 @@ async fn fetch<S>(stream: S) -> Result<State, Unanswered>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let stranger = |e: hyper::Error| Unanswered::Stranger(e.to_string());
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(stranger)?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(unanswered)?;
     // It ends with the request's sender.
     tokio::spawn(connection);
     let request = Request::get("/state").header(HOST, "localhost").body(Empty::<Bytes>::new());
-    let response = sender.send_request(request.expect("a constant request")).await.map_err(stranger)?;
+    let response = sender.send_request(request.expect("a constant request")).await.map_err(unanswered)?;
     let status = response.status();
     if status != StatusCode::OK {
         return Err(Unanswered::Stranger(format!("the answer is {status}")));
     }
     let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
-    let body = body.map_err(|e| Unanswered::Stranger(e.to_string()))?.to_bytes();
-    serde_json::from_slice(&body).map_err(|e| Unanswered::Stranger(e.to_string()))
+    let body = body.map_err(|e| match e.downcast::<hyper::Error>() {
+        Ok(e) => unanswered(*e),
+        Err(e) => Unanswered::Stranger(e.to_string()),
+    });
+    serde_json::from_slice(&body?.to_bytes()).map_err(|e| Unanswered::Stranger(e.to_string()))
+}
+
+fn unanswered(e: hyper::Error) -> Unanswered {
+    if e.is_parse() {
+        return Unanswered::Stranger(e.to_string());
+    }
+    Unanswered::Silent(io::Error::new(io::ErrorKind::ConnectionReset, format!("it hung up ({e})")))
 }

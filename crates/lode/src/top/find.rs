@@ -18,7 +18,7 @@ use crate::target::show;
 
 /// What exists is a path, whatever it looks like; but not behind `unix:`.
 pub fn address(target: &OsStr) -> Result<Address> {
-    if target.as_bytes().starts_with(b"unix:") {
+    if is_socket(target) {
         return parsed(target);
     }
     let path = Path::new(target);
@@ -43,6 +43,16 @@ pub fn address(target: &OsStr) -> Result<Address> {
     }
 }
 
+/// Whatever there is of that name.
+fn is_socket(target: &OsStr) -> bool {
+    target.as_bytes().starts_with(b"unix:")
+}
+
+/// Not the address that was named.
+pub fn is_found(target: &OsStr, address: &Address) -> bool {
+    matches!(address, Address::Unix(_)) && !is_socket(target)
+}
+
 fn parsed(target: &OsStr) -> Result<Address> {
     target.to_string_lossy().parse().map_err(Failure::Usage)
 }
@@ -52,18 +62,21 @@ fn of_mount(dir: &Path, minor: u32) -> Result<Address> {
     match sockets.iter().find(|socket| is_alive(socket)) {
         Some(first) => Ok(Address::Unix(first.clone())),
         // Where it left a socket: of a server that hangs this asks nothing.
-        None if !sockets.is_empty() && rustix::fs::statfs(dir).err() == Some(Errno::NOTCONN) => {
-            Err(Failure::failed(format_args!(
-                "{}: its server is gone, it was killed or crashed: mount the pool there again, or lode umount it",
-                show(dir)
-            )))
-        }
+        None if !sockets.is_empty() && is_dead(dir) => Err(Failure::failed(format_args!(
+            "{}: its server is gone, it was killed or crashed: mount the pool there again, or lode umount it",
+            show(dir)
+        ))),
         None => Err(Failure::failed(format_args!(
             "{}: its server cannot be found: it is another user's, older than this command, or could not listen; \
              run as that user or as root, or name the address of its --metrics",
             show(dir)
         ))),
     }
+}
+
+/// Asked while its server dies, a mount says that it was aborted.
+fn is_dead(dir: &Path) -> bool {
+    matches!(rustix::fs::statfs(dir), Err(Errno::NOTCONN | Errno::CONNABORTED))
 }
 
 fn of_pool(pool: &Path) -> Result<Address> {

@@ -10,7 +10,7 @@ mod table;
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IsTerminal};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::failure::{Failure, Output, Result};
 use crate::live::client::{Client, Unanswered};
@@ -26,8 +26,7 @@ pub struct TopOptions {
 }
 
 pub fn run(options: &TopOptions) -> Result<()> {
-    let client = client(&options.target)?;
-    let first = ask(&client)?;
+    let (client, first) = reach(&options.target)?;
     if options.json {
         let mut out = Output::new();
         out.json(&first)?;
@@ -45,9 +44,28 @@ pub fn run(options: &TopOptions) -> Result<()> {
     out.finish()
 }
 
-/// Of the server of what was named: a mounted pool, a mount point, an address.
-pub fn client(target: &OsStr) -> Result<Client> {
-    Client::new(find::address(target)?).map_err(|e| Failure::failed(format_args!("cannot ask: {e}")))
+/// How long whoever dies is waited for.
+const DEATH: Duration = Duration::from_secs(1);
+
+/// The server of what was named (a mounted pool, a mount point, an address), and what goes on there now.
+pub fn reach(target: &OsStr) -> Result<(Client, State)> {
+    let began = Instant::now();
+    loop {
+        let address = find::address(target)?;
+        let client = Client::new(address).map_err(|e| Failure::failed(format_args!("cannot ask: {e}")))?;
+        match client.state() {
+            Ok(state) => return Ok((client, state)),
+            // Of a server that dies the socket may be alive for a moment: what is left of it tells more.
+            Err(Unanswered::Silent(e))
+                if e.kind() != io::ErrorKind::TimedOut
+                    && find::is_found(target, client.address())
+                    && began.elapsed() < DEATH =>
+            {
+                std::thread::sleep(DEATH / 50);
+            }
+            Err(why) => return Err(failure(&client, &why)),
+        }
+    }
 }
 
 /// What goes on there now.

@@ -424,6 +424,28 @@ fn top_says_that_a_server_is_gone() {
     bed.rig.umount();
 }
 
+/// Its socket is alive when it is looked for, and hangs up on who asks.
+#[test]
+fn a_server_that_dies_as_it_is_asked_is_gone() {
+    need_mount!();
+    let bed = Bed::mounted("rw");
+    let sockets = bed.sockets();
+    let [socket] = &sockets[..] else { panic!("{sockets:?}") };
+    let pid = number(&bed.state()["server"]["pid"]);
+    kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
+    wait_until("the mount is dead", || fs::metadata(bed.rig.dir()).is_err());
+    wait_until("its socket is dead", || UnixStream::connect(socket).is_err());
+    for target in [bed.rig.pool(), bed.rig.dir()] {
+        fs::remove_file(socket).unwrap();
+        let dying = UnixListener::bind(socket).unwrap();
+        let dies = thread::spawn(move || (0..2).for_each(|_| drop(dying.accept().unwrap())));
+        fail(&mut bed.top(target), 1, "its server is gone");
+        dies.join().unwrap();
+    }
+    assert!(bed.mount_command("rw").output().unwrap().status.success());
+    bed.rig.umount();
+}
+
 #[test]
 fn clients_that_misbehave_harm_nobody() {
     need_mount!();
