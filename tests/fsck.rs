@@ -664,6 +664,64 @@ fn what_a_damaged_directory_named_is_found_again() {
     assert_eq!(fs.getattr(OTHER).unwrap().nlink, 2);
 }
 
+/// A file was removed, another one got its blocks, and both lines of that are lost: the removed one has a name again, the other
+/// none. Of those blocks it can be told whose they are.
+#[test]
+fn a_file_whose_blocks_a_removed_one_seems_to_have_is_found_again() {
+    let first = [0xd1; 8 * BLOCK];
+    let second: Vec<u8> = (0..8 * BLOCK as u32).map(|n| (n * 5 >> 2) as u8).collect();
+    for second_is_removed in [false, true] {
+        let fresh =
+            Fs::mkfs(SimMedia::new(vec![0; POOL_BYTES], Domain::Memory), &MkfsOptions::default()).unwrap();
+        let fs = open(fresh.image(), Domain::Memory);
+        let cred = Cred::root();
+        let [a, b] = [b"a", b"b"].map(|name| mkdir(&fs, Ino::ROOT, name));
+        let removed = create(&fs, a, b"removed");
+        let lost = create(&fs, b, b"lost");
+        write(&fs, removed, 0, &first);
+        // All but what these have.
+        let filler = create(&fs, Ino::ROOT, b"filler");
+        let mut filled = 0;
+        while fs.write(&cred, filler, filled, &[0xf1; BLOCK], false).is_ok() {
+            filled += BLOCK as u64;
+        }
+        let room = SetAttr { size: Some(filled - 8 * BLOCK as u64), ..SetAttr::default() };
+        fs.unlink(&cred, a, b"removed").unwrap();
+        fs.tick().unwrap();
+        write(&fs, lost, 0, &second);
+        fs.setattr(&cred, filler, &room).unwrap();
+        chmod(&fs, a, 0o711);
+        chmod(&fs, b, 0o711);
+        if second_is_removed {
+            fs.unlink(&cred, b, b"lost").unwrap();
+            chmod(&fs, b, 0o700);
+        }
+        // What is damaged before that is damage, and no end of a log.
+        (0..3).for_each(|_| fs.tick().unwrap());
+        let mut sample = Sample::of(fs.media().image(), Domain::Memory);
+        let lines = [sample.last(a, Type::Remove), sample.entry(b, lost)];
+        lines.into_iter().for_each(|at| sample.flip(at + 20));
+        let media = sample.media();
+        let repaired = check::repair(media.clone(), false).unwrap();
+        assert!(repaired.after.is_clean(), "{:#?}", repaired.after);
+        let fs = open(media.image(), Domain::Memory);
+        let found = find(&fs, Ino::ROOT, b"lost+found")
+            .and_then(|dir| find(&fs, dir, format!("#{}", lost.0).as_bytes()));
+        if second_is_removed {
+            assert_eq!(found, None, "{:#?}", repaired.found.findings);
+            continue;
+        }
+        assert_eq!(found, Some(lost), "{:#?}", repaired.found.findings);
+        assert!(content(&fs, lost) == second);
+        // Its own content as far as nobody got its blocks, and nothing of somebody else's.
+        let again = find(&fs, a, b"removed").expect("no line says that it went");
+        let left = content(&fs, again);
+        assert!(left.chunks(BLOCK).all(|block| block == [0xd1; BLOCK] || block == [0; BLOCK]));
+        assert!(left.contains(&0), "nothing of it went to the other");
+        assert_eq!(content(&fs, filler).len() as u64, filled - 8 * BLOCK as u64);
+    }
+}
+
 /// On an ordinary file, after a power loss: recovery gives up for damage elsewhere, and the repair has to tell by
 /// itself that both halves of a rename are there, though one stands in a directory that is gone.
 #[test]

@@ -97,6 +97,11 @@ impl Run {
         Block(self.start.0 + self.count)
     }
 
+    /// The numbers of its blocks.
+    pub fn blocks(self) -> std::ops::Range<u32> {
+        self.start.0..self.end().0
+    }
+
     /// Takes off the first blocks.
     #[inline]
     fn split(&mut self, count: u32) -> Run {

@@ -802,8 +802,7 @@ impl<M: Media> Checked<'_, M> {
             let finding = Finding::new(What::BlockLost, detail);
             self.report.add(Finding { block: Some(run.start.0 as u64), ..finding });
         }
-        let free: BTreeSet<u32> =
-            free.iter().flat_map(|run| run.start.0..run.end().0).take(FINDINGS_MAX).collect();
+        let free: BTreeSet<u32> = free.iter().flat_map(|run| run.blocks()).take(FINDINGS_MAX).collect();
         for (block, owners) in self.owners(&free) {
             let finding = Finding::of(What::BlockFree, owners[0], "it has a block that counts as free");
             self.report.add(finding.at(block_addr(Block(block))));
@@ -836,7 +835,7 @@ impl<M: Media> Checked<'_, M> {
             true => Vec::new(),
             false => self.named().iter().filter_map(owner).collect(),
         };
-        for at in lost.iter().flat_map(|run| run.start.0..run.end().0).flat_map(units) {
+        for at in lost.iter().flat_map(|run| run.blocks()).flat_map(units) {
             let mut line = [0; LINE];
             let begins = self.pool.media.read(at, &mut line).is_ok()
                 && Head::decode(&line).is_some_and(|h| h.kind == Type::Segment);
@@ -855,7 +854,7 @@ impl<M: Media> Checked<'_, M> {
         }
         let mut note = |image: &Image| {
             for run in space::blocks_of(image) {
-                for block in blocks.range(run.start.0..run.end().0) {
+                for block in blocks.range(run.blocks()) {
                     owners.entry(*block).or_default().push(image.owner.ino);
                 }
             }

@@ -12,6 +12,7 @@
 //! It goes in rounds until a check finds nothing any more. Before each, recovery voids what a crash interrupted, if
 //! it can open the pool at all; after the last one the pool is opened and closed: a checkpoint is written.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
@@ -24,7 +25,7 @@ use super::super::types::Kind;
 use super::super::{Fs, OpenOptions};
 use super::image::{Entry, Image, Value};
 use super::rewrite::{self, Seed, no_space};
-use super::tree::Fix;
+use super::tree::{Age, Fix, age};
 use super::{Ask, Checked, Finding, Report, What, heads, run, unreadable};
 use crate::error::{Error, Result};
 use crate::media::{Addr, LINE, Media};
@@ -107,6 +108,36 @@ struct Mender<'m, M: Media> {
     /// Pages of the inode table that have a new block.
     moved: BTreeSet<u32>,
     generations: u64,
+}
+
+/// Whose are blocks that more than one has.
+#[derive(Default)]
+struct Claims {
+    /// Whose checksums say that the bytes are theirs.
+    proved: BTreeMap<u32, BTreeSet<u32>>,
+    /// When the latest of those whose logs are whole was last written to.
+    newest: BTreeMap<u32, Age>,
+    /// What a log stood in.
+    logged: BTreeSet<u32>,
+    /// What somebody has from now on.
+    kept: BTreeSet<u32>,
+}
+
+impl Claims {
+    fn others_proved(&self, ino: u32, block: u32) -> bool {
+        self.proved.get(&block).is_some_and(|owners| !owners.contains(&ino))
+    }
+
+    fn are_kept_by(&self, ino: u32, block: u32) -> bool {
+        !self.others_proved(ino, block) && !self.kept.contains(&block)
+    }
+
+    /// Whether the bytes are certainly not those of this inode, which was last written to then.
+    fn are_anothers(&self, ino: u32, age: Age, block: u32) -> bool {
+        let is_proved = self.proved.get(&block).is_some_and(|owners| owners.contains(&ino));
+        let is_older = self.newest.get(&block).is_some_and(|&newest| age < newest);
+        self.logged.contains(&block) || self.others_proved(ino, block) || is_older && !is_proved
+    }
 }
 
 impl<'m, M: Media> Mender<'m, M> {
@@ -323,7 +354,8 @@ impl<'m, M: Media> Mender<'m, M> {
         Ok(())
     }
 
-    /// Of those that have one block, one keeps it.
+    /// Of those that have one block, one keeps it: who can prove that it is theirs, else who wrote last, for no block has two owners
+    /// at a time.
     fn blocks(&mut self) -> Result<()> {
         let twice = self.checked.space.twice.clone();
         if twice.is_empty() {
@@ -335,16 +367,14 @@ impl<'m, M: Media> Mender<'m, M> {
             .values()
             .flat_map(|image| image.log.segments.iter().map(|&(at, _)| (at.0 / BLOCK as u64) as u32))
             .collect();
-        let mut order: Vec<(u8, u32)> = Vec::new();
-        for (&ino, image) in &self.images {
-            order.push((if image.lost_records() { 1 } else { 0 }, ino));
-        }
-        order.sort_unstable();
-        let mut kept: BTreeSet<u32> = logs.intersection(&twice).copied().collect();
-        let logged = kept.clone();
-        // First those who can prove that a block is theirs.
-        let mut proved: BTreeMap<u32, u32> = BTreeMap::new();
-        for &(_, ino) in &order {
+        let logged: BTreeSet<u32> = logs.intersection(&twice).copied().collect();
+        let mut claims = Claims { kept: logged.clone(), logged, ..Claims::default() };
+        let mut order: Vec<u32> = self.images.keys().copied().collect();
+        order.sort_by_key(|&ino| {
+            let image = &self.images[&ino];
+            (image.lost_records(), ino != TABLE_INO, Reverse(age(image)), ino)
+        });
+        for &ino in &order {
             let image = &self.images[&ino];
             let values = image.xattrs.values().filter_map(|v| v.blocks);
             let sums = image
@@ -354,34 +384,30 @@ impl<'m, M: Media> Mender<'m, M> {
             let places = sums.flat_map(|(&start, sum)| super::span(start, sum.end)).filter_map(|(at, _)| {
                 image.place(at).map(|at| Run::new(Block((at.0 / BLOCK as u64) as u32), 1))
             });
-            for run in values.chain(places) {
-                for &block in twice.range(run.start.0..run.end().0) {
-                    proved.entry(block).or_insert(ino);
+            for &block in values.chain(places).flat_map(|run| twice.range(run.blocks())) {
+                claims.proved.entry(block).or_default().insert(ino);
+            }
+            // What a log lost may be that it gave the block up.
+            if !image.lost_records() {
+                for &block in image.runs().flat_map(|run| twice.range(run.blocks())) {
+                    claims.newest.entry(block).or_insert(age(image));
                 }
             }
         }
-        for (_, ino) in order {
+        for ino in order {
             if ino == TABLE_INO {
-                kept.extend(&twice);
+                claims.kept.extend(&twice);
                 continue;
             }
-            self.give_up(ino, &twice, &proved, &logged, &mut kept)?;
+            self.give_up(ino, &twice, &mut claims)?;
         }
         Ok(())
     }
 
     /// Takes from an inode the blocks that are another's, with a copy where that may be its own content.
-    fn give_up(
-        &mut self,
-        ino: u32,
-        twice: &BTreeSet<u32>,
-        proved: &BTreeMap<u32, u32>,
-        logged: &BTreeSet<u32>,
-        kept: &mut BTreeSet<u32>,
-    ) -> Result<()> {
+    fn give_up(&mut self, ino: u32, twice: &BTreeSet<u32>, claims: &mut Claims) -> Result<()> {
         let image = self.images.get_mut(&ino).expect("the caller saw it");
-        let lost = image.lost_records();
-        let mine = |block: &u32| proved.get(block).is_none_or(|&owner| owner == ino) && !kept.contains(block);
+        let (lost, age) = (image.lost_records(), age(image));
         let values: Vec<(Box<[u8]>, Run)> =
             image.xattrs.iter().filter_map(|(name, v)| v.blocks.map(|run| (name.clone(), run))).collect();
         let pages: Vec<(u32, u32)> = image
@@ -391,17 +417,18 @@ impl<'m, M: Media> Mender<'m, M> {
                 twice.range(p.block..p.block + p.count).map(move |&block| (page + (block - p.block), block))
             })
             .collect();
-        let (keep, go): (Vec<_>, Vec<_>) = pages.into_iter().partition(|(_, block)| mine(block));
+        let (keep, go): (Vec<_>, Vec<_>) =
+            pages.into_iter().partition(|&(_, block)| claims.are_kept_by(ino, block));
         let mut seen = BTreeSet::new();
         let (keep, again): (Vec<_>, Vec<_>) = keep.into_iter().partition(|&(_, block)| seen.insert(block));
         let (stay, leave): (Vec<_>, Vec<_>) = values.into_iter().partition(|(_, run)| {
-            twice.range(run.start.0..run.end().0).all(|block| mine(block) && !seen.contains(block))
+            twice.range(run.blocks()).all(|&block| claims.are_kept_by(ino, block) && !seen.contains(&block))
         });
-        kept.extend(keep.iter().map(|&(_, block)| block));
-        kept.extend(stay.iter().flat_map(|(_, run)| twice.range(run.start.0..run.end().0)));
+        claims.kept.extend(keep.iter().map(|&(_, block)| block));
+        claims.kept.extend(stay.iter().flat_map(|(_, run)| twice.range(run.blocks())));
         for (page, block) in go.into_iter().chain(again) {
             let image = self.images.get_mut(&ino).expect("the caller saw it");
-            if lost || logged.contains(&block) {
+            if lost || claims.are_anothers(ino, age, block) {
                 image.unmap(page, 1);
                 continue;
             }

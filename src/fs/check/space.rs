@@ -49,7 +49,7 @@ impl Space {
     }
 
     pub fn take(&mut self, run: Run) {
-        for block in run.start.0..run.end().0 {
+        for block in run.blocks() {
             if self.has(block) {
                 self.twice.insert(block);
             }
@@ -59,13 +59,13 @@ impl Space {
 
     /// Blocks that are never given to anybody again, whoever has them.
     pub fn take_bad(&mut self, run: Run) {
-        self.bad.extend(run.start.0..run.end().0);
+        self.bad.extend(run.blocks());
         self.keep(run);
     }
 
     /// Nobody is given these blocks, whoever has them.
     pub fn keep(&mut self, run: Run) {
-        (run.start.0..run.end().0).for_each(|block| self.set(block));
+        run.blocks().for_each(|block| self.set(block));
     }
 
     pub fn take_image(&mut self, image: &Image) {
@@ -87,17 +87,17 @@ impl Space {
         image.runs().for_each(|run| self.take(run));
     }
 
-    /// Whether nothing that an inode has is somebody's.
-    pub fn is_free_of(&self, image: &Image) -> bool {
-        let in_parts = |block: u32| self.minis.get(&block).copied();
+    /// Whether nothing that an inode has is somebody's, but blocks whose owner yields.
+    pub fn is_free_of(&self, image: &Image, yields: impl Fn(u32) -> bool) -> bool {
+        let is_free = |block: u32| !self.has(block) || yields(block);
         let segments = image.log.segments.iter().all(|&(at, lines)| {
             let mini = addr_mini(at);
-            match in_parts(mini.block.0) {
+            match self.minis.get(&mini.block.0).copied() {
                 Some(used) => lines != SEGMENT_LINES && used & 1 << mini.slot == 0,
-                None => !self.has(mini.block.0),
+                None => is_free(mini.block.0),
             }
         });
-        segments && image.runs().all(|run| (run.start.0..run.end().0).all(|block| !self.has(block)))
+        segments && image.runs().all(|run| run.blocks().all(is_free))
     }
 
     pub fn used(&self) -> u64 {

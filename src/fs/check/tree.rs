@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
+use super::super::alloc::{Block, Run};
 use super::super::format::*;
 use super::super::types::Kind;
 use super::image::{self, Entry, Half, Image, Names};
-use super::space::Space;
+use super::space::{Space, blocks_of};
 use super::{Account, Finding, Pool, What};
 use crate::media::{LINE, Media};
 
@@ -253,18 +254,14 @@ impl Tree {
         }
     }
 
-    /// Where directories are damaged and nobody counted: inodes whose logs are whole, that nobody was seen to
-    /// remove, and whose blocks are nobody else's.
+    /// Where directories are damaged and nobody counted: inodes whose logs and data are whole, that nobody was seen to
+    /// remove, and whose blocks are nobody else's. A name yields where it leads to what was last written before the other was:
+    /// no block has two owners at a time, so that it was removed, and the line that says so was lost as well.
     fn guess_orphans<M: Media>(&self, pool: &Pool<M>, unnamed: Vec<u32>) -> BTreeMap<u32, Image> {
-        let mut space = Space::new(pool.sb.blocks);
-        for ino in self.names.keys() {
-            self.image(pool, *ino).iter().for_each(|image| space.take_image(image));
-        }
         let mut lost = BTreeMap::new();
         for ino in unnamed {
             let Some(image) = pool.image(ino) else { continue };
             let holds = image.is_whole()
-                && space.is_free_of(&image)
                 && image.sums.iter().all(|(&start, sum)| image.holds(pool, start, sum) != Some(false));
             if holds {
                 lost.insert(ino, image);
@@ -272,20 +269,58 @@ impl Tree {
         }
         let removed = removed(self.dirs.values().map(|dir| &**dir).chain(lost.values()));
         lost.retain(|&ino, image| !removed.contains(&(ino, image.owner.generation)));
+        let mut space = Space::new(pool.sb.blocks);
+        for ino in self.names.keys() {
+            self.image(pool, *ino).iter().for_each(|image| space.take_image(image));
+        }
+        let mut yields = self.ages(pool, contested(&space, lost.values()));
+        pool.table.iter().for_each(|&block| space.keep(Run::new(Block(block), 1)));
         // Of two that have one block one is a leftover: that which was written to last is not.
-        let mut order: Vec<_> = lost
-            .iter()
-            .map(|(&ino, image)| (image.log.newest_epoch, image.ctime, image.owner.generation, ino))
-            .collect();
+        let mut order: Vec<_> =
+            lost.iter().map(|(&ino, image)| (age(image), image.owner.generation, ino)).collect();
         order.sort_unstable();
-        for (.., ino) in order.into_iter().rev() {
-            match space.is_free_of(&lost[&ino]) {
-                true => space.take_image(&lost[&ino]),
-                false => _ = lost.remove(&ino),
+        for (age, _, ino) in order.into_iter().rev() {
+            let image = &lost[&ino];
+            if !space.is_free_of(image, |block| yields.get(&block).is_some_and(|&named| named < age)) {
+                lost.remove(&ino);
+                continue;
             }
+            space.take_image(image);
+            blocks_of(image).flat_map(Run::blocks).for_each(|block| _ = yields.remove(&block));
         }
         lost
     }
+
+    /// When those with a name last wrote of which of these blocks; of logs not.
+    fn ages<M: Media>(&self, pool: &Pool<M>, blocks: BTreeSet<u32>) -> HashMap<u32, Age> {
+        let mut ages = HashMap::new();
+        if blocks.is_empty() {
+            return ages;
+        }
+        let mut logs = HashSet::new();
+        for image in self.names.keys().filter_map(|&ino| self.image(pool, ino)) {
+            for &block in image.runs().flat_map(|run| blocks.range(run.blocks())) {
+                let newest = ages.entry(block).or_default();
+                *newest = age(&image).max(*newest);
+            }
+            logs.extend(image.log.segments.iter().map(|&(at, _)| (at.0 / BLOCK as u64) as u32));
+        }
+        ages.retain(|block, _| !logs.contains(block));
+        ages
+    }
+}
+
+/// Sync epoch, and time within it.
+pub type Age = (u64, u64);
+
+/// When an inode was last written to.
+pub fn age(image: &Image) -> Age {
+    (image.log.newest_epoch, image.ctime)
+}
+
+/// What these have that others have, too.
+fn contested<'a>(space: &Space, images: impl Iterator<Item = &'a Image>) -> BTreeSet<u32> {
+    images.flat_map(blocks_of).flat_map(Run::blocks).filter(|&block| space.has(block)).collect()
 }
 
 /// Inodes that were seen to lose a name for good.
