@@ -96,12 +96,6 @@ fn ready(start: &Start, sequence: &Sequence, pool: Pool) -> Result<Option<Ready>
     Ok(Some(Ready { machine, before, op }))
 }
 
-/// Whether blocks of what was removed may be another's.
-fn reuses(start: &Start, sequence: &Sequence) -> bool {
-    let removes = |op: &Op| matches!(op, Op::Unlink(_) | Op::Rename(..));
-    start.is_full() || sequence.lines.iter().flat_map(|line| &line.ops).any(removes)
-}
-
 /// Lets each access of the last operation of a sequence fail in turn; what was broken, in words.
 pub fn operation(
     start: &Start,
@@ -129,14 +123,7 @@ pub fn operation(
         tally.faults += 1;
         let ready = begin().expect("it went well before").expect("it is there");
         let what = format!("{}, access {nth} of {accesses}", ready.op);
-        let run = Run {
-            start,
-            last: faults.last,
-            nth,
-            reused: reuses(start, sequence),
-            wanted: done,
-            after: &after,
-        };
+        let run = Run { start, last: faults.last, nth, wanted: done, after: &after };
         broken.extend(said(what, sequence, || run.operation(ready, tally)));
     }
     broken
@@ -167,8 +154,7 @@ pub fn opening(
     while nth <= accesses {
         tally.faults += 1;
         let what = format!("opening what was {left:?}, access {nth}");
-        let opened =
-            || opened(&point, &before, nth, (faults.last, reuses(start, sequence)), tally, &mut accesses);
+        let opened = || opened(&point, &before, nth, faults.last, tally, &mut accesses);
         broken.extend(said(what, sequence, opened));
         nth += faults.every;
     }
@@ -185,7 +171,6 @@ struct Run<'a> {
     start: &'a Start,
     last: bool,
     nth: u64,
-    reused: bool,
     /// What the operation answers without a fault, and what there is then.
     wanted: Result<(), i32>,
     after: &'a Tree,
@@ -208,7 +193,7 @@ impl Run<'_> {
         tally.failed += failed as u64;
         tally.stopped += stopped as u64;
         let trees = if failed { vec![&before, self.after] } else { vec![self.after] };
-        let may = May { trees, torn, reused: self.reused };
+        let may = May { trees, torn };
         if self.last {
             return self.lasting(&point, &may, tally);
         }
@@ -216,7 +201,7 @@ impl Run<'_> {
             let live = live.map_err(|e| format!("afterwards {e}"))?;
             // An overwrite in place that failed has happened in part.
             let is_torn = may.torn.is_some();
-            let unchanged = || May { trees: vec![&before], torn: None, reused: false };
+            let unchanged = || May { trees: vec![&before], torn: None };
             let only = if failed && !is_torn { unchanged() } else { may.clone() };
             only.judge(&live).map_err(|e| format!("afterwards {e}"))?;
             judge::checked(machine.fs())?;
@@ -303,7 +288,7 @@ fn closes(machine: Machine) -> Result<(), String> {
     let mut closed = machine.close()?;
     for _ in 0..2 {
         closed = machine::open_after(closed.media().crash_point().media(Keep::Everything), false)?;
-        May { trees: vec![&whole], torn: None, reused: false }.judge(&Tree::read(&closed, [])?)?;
+        May { trees: vec![&whole], torn: None }.judge(&Tree::read(&closed, [])?)?;
         judge::checked(&closed)?;
         closed.close().map_err(|e| format!("it cannot be closed: {e:?}"))?;
     }
@@ -315,11 +300,11 @@ fn opened(
     point: &CrashPoint,
     before: &Tree,
     nth: u64,
-    (last, reused): (bool, bool),
+    last: bool,
     tally: &mut Tally,
     most: &mut u64,
 ) -> Result<(), String> {
-    let may = May { trees: vec![before], torn: None, reused };
+    let may = May { trees: vec![before], torn: None };
     let media = Arc::new(point.killed());
     media.fail_access(nth, last);
     let opened = Fs::open(media.clone(), &options());
@@ -403,9 +388,6 @@ fn renumbered(found: &Tree, wanted: &Tree) -> Option<Tree> {
 #[derive(Clone)]
 struct May<'a> {
     trees: Vec<&'a Tree>,
-    /// A removed inode that is back, because what says that it went is lost, may have blocks that another one got: which is then
-    /// not rescued (0097).
-    reused: bool,
     /// The bytes of an inode that an overwrite in place may have torn.
     torn: Option<(u32, std::ops::Range<u64>)>,
 }
@@ -440,12 +422,12 @@ impl May<'_> {
             let seen = match Seen::read(fs, Ino(ino)) {
                 Ok(seen) => seen,
                 Err((libc::EIO, _)) => continue,
-                Err((_, e)) if found.is_some() && is_certain && !self.reused => return Err(e),
+                Err((_, e)) if found.is_some() && is_certain => return Err(e),
                 Err(_) => continue,
             };
             // Where what says that it was removed is lost, an inode comes back in lost+found, which may have a free number itself.
             let is_other = self.versions(ino).all(|v| v.generation != seen.generation);
-            if is_other && (!is_certain || self.reused || findings(ino).any(|f| f.what == What::Orphan)) {
+            if is_other && (!is_certain || findings(ino).any(|f| f.what == What::Orphan)) {
                 continue;
             }
             let lost: Vec<_> = findings(ino).filter_map(|f| f.bytes).collect();
