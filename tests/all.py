@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,10 +24,13 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TARGET = os.environ.get("CARGO_TARGET_DIR") or os.path.join(ROOT, "target")
-LODE = os.environ.get("LODE") or os.path.join(TARGET, "release", "lode")
-ACKED = os.path.join(TARGET, "release", "acked")
 CARGO = os.environ.get("CARGO", "cargo")
 LOGS = os.path.join(TARGET, "test-logs")
+RELEASE = os.path.join(TARGET, "release")
+LODE = os.environ.get("LODE") or os.path.join(RELEASE, "lode")
+ACKED = os.path.join(RELEASE, "acked")
+# Where what was built is tested (set_aside).
+ASIDE = os.path.join(TARGET, "test-release")
 # The library is there; building it alone would choose other features and compile it again.
 BUILT = ["CARGO=true"]
 SHOWN_MAX = 40
@@ -116,7 +120,25 @@ def build():
     """What users get: the release build, man pages, completions, C library, fio engine, and installing it."""
     # All else needs it: on a slow machine, beside the other lane, it may take its time.
     built = step("build", "make", "all", minutes=45)
-    return together(built, step("build", "make", "tools")) if built.failed == 0 else built
+    if built.failed:
+        return built
+    set_aside()
+    return together(built, step("build", "make", "tools"))
+
+
+def set_aside():
+    """Cargo puts programs that its tests start, with our assertions and slow, in the place of those of the release."""
+    global LODE, ACKED
+    shutil.rmtree(ASIDE, ignore_errors=True)
+    os.makedirs(os.path.join(ASIDE, "release"))
+    for entry in os.scandir(RELEASE):
+        if entry.is_file() and not entry.name.endswith(".d"):
+            shutil.copy2(entry.path, os.path.join(ASIDE, "release"), follow_symlinks=False)
+    for name in ("share", "fio-headers"):
+        if os.path.exists(os.path.join(TARGET, name)):
+            os.symlink(os.path.join(TARGET, name), os.path.join(ASIDE, name))
+    BUILT.append(f"CARGO_TARGET_DIR={ASIDE}")
+    LODE, ACKED = (os.path.join(ASIDE, "release", name) for name in ("lode", "acked"))
 
 
 def cargo():
@@ -124,6 +146,7 @@ def cargo():
     # With dependencies as released, which are there by then (Cargo.toml); at night with their own assertions. What is preloaded
     # has no tests, and would have others' jemalloc.
     chosen = ["--workspace"] if OPTIONS.nightly else ["--profile", "bench", "--workspace", "--exclude", "lodestone-preload"]
+    is_released = os.path.exists(os.path.join(RELEASE, "lode"))
     status, output = run(
         "cargo", CARGO, "test", *chosen, "--no-fail-fast", "--", "--show-output", minutes=90 if OPTIONS.nightly else 45,
         env={"PROPTEST_CASES": "4096", "LODE_FSCK_FLIPS": "200000", "LODE_CRASH_OPS": "200", "LODE_HEAP_KILLS": "400", "LODE_BEGUN_STEP": "1",
@@ -144,7 +167,8 @@ def cargo():
     if status != 0 and result.failed == 0:
         result.failed = 1
         result.lines += [line for line in output.splitlines() if re.match(r"error|\s+process didn't exit|killed", line)]
-    return result
+    # In their places again: nothing is compiled.
+    return together(result, step("cargo", "make", "-s", "binaries")) if is_released else result
 
 
 def c_api():
@@ -160,7 +184,7 @@ def fio_engine():
 def install():
     """make install and uninstall into a directory of their own."""
     stage = os.path.join(TARGET, "test-install")
-    where = [f"DESTDIR={stage}", "PREFIX=/usr"]
+    where = [f"DESTDIR={stage}", "PREFIX=/usr", *BUILT]
     result = together(step("install", "rm", "-rf", stage), step("install", "make", "install", *where))
     if result.failed:
         return result

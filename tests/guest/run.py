@@ -269,7 +269,7 @@ def power(context):
     guest = context.boot()
     # The first cut comes right after the pools were made, with nothing synced by hand.
     guest.run(f"acked make {FILE} {160 << 20} && acked make {DEVICE}")
-    judges = {medium: Judge("judge") for medium in POOLS}
+    judges = {medium: Judge(context.options, "judge") for medium in POOLS}
     pending = {}
     acknowledged = happened = early = 0
     for cut in range(cuts + len(POOLS)):
@@ -313,7 +313,7 @@ def disk(context):
     judges = {}
     for mode, pool in DISK_POOLS.items():
         guest.run(f"lode mkfs {pool} --size {DISK_POOL_MIB}M --data {mode} && acked furnish {pool}")
-        judges[mode] = Judge("judge-deferred", os.path.join(context.options.logs, f"disk-{mode}.rounds"))
+        judges[mode] = Judge(context.options, "judge-deferred", os.path.join(context.options.logs, f"disk-{mode}.rounds"))
     kept = os.path.join(context.options.logs, "disk.img")
     total = dict.fromkeys(("acknowledged", "covered", "older", "mixed", "early"), 0)
     for cut in range(cuts):
@@ -380,8 +380,8 @@ def wsp(context):
 class Judge:
     """A judge that `acked` has, which knows what the pool must hold."""
 
-    def __init__(self, kind, log=os.devnull):
-        self.process = subprocess.Popen([acked(), kind, str(THREADS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, options, kind, log=os.devnull):
+        self.process = subprocess.Popen([acked(options), kind, str(THREADS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.log = open(log, "w", encoding="utf-8")
 
     def verdict(self, seed, sent, found):
@@ -400,26 +400,30 @@ class Judge:
 SUITES = [bench, detection, use, library, fsx, pjdfstest, power, disk, wsp]
 
 
-def acked():
-    return os.path.join(TARGET, "release", "acked")
+def acked(options):
+    return os.path.join(os.path.dirname(options.lode), "acked")
 
 
 def programs(options, chosen):
-    """Builds what is to run in the guest; name: path."""
-    subprocess.run(["make", "-s", "binaries"], cwd=ROOT, check=True)
-    subprocess.run(["make", "-s", "-C", "crates/capi", "example", "CARGO=true"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    """What is to run in the guest, with what else was built beside lode; name: path."""
+    release = os.path.dirname(options.lode)
+    subprocess.run(
+        ["make", "-s", "-C", "crates/capi", "example", "CARGO=true", f"CARGO_TARGET_DIR={os.path.dirname(release)}"],
+        cwd=ROOT, check=True, stdout=subprocess.DEVNULL,
+    )
     found = {
-        "busybox": image.which("busybox"), "mkfs.ext4": image.which("mkfs.ext4"), "lode": options.lode, "acked": acked(),
-        "hello": os.path.join(TARGET, "release", "capi", "hello"),
+        "busybox": image.which("busybox"), "mkfs.ext4": image.which("mkfs.ext4"), "lode": options.lode, "acked": acked(options),
+        "hello": os.path.join(release, "capi", "hello"),
     }
     for tool in ("pjdfstest", "fsx"):
         found[tool] = os.path.join(options.tools, tool)
     if library not in chosen:
         return found
     tests = [argument for name in LIBRARY_TESTS for argument in ("--test", name)]
-    # Of the whole workspace, as the gate builds them: a crate alone has other features, and compiles anew.
+    # Of the whole workspace, as the gate builds them (tests/all.py): else they would be compiled anew.
+    workspace = ["--workspace"] if options.long else ["--profile", "bench", "--workspace", "--exclude", "lodestone-preload"]
     built = subprocess.run(
-        [CARGO, "test", "-q", "--workspace", "--no-run", "--message-format=json", *tests],
+        [CARGO, "test", "-q", *workspace, "--no-run", "--message-format=json", *tests],
         cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True,
     )
     for line in built.stdout.splitlines():
