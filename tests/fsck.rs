@@ -669,7 +669,7 @@ fn what_a_damaged_directory_named_is_found_again() {
 #[test]
 fn a_file_whose_blocks_a_removed_one_seems_to_have_is_found_again() {
     let first = [0xd1; 8 * BLOCK];
-    let second: Vec<u8> = (0..8 * BLOCK as u32).map(|n| (n * 5 >> 2) as u8).collect();
+    let second: Vec<u8> = (0..8 * BLOCK as u32).map(|n| (n * 5 / 4) as u8).collect();
     for second_is_removed in [false, true] {
         let fresh =
             Fs::mkfs(SimMedia::new(vec![0; POOL_BYTES], Domain::Memory), &MkfsOptions::default()).unwrap();

@@ -137,7 +137,7 @@ impl<M: Media> Fs<M> {
             && let Some(acl) = &list
         {
             body.mode = body.mode & !0o777 | acl.mode();
-            if cred.enforce && !cred.is_root() && !cred.in_group(body.gid) {
+            if !cred.is_root() && !cred.in_group(body.gid) {
                 body.mode &= !libc::S_ISGID;
             }
         }

@@ -440,6 +440,8 @@ pub trait Filesystem: Send + Sync + 'static {
     }
 
     /// Set file attributes.
+    /// `kill_suidgid` (`FATTR_KILL_SUIDGID`, where `FUSE_HANDLE_KILLPRIV_V2` is wanted): the size changes, and
+    /// the caller may not keep set-id bits.
     fn setattr(
         &self,
         _req: &Request,
@@ -456,6 +458,7 @@ pub trait Filesystem: Send + Sync + 'static {
         _chgtime: Option<SystemTime>,
         _bkuptime: Option<SystemTime>,
         flags: Option<BsdFileFlags>,
+        _kill_suidgid: bool,
         reply: ReplyAttr,
     ) {
         warn!(

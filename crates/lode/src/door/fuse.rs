@@ -426,6 +426,7 @@ impl<M: Media> Filesystem for Requests<M> {
         _chgtime: Option<SystemTime>,
         _bkuptime: Option<SystemTime>,
         _flags: Option<BsdFileFlags>,
+        kill: bool,
         reply: ReplyAttr,
     ) {
         let set = SetAttr {
@@ -438,7 +439,7 @@ impl<M: Media> Filesystem for Requests<M> {
         };
         let _span = debug_span!("setattr", ino = node.0, ?set).entered();
         match self
-            .change(|| self.service.setattr(caller(req), ino(node)?, &set))
+            .change(|| self.service.setattr(caller(req), ino(node)?, &set, kill))
             .map(|attr| self.newest(attr))
         {
             Ok((attr, time)) => reply.attr(&time, &attributes(&attr)),

@@ -86,14 +86,14 @@ impl<M: Media> Service<M> {
         Ok(node)
     }
 
-    /// The protocol does not say whether one who truncates may keep set-id bits, so that only the
-    /// superuser may. A new owner takes them from everyone: the core sees to both.
+    /// `kill` says that who truncates may not keep set-id bits. A new owner takes them from everyone: the core sees to both.
     ///
     /// Nothing to set is what arrives of chown(-1, -1), and before a write to a file with set-id bits. The
     /// owner takes them so. Of others only the write may, and its own request does.
-    pub fn setattr(&self, caller: Caller, ino: Ino, set: &SetAttr) -> Result<Attr> {
+    pub fn setattr(&self, caller: Caller, ino: Ino, set: &SetAttr, kill: bool) -> Result<Attr> {
         let falls = set.mode.is_none() && (set.size.is_some() || set.is_chown());
-        let cred = if falls { self.member(caller.cred(), caller, ino)? } else { caller.cred() };
+        let cred = if set.size.is_some() { writer(caller, kill) } else { caller.cred() };
+        let cred = if falls { self.member(cred, caller, ino)? } else { cred };
         let enforce = set.is_chown() && set.uid.is_none() && set.gid.is_none();
         match self.fs.setattr(&Cred { enforce, ..cred }, ino, set) {
             Err(e) if enforce && e.errno() == libc::EPERM => self.fs.getattr(ino),
@@ -186,23 +186,17 @@ impl<M: Media> Service<M> {
         Ok(Written { bytes: done, set_id_fell })
     }
 
-    pub fn setxattr(&self, caller: Caller, ino: Ino, name: &[u8], value: &[u8], flags: i32) -> Result<()> {
-        self.fs.setxattr(&caller.cred(), ino, name, value, flags)?;
-        if name == ACL_ACCESS {
-            self.drop_foreign_set_gid(caller, ino)?;
-        }
-        Ok(())
-    }
-
     /// As chmod(2): one who changes the permissions (an access ACL is permissions) of a file of a group
     /// he is not in loses its set-group-id bit.
-    fn drop_foreign_set_gid(&self, caller: Caller, ino: Ino) -> Result<()> {
-        let attr = self.fs.getattr(ino)?;
-        if attr.mode & libc::S_ISGID != 0 && !caller.in_group(attr.gid) {
-            let set = SetAttr { mode: Some(attr.mode & 0o7777 & !libc::S_ISGID), ..SetAttr::default() };
-            self.fs.setattr(&caller.cred(), ino, &set)?;
+    pub fn setxattr(&self, caller: Caller, ino: Ino, name: &[u8], value: &[u8], flags: i32) -> Result<()> {
+        let mut cred = caller.cred();
+        if name == ACL_ACCESS {
+            let attr = self.fs.getattr(ino)?;
+            if attr.mode & libc::S_ISGID != 0 && caller.in_group(attr.gid) {
+                cred.groups.push(attr.gid);
+            }
         }
-        Ok(())
+        self.fs.setxattr(&cred, ino, name, value, flags)
     }
 
     fn has_set_id(&self, ino: Ino) -> Result<bool> {

@@ -59,6 +59,44 @@ fn set_id_bits_fall_when_an_ordinary_user_changes_the_file() {
     }
 }
 
+/// CAP_FSETID decides, not the user's number: as on the file system beside the mount.
+#[test]
+fn set_id_bits_stay_with_whoever_may_keep_them() {
+    need_mount!();
+    if Command::new("setpriv").arg("--version").output().is_err() {
+        eprintln!("SKIPPED: set-id bits and capabilities: it needs setpriv");
+        return;
+    }
+    let rig = Rig::mounted();
+    let beside = rig.beside("others");
+    fs::create_dir(&beside).unwrap();
+    let without: &[&str] = &["--bounding-set", "-fsetid", "--inh-caps", "-fsetid"];
+    let with: &[&str] = &[
+        "--reuid",
+        "65534",
+        "--regid",
+        "65534",
+        "--clear-groups",
+        "--inh-caps",
+        "+fsetid",
+        "--ambient-caps",
+        "+fsetid",
+    ];
+    for (who, falls) in [(without, true), (with, false)] {
+        for script in ["printf x >> f", "printf x 1<> f", ": > f", "truncate -s 3 f"] {
+            let modes = [rig.dir(), beside.clone()].map(|dir| {
+                let f = dir.join("f");
+                fs::write(&f, "content").unwrap();
+                fs::set_permissions(&f, Permissions::from_mode(0o6777)).unwrap();
+                let mut setpriv = Command::new("setpriv");
+                succeed(setpriv.args(who).args(["sh", "-c", script]).current_dir(&dir));
+                mode(&f)
+            });
+            assert_eq!(modes, [if falls { 0o777 } else { 0o6777 }; 2], "{who:?}: {script}");
+        }
+    }
+}
+
 /// The kernel caches the mode, and asks nobody when it executes: the bit must be gone there as well.
 #[test]
 fn a_program_changed_by_an_ordinary_user_does_not_run_as_its_owner() {
@@ -194,6 +232,11 @@ fn who_sets_an_acl_on_a_foreign_groups_file_loses_set_group_id() {
     fs::set_permissions(&f, Permissions::from_mode(0o2755)).unwrap();
     assert!(rig.as_nobody("setfacl -m u:1:r f").status.success());
     assert_eq!(mode(&f) & 0o2000, 0);
+    // A member of the group keeps it.
+    chown(&f, None, Some(NOBODY)).unwrap();
+    fs::set_permissions(&f, Permissions::from_mode(0o2755)).unwrap();
+    assert!(rig.as_nobody("setfacl -m u:2:r f").status.success());
+    assert_eq!(mode(&f), 0o2755);
 }
 
 #[test]
