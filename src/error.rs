@@ -6,6 +6,8 @@
 use std::fmt;
 use std::path::Path;
 
+use crate::quote::Shown;
+
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An errno with the place that raised it and, where there is more to say, a sentence and a cause.
@@ -39,7 +41,7 @@ impl Error {
     #[cold]
     pub fn io(source: std::io::Error, site: &'static str, what: &str, path: &Path) -> Self {
         let errno = source.raw_os_error().unwrap_or(libc::EIO);
-        let message = format!("{what} {}: {source}", path.display());
+        let message = format!("{what} {}: {source}", path.shown());
         Error { errno, site, detail: Some(Box::new(Detail { message, source: Some(source) })) }
     }
 

@@ -16,7 +16,9 @@ pub mod fs;
 pub mod limits;
 pub mod media;
 pub mod mover;
+pub mod quote;
 pub mod runtime;
+#[cfg(any(test, feature = "sim"))]
 pub mod sim;
 mod sync;
 pub mod wait;

@@ -8,11 +8,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Who may import whom inside the library. `error`, `limits`, `sync` and `account` are open to all.
+/// Who may import whom inside the library. `error`, `limits`, `quote`, `sync` and `account` are open to all.
 const ARROWS: &[(&str, &[&str])] = &[
     ("account", &[]),
     ("error", &["media"]),
     ("limits", &[]),
+    ("quote", &[]),
     ("sync", &[]),
     ("wait", &[]),
     ("media", &[]),
@@ -325,7 +326,7 @@ fn arrows(source: &Source) -> Vec<String> {
     let forbidden = named.into_iter().filter(|(_, import)| {
         let target = import.split("::").next().unwrap();
         let is_room = ARROWS.iter().any(|(name, _)| *name == target);
-        let open = target == *room || ["error", "limits", "sync", "account"].contains(&target);
+        let open = target == *room || ["error", "limits", "quote", "sync", "account"].contains(&target);
         is_room && !open && !allowed.iter().any(|a| *a == target || a == import)
     });
     forbidden.map(|(line, import)| source.finding(line, &format!("{room} may not import {import}"))).collect()

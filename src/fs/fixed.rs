@@ -30,6 +30,7 @@ use super::xattr::value_record;
 use super::*;
 use crate::limits::FILE_BYTES_MAX;
 use crate::media::{Addr, Flushed, LINE, Part, Span, SpanOptions, crc32c};
+use crate::quote::Shown;
 
 /// The attribute that marks a fixed file; not listed, so that nobody copies it with a file.
 pub const FIXED: &[u8] = b"system.lode.fixed";
@@ -102,7 +103,7 @@ impl FixedPlace {
         let message = format!(
             "{} bytes of {} at {} are no longer those of this file: it was removed, or the pool was made anew",
             self.bytes,
-            self.path.display(),
+            self.path.shown(),
             self.offset
         );
         Err(Error::message(libc::ESTALE, SITE, message))

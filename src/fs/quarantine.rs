@@ -17,6 +17,7 @@ use std::collections::BTreeSet;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::quote::Shown;
 use crate::sync::primitive::Mutex;
 
 use super::alloc::{Block, Run};
@@ -135,7 +136,7 @@ impl<M: Media> Watched<M> {
             Some(file) => {
                 // Once: there may be many.
                 if !self.was_out_of_room.swap(true, Ordering::AcqRel) {
-                    tracing::error!("the disk below {} is full: make room there", file.display());
+                    tracing::error!("the disk below {} is full: make room there", file.shown());
                 }
             }
         }

@@ -13,6 +13,8 @@ use super::region::{Region, RegionKind};
 use super::span::Span;
 use super::{Domain, Isa, Media, domain};
 
+use crate::quote::Shown;
+
 /// A pool, as `lode info` shows it.
 #[derive(Clone, Debug)]
 pub struct Description {
@@ -109,7 +111,7 @@ fn missing(d: &Description) -> Vec<String> {
         ));
     }
     for region in &d.regions {
-        let path = region.path.display();
+        let path = region.path.shown();
         match region.detected {
             Domain::PageCache => missing.push(format!(
                 "{path} is not mapped directly (the host's {} refuses MAP_SYNC): stores survive power \

@@ -12,6 +12,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use crate::quote::Shown;
+
 /// What makes a store durable on this media (design: persistence domains).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Domain {
@@ -98,7 +100,7 @@ pub(super) fn of_device(dev: &Path) -> Domain {
     let Ok(device) = fs::canonicalize(dev) else { return Domain::Memory };
     for dir in device.ancestors().take_while(|d| d.starts_with("/sys/devices")) {
         if attribute(dir, "read_only").as_deref() == Some("1") {
-            let region = dir.display();
+            let region = dir.shown();
             tracing::warn!(%region, "the kernel took this persistent memory for read-only: what is written may be lost");
             return Domain::Volatile;
         }

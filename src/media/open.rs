@@ -13,6 +13,7 @@ use super::region::{OpenRegion, Region};
 use super::{Domain, RegionKind};
 use crate::error::{Error, Result};
 use crate::limits::{POOL_BLOCKS_MAX, POOL_BYTES_MIN, REGIONS_MAX};
+use crate::quote::Shown;
 
 /// Stripe unit of a new pool: one huge page, in bytes.
 const STRIPE_BYTES: u64 = 2 << 20;
@@ -67,7 +68,7 @@ impl Pool {
             libc::ENOENT => {
                 let message = format!(
                     "cannot open {0}: No such file or directory; name a pool, or make one with `lode mkfs {0}`",
-                    path.display()
+                    path.shown()
                 );
                 Error::message(libc::ENOENT, OPEN, message)
             }
@@ -80,10 +81,10 @@ impl Pool {
                 OPEN,
                 format!(
                     "{} is region {} of the {} regions of its pool: open region 0, {}",
-                    first.path.display(),
+                    first.path.shown(),
                     label.region_index,
                     label.paths.len(),
-                    label.paths[0].display()
+                    label.paths[0].shown()
                 ),
             ));
         }
@@ -179,7 +180,7 @@ pub(super) fn choose_domain(regions: &[Region], assume: Option<Domain>, isa: Isa
                     format!(
                         "{} is in the persistence domain {}, which {wanted} would weaken: leave the \
                          assumption out, or assume memory",
-                        region.path.display(),
+                        region.path.shown(),
                         region.detected
                     ),
                 ));
@@ -191,7 +192,7 @@ pub(super) fn choose_domain(regions: &[Region], assume: Option<Domain>, isa: Isa
         (None, Some(domain)) => domain,
         (None, None) => {
             let kinds: Vec<String> =
-                regions.iter().map(|r| format!("{} is {}", r.path.display(), r.detected)).collect();
+                regions.iter().map(|r| format!("{} is {}", r.path.shown(), r.detected)).collect();
             let message =
                 format!("one pool cannot mix persistent memory with other files ({})", kinds.join(", "));
             return Err(Error::message(libc::EINVAL, OPEN, message));
@@ -201,7 +202,7 @@ pub(super) fn choose_domain(regions: &[Region], assume: Option<Domain>, isa: Isa
         let message = format!(
             "{} is in the persistence domain {domain}, and there are no instructions known here that write \
              caches back on this processor: use an ordinary file",
-            regions[0].path.display()
+            regions[0].path.shown()
         );
         return Err(Error::message(libc::EOPNOTSUPP, OPEN, message));
     }
@@ -273,7 +274,7 @@ fn add_region(
     if let Some(id) = OpenRegion::identity_of(path)
         && others.iter().any(|r| r.identity() == id)
     {
-        let message = format!("{} is named twice: regions must be different files", path.display());
+        let message = format!("{} is named twice: regions must be different files", path.shown());
         return Err(Error::message(libc::EINVAL, CREATE, message));
     }
     let region = OpenRegion::open(path, false).map_err(|e| match e.errno() {
@@ -284,7 +285,7 @@ fn add_region(
         return Err(too_short(&region));
     }
     if region.is_used() {
-        let message = format!("a guest runs whose memory is in {}: stop it first", region.path.display());
+        let message = format!("a guest runs whose memory is in {}: stop it first", region.path.shown());
         return Err(Error::message(libc::EBUSY, CREATE, message));
     }
     if !force {
@@ -330,13 +331,13 @@ fn check_free(region: &OpenRegion) -> Result<()> {
         CREATE,
         format!(
             "{} {what}: use another file, or force (lode mkfs --force) to destroy what it holds",
-            region.path.display()
+            region.path.shown()
         ),
     ))
 }
 
 fn too_short(region: &OpenRegion) -> Error {
-    let path = region.path.display();
+    let path = region.path.shown();
     let what = if region.bytes == 0 { "is empty" } else { "is too short to hold a pool" };
     Error::message(
         libc::EINVAL,
@@ -371,7 +372,7 @@ fn read_first(region: &OpenRegion, to: &mut [u8]) -> Result<()> {
     let map = region.map_prefix(to.len() as u64)?;
     // SAFETY: the mapping covers as many bytes as `to`, of which the file has `have`.
     unsafe { copier.read(&mut to[..have], map.base()) }.map_err(|_| {
-        let path = region.path.display();
+        let path = region.path.shown();
         let message = format!("the first {have} bytes of {path} cannot be read: the media is bad there");
         Error::message(libc::EIO, OPEN, message)
     })
@@ -379,7 +380,7 @@ fn read_first(region: &OpenRegion, to: &mut [u8]) -> Result<()> {
 
 /// The label of a region that must have one.
 fn read_label(region: &OpenRegion) -> Result<Label> {
-    let path = region.path.display();
+    let path = region.path.shown();
     if region.bytes < BLOCK {
         return Err(too_short(region));
     }
@@ -417,7 +418,7 @@ fn check_length(region: &OpenRegion, label: &Label) -> Result<()> {
         OPEN,
         format!(
             "{} has {} bytes, and its label says {}: the file was cut; restore it from a copy",
-            region.path.display(),
+            region.path.shown(),
             region.bytes,
             label.region_bytes
         ),
@@ -483,15 +484,15 @@ fn open_other(
         let message = format!(
             "{} is a copy of {}, whose other regions are not its own: bring a copy of {} beside it, in a directory \
              without the original",
-            first.display(),
-            label.paths[0].display(),
-            labelled.display()
+            first.shown(),
+            label.paths[0].shown(),
+            labelled.shown()
         );
         Err(Error::message(libc::EINVAL, OPEN, message))
     };
     result.unwrap_or_else(nowhere).map_err(|e| {
         let count = label.paths.len();
-        e.context(format!("region {index} of the {count} regions of {}", first.display()))
+        e.context(format!("region {index} of the {count} regions of {}", first.shown()))
     })
 }
 
@@ -519,17 +520,15 @@ fn open_matching(
     // Compared before it is opened: our own lock on it would look like another process's.
     let identity = OpenRegion::identity_of(path);
     if let Some(at) = others.iter().position(|r| Some(r.identity()) == identity) {
-        let message = format!(
-            "{} is the same file or device as region {at}: bring the right file back",
-            path.display()
-        );
+        let message =
+            format!("{} is the same file or device as region {at}: bring the right file back", path.shown());
         return Err(Error::message(libc::EINVAL, OPEN, message));
     }
     let region = OpenRegion::open(path, read_only).map_err(|e| with_remedy(e, read_only))?;
     let wrong = |path: &Path| {
         let message = format!(
             "{} belongs to another pool, or to another place in this one: bring the right file back",
-            path.display()
+            path.shown()
         );
         Error::message(libc::EINVAL, OPEN, message)
     };
@@ -540,7 +539,7 @@ fn open_matching(
         Block0::Blank | Block0::Foreign => return Err(wrong(path)),
         // It is written again by nobody: what stood there is known of region 0 alone.
         Block0::Damaged(why) => {
-            let path = path.display();
+            let path = path.shown();
             let message = format!(
                 "the label of {path} is damaged ({why}): bring the right file back, or its first {BLOCK} bytes"
             );

@@ -21,6 +21,7 @@ use super::mapping::{self, HUGE_PAGE_BYTES, Mapping, Sharing};
 use super::ofd;
 use super::open::Undo;
 use crate::error::{Error, Result};
+use crate::quote::Shown;
 
 /// What a region is made of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -120,7 +121,7 @@ impl OpenRegion {
         let before = rustix::fs::stat(path).map_err(|e| cannot("open", SITE, path, e))?;
         // Opening it for writing may succeed, and only writing fail.
         if !read_only && is_write_protected(&before) {
-            let message = format!("{} is a device that is read-only", path.display());
+            let message = format!("{} is a device that is read-only", path.shown());
             return Err(Error::message(libc::EROFS, SITE, message));
         }
         let file = match kind_of(&before, path)? {
@@ -178,7 +179,7 @@ impl OpenRegion {
         if part.is_empty() || part.end > region.bytes {
             let message = format!(
                 "{} has {} bytes, and no part from {} to {}",
-                path.display(),
+                path.shown(),
                 region.bytes,
                 part.start,
                 part.end
@@ -281,7 +282,7 @@ impl OpenRegion {
                 SITE,
                 format!(
                     "{} has {} bytes, {bytes} were asked for: give a smaller size",
-                    self.path.display(),
+                    self.path.shown(),
                     self.bytes
                 ),
             ));
@@ -327,7 +328,7 @@ impl OpenRegion {
             format!(
                 "the host file system of {} has no room for {bytes} bytes ({free} are free): \
                  give a smaller size, or make room there",
-                self.path.display()
+                self.path.shown()
             ),
         )
     }
@@ -385,7 +386,7 @@ impl OpenRegion {
                 format!(
                     "{} is a device-dax node, of which the kernel maps no private copy: it cannot be \
                      opened read-only; copy it to a file first",
-                    self.path.display()
+                    self.path.shown()
                 ),
             )),
             _ if self.read_only => Ok(Sharing::Private),
@@ -436,7 +437,7 @@ impl OpenRegion {
         let message = format!(
             "{} cannot be mapped in its place, {range}: something else is mapped there in this process; open it \
              earlier, or in another process",
-            self.path.display()
+            self.path.shown()
         );
         Err(Error::message(libc::EADDRINUSE, SITE, message))
     }
@@ -469,7 +470,7 @@ impl OpenRegion {
     pub fn by_turns<R>(&mut self, run: impl FnOnce(&mut OpenRegion) -> Result<R>) -> Result<R> {
         const SITE: &str = "media::region::by_turns";
         let path = self.path.clone();
-        let busy = |what| Error::message(libc::EBUSY, SITE, format!("{} {what}", path.display()));
+        let busy = |what| Error::message(libc::EBUSY, SITE, format!("{} {what}", path.shown()));
         let begun = Instant::now();
         loop {
             match lock_part(&self.file.file, libc::F_WRLCK, &TURN) {
@@ -533,7 +534,7 @@ impl OpenRegion {
             // SAFETY: the mapping covers so many bytes, which the device has: it is made of huge pages.
             return unsafe { copier.read(to, map.base()) }.map_err(|_| {
                 let message =
-                    format!("the begin of {} cannot be read: the media is bad there", self.path.display());
+                    format!("the begin of {} cannot be read: the media is bad there", self.path.shown());
                 Error::message(libc::EIO, SITE, message)
             });
         }
@@ -557,7 +558,7 @@ impl OpenRegion {
             let map = self.map_prefix(self.align as u64)?;
             // SAFETY: the mapping covers a page of the device, which is longer than what is written.
             return unsafe { copier.copy_cached(map.base(), from) }.map(drop).map_err(|_| {
-                let message = format!("{} has no room for its label, or is bad there", self.path.display());
+                let message = format!("{} has no room for its label, or is bad there", self.path.shown());
                 Error::message(libc::EIO, SITE, message)
             });
         }
@@ -725,7 +726,7 @@ fn cannot(what: &str, site: &'static str, path: &Path, e: Errno) -> Error {
 fn kind_of(stat: &Stat, path: &Path) -> Result<RegionKind> {
     let wrong = |errno, what: &str| {
         let message =
-            format!("{} is {what}: a pool is a file, a block device or a device-dax node", path.display());
+            format!("{} is {what}: a pool is a file, a block device or a device-dax node", path.shown());
         Err(Error::message(errno, "media::region::open", message))
     };
     match FileType::from_raw_mode(stat.st_mode) {
@@ -760,7 +761,7 @@ fn device_dax_size(stat: &Stat, path: &Path) -> Result<(u64, usize)> {
     let dir = domain::sysfs_dir("char", stat.st_rdev);
     let number = |name| domain::attribute(&dir, name).and_then(|s| s.parse::<u64>().ok());
     let bytes = number("size").ok_or_else(|| {
-        let message = format!("the kernel does not tell the size of {} ({})", path.display(), dir.display());
+        let message = format!("the kernel does not tell the size of {} ({})", path.shown(), dir.shown());
         Error::message(libc::ENODEV, "media::region::open", message)
     })?;
     let align = number("align").filter(|a| a.is_power_of_two()).unwrap_or(0) as usize;
@@ -795,7 +796,7 @@ impl Locked {
                 "media::region::lock",
                 format!(
                     "{} is in use by {}: unmount it there or end that process, then try again",
-                    path.display(),
+                    path.shown(),
                     holder::in_words(stat)
                 ),
             )),
@@ -821,7 +822,7 @@ impl Locked {
                     std::thread::sleep(READERS_PAUSE)
                 }
                 Err(Errno::AGAIN | Errno::ACCESS) => {
-                    let (path, Range { start, end }) = (path.display(), part);
+                    let (path, Range { start, end }) = (path.shown(), part);
                     let message = format!(
                         "{path} is in use from {start} to {end}: end whoever uses it, then try again"
                     );

@@ -17,6 +17,7 @@ use super::open::{begins_pool, choose_domain, read_beginning};
 use super::region::{OpenRegion, Region};
 use super::{Addr, Dirty, Domain, Durable, Fault, Flushed, Media, RegionKind};
 use crate::error::{Error, Result};
+use crate::quote::Shown;
 
 const OPEN: &str = "media::span::open";
 const MAPPED: &str = "media::span::mapped";
@@ -121,7 +122,7 @@ impl Span {
         if judges && seen.as_ref().is_ok_and(|begin| begins_pool(begin)) {
             let message = format!(
                 "{} holds a pool: use another file, open it read-only, or force it to destroy the pool",
-                region.path.display()
+                region.path.shown()
             );
             return Err(Error::message(libc::EEXIST, OPEN, message));
         }
@@ -176,7 +177,7 @@ impl Span {
 
     fn of_region(region: OpenRegion, options: &SpanOptions, places: &[u64]) -> Result<Span> {
         if region.bytes == 0 {
-            let message = format!("{} is empty: give a size", region.path.display());
+            let message = format!("{} is empty: give a size", region.path.shown());
             return Err(Error::message(libc::EINVAL, OPEN, message));
         }
         let bytes = region.bytes;
@@ -245,7 +246,7 @@ impl Span {
     /// What it is, for people.
     pub fn name(&self) -> String {
         match &self.held {
-            Held::Region(region) => region.path.display().to_string(),
+            Held::Region(region) => region.path.shown().to_string(),
             Held::Range { .. } => format!("the memory mapped at {:#x}", self.base.addr()),
         }
     }

@@ -14,6 +14,7 @@ use super::mapping::HUGE_PAGE_BYTES;
 use super::region::OpenRegion;
 use crate::error::{Error, Result};
 use crate::limits::MEMORY_BYTES_MIN;
+use crate::quote::Shown;
 
 const SITE: &str = "media::tract::open";
 
@@ -78,7 +79,7 @@ impl Tract {
             // Before anything is changed: what is somebody else's stays as it is.
             let has_label = has_label(region)?;
             if region.bytes.max(size.unwrap_or(0)) == 0 {
-                let message = format!("{} is empty: give a size", path.display());
+                let message = format!("{} is empty: give a size", path.shown());
                 return Err(Error::message(libc::EINVAL, SITE, message));
             }
             let whole = |bytes: u64| bytes as usize & !(unit_bytes - 1);
@@ -137,7 +138,7 @@ fn has_label(region: &OpenRegion) -> Result<bool> {
         Block0::Label(_) | Block0::Newer(_) | Block0::Damaged(_) => "holds a pool",
         Block0::Foreign => "holds other data",
     };
-    let path = region.path.display();
+    let path = region.path.shown();
     let message = format!(
         "{path} {what}, which memory of programs would overwrite: use another file, or remove it first"
     );
@@ -147,7 +148,7 @@ fn has_label(region: &OpenRegion) -> Result<bool> {
 fn too_small(path: &Path, bytes: u64, least: usize) -> Error {
     let message = format!(
         "{} has room for {bytes} bytes of memory, {least} are the least: give a larger size",
-        path.display()
+        path.shown()
     );
     Error::message(libc::EINVAL, SITE, message)
 }

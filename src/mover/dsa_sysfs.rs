@@ -13,6 +13,8 @@ use super::dsa::{OPCODE_BATCH, OPCODE_COPY_CRC, OPCODE_MEMMOVE, TRANSFER_BYTES_M
 use super::engine_dsa::Offer;
 use super::engine_port::Routes;
 
+use crate::quote::Shown;
+
 /// Bits of the attribute `gen_cap`, a device's general capabilities.
 const GEN_CAP_BLOCK_ON_FAULT: u64 = 1 << 0;
 const GEN_CAP_CACHE_CONTROL: u64 = 1 << 2;
@@ -80,8 +82,8 @@ impl fmt::Display for Why {
             Why::Disabled { state, .. } => write!(f, "it is {state}"),
             Why::NotUser { kind } => write!(f, "its type is {kind}, not user"),
             Why::NoCopies => write!(f, "it is not allowed to copy"),
-            Why::NoFile(file) => write!(f, "{} is not there", file.display()),
-            Why::Denied(file) => write!(f, "{} is not permitted to this user", file.display()),
+            Why::NoFile(file) => write!(f, "{} is not there", file.shown()),
+            Why::Denied(file) => write!(f, "{} is not permitted to this user", file.shown()),
             Why::Malformed { attribute, says } => write!(f, "its {attribute} is '{says}'"),
             Why::Missing { attribute } => write!(f, "its {attribute} cannot be read"),
         }
@@ -102,7 +104,7 @@ impl Why {
                 "accel-config config-wq --op-config with the operations memmove and batch".to_owned()
             }
             Why::NoFile(_) => "let udev make it, or mount devtmpfs on /dev".to_owned(),
-            Why::Denied(file) => format!("chgrp a group of this user and chmod g+rw {}", file.display()),
+            Why::Denied(file) => format!("chgrp a group of this user and chmod g+rw {}", file.shown()),
             Why::Malformed { .. } | Why::Missing { .. } => {
                 "use a kernel whose driver idxd is unchanged".to_owned()
             }

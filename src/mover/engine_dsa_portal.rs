@@ -29,6 +29,8 @@ use super::engine_dsa::{Offer, Portal, Taken};
 use super::engine_dsa_page::{Instruction, Page};
 use super::engine_port::Refused;
 
+use crate::quote::Shown;
+
 /// A queue that has something to do and says nothing for so long is given up. A copy is at most 32 MiB, so not even a
 /// device that many share takes so long.
 pub const SILENCE_MAX: Duration = Duration::from_secs(10);
@@ -177,7 +179,7 @@ impl Queue {
     fn is_gone(&self, why: String) {
         let mut gone = self.gone.lock();
         if gone.is_none() {
-            tracing::info!("engine dsa: {} takes nothing any more: {why}", self.facts.file.display());
+            tracing::info!("engine dsa: {} takes nothing any more: {why}", self.facts.file.shown());
             *gone = Some(why);
         }
     }
@@ -270,7 +272,7 @@ impl Open {
 
 /// Why a queue is not opened.
 fn refusal(facts: &dsa_sysfs::Queue, e: Errno) -> String {
-    let file = facts.file.display();
+    let file = facts.file.shown();
     match e {
         Errno::ACCESS | Errno::PERM => {
             let why = Why::Denied(facts.file.clone());
@@ -311,7 +313,7 @@ impl Portal for DsaPortal {
     fn why_gone(&self) -> String {
         let why = |channel: &Channel| {
             let gone = channel.queue.gone.lock().clone();
-            gone.map(|gone| format!("{}: {gone}", channel.queue.facts.file.display()))
+            gone.map(|gone| format!("{}: {gone}", channel.queue.facts.file.shown()))
         };
         self.channels.iter().filter_map(why).collect::<Vec<_>>().join("; ")
     }

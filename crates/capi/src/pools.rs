@@ -16,6 +16,7 @@ use lodestone::mover::class::{Class, Owner, UnknownClass};
 use lodestone::mover::manager::{Qos, UnknownQos};
 use lodestone::mover::priority::class_of;
 use lodestone::mover::{EngineKind, UnknownEngine};
+use lodestone::quote::Shown;
 use lodestone::wait::{self, Ending, Holding};
 use parking_lot::Mutex;
 use std::ffi::{OsStr, c_char, c_int};
@@ -152,7 +153,7 @@ fn open(path: &Path, settings: &OpenSettings) -> Result<(OpenPool, Option<String
     let class = settings.class.map_or_else(class_of_environment, |class| Ok(Some(class)))?;
     let qos = settings.qos;
     let open_options = OpenOptions { read_only, engine, class, qos, profile, ..OpenOptions::default() };
-    let fs = Fs::open(media, &open_options).map_err(|e| e.context(path.display()))?;
+    let fs = Fs::open(media, &open_options).map_err(|e| e.context(path.shown()))?;
     let device = fs.statfs().fsid;
     let files = Files::new(fs, settings.cred.clone(), settings.umask);
     let (streams, tickets) = (Table::new(OPEN_FILES_MAX), Tickets::default());

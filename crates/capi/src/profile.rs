@@ -7,6 +7,7 @@ use lodestone::media::RegionDescription;
 use lodestone::mover::identity::{Machine, memory};
 use lodestone::mover::profile::Profile;
 use lodestone::mover::profile_text::{PROFILE_BYTES_MAX, REMEDY, Unfit, suit};
+use lodestone::quote::Shown;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -21,7 +22,7 @@ pub fn of_regions(named: Option<&Path>, regions: Option<&[RegionDescription]>) -
     let memory = regions.map(memory);
     let refused = |why: String| {
         let sentence =
-            format!("the profile {} is not used: {why}: {REMEDY}; defaults are used", path.display());
+            format!("the profile {} is not used: {why}: {REMEDY}; defaults are used", path.shown());
         (Profile::default(), Some(sentence))
     };
     match read(&path).map(|bytes| suit(&bytes, &Machine::here(), memory.as_deref())) {

@@ -19,7 +19,6 @@ mod outfile;
 mod pool;
 mod profile;
 mod progress;
-mod quote;
 mod size;
 mod svg;
 mod target;

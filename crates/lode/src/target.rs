@@ -10,7 +10,7 @@ use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use crate::quote::Quoted;
+use lodestone::quote::{Quoted, Shown};
 
 /// A file named on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,7 +99,7 @@ impl fmt::Display for Target {
 
 /// A host path for messages.
 pub fn show(path: &Path) -> Quoted<'_> {
-    Quoted(path.as_os_str().as_bytes())
+    path.shown()
 }
 
 #[cfg(test)]

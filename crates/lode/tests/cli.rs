@@ -503,6 +503,20 @@ fn what_is_no_pool_is_told() {
     dir.run(&["mkfs", "/dev/lode-no-such-device"]).fails(1, &["devices are not made"]);
 }
 
+#[test]
+fn a_name_that_is_no_text_is_told_whole_on_one_line() {
+    let dir = Dir::new("no-text");
+    let name = OsStr::from_bytes(b"no\ntext\xff");
+    let told = |says: &str| {
+        dir.run(&[OsStr::new("info"), name]).fails(1, &["$'", "no\\ntext\\377'", says]);
+    };
+    told("No such file");
+    fs::write(dir.0.join(name), b"").unwrap();
+    told("is empty");
+    fs::write(dir.0.join(name), [7; MIB as usize]).unwrap();
+    told("no Lodestone pool");
+}
+
 /// Every command that takes an existing pool, on one that it must refuse.
 fn each_command(dir: &Dir, pool: &str) -> Vec<Ran> {
     let file = dir.write("host-file", b"x");

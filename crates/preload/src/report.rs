@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::fs::OpenOptions;
 use std::io::Write as _;
 
+use lodestone::quote::Shown;
 use lodestone::wsp::memory::Memory;
 
 /// One line on stderr. Nothing can be done where that fails.
@@ -30,7 +31,7 @@ pub fn statistics(memory: &Memory, to: &OsStr) {
             .and_then(|mut file| file.write_all(line.as_bytes())),
     };
     if let Err(e) = written {
-        complain(&format!("cannot add statistics to {}: {e}", to.display()));
+        complain(&format!("cannot add statistics to {}: {e}", to.shown()));
     }
 }
 

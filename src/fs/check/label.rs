@@ -11,6 +11,7 @@ use super::super::mount::SuperCopies;
 use super::{Finding, Report, What};
 use crate::error::{Error, Result};
 use crate::media::{Media, Pool, PoolOptions};
+use crate::quote::Shown;
 
 /// The pool at `path` without its label, where that is what is wrong with it: none where it is no pool of one region,
 /// or where its label is whole. [`Pool::write_label`] makes it one that opens again. EUCLEAN where a superblock says that
@@ -24,7 +25,7 @@ pub fn open_unlabelled(path: &Path, options: &PoolOptions) -> Result<Option<Pool
         let message = format!(
             "{} has no label, and only a part of its pool of {bytes} bytes: restore block 0 from a copy, which alone says \
              where other regions are; if it was cut, restore all of it",
-            path.display()
+            path.shown()
         );
         return Err(Error::message(libc::EUCLEAN, "check::label", message));
     }

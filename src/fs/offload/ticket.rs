@@ -86,6 +86,7 @@ impl<M: Media> WriteTicket<M> {
     }
 
     /// Whether parts of it are held back: whoever looks lets them in.
+    #[cfg(any(test, feature = "sim"))]
     pub(crate) fn is_held_back(&self) -> bool {
         self.write.as_ref().is_some_and(|write| write.copy.held_back().is_some())
     }

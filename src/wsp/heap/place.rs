@@ -7,6 +7,7 @@ use super::recover::{FormatOptions, refuse_block};
 use super::{Heap, Shape};
 use crate::error::{Error, Result};
 use crate::media::{Addr, Domain, Media, Span, SpanOptions};
+use crate::quote::Shown;
 
 /// Addresses that are tried for a heap that wants a place and does not say which.
 const PLACES: usize = 8;
@@ -64,11 +65,11 @@ impl Heap<Span> {
     /// (something but zeros in the first 4 KiB; of a device, in the first 128 KiB), EBUSY where somebody uses it,
     /// EADDRINUSE where its place is taken, EINVAL for a size or a place that cannot be, and whatever the host answers.
     pub fn create(path: &Path, options: &CreateOptions) -> Result<Heap<Span>> {
-        let named = |e: Error| e.context(path.display());
+        let named = |e: Error| e.context(path.shown());
         let places = match options.place {
             Place::Anywhere => Vec::new(),
             Place::At(0) => {
-                let message = format!("{}: 0 is no place for a heap: give another address", path.display());
+                let message = format!("{}: 0 is no place for a heap: give another address", path.shown());
                 return Err(Error::message(libc::EINVAL, "heap::create", message));
             }
             Place::At(address) => vec![address],
@@ -105,7 +106,7 @@ impl Heap<Span> {
 
     /// Opens the heap in a file or device: see [`Heap::open`] for what is refused; EBUSY where another process has it.
     pub fn open_path(path: &Path, options: &OpenOptions) -> Result<Heap<Span>> {
-        let named = |e: Error| e.context(path.display());
+        let named = |e: Error| e.context(path.shown());
         let span =
             SpanOptions { assume: options.assume, prefault: options.prefault, ..SpanOptions::default() };
         // A first copy of the header that is damaged, or cannot be read, says nothing: the second one then does, below.

@@ -45,6 +45,7 @@ pub use statistics::{ArenaStatistics, Statistics};
 use crate::error::{Error, Result};
 use crate::limits::MEMORY_ARENAS_MAX;
 use crate::media::Tract;
+use crate::quote::Shown;
 use ground::Ground;
 use heap::Heap;
 use hooks::Arena;
@@ -140,7 +141,7 @@ impl Memory {
     }
 
     fn on(tract: Tract, options: &MemoryOptions) -> Result<Memory> {
-        let name = tract.path.display().to_string();
+        let name = tract.path.shown().to_string();
         let heap = Heap::new(Ground::new(tract)?, options.full).map(Box::new);
         let Some(heap) = heap.filter(|heap| fork::register(heap)) else {
             let message = "too many memories are open in this process: close some";

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use lodestone::quote::Shown;
 use lodestone::{Error, Result};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::UnshareFlags;
@@ -125,7 +126,7 @@ impl Place {
         let host =
             host.ok_or(format!("no image ({image_error}), and the current directory is not on ext4"))?;
         let dir = host.join(format!("{PREFIX}{}", std::process::id()));
-        std::fs::create_dir(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+        std::fs::create_dir(&dir).map_err(|e| format!("{}: {e}", dir.shown()))?;
         lock(&self.left).elsewhere.push(dir.clone());
         Ok((dir, format!("ext4 of the host's disk (no image: {image_error})")))
     }

@@ -96,6 +96,20 @@ impl Random {
         let mixed = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d);
         ((u128::from(mixed) * u128::from(bound)) >> 64) as u64
     }
+
+    /// Whole pages, the same ones after 65: what stands in a wrong place differs from what should.
+    pub fn fill(&mut self, bytes: &mut [u8]) {
+        const DISTINCT_BYTES: usize = 65 * PAGE;
+        let mut filled = bytes.len().min(DISTINCT_BYTES);
+        for word in bytes[..filled].chunks_exact_mut(8) {
+            word.copy_from_slice(&self.below(u64::MAX).to_le_bytes());
+        }
+        while filled < bytes.len() {
+            let more = filled.min(bytes.len() - filled);
+            bytes.copy_within(..more, filled);
+            filled += more;
+        }
+    }
 }
 
 /// One slice of one row, the same for every system.
@@ -137,9 +151,7 @@ impl Buffers {
 
     fn refill(&mut self, seed: u64) {
         let mut random = Random::new(seed);
-        for word in self.source.bytes_mut().chunks_exact_mut(8) {
-            word.copy_from_slice(&random.below(u64::MAX).to_le_bytes());
-        }
+        random.fill(self.source.bytes_mut());
     }
 
     /// What operation `i` writes.

@@ -13,6 +13,7 @@ use std::rc::Rc;
 
 use lodestone::fs::Kind;
 use lodestone::media::FileIdentity;
+use lodestone::quote::Quoted;
 use lodestone::{Error, Result};
 
 use crate::cli;
@@ -20,7 +21,6 @@ use crate::failure::{self, Failure, complain, reason, remedy};
 use crate::interrupt;
 use crate::pool::{Access, Pools};
 use crate::progress::Progress;
-use crate::quote::Quoted;
 use crate::target::{PoolPath, Target};
 use crate::tree::{HostTree, Sink, Source, Stat, Tree, base_name, join, parent};
 

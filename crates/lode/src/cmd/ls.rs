@@ -3,13 +3,13 @@
 //! One name per line, sorted by its bytes; times are UTC, so that output does not depend on where it runs.
 
 use lodestone::fs::{Attr, Kind, Time};
+use lodestone::quote::Quoted;
 use lodestone::{Error, Result};
 use serde::Serialize;
 
 use crate::cli;
 use crate::failure::{self, Failure, Output, complain, reason, remedy};
 use crate::pool::{Access, Pools, Tree as PoolTree};
-use crate::quote::Quoted;
 use crate::target::PoolPath;
 use crate::tree::{base_name, join};
 

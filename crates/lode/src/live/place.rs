@@ -6,6 +6,7 @@
 //!
 //! Directories are those of one user alone: what others could have put there is neither connected to nor listened on.
 
+use lodestone::quote::Shown;
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -51,7 +52,7 @@ pub fn make() -> io::Result<PathBuf> {
     for dir in own_dirs() {
         match prepare(&dir) {
             Ok(()) => return Ok(dir),
-            Err(e) => drop(failed.get_or_insert(io::Error::new(e.kind(), format!("{}: {e}", dir.display())))),
+            Err(e) => drop(failed.get_or_insert(io::Error::new(e.kind(), format!("{}: {e}", dir.shown())))),
         }
     }
     Err(failed.expect("there is always one"))

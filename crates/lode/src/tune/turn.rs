@@ -140,9 +140,7 @@ fn copier(
     assert!(!files.is_empty(), "there is a file for each thread");
     let mut random = Random::new(load.seed * threads as u64 + n as u64);
     let mut source = Pages::new(OP_BYTES_MAX + (SOURCES - 1) * PAGE);
-    for word in source.bytes_mut().chunks_exact_mut(8) {
-        word.copy_from_slice(&random.below(u64::MAX).to_le_bytes());
-    }
+    random.fill(source.bytes_mut());
     let mut target = Pages::new(OP_BYTES_MAX);
     target.bytes_mut().fill(0xa5);
     ready.wait();

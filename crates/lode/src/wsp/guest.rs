@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use lodestone::error::{Error, Result};
 use lodestone::media::{Addr, Domain, Part, Span, SpanOptions};
+use lodestone::quote::Shown;
 use lodestone::wsp::image::{RECORD_STRIDE_BYTES, RECORDS, SEAL_BYTES};
 use lodestone::wsp::{Machine, Phase, Ram, Record, Saved, Seal};
 use rustix::fs::FlockOperation;
@@ -153,7 +154,7 @@ pub fn open_slot(config: &Config, generation: u64) -> Result<Span> {
     if !path.exists() {
         let message = format!(
             "the slot {} is missing, with the state of the guest's devices: put it back",
-            path.display()
+            path.shown()
         );
         return Err(Error::message(libc::ENOENT, SITE, message));
     }
@@ -273,7 +274,7 @@ impl<'a> Guest<'a> {
         self.end();
         let said = self.place.last_words();
         let said = if said.is_empty() { String::new() } else { format!(" (it says: {said})") };
-        e.context(format_args!("{} did not start{said}", self.config.qemu.display()))
+        e.context(format_args!("{} did not start{said}", self.config.qemu.shown()))
     }
 
     /// Has the emulator say, as long as it lives, that it uses its memory.

@@ -14,6 +14,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use lodestone::error::{Error, Result};
+use lodestone::quote::Shown;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -255,7 +256,7 @@ impl Disk {
         let now = match Disk::of(&self.path) {
             Ok(now) => now,
             Err(e) if e.errno() == libc::ENOENT => {
-                return refuse(format!("the disk {} is gone: put it back", self.path.display()));
+                return refuse(format!("the disk {} is gone: put it back", self.path.shown()));
             }
             Err(e) => return Err(e),
         };
@@ -277,7 +278,7 @@ impl Disk {
         refuse(format!(
             "the disk {} {what} since the guest was suspended: what the guest remembers of it may be wrong, and would damage \
              it; --force resumes the guest all the same",
-            self.path.display()
+            self.path.shown()
         ))
     }
 }

@@ -15,6 +15,7 @@ use lodestone::error::{Error, Result};
 use lodestone::fs::files::Files;
 use lodestone::fs::{Cred, FIXED, FixedPlace, Fs, OpenOptions};
 use lodestone::media::{Pool, holds_pool, mounts};
+use lodestone::quote::Shown;
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -68,7 +69,7 @@ impl Kept {
             Err(e) => return Err(Error::io(e, SITE, "cannot read", &path)),
         };
         serde_json::from_slice(&text).map(Some).map_err(|e| {
-            Error::message(libc::EPROTO, SITE, format!("{} is not understood: {e}", path.display()))
+            Error::message(libc::EPROTO, SITE, format!("{} is not understood: {e}", path.shown()))
         })
     }
 

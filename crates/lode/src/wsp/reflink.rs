@@ -11,6 +11,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use lodestone::error::{Error, Result};
+use lodestone::quote::Shown;
 use lodestone::wsp::{Ram, Seal, adopt};
 
 use super::emulator::{command_line, refused_for_reflink};
@@ -93,7 +94,7 @@ fn sealed_anew(config: &Config, copy: &Config, seal: &Seal) -> Result<Vec<u8>> {
         let n = config.disks.iter().position(|path| *path == disk.path).ok_or_else(|| {
             let message = format!(
                 "the disk {} is based on another file, or is none of --disk, and is not copied: leave --reflink out",
-                disk.path.display()
+                disk.path.shown()
             );
             Error::message(libc::EOPNOTSUPP, SITE, message)
         })?;
@@ -114,7 +115,7 @@ impl Made {
         rustix::fs::ioctl_ficlone(&target, &source).map_err(|e| {
             let message = format!(
                 "the file system of {} shares no blocks with a copy ({}): put memory and disks on XFS or btrfs, or leave --reflink out",
-                from.display(),
+                from.shown(),
                 io::Error::from(e)
             );
             Error::message(libc::EOPNOTSUPP, SITE, message)

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use lodestone::error::Error;
 use lodestone::media::{Media, device_align};
+use lodestone::quote::Shown;
 use lodestone::wsp::image::Seal;
 use lodestone::wsp::{self, Machine, Ram, State};
 use rustix::io::Errno;
@@ -315,7 +316,7 @@ fn resume_clone(place: &Place, config: &Config, clone: &Place, force: bool) -> l
     if matches!(device_align(&config.ram), Ok(Some(_))) {
         let message = format!(
             "the kernel maps {} for no private copy, as a clone's memory is: keep a guest that is cloned in a file",
-            config.ram.display()
+            config.ram.shown()
         );
         return Err(Error::message(libc::EOPNOTSUPP, SITE, message));
     }

@@ -32,6 +32,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use lodestone::mover::EngineKind;
+use lodestone::quote::Shown;
 use lodestone::{Error, Result};
 
 use self::app::{App, Desk};
@@ -189,7 +190,7 @@ fn obstacle(plan: &Plan, engines: &[EngineKind], systems: usize) -> Option<Error
     if let Some(device) = plan.pool.as_ref().filter(|pool| pool.exists() && !pool.is_file()) {
         let message = format!(
             "apps: {} holds one pool, and each system needs one: give a path on a DAX file system",
-            device.display()
+            device.shown()
         );
         return refused(libc::EINVAL, message);
     }

@@ -3,7 +3,20 @@
 //! A name that is plain text is shown as it is. One with control characters, invalid UTF-8 or a look
 //! that could be mistaken for quoting is shown as `$'...'`, which a shell turns back into the same bytes.
 
+use std::ffi::OsStr;
 use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+
+/// A file's name in a message: on one line, whatever is in it.
+pub trait Shown {
+    fn shown(&self) -> Quoted<'_>;
+}
+
+impl<T: AsRef<OsStr> + ?Sized> Shown for T {
+    fn shown(&self) -> Quoted<'_> {
+        Quoted(self.as_ref().as_bytes())
+    }
+}
 
 /// Displays bytes on one line.
 #[derive(Clone, Copy)]
