@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::io::FdFlags;
@@ -433,7 +433,16 @@ fn a_bench_that_is_killed_leaves_no_servers() {
     let rig = Rig::new("16M");
     let args = ["bench", "--quick", "--rounds", "1000", "--only", "mount-stat"];
     fs::create_dir(rig.beside("tmp")).unwrap();
-    let mut bench = lode().args(args).env("TMPDIR", rig.beside("tmp")).stdout(Stdio::null()).spawn().unwrap();
+    // It would go on for hours, should this fail.
+    struct Killed(Child);
+    impl Drop for Killed {
+        fn drop(&mut self) {
+            _ = self.0.kill();
+            _ = self.0.wait();
+        }
+    }
+    let bench = lode().args(args).env("TMPDIR", rig.beside("tmp")).stdout(Stdio::null()).spawn().unwrap();
+    let Killed(bench) = &mut Killed(bench);
     let parent = format!("PPid:\t{}\n", bench.id());
     // Zombies do not count: whoever has them is to see to it.
     let living = |pid: &str| {
