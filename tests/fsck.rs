@@ -114,6 +114,8 @@ impl Sample {
         fs.setxattr(&cred, FILE, b"user.small", &[0x51; 900], 0).unwrap();
         fs.setxattr(&cred, FILE, b"user.large", &[0x52; 9000], 0).unwrap();
         fs.setxattr(&cred, EMPTY, b"system.posix_acl_access", &access_list(), 0).unwrap();
+        // Later than all else, by the kernel's coarse clock.
+        std::thread::sleep(std::time::Duration::from_millis(11));
         chmod(&fs, FILE, 0o640);
         (0..3).for_each(|_| fs.sync().unwrap());
         fs.tick().unwrap();

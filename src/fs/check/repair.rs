@@ -107,6 +107,8 @@ struct Mender<'m, M: Media> {
     first: BTreeSet<u32>,
     /// Pages of the inode table that have a new block.
     moved: BTreeSet<u32>,
+    /// Blocks with other bytes than an inode wrote there by its checksums, and that inode.
+    disproved: BTreeSet<(u32, u32)>,
     generations: u64,
 }
 
@@ -115,7 +117,9 @@ struct Mender<'m, M: Media> {
 struct Claims {
     /// Whose checksums say that the bytes are theirs.
     proved: BTreeMap<u32, BTreeSet<u32>>,
-    /// When the latest of those whose logs are whole was last written to.
+    /// Whose checksums say that they are not, and whose they are not.
+    disproved: BTreeSet<(u32, u32)>,
+    /// When the latest of those whose logs are whole, and that may have it, was last written to.
     newest: BTreeMap<u32, Age>,
     /// What a log stood in.
     logged: BTreeSet<u32>,
@@ -129,14 +133,17 @@ impl Claims {
     }
 
     fn are_kept_by(&self, ino: u32, block: u32) -> bool {
-        !self.others_proved(ino, block) && !self.kept.contains(&block)
+        !self.others_proved(ino, block)
+            && !self.kept.contains(&block)
+            && !(self.disproved.contains(&(block, ino)) && self.newest.contains_key(&block))
     }
 
     /// Whether the bytes are certainly not those of this inode, which was last written to then.
     fn are_anothers(&self, ino: u32, age: Age, block: u32) -> bool {
         let is_proved = self.proved.get(&block).is_some_and(|owners| owners.contains(&ino));
         let is_older = self.newest.get(&block).is_some_and(|&newest| age < newest);
-        self.logged.contains(&block) || self.others_proved(ino, block) || is_older && !is_proved
+        let is_wrong = self.disproved.contains(&(block, ino));
+        self.logged.contains(&block) || self.others_proved(ino, block) || (is_older || is_wrong) && !is_proved
     }
 }
 
@@ -153,6 +160,7 @@ impl<'m, M: Media> Mender<'m, M> {
             headers: BTreeMap::new(),
             first: BTreeSet::new(),
             moved: BTreeSet::new(),
+            disproved: BTreeSet::new(),
             generations: 0,
         }
     }
@@ -315,6 +323,11 @@ impl<'m, M: Media> Mender<'m, M> {
                 .filter(|(start, sum)| image.holds(pool, **start, sum) != Some(true))
                 .map(|(&start, sum)| (start, sum.end))
                 .collect();
+            let wrong =
+                image.sums.iter().filter(|(start, sum)| image.holds(pool, **start, sum) == Some(false));
+            let places = wrong.flat_map(|(&start, sum)| super::span(start, sum.end));
+            let blocks = places.filter_map(|(at, _)| Some((image.place(at)?.0 / BLOCK as u64) as u32));
+            self.disproved.extend(blocks.map(|block| (block, ino)));
             let faults = unreadable(pool, image);
             let foreign = image.lost_records();
             let bad: BTreeSet<u32> = faults.iter().map(|f| (f.2.0 / BLOCK as u64) as u32).collect();
@@ -368,7 +381,8 @@ impl<'m, M: Media> Mender<'m, M> {
             .flat_map(|image| image.log.segments.iter().map(|&(at, _)| (at.0 / BLOCK as u64) as u32))
             .collect();
         let logged: BTreeSet<u32> = logs.intersection(&twice).copied().collect();
-        let mut claims = Claims { kept: logged.clone(), logged, ..Claims::default() };
+        let disproved = self.disproved.clone();
+        let mut claims = Claims { kept: logged.clone(), logged, disproved, ..Claims::default() };
         let mut order: Vec<u32> = self.images.keys().copied().collect();
         order.sort_by_key(|&ino| {
             let image = &self.images[&ino];
@@ -389,7 +403,8 @@ impl<'m, M: Media> Mender<'m, M> {
             }
             // What a log lost may be that it gave the block up.
             if !image.lost_records() {
-                for &block in image.runs().flat_map(|run| twice.range(run.blocks())) {
+                let blocks = image.runs().flat_map(|run| twice.range(run.blocks()));
+                for &block in blocks.filter(|&&block| !self.disproved.contains(&(block, ino))) {
                     claims.newest.entry(block).or_insert(age(image));
                 }
             }
