@@ -133,9 +133,9 @@ impl Claims {
     }
 
     fn are_kept_by(&self, ino: u32, block: u32) -> bool {
-        !self.others_proved(ino, block)
-            && !self.kept.contains(&block)
-            && !(self.disproved.contains(&(block, ino)) && self.newest.contains_key(&block))
+        let yields = self.disproved.contains(&(block, ino)) && self.newest.contains_key(&block);
+        let is_others = yields || self.others_proved(ino, block);
+        !is_others && !self.kept.contains(&block)
     }
 
     /// Whether the bytes are certainly not those of this inode, which was last written to then.
