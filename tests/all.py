@@ -387,7 +387,8 @@ def races():
 
 
 # One after the other; the lanes of a stage run side by side: where the one waits for a last crate, a test or a guest's boot, the
-# other has both cores. (No two of `build`, `cargo`'s compiling and `lint` go on at a time: cargo locks its folder.) What a stage has beside its lanes is taken by whichever comes to its end first, the longest first.
+# other has both cores. (No two of `build`, `cargo`'s compiling and `lint` go on at a time: cargo locks its folder.) What a stage has
+# beside its lanes is taken by whichever comes to its end first, the longest first.
 STAGES = [
     (([build, cargo], [tools, loom, fuzz, crash, lint]), [mount, wsp, guest, study, kills, c_api, heap, bench, fio_engine, install]),
     (([schedules, races, demo],), []),

@@ -69,6 +69,15 @@ impl Space {
     }
 
     pub fn take_image(&mut self, image: &Image) {
+        self.take_log(image);
+        self.take_data(image);
+    }
+
+    pub fn take_data(&mut self, image: &Image) {
+        image.runs().for_each(|run| self.take(run));
+    }
+
+    pub fn take_log(&mut self, image: &Image) {
         for &(at, lines) in &image.log.segments {
             let mini = addr_mini(at);
             if lines == SEGMENT_LINES {
@@ -84,20 +93,18 @@ impl Space {
             self.set(block);
             *self.minis.entry(block).or_insert(0) |= 1 << mini.slot;
         }
-        image.runs().for_each(|run| self.take(run));
     }
 
-    /// Whether nothing that an inode has is somebody's, but blocks whose owner yields.
-    pub fn is_free_of(&self, image: &Image, yields: impl Fn(u32) -> bool) -> bool {
-        let is_free = |block: u32| !self.has(block) || yields(block);
+    /// Whether nothing that an inode has is somebody's.
+    pub fn is_free_of(&self, image: &Image) -> bool {
         let segments = image.log.segments.iter().all(|&(at, lines)| {
             let mini = addr_mini(at);
             match self.minis.get(&mini.block.0).copied() {
                 Some(used) => lines != SEGMENT_LINES && used & 1 << mini.slot == 0,
-                None => is_free(mini.block.0),
+                None => !self.has(mini.block.0),
             }
         });
-        segments && image.runs().all(|run| run.blocks().all(is_free))
+        segments && image.runs().all(|run| run.blocks().all(|block| !self.has(block)))
     }
 
     pub fn used(&self) -> u64 {

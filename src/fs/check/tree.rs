@@ -7,7 +7,7 @@ use super::super::alloc::{Block, Run};
 use super::super::format::*;
 use super::super::types::Kind;
 use super::image::{self, Entry, Half, Image, Names};
-use super::space::{Space, blocks_of};
+use super::space::Space;
 use super::{Account, Finding, Pool, What};
 use crate::media::{LINE, Media};
 
@@ -270,43 +270,25 @@ impl Tree {
         let removed = removed(self.dirs.values().map(|dir| &**dir).chain(lost.values()));
         lost.retain(|&ino, image| !removed.contains(&(ino, image.owner.generation)));
         let mut space = Space::new(pool.sb.blocks);
-        for ino in self.names.keys() {
-            self.image(pool, *ino).iter().for_each(|image| space.take_image(image));
-        }
-        let mut yields = self.ages(pool, contested(&space, lost.values()));
         pool.table.iter().for_each(|&block| space.keep(Run::new(Block(block), 1)));
-        // Of two that have one block one is a leftover: that which was written to last is not.
-        let mut order: Vec<_> =
-            lost.iter().map(|(&ino, image)| (age(image), image.owner.generation, ino)).collect();
+        // Whoever was written to last is no leftover. A log that is read stands where it stands.
+        let mut order: Vec<(Age, bool, u64, u32)> =
+            lost.iter().map(|(&ino, image)| (age(image), false, image.owner.generation, ino)).collect();
+        for image in self.names.keys().filter_map(|&ino| self.image(pool, ino)) {
+            space.take_log(&image);
+            order.push((age(&image), true, image.owner.generation, image.owner.ino));
+        }
         order.sort_unstable();
-        for (age, _, ino) in order.into_iter().rev() {
-            let image = &lost[&ino];
-            if !space.is_free_of(image, |block| yields.get(&block).is_some_and(|&named| named < age)) {
+        for (_, is_named, _, ino) in order.into_iter().rev() {
+            if is_named {
+                self.image(pool, ino).iter().for_each(|image| space.take_data(image));
+            } else if space.is_free_of(&lost[&ino]) {
+                space.take_image(&lost[&ino]);
+            } else {
                 lost.remove(&ino);
-                continue;
             }
-            space.take_image(image);
-            blocks_of(image).flat_map(Run::blocks).for_each(|block| _ = yields.remove(&block));
         }
         lost
-    }
-
-    /// When those with a name last wrote of which of these blocks; of logs not.
-    fn ages<M: Media>(&self, pool: &Pool<M>, blocks: BTreeSet<u32>) -> HashMap<u32, Age> {
-        let mut ages = HashMap::new();
-        if blocks.is_empty() {
-            return ages;
-        }
-        let mut logs = HashSet::new();
-        for image in self.names.keys().filter_map(|&ino| self.image(pool, ino)) {
-            for &block in image.runs().flat_map(|run| blocks.range(run.blocks())) {
-                let newest = ages.entry(block).or_default();
-                *newest = age(&image).max(*newest);
-            }
-            logs.extend(image.log.segments.iter().map(|&(at, _)| (at.0 / BLOCK as u64) as u32));
-        }
-        ages.retain(|block, _| !logs.contains(block));
-        ages
     }
 }
 
@@ -316,11 +298,6 @@ pub type Age = (u64, u64);
 /// When an inode was last written to.
 pub fn age(image: &Image) -> Age {
     (image.log.newest_epoch, image.ctime)
-}
-
-/// What these have that others have, too.
-fn contested<'a>(space: &Space, images: impl Iterator<Item = &'a Image>) -> BTreeSet<u32> {
-    images.flat_map(blocks_of).flat_map(Run::blocks).filter(|&block| space.has(block)).collect()
 }
 
 /// Inodes that were seen to lose a name for good.

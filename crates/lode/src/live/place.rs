@@ -6,13 +6,14 @@
 //!
 //! Directories are those of one user alone: what others could have put there is neither connected to nor listened on.
 
-use lodestone::quote::Shown;
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+
+use lodestone::quote::Shown;
 
 /// The pool's name in that of its socket, at most so long: paths of sockets are short.
 const NAME_BYTES_MAX: usize = 24;
