@@ -3,7 +3,7 @@
 
     tests/fuzz.py                          all targets, a minute each, two at a time
     tests/fuzz.py image --seconds 600      one, for longer
-    tests/fuzz.py --same --seconds 30      the same inputs every time, as far as half a minute goes: what `make test` does
+    tests/fuzz.py --same --seconds 15      the same inputs every time, as far as that goes: what `make test` does
     tests/fuzz.py image CRASH-FILE ...     replays inputs: how a crash is looked at
     tests/fuzz.py image --merge            adds what the runs found to fuzz/corpus, as few files as cover it
 

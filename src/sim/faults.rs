@@ -1,9 +1,9 @@
-//! Media that fail at one load or store: each of an operation's in turn, and each of opening the pool; once, or from then on.
+//! Media that fail at one load or store: each of an operation's in turn, and each of opening the pool; once, once more, or from then on.
 //!
 //! What is asked of whatever follows, after `docs/semantics.md` ("When something fails") and `docs/fsck.md` ("Bad blocks"):
 //!
 //! - Nothing panics. A call that fails answers EIO.
-//! - Where the fault passes, a call that failed and left the pool in use changed nothing; after one that took it out of use,
+//! - Where the fault passes, at once or once it was met again, a call that failed and left the pool in use changed nothing; after one that took it out of use,
 //!   the next process finds the operation wholly there or not at all. All space is free when everything is deleted.
 //! - Where it lasts, whatever can be read is as it was, names aside. A repair leaves a clean pool, in which all is that had a
 //!   name, but for what stands on the bad line.
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use super::judge::{self, Allowed};
 use super::machine::{self, Machine};
-use super::media::{CrashPoint, Keep, SimMedia};
+use super::media::{CrashPoint, Failing, Keep, SimMedia};
 use super::run::{Start, overwritten};
 use super::tree::{Inodes, Seen, Tree};
 use super::workload::{Op, Sequence};
@@ -24,8 +24,7 @@ use crate::media::{Domain, Media};
 /// Which faults.
 #[derive(Clone, Copy, Debug)]
 pub struct Faults {
-    /// What failed once fails from then on.
-    pub last: bool,
+    pub failing: Failing,
     /// Every so many accesses, from this one on.
     pub every: u64,
     pub from: u64,
@@ -107,7 +106,7 @@ pub fn operation(
     let begin = || ready(start, sequence, pool);
     let whole = begin().and_then(|ready| {
         let Some(Ready { mut machine, op, .. }) = ready else { return Ok(None) };
-        machine.fs().media().fail_access(0, false);
+        machine.fs().media().fail_access(0, Failing::Once);
         let done = machine.attempt_next(&op);
         let accesses = machine.fs().media().accesses();
         Ok(Some((accesses, done, machine.seen()?)))
@@ -123,7 +122,7 @@ pub fn operation(
         tally.faults += 1;
         let ready = begin().expect("it went well before").expect("it is there");
         let what = format!("{}, access {nth} of {accesses}", ready.op);
-        let run = Run { start, last: faults.last, nth, wanted: done, after: &after };
+        let run = Run { start, failing: faults.failing, nth, wanted: done, after: &after };
         broken.extend(said(what, sequence, || run.operation(ready, tally)));
     }
     broken
@@ -154,7 +153,7 @@ pub fn opening(
     while nth <= accesses {
         tally.faults += 1;
         let what = format!("opening what was {left:?}, access {nth}");
-        let opened = || opened(&point, &before, nth, faults.last, tally, &mut accesses);
+        let opened = || opened(&point, &before, nth, faults.failing, tally, &mut accesses);
         broken.extend(said(what, sequence, opened));
         nth += faults.every;
     }
@@ -169,7 +168,7 @@ fn said(what: String, sequence: &Sequence, run: impl FnOnce() -> Result<(), Stri
 /// One fault in one operation.
 struct Run<'a> {
     start: &'a Start,
-    last: bool,
+    failing: Failing,
     nth: u64,
     /// What the operation answers without a fault, and what there is then.
     wanted: Result<(), i32>,
@@ -180,7 +179,7 @@ impl Run<'_> {
     fn operation(&self, ready: Ready, tally: &mut Tally) -> Result<(), String> {
         let Ready { mut machine, before, op } = ready;
         let torn = overwritten(&machine, &op).filter(|_| self.start.is_in_place());
-        machine.fs().media().fail_access(self.nth, self.last);
+        machine.fs().media().fail_access(self.nth, self.failing);
         let done = machine.attempt_next(&op);
         machine.fs().media().accesses();
         let failed = done.is_err() && done != self.wanted;
@@ -194,7 +193,7 @@ impl Run<'_> {
         tally.stopped += stopped as u64;
         let trees = if failed { vec![&before, self.after] } else { vec![self.after] };
         let may = May { trees, torn };
-        if self.last {
+        if self.failing == Failing::FromThenOn {
             return self.lasting(&point, &may, tally);
         }
         if !stopped {
@@ -269,7 +268,7 @@ impl Way {
 }
 
 /// Whether the pool takes no more changes: one may meet the fault itself.
-fn is_stopped(fs: &Fs<SimMedia>) -> Result<bool, String> {
+pub(super) fn is_stopped(fs: &Fs<SimMedia>) -> Result<bool, String> {
     Ok(refuses(fs)? && refuses(fs)?)
 }
 
@@ -300,20 +299,21 @@ fn opened(
     point: &CrashPoint,
     before: &Tree,
     nth: u64,
-    last: bool,
+    failing: Failing,
     tally: &mut Tally,
     most: &mut u64,
 ) -> Result<(), String> {
     let may = May { trees: vec![before], torn: None };
     let media = Arc::new(point.killed());
-    media.fail_access(nth, last);
+    media.fail_access(nth, failing);
+    let lasts = failing == Failing::FromThenOn;
     let opened = Fs::open(media.clone(), &options());
     let accesses = media.accesses();
     *most = accesses.max(*most);
     match opened {
         Ok(fs) => {
             let report = fs.open_report();
-            let is_whole = report.damaged == 0 && !report.checkpoint_damaged && !last;
+            let is_whole = report.damaged == 0 && !report.checkpoint_damaged && !lasts;
             may.in_part(&fs, None)?;
             if is_whole {
                 may.judge(&Tree::read(&fs, [])?)?;
@@ -333,7 +333,7 @@ fn opened(
     let point = media.crash_point();
     match Fs::open(Arc::new(point.killed()), &options()) {
         Ok(fs) => may.in_part(&fs, None).map_err(|e| format!("opened again: {e}"))?,
-        Err(_) if last => {}
+        Err(_) if lasts => {}
         Err(e) => return Err(format!("it cannot be opened again: {e:?}")),
     }
     repaired(point.killed(), false, &may, tally)

@@ -21,6 +21,12 @@ pub struct Call {
 }
 
 impl Call {
+    /// Whether media failed below it.
+    #[cfg(shuttle)]
+    fn failed(&self) -> bool {
+        self.ended.is_some_and(|(_, answered)| answered == Err(libc::EIO))
+    }
+
     /// Two paths are followed one after the other, on Linux too: the call may be refused for what never was at one
     /// moment.
     fn is_refused_on_the_way(&self, answered: Outcome) -> bool {
@@ -50,6 +56,22 @@ impl History {
     /// Of a pool in which nearly nothing is free.
     pub fn on_full(self, full: bool) -> History {
         History { full, ..self }
+    }
+
+    /// Without what answered EIO: as if it was never called.
+    #[cfg(shuttle)]
+    pub fn without_failed(&self) -> History {
+        let mut history = self.clone();
+        history.calls.retain(|call| !call.failed());
+        history
+    }
+
+    /// What answered EIO may have been done, or not: it is as if it had not ended.
+    #[cfg(shuttle)]
+    pub fn with_failed_perhaps(&self) -> History {
+        let mut history = self.clone();
+        history.calls.iter_mut().filter(|call| call.failed()).for_each(|call| call.ended = None);
+        history
     }
 
     pub fn event(&mut self) -> usize {

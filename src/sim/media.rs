@@ -201,9 +201,11 @@ struct Memory {
     /// Removals find no room for their records.
     crammed: bool,
     poison: Vec<Range<usize>>,
-    /// Loads and stores since they are counted, and which of them fails; and whether so do all others of its line from then on.
+    /// Loads and stores since they are counted, and which of them fails.
     accesses: u64,
-    fails: Option<(u64, bool)>,
+    fails: Option<(u64, Failing)>,
+    /// The next of this line fails, and no other.
+    fails_again: Option<Range<usize>>,
     syncs_fail: bool,
     /// The next sync fails, and no other.
     sync_fails: bool,
@@ -216,6 +218,15 @@ const STRIPE_BYTES: u64 = 4096;
 
 /// Called before each fence and each sync with the state of the media: where a crash is worth looking at.
 pub type Recorder = Box<dyn FnMut(&CrashPoint) + Send>;
+
+/// How often a line fails that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failing {
+    Once,
+    /// Also when it is met next: who copies instead of a device meets it again.
+    Twice,
+    FromThenOn,
+}
 
 /// The media at a moment at which power may fail.
 #[derive(Clone)]
@@ -462,13 +473,19 @@ impl CrashPoint {
 impl Memory {
     fn check(&mut self, bytes: Range<usize>) -> Result<(), Fault> {
         self.accesses += 1;
-        if let Some((_, lasts)) = self.fails.take_if(|(nth, _)| *nth == self.accesses) {
+        if let Some((_, failing)) = self.fails.take_if(|(nth, _)| *nth == self.accesses) {
             // In the middle, where there is one.
             let line = (bytes.start + bytes.len() / 2) / LINE * LINE;
-            if lasts {
-                self.poison.push(line..line + LINE);
+            match failing {
+                Failing::Once => {}
+                Failing::Twice => self.fails_again = Some(line..line + LINE),
+                Failing::FromThenOn => self.poison.push(line..line + LINE),
             }
             return Err(Fault { at: Addr(line.max(bytes.start) as u64) });
+        }
+        if let Some(line) = self.fails_again.take_if(|line| line.start < bytes.end && bytes.start < line.end)
+        {
+            return Err(Fault { at: Addr(line.start.max(bytes.start) as u64) });
         }
         match self.poison.iter().find(|p| p.start < bytes.end && bytes.start < p.end) {
             Some(p) => Err(Fault { at: Addr(p.start.max(bytes.start) as u64) }),
@@ -606,6 +623,7 @@ impl SimMedia {
             poison: Vec::new(),
             accesses: 0,
             fails: None,
+            fails_again: None,
             syncs_fail: false,
             sync_fails: false,
             forgotten: 0,
@@ -629,16 +647,16 @@ impl SimMedia {
         self.memory.lock().poison.push(bytes);
     }
 
-    /// The `nth` load or store from now on fails, the first being 1; and where it `lasts` so do all others of the line it met.
-    pub fn fail_access(&self, nth: u64, lasts: bool) {
+    /// The `nth` load or store from now on fails, the first being 1, and of others of the line that it met those that `failing` says.
+    pub fn fail_access(&self, nth: u64, failing: Failing) {
         let mut memory = self.memory.lock();
-        (memory.accesses, memory.fails) = (0, Some((nth, lasts)));
+        (memory.accesses, memory.fails) = (0, Some((nth, failing)));
     }
 
     /// Loads and stores since [`fail_access`](SimMedia::fail_access), and what fails from now on, which is nothing more.
     pub fn accesses(&self) -> u64 {
         let mut memory = self.memory.lock();
-        memory.fails = None;
+        (memory.fails, memory.fails_again) = (None, None);
         memory.accesses
     }
 

@@ -7,6 +7,7 @@ use super::rung::{POLL_MAX, POLL_TOTAL_MAX, Rung, Situation, rung};
 use super::sleeper::Sleeper;
 use super::uthread::{self, Uthreads};
 use super::{Holding, pause, spent};
+use crate::sync::primitive;
 
 /// Something that ends.
 pub trait Ending {
@@ -191,8 +192,11 @@ impl Rest<'_> {
             Sleeps::Uthread { uthreads, strangers, .. } => {
                 let began = Instant::now();
                 match self.bell {
-                    // Under a model checker no time passes: others go on.
-                    None if cfg!(shuttle) => (uthreads.yield_now)(),
+                    // Under a model checker no time passes: others go on, of this worker and of all threads.
+                    None if cfg!(shuttle) => {
+                        primitive::yield_now();
+                        (uthreads.yield_now)();
+                    }
                     _ => (uthreads.park)(time),
                 }
                 let listens = self.bell.is_some_and(|bell| bell.leave(&self.seat)) || self.bell.is_none();

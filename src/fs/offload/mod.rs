@@ -148,6 +148,9 @@ pub struct WriteUnderWay {
     reuse: Option<u64>,
     /// What those were; what is missing was a hole.
     before: SmallVec<[MappedRun; 1]>,
+    /// The file's times before it, and the next record of its log after it: they come back where nothing else has followed.
+    times: (u64, u64),
+    next: u32,
     copy: Copy,
     /// The lane's word has reached it, or it failed.
     over: AtomicBool,
@@ -342,6 +345,7 @@ impl<M: Media> Fs<M> {
         watch.did(Phase::Copy);
         let inode = &node.inode;
         let before = runs_of(body, extents);
+        let times = (body.mtime, body.ctime);
         let grew_from = (fields.size > body.size).then_some(body.size);
         let (region, channel) = flight.channel();
         let copies = &self.core.copies;
@@ -390,6 +394,8 @@ impl<M: Media> Fs<M> {
             epoch: guard.epoch(),
             reuse: self.core.reuse_after(guard),
             before,
+            times,
+            next: body.log.seq(),
             copy: self.share(flight, watch.is_on()),
             over: AtomicBool::new(false),
             failed: AtomicBool::new(false),
@@ -590,6 +596,9 @@ impl<M: Media> Fs<M> {
             index.clear(at, end - at, &mut |old, _| freed.push(old));
         }
         body.size = write.grew_from.unwrap_or(body.size);
+        if body.log.seq() == write.next {
+            (body.mtime, body.ctime) = write.times;
+        }
         // A replay forgets redo records of pages that the write had, and does not have them again for these: so what they
         // stored is written back.
         let pending = self.write_back_redone(body, None);
