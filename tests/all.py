@@ -390,7 +390,7 @@ def races():
 # other has both cores. (No two of `build`, `cargo`'s compiling and `lint` go on at a time: cargo locks its folder.) What a stage has
 # beside its lanes is taken by whichever comes to its end first, the longest first.
 STAGES = [
-    (([build, cargo], [tools, loom, fuzz, crash, lint]), [guest, mount, wsp, study, kills, c_api, heap, bench, fio_engine, install]),
+    (([build, cargo], [tools, loom, fuzz, crash, lint]), [mount, wsp, guest, study, kills, c_api, heap, bench, fio_engine, install]),
     (([schedules, races, demo],), []),
 ]
 # The others use what `build` makes.
