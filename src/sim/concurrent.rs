@@ -382,6 +382,7 @@ fn once_failing(history: History, by: By, accesses: &AtomicU64) {
     let is_torn = |h: &History| {
         let is_whole = |c: &Call| c.ended.is_some_and(|(_, answered)| answered.is_ok());
         place.data == DataMode::InPlace
+            && !deferring
             && h.calls.iter().any(|c| c.begun.is_some() && matches!(c.op, Op::Write(..)) && !is_whole(c))
     };
     if !is_stopped {
@@ -401,11 +402,8 @@ fn once_failing(history: History, by: By, accesses: &AtomicU64) {
         let history = history.with_failed_perhaps();
         kill(&point, &history, &machine.model, deferring)
             .unwrap_or_else(|e| say(format!("the process was killed: {e}")));
-        // What else power may take of an ordinary file behind a failed store nobody has said yet.
-        if !deferring {
-            power_fails(&point, &history, &machine.model, deferring)
-                .unwrap_or_else(|e| say(format!("after a power failure: {e}")));
-        }
+        power_fails(&point, &history, &machine.model, deferring)
+            .unwrap_or_else(|e| say(format!("after a power failure: {e}")));
     }
 }
 
