@@ -306,10 +306,10 @@ mod tests {
 
     use super::*;
     use crate::fs::files::Files;
-    use crate::fs::{Cred, Fs, MkfsOptions};
+    use crate::fs::{Cred, Fs, MkfsOptions, Time, clock};
     use crate::media::Domain;
     use crate::sim::machine;
-    use crate::sim::media::{Copying, Keep};
+    use crate::sim::media::{Copying, Failing, Keep};
 
     const PAGE: usize = 4096;
 
@@ -358,5 +358,37 @@ mod tests {
             }
         }
         assert!(firsts.iter().all(|first| *first > 0), "{firsts:?}");
+    }
+
+    /// What a write that fails leaves of a file's times, in seconds: content and change, `linked` meanwhile or not.
+    fn times_after_a_failed_write(linked: bool) -> (i64, i64) {
+        let options = MkfsOptions { identity: Some(1), ..MkfsOptions::default() };
+        let media = Fs::mkfs(SimMedia::new(vec![0; 2 << 20], Domain::Memory), &options).unwrap();
+        let device = Device { routes: Routes::PAST_CACHES, late: true, striped: false, in_pieces: false };
+        media.copied(Copying { engine: Some(device), ..Copying::default() });
+        let at = |seconds| clock::set(Some(Time::new(seconds, 0)));
+        at(10);
+        let files = Files::new(machine::open(media).unwrap(), Cred::root(), 0);
+        let fd = files.open(b"f", libc::O_CREAT | libc::O_RDWR, 0o600).unwrap();
+        files.pwrite(fd, &[1; 2 * PAGE], 0).unwrap();
+        at(20);
+        // The device meets it, and then the processor.
+        files.fs().media().fail_access(1, Failing::Twice);
+        let ticket = files.submit_pwrite(fd, on_a_line(|| vec![2; PAGE].into()), 0).unwrap();
+        at(30);
+        if linked {
+            files.link(b"f", b"g").unwrap();
+        }
+        assert_eq!(ticket.wait().unwrap_err().errno(), libc::EIO);
+        clock::set(None);
+        let attr = files.fstat(fd).unwrap();
+        (attr.mtime.sec, attr.ctime.sec)
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore)]
+    fn the_times_of_a_write_that_failed_come_back_but_for_what_was_done_meanwhile() {
+        assert_eq!(times_after_a_failed_write(false), (10, 10));
+        assert_eq!(times_after_a_failed_write(true), (10, 30));
     }
 }

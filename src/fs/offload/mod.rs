@@ -597,7 +597,11 @@ impl<M: Media> Fs<M> {
         }
         body.size = write.grew_from.unwrap_or(body.size);
         if body.log.seq() == write.next {
-            (body.mtime, body.ctime) = write.times;
+            body.mtime = write.times.0;
+            // A link, rename or unlink stands in no record of its own.
+            if !inode.ctime_ahead.load(Ordering::Relaxed) {
+                body.ctime = write.times.1;
+            }
         }
         // A replay forgets redo records of pages that the write had, and does not have them again for these: so what they
         // stored is written back.
