@@ -1822,7 +1822,8 @@ mod tests {
         let run = a.alloc(4, Class::Data, None).unwrap();
         let mini = a.alloc_mini(Class::Data).unwrap();
         a.free(Run::new(run.start, 1));
-        assert!(panics(|| a.free(Run::new(run.start, 1))), "it is in the pocket");
+        // It is looked for there by a debug assertion.
+        assert!(!cfg!(debug_assertions) || panics(|| a.free(Run::new(run.start, 1))), "it is in the pocket");
         a.empty_pockets();
         assert!(panics(|| a.free(Run::new(run.start, 1))), "it is clear in the bitmap");
         assert!(panics(|| a.free(run)));

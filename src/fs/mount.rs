@@ -265,7 +265,10 @@ impl<M: Media> Fs<M> {
             fs.settle_durably()?; // recovery has settled everything there is
             fs.core.alloc.release(u64::MAX); // and nobody asks any more for what it held
         }
-        fs.core.epochs.share();
+        // Without a thread in the background those that replay have it to themselves, and schedules are about what all others have.
+        if !options.no_ticker || cfg!(shuttle) {
+            fs.core.epochs.share();
+        }
         fs.begin_lanes();
         Ok(fs)
     }

@@ -42,6 +42,9 @@ pub(super) const PAGE: usize = 4096;
 /// Fenced lines that a failed ADR may take.
 const FENCED_LINES_MAX: usize = 64;
 const GROUP: usize = 16;
+/// Of a page.
+const LINES: usize = PAGE / LINE;
+const _: () = assert!(LINES == u64::BITS as usize);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Way {
@@ -177,6 +180,21 @@ impl Pages {
     }
 }
 
+/// The lines of a page that bytes of it touch, a bit for each.
+fn touched(bytes: &Range<usize>) -> u64 {
+    lines(bytes.start / LINE..bytes.end.div_ceil(LINE))
+}
+
+/// Those of which they are all.
+fn covered(bytes: &Range<usize>) -> u64 {
+    lines(bytes.start.div_ceil(LINE)..bytes.end / LINE)
+}
+
+fn lines(range: Range<usize>) -> u64 {
+    let below = |line: usize| if line == LINES { u64::MAX } else { (1 << line) - 1 };
+    below(range.end) & !below(range.start)
+}
+
 struct Memory {
     /// What loads see, where it is decided.
     now: Pages,
@@ -189,6 +207,8 @@ struct Memory {
     fenced: VecDeque<(usize, [u8; LINE])>,
     /// Of a crashed media: what the failure left to chance and nobody has looked at yet.
     undecided: Option<Arc<Mutex<Undecided>>>,
+    /// Lines of which something may be left to chance still: of each page a bit for each.
+    doubtful: Vec<u64>,
     /// Of a crashed media that was stored to: what the failure left, as far as it is decided.
     found: Option<Pages>,
     recorder: Option<Recorder>,
@@ -297,6 +317,11 @@ impl CrashPoint {
         self.found(self.kept(keep))
     }
 
+    /// The same, nothing of which is shared with others: threads that copy and change the same pages wait for one another's counts.
+    pub(super) fn apart(&self) -> CrashPoint {
+        CrashPoint { durable: Pages::new(&self.durable.bytes(self.len as usize)), ..self.clone() }
+    }
+
     /// What the next process finds if this one is killed here.
     pub fn killed(&self) -> SimMedia {
         let mut media = self.found(self.kept(Keep::Everything));
@@ -341,6 +366,10 @@ impl CrashPoint {
         let undecided = Arc::new(Mutex::new(Undecided::new(self, script)));
         let mut memory = media.memory.lock();
         memory.undecided = Some(undecided.clone());
+        memory.doubtful = vec![0; (self.len as usize).div_ceil(PAGE)];
+        for (_, atom) in self.atoms() {
+            memory.doubtful[atom.at / PAGE] |= 1 << (atom.at % PAGE / LINE);
+        }
         drop(memory);
         (media, undecided)
     }
@@ -496,6 +525,12 @@ impl Memory {
     /// Decides what these bytes are: before they are looked at.
     fn decide(&mut self, bytes: Range<usize>) {
         let Some(undecided) = &mut self.undecided else { return };
+        if Pages::parts(bytes.clone()).all(|(page, part, _)| self.doubtful[page] & touched(&part) == 0) {
+            return;
+        }
+        for (page, part, _) in Pages::parts(bytes.clone()) {
+            self.doubtful[page] &= !covered(&part);
+        }
         undecided.lock().decide(bytes, &mut |at, value| {
             for pages in
                 [Some(&mut self.now), self.durable.as_mut(), self.found.as_mut()].into_iter().flatten()
@@ -614,6 +649,7 @@ impl SimMedia {
             fences: 0,
             fenced: VecDeque::new(),
             undecided: None,
+            doubtful: Vec::new(),
             found: None,
             recorder: None,
             flush_recorder: None,

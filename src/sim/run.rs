@@ -283,7 +283,7 @@ impl Start {
 
     /// Begins on a copy of it.
     pub fn machine(&self, mutation: Option<Arc<Mutation>>) -> Result<Machine, String> {
-        let media = self.media.media(Keep::Everything);
+        let media = self.media.apart().media(Keep::Everything);
         media.mutate(mutation);
         media.copied(self.place.copier.copying());
         if self.place.image == Image::Crammed {
