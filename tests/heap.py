@@ -670,6 +670,52 @@ def unreachable(heap):
     assert (answer.returncode, answer.stdout) == (5, "ran\n") and "linked statically" in answer.stderr, answer
 
 
+def own_allocator(heap):
+    """A program with a malloc of its own runs, in DRAM, and that is said; or it does not, where nothing but the media was asked for."""
+    source, program = heap.path("own.c"), heap.path("own")
+    with open(source, "w", encoding="ascii") as to:
+        to.write(r"""
+#define _GNU_SOURCE 1
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+static _Alignas(16) char room[8 << 20];
+static size_t used;
+void *malloc(size_t bytes)
+{
+    size_t *p = (size_t *)(room + used);
+    used += (bytes + 31) & ~(size_t)15;
+    if (used > sizeof room) abort();
+    *p = bytes;
+    return p + 2;
+}
+void free(void *p) { if (p && ((char *)p < room || (char *)p >= room + sizeof room)) abort(); }
+void *calloc(size_t n, size_t bytes) { return memset(malloc(n * bytes), 0, n * bytes); }
+void *realloc(void *p, size_t bytes)
+{
+    void *to = malloc(bytes);
+    if (p) { free(p); size_t had = ((size_t *)p)[-2]; memcpy(to, p, had < bytes ? had : bytes); }
+    return to;
+}
+int main(void)
+{
+    char *p = strdup("ran");
+    p = reallocarray(p, 1000, 10);
+    puts(p);
+    free(p);
+    return 0;
+}
+""")
+    assert plain("cc", "-O0", "-fno-builtin", "-w", source, "-o", program).returncode == 0
+    assert plain(program).stdout == "ran\n"
+    answer = heap.run(program)
+    assert (answer.returncode, answer.stdout) == (0, "ran\n") and answer.stderr.count("\n") == 1, answer
+    assert "an allocator of its own" in answer.stderr and program in answer.stderr, answer
+    answer = heap.run(program, options=("--heap-full", "fail"))
+    assert (answer.returncode, answer.stdout) == (1, "") and "an allocator of its own" in answer.stderr, answer
+
+
 def nothing_is_left(heap):
     """A process that is killed leaves nothing claimed."""
     child = subprocess.Popen(heap.command(*python(
@@ -690,7 +736,7 @@ TESTS = [
     static_storage, library_loaded_later, on_media, threads, fork, fork_with_threads, multiprocessing, daemon, memory_comes_back, fork_without_memory,
     rights_given_up, begin_at_once, signals_are_left_alone, devices, sqlite, sort, compiler,
     pipeline, full_falls_back, full_fails, host_full, least_bytes, children_have_none, names_of_malloc, loaded_later, ends,
-    bad_media, unreachable, nothing_is_left,
+    bad_media, unreachable, own_allocator, nothing_is_left,
 ]
 
 

@@ -1,6 +1,6 @@
 //! The names of the C library's allocator, with its contracts: errno, alignments, sizes of 0.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
 
@@ -25,6 +25,29 @@ static LARGE: AtomicPtr<Memory> = AtomicPtr::new(null_mut());
 pub fn divide(memory: &'static Memory, least_bytes: usize) {
     LARGE.store((&raw const *memory).cast_mut(), Ordering::Release);
     LEAST_BYTES.store(least_bytes, Ordering::Release);
+}
+
+/// Whether the program brings a `malloc` of its own, which comes before ours: nobody calls this one then. It is tried; of its address a
+/// program may have one of its own even where it is ours.
+pub fn is_passed_over() -> bool {
+    let (malloc, free) = (first(c"malloc"), first(c"free"));
+    if malloc.is_null() || free.is_null() {
+        return false;
+    }
+    // SAFETY: what is found under these names is called so by everybody.
+    unsafe {
+        let malloc: unsafe extern "C" fn(usize) -> *mut c_void = std::mem::transmute(malloc);
+        let free: unsafe extern "C" fn(*mut c_void) = std::mem::transmute(free);
+        free(malloc(1));
+    }
+    LEAST_BYTES.load(Ordering::Relaxed) == UNPREPARED
+}
+
+/// What the dynamic linker has everybody call by this name.
+#[cold]
+fn first(name: &CStr) -> *mut c_void {
+    // SAFETY: a name with an end.
+    unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
 }
 
 /// The first call of all: the process has one thread.
@@ -189,17 +212,29 @@ pub unsafe extern "C" fn realloc(at: *mut c_void, bytes: usize) -> *mut c_void {
     }
 }
 
-/// As reallocarray(3).
+/// As reallocarray(3). Where a program brings a `realloc` of its own and none of these, the block is of that one's kind: it is asked, as
+/// the C library's asks it.
 ///
 /// # Safety
 ///
 /// As reallocarray(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn reallocarray(at: *mut c_void, count: usize, bytes: usize) -> *mut c_void {
-    match count.checked_mul(bytes) {
-        // SAFETY: the caller's.
-        Some(bytes) => unsafe { realloc(at, bytes) },
-        None => no_memory(),
+    let Some(bytes) = count.checked_mul(bytes) else { return no_memory() };
+    let chosen = match LEAST_BYTES.load(Ordering::Relaxed) {
+        UNPREPARED => first(c"realloc"),
+        _ => null_mut(),
+    };
+    // SAFETY: the caller's; and what is found under this name is called so by everybody.
+    unsafe {
+        match chosen.is_null() {
+            true => realloc(at, bytes),
+            false => {
+                let realloc: unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void =
+                    std::mem::transmute(chosen);
+                realloc(at, bytes)
+            }
+        }
     }
 }
 

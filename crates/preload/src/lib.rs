@@ -48,6 +48,16 @@ extern "C" fn begin() {
         Ok(None) => return,
         Err(message) => return report::refuse(&message),
     };
+    if allocator::is_passed_over() {
+        let whose = report::program();
+        let message =
+            format!("{whose} has an allocator of its own, which comes before the one that is preloaded");
+        // Who asked for the media or nothing gets nothing.
+        return match settings.full {
+            Full::Fail => report::refuse(&message),
+            Full::Dram => report::complain(&format!("{message}: its memory stays in DRAM")),
+        };
+    }
     let options = MemoryOptions { size: settings.size, full: settings.full, arenas: None };
     let opened = match settings.least_bytes {
         0 => Memory::replace_default(&settings.path, &options),

@@ -13,6 +13,11 @@ pub fn complain(message: &str) {
     let _ = writeln!(std::io::stderr(), "lode: heap: {message}");
 }
 
+/// The path of the program that runs.
+pub fn program() -> String {
+    std::env::current_exe().map_or_else(|_| "this program".to_owned(), |path| path.shown().to_string())
+}
+
 /// Ends the process before its program began.
 pub fn refuse(message: &str) {
     complain(message);
