@@ -66,20 +66,20 @@ impl<M: Media> Fs<M> {
     }
 
     /// An inode by number, for who has kept that alone (a file handle); takes a reference, as a look-up does. Whether it is still
-    /// the same one its generation says. ESTALE where it has no name, and nobody uses it.
+    /// the same one its generation says. ESTALE where it has no name: a kernel asks for what it has not open itself, and what is in use
+    /// then is what it has not given back yet.
     pub fn take(&self, ino: Ino) -> Result<Attr> {
         let stale = || Error::new(libc::ESTALE, "namei::take");
         if ino.0 == TABLE_INO || ino.0 >= self.slot_count.load(Ordering::Acquire) {
             return Err(stale());
         }
-        let entry = self.table.entry(ino.0);
         // Of a slot that nobody has there is nothing to load.
-        if entry.nlink.load(Ordering::SeqCst) == 0 && entry.node.share().is_none() {
+        if self.table.entry(ino.0).links() == 0 {
             return Err(stale());
         }
         let inode = self.inode(ino)?;
         let body = inode.body.read();
-        if body.dead || self.links(&inode) == 0 && inode.uses.load(Ordering::SeqCst) == 0 {
+        if body.dead || self.links(&inode) == 0 {
             return Err(stale());
         }
         inode.uses.fetch_add(1, Ordering::AcqRel);

@@ -12,8 +12,10 @@ import os
 import re
 import socket
 import stat
+import struct
 import subprocess
 import threading
+import time
 
 from target import Skip, mount_option
 
@@ -469,6 +471,81 @@ def times(context):
     assert os.stat(path).st_mtime_ns > 1
 
 
+class Statx(ctypes.Structure):
+    """struct statx of the kernel, as far as the time of birth."""
+    _fields_ = [
+        ("mask", ctypes.c_uint32), ("sizes", ctypes.c_byte * 76),
+        ("birth_s", ctypes.c_int64), ("birth_ns", ctypes.c_uint32), ("others", ctypes.c_byte * 164),
+    ]
+
+
+def birth_time(context):
+    """statx: the time of birth is there, whatever is asked for before, and stays"""
+    if tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) < (6, 6):
+        raise Skip("the kernel asks no FUSE file system for times of birth before Linux 6.6")
+    STATX_BTIME = 0x800
+
+    def birth(path):
+        found = Statx()
+        libc("statx", AT_FDCWD, os.fsencode(path), 0x100, STATX_BTIME | 0x7FF, ctypes.byref(found))
+        assert found.mask & STATX_BTIME, f"{path} has no time of birth"
+        return found.birth_s * 10**9 + found.birth_ns
+
+    path, other = context.path("f"), context.path("g")
+    born = {}
+    for name, make in (
+        ("f", lambda path: write_file(path, b"")), ("dir", os.mkdir), ("link", lambda path: os.symlink("f", path)),
+        ("fifo", os.mkfifo), ("null", lambda path: os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 3))),
+    ):
+        make(context.path(name))
+        born[name] = birth(context.path(name))
+        assert born[name] == os.lstat(context.path(name)).st_ctime_ns, name
+    device = os.lstat(context.path("null"))
+    assert (device.st_rdev, stat.S_ISCHR(device.st_mode)) == (os.makedev(1, 3), True)
+    time.sleep(0.02)
+    write_file(path, b"later")
+    os.utime(path, ns=(1, 1))
+    os.rename(path, other)
+    assert birth(other) == born["f"] and os.stat(other).st_ctime_ns > born["f"] and os.stat(other).st_size == 5
+    write_file(path, b"")
+    assert birth(path) > born["f"]
+
+
+def file_handles(context):
+    """open_by_handle_at: what has a name, or is open, is found by its handle, and nothing else"""
+    AT_EMPTY_PATH = 0x1000
+    BYTES_MAX = 128
+    path, mount = context.path("f"), os.open(context.dir, os.O_RDONLY)
+
+    def handle(fd):
+        made = ctypes.create_string_buffer(struct.pack("Ii", BYTES_MAX, 0) + bytes(BYTES_MAX))
+        libc("name_to_handle_at", fd, b"", made, ctypes.byref(ctypes.c_int()), AT_EMPTY_PATH)
+        return made
+
+    def by_handle(made):
+        fd = libc("open_by_handle_at", mount, made, os.O_RDONLY)
+        try:
+            return os.read(fd, 100)
+        finally:
+            os.close(fd)
+
+    for n in range(200):
+        data = b"content %d" % n
+        write_file(path, data)
+        fd = os.open(path, os.O_RDONLY)
+        made = handle(fd)
+        assert by_handle(made) == data
+        os.unlink(path)
+        assert by_handle(made) == data, "it is open still"
+        os.close(fd)
+        # At once: the server may not have heard yet that it is closed.
+        fails_with(errno.ESTALE, by_handle, made)
+        write_file(path, b"another")
+        fails_with(errno.ESTALE, by_handle, made)
+        os.unlink(path)
+    os.close(mount)
+
+
 def permissions(context):
     """Owner, group, other, sticky and setgid directories, set-id bits dropped on write"""
     os.chmod(context.dir, 0o777)
@@ -566,5 +643,5 @@ full_pool.mib = 64
 SUITES = [
     pjdfstest, fsx, statvfs, sendfile, copy_file_range, memory_map, tmpfile, unlinked_open, fallocate,
     seek_hole, xattrs, renameat2, deep_paths, odd_names, special_files, directory_streams, times,
-    permissions, full_pool,
+    birth_time, file_handles, permissions, full_pool,
 ]

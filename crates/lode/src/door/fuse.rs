@@ -33,8 +33,8 @@ use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation,
     INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, Notifier, OpenFlags, PollEvents, PollFlags,
     PollNotifier, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
-    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite,
-    ReplyXattr, Request, Session, SessionACL, TimeOrNow, WriteFlags,
+    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyStatx,
+    ReplyWrite, ReplyXattr, Request, Session, SessionACL, TimeOrNow, WriteFlags,
 };
 use lodestone::fs::{Attr, Cred, FIXED, Fs, Ino, SetAttr};
 use lodestone::media::Media;
@@ -406,6 +406,23 @@ impl<M: Media> Filesystem for Requests<M> {
         let _span = debug_span!("getattr", ino = node.0).entered();
         match attempt(|| self.fresh(ino(node)?)) {
             Ok((attr, time)) => reply.attr(&time, &attributes(&attr)),
+            Err(e) => reply.error(e),
+        }
+    }
+
+    /// The kernel asks so where somebody wants the time of birth; and from then on it knows that.
+    fn statx(
+        &self,
+        _: &Request,
+        node: INodeNo,
+        _: Option<FileHandle>,
+        flags: u32,
+        mask: u32,
+        reply: ReplyStatx,
+    ) {
+        let _span = debug_span!("statx", ino = node.0, flags, mask).entered();
+        match attempt(|| self.fresh(ino(node)?)) {
+            Ok((attr, time)) => reply.statx(&time, &attributes(&attr)),
             Err(e) => reply.error(e),
         }
     }
