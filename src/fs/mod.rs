@@ -124,7 +124,8 @@ pub struct MkfsOptions {
 pub struct OpenOptions {
     /// Nothing may change; the media must be a private mapping (recovery writes to it).
     pub read_only: bool,
-    /// No thread ends epochs in the background; [`Fs::tick`] does it. For simulations that replay.
+    /// No thread ends epochs in the background; [`Fs::tick`] does it. For simulations that replay. To enter an epoch takes a locked
+    /// instruction then, and to end one no barrier for all threads of the process.
     pub no_ticker: bool,
     /// Take it that the host lost power since the pool was last used, whatever its boot says: for a copy of
     /// the media that was made while it was in use.

@@ -265,7 +265,7 @@ impl<M: Media> Fs<M> {
             fs.settle_durably()?; // recovery has settled everything there is
             fs.core.alloc.release(u64::MAX); // and nobody asks any more for what it held
         }
-        // Without a thread in the background those that replay have it to themselves, and schedules are about what all others have.
+        // Who replays has it to itself, and a barrier would stop the other replays of the process. Schedules are about what all others have.
         if !options.no_ticker || cfg!(shuttle) {
             fs.core.epochs.share();
         }

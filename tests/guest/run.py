@@ -111,13 +111,13 @@ class Guest:
         return self.on
 
     def switched_on(self, persistence, modules, disk=None):
-        # On a busy host an emulated machine may find its own timers broken before it has started anything; one in hundreds goes
-        # round for ever and says nothing.
+        # On a busy host an emulated machine may find its own timers broken before it has started anything, or go
+        # round for ever and say nothing, which was seen once.
         for attempt in range(BOOTS_MAX):
             try:
                 return machine.Machine(
                     self.kernel, self.initrd, modules, self.log, self.acknowledged, persistence, disk,
-                    machine.BOOT_S_FIRST << 2 * attempt,
+                    machine.BOOT_S_FIRST << attempt,
                 )
             except Failed:
                 if attempt == BOOTS_MAX - 1:
