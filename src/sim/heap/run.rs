@@ -164,7 +164,7 @@ impl Start {
     }
 
     fn machine(&self, effort: &Effort) -> Result<Machine, String> {
-        let media = self.media.apart().media(Keep::Everything);
+        let media = self.media.media(Keep::Everything);
         media.mutate(effort.mutation.clone());
         Machine::new(media, self.model.clone(), self.step, self.place.alternates)
     }
