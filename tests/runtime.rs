@@ -500,6 +500,36 @@ fn workers_poll_for_completions_between_uthreads() {
     }
 }
 
+/// Has nothing to complete, and panics whenever it is polled but the first two times.
+#[derive(Default)]
+struct Broken(AtomicU64);
+
+impl Poller for Broken {
+    fn poll(&self) -> Option<Pending> {
+        assert!(self.0.fetch_add(1, Ordering::Relaxed) < 2, "the device is broken");
+        None
+    }
+}
+
+#[test]
+fn a_poller_that_panics_is_polled_no_more_and_its_worker_goes_on() {
+    for workers in [1, 2, 4] {
+        let runtime = runtime();
+        let (broken, device) = (Arc::new(Broken::default()), Arc::new(Device::default()));
+        runtime.add_poller(broken.clone());
+        runtime.add_poller(device.clone());
+        // Each begins on its worker, and goes on there alone.
+        let body = || (0..1000).for_each(|_| sleep(Duration::from_micros(1)));
+        let handles: Vec<_> = (0..8).map(|_| runtime.spawn(body).unwrap()).collect();
+        runtime.run(workers).unwrap();
+        handles.into_iter().for_each(|handle| value(handle.join()));
+        let polls = broken.0.load(Ordering::Relaxed);
+        // Each may poll it while the panic of another is on its way.
+        assert!((3..3 + workers as u64).contains(&polls), "polled {polls} times by {workers} workers");
+        assert!(device.polls.load(Ordering::Relaxed) > 3 + workers as u64, "the other one is not polled");
+    }
+}
+
 #[test]
 fn slices_that_are_too_long_are_counted() {
     let runtime =

@@ -83,7 +83,7 @@ pub struct Stats {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Pending(pub Duration);
 
-/// Something that completes, and wakes who waits for it, when it is looked at.
+/// Something that completes, and wakes who waits for it, when it is looked at. One that panics is polled no more, and the log says so.
 pub trait Poller: Send + Sync {
     /// Wakes those whose wait is over; in how long more is expected, if anything is under way.
     fn poll(&self) -> Option<Pending>;

@@ -16,6 +16,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -240,6 +241,27 @@ impl Shared {
 
     pub fn add_poller(&self, poller: Arc<dyn Poller>) {
         self.pollers.write().push(poller);
+    }
+
+    /// In how long the next completion is expected. A panic ends its poller, not the worker, with which all that began there would
+    /// stand still.
+    fn poll(&self) -> Option<Pending> {
+        let pollers = self.pollers.read();
+        let (mut soonest, mut panicked) = (None, None);
+        for poller in pollers.iter() {
+            match catch_unwind(AssertUnwindSafe(|| poller.poll())) {
+                Ok(pending) => soonest = soonest.into_iter().chain(pending).min(),
+                Err(_) => panicked = Some(poller.clone()),
+            }
+        }
+        drop(pollers);
+        if let Some(panicked) = panicked {
+            self.pollers.write().retain(|poller| !Arc::ptr_eq(poller, &panicked));
+            tracing::error!(
+                "a poller panicked and is polled no more: uthreads that wait for it alone wait for ever"
+            );
+        }
+        soonest
     }
 
     /// Ends the run of `crew`, unless a uthread came, or another worker has ended it.
@@ -477,9 +499,7 @@ impl Local {
     /// Timers, completions, mail; how long nothing of that is expected.
     fn look(&self) -> (Option<Duration>, Option<Pending>) {
         let timer = self.shared.timers.fire();
-        let pollers = self.shared.pollers.read();
-        let pending = pollers.iter().filter_map(|poller| poller.poll()).min();
-        drop(pollers);
+        let pending = self.shared.poll();
         self.open_mail();
         (timer, pending)
     }
