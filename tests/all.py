@@ -388,14 +388,15 @@ def races():
 
 # One after the other; the lanes of a stage run side by side: where the one waits for a last crate, a test or a guest's boot, the
 # other has both cores. (No two of `build`, `cargo`'s compiling and `lint` go on at a time: cargo locks its folder.) What a stage has
-# beside its lanes is taken by whichever comes to its end first, the longest first.
+# beside its lanes is taken by whichever comes to its end first, the longest first; but for what waits for most of its time, which is
+# a lane of its own.
 STAGES = [
-    (([build, cargo], [tools, loom, fuzz, crash, lint]), [mount, wsp, guest, study, kills, c_api, heap, bench, fio_engine, install]),
-    (([schedules, races, demo],), []),
+    (([build, cargo], [tools, loom, fuzz, crash, lint]), [mount, guest, kills, c_api, heap, bench, fio_engine, install], [wsp, study]),
+    (([schedules, races, demo],), [], []),
 ]
 # The others use what `build` makes.
 NEED_NO_BUILD = [build, tools, lint, cargo, loom, fuzz, schedules, races]
-SUITES = [suite for lanes, rest in STAGES for lane in (*lanes, rest) for suite in lane]
+SUITES = [suite for lanes, rest, waiting in STAGES for lane in (*lanes, rest, waiting) for suite in lane]
 
 
 def log_name(suite):
@@ -461,9 +462,9 @@ def main():
                     show(suite, result, seconds)
                     total = together(total, result)
 
-    for lanes, rest in STAGES:
-        with concurrent.futures.ThreadPoolExecutor() as pool:
-            list(pool.map(run_lane, lanes, [rest] * len(lanes)))
+    for lanes, rest, waiting in STAGES:
+        with concurrent.futures.ThreadPoolExecutor(len(lanes) + 1) as pool:
+            list(pool.map(run_lane, [*lanes, waiting], [*[rest] * len(lanes), []]))
     print(f"all of it took {(time.monotonic() - begun) / 60:.1f} minutes")
     print(f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped")
     return 1 if total.failed or total.passed == 0 else 0

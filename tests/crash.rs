@@ -24,9 +24,9 @@ const RANDOM_IMAGES: u64 = 4;
 /// Systematic images per fence: each of the first and last lines missing, or alone.
 const EDGE_LINES: usize = 3;
 
-fn open(image: Vec<u8>, domain: Domain) -> F {
+fn open(media: SimMedia) -> F {
     let options = OpenOptions { no_ticker: true, power_lost: true, ..OpenOptions::default() };
-    let fs = Fs::open(SimMedia::new(image, domain), &options).expect("a crashed pool opens");
+    let fs = Fs::open(media, &options).expect("a crashed pool opens");
     let report = fs.check().expect("a pool that opens can be checked");
     assert!(report.is_clean(), "{:#?}", report.findings);
     fs
@@ -137,7 +137,7 @@ const FOUND_PAGE_CACHE: [u64; 3] = [701, 702, 703];
 const FOUND: [u64; 1] = [102];
 
 /// What a crash left, and at which fence.
-type State = (String, Vec<u8>);
+type State = (String, SimMedia);
 
 /// Does one operation; its name. Errors are fine: an operation may find nothing to do.
 fn operate(fs: &F, now: &Tree, rng: &mut Rng) -> String {
@@ -243,8 +243,8 @@ fn operate(fs: &F, now: &Tree, rng: &mut Rng) -> String {
 }
 
 /// Opens an image and holds it against the trees it may show.
-fn check(image: Vec<u8>, domain: Domain, allowed: [&Tree; 2], what: &str) {
-    let fs = open(image, domain);
+fn check(media: SimMedia, allowed: [&Tree; 2], what: &str) {
+    let fs = open(media);
     let found = tree(&fs);
     if !allowed.contains(&&found) {
         let differs = |t: &Tree| {
@@ -274,13 +274,13 @@ fn check(image: Vec<u8>, domain: Domain, allowed: [&Tree; 2], what: &str) {
             });
         panic!("{what}: not the tree before (differs at {before}) nor after ({after}); {detail:?}");
     }
-    usable(fs, found, domain, what);
+    usable(fs, found, what);
 }
 
 /// Opens an image again and deletes everything.
-fn usable(fs: F, found: Tree, domain: Domain, what: &str) {
+fn usable(fs: F, found: Tree, what: &str) {
     // Recovery is idempotent.
-    let again = open(fs.abandon().unwrap().image(), domain);
+    let again = open(fs.abandon().unwrap().copy());
     let twice = tree(&again);
     let paths = found.keys().chain(twice.keys());
     let changed =
@@ -369,14 +369,14 @@ fn recorder(images: &Arc<Mutex<Vec<State>>>, salt: u64, from: u64) -> Recorder {
             .into_iter()
             .chain(edges.flat_map(|n| [Keep::AllBut(n), Keep::Only(n)]))
             .chain((0..RANDOM_IMAGES).map(|n| Keep::Random(salt ^ crash.fences << 8 ^ n)));
-        queue.extend(keeps.map(|k| (format!("fence {} {k:?}", crash.fences), crash.image(k))));
+        queue.extend(keeps.map(|k| (format!("fence {} {k:?}", crash.fences), crash.media(k))));
     })
 }
 
 fn run(seed: u64, ops: u64, domain: Domain, churns: bool) -> u64 {
     let mut rng = Rng::new(seed);
     let empty = Fs::mkfs(SimMedia::new(vec![0; POOL_BYTES], domain), &MkfsOptions::default()).unwrap();
-    let fs = open(empty.image(), domain);
+    let fs = open(empty.copy());
     let mut before = tree(&fs);
     let images: Arc<Mutex<Vec<State>>> = Arc::default();
     let (mut states, mut cleanings) = (0, 0);
@@ -389,9 +389,9 @@ fn run(seed: u64, ops: u64, domain: Domain, churns: bool) -> u64 {
                 change.apply(&fs, ino, salt as u8);
                 fs.media().record(None);
                 let after = tree(&fs);
-                for (state, image) in images.lock().drain(..) {
+                for (state, media) in images.lock().drain(..) {
                     let what = format!("seed {seed} {domain:?} before op {op} (cleaning), {state}");
-                    check(image, domain, [&before, &after], &what);
+                    check(media, [&before, &after], &what);
                     states += 1;
                     cleanings += 1;
                 }
@@ -405,12 +405,12 @@ fn run(seed: u64, ops: u64, domain: Domain, churns: bool) -> u64 {
         }
         fs.media().record(None);
         let after = tree(&fs);
-        for (state, image) in images.lock().drain(..) {
+        for (state, media) in images.lock().drain(..) {
             let what = format!("seed {seed} {domain:?} op {op} ({name}), {state}");
             if std::env::var_os("LODE_CRASH_TRACE").is_some() && state.contains("Nothing") {
                 eprintln!("{what}");
             }
-            check(image, domain, [&before, &after], &what);
+            check(media, [&before, &after], &what);
             states += 1;
         }
         before = after;
@@ -426,7 +426,7 @@ fn run_page_cache(seed: u64, ops: u64, churns: bool) -> u64 {
     let domain = Domain::PageCache;
     let mut rng = Rng::new(seed);
     let empty = Fs::mkfs(SimMedia::new(vec![0; POOL_BYTES], domain), &MkfsOptions::default()).unwrap();
-    let fs = open(empty.image(), domain);
+    let fs = open(empty.copy());
     fs.sync().unwrap();
     // By inode: what no operation touched since the last sync.
     let mut before = tree(&fs);
@@ -447,7 +447,7 @@ fn run_page_cache(seed: u64, ops: u64, churns: bool) -> u64 {
             ]
             .into_iter()
             .chain((0..2).map(|n| Keep::Random(salt ^ crash.fences << 8 ^ n)));
-            queue.extend(keeps.map(|k| (format!("store order {} {k:?}", crash.fences), crash.image(k))));
+            queue.extend(keeps.map(|k| (format!("store order {} {k:?}", crash.fences), crash.media(k))));
         })));
         if churns {
             churn(&before.clone(), &mut rng, &mut |ino, change| {
@@ -474,9 +474,9 @@ fn run_page_cache(seed: u64, ops: u64, churns: bool) -> u64 {
             fs.sync().unwrap();
         }
         fs.media().record(None);
-        for (state, image) in images.lock().drain(..) {
+        for (state, media) in images.lock().drain(..) {
             let what = format!("seed {seed} page-cache op {op} ({name}), {state}");
-            let crashed = open(image, domain);
+            let crashed = open(media);
             let found = tree(&crashed);
             for (path, seen) in &synced {
                 // Directories on the way may have moved and taken it with them.
@@ -490,7 +490,7 @@ fn run_page_cache(seed: u64, ops: u64, churns: bool) -> u64 {
                 let stays = found_inodes.get(ino).is_some_and(|f| f.same(seen));
                 assert!(stays, "{what}: {ino:?} was synced and is nowhere: {:?}", found.keys());
             }
-            usable(crashed, found, domain, &what);
+            usable(crashed, found, &what);
             states += 1;
         }
         if syncs {
@@ -554,13 +554,13 @@ fn a_crash_around_log_cleaning_costs_nothing() {
 fn run_recovery(seed: u64, ops: u64, domain: Domain) -> u64 {
     let mut rng = Rng::new(seed);
     let empty = Fs::mkfs(SimMedia::new(vec![0; POOL_BYTES], domain), &MkfsOptions::default()).unwrap();
-    let fs = open(empty.image(), domain);
+    let fs = open(empty.copy());
     let images: Arc<Mutex<Vec<State>>> = Arc::default();
     let take = |salt: u64| -> Option<Recorder> {
         let queue = images.clone();
         Some(Box::new(move |crash| {
             let keeps = [Keep::Nothing, Keep::Everything, Keep::Random(salt ^ crash.fences << 8)];
-            queue.lock().extend(keeps.map(|k| (format!("fence {} {k:?}", crash.fences), crash.image(k))));
+            queue.lock().extend(keeps.map(|k| (format!("fence {} {k:?}", crash.fences), crash.media(k))));
         }))
     };
     let mut states = 0;
@@ -577,17 +577,17 @@ fn run_recovery(seed: u64, ops: u64, domain: Domain) -> u64 {
         while crashes.len() > 2 {
             crashes.swap_remove(rng.below(crashes.len() as u64) as usize);
         }
-        for (state, image) in crashes {
+        for (state, media) in crashes {
             let what = format!("seed {seed} {domain:?} op {op} ({name}), {state}");
-            let media = SimMedia::new(image.clone(), domain);
-            media.record(take(salt ^ 1));
+            let to_recover = media.copy();
+            to_recover.record(take(salt ^ 1));
             let options = OpenOptions { no_ticker: true, power_lost: true, ..OpenOptions::default() };
-            let recovered = Fs::open(media, &options).unwrap();
+            let recovered = Fs::open(to_recover, &options).unwrap();
             recovered.media().record(None);
             let wanted = tree(&recovered);
 
             let options = OpenOptions { read_only: true, ..options };
-            let looked_at = Fs::open(SimMedia::new(image, domain), &options).unwrap();
+            let looked_at = Fs::open(media, &options).unwrap();
             assert!(tree(&looked_at) == wanted, "{what}: for reading only it is another tree");
             let refused = [
                 looked_at.mkdir(&Cred::root(), Ino::ROOT, b"new", 0o755, 0).map(drop),
@@ -599,8 +599,8 @@ fn run_recovery(seed: u64, ops: u64, domain: Domain) -> u64 {
             assert_eq!(refused, [Err(libc::EROFS); 2], "{what}: open for reading only");
             looked_at.close().unwrap();
 
-            for (again, image) in std::mem::take(&mut *images.lock()) {
-                let found = tree(&open(image, domain));
+            for (again, media) in std::mem::take(&mut *images.lock()) {
+                let found = tree(&open(media));
                 let mut paths = wanted.keys().chain(found.keys());
                 let changed = paths.find(|p| wanted.get(*p) != found.get(*p));
                 let changed = changed.map(|p| (p, wanted.get(p), found.get(p)));
@@ -686,7 +686,7 @@ fn run_sweeps(seed: u64, ops: u64, domain: Domain) -> u64 {
     let mut rng = Rng::new(seed);
     let options = MkfsOptions::default();
     let empty = Fs::mkfs(SimMedia::new(vec![0; SWEPT_POOL_BYTES], domain), &options).unwrap();
-    let fs = open(empty.image(), domain);
+    let fs = open(empty.copy());
     let ino = fs.create(&Cred::root(), Ino::ROOT, b"f", 0o644, 0, 0).unwrap().0.ino;
     let head = |fs: &F| {
         let slot = TABLE_BLOCK as u64 * BLOCK as u64 + ino.0 as u64 * SLOT as u64;
@@ -718,7 +718,7 @@ fn run_sweeps(seed: u64, ops: u64, domain: Domain) -> u64 {
             let random = (0..2).map(|n| Keep::Random(salt ^ crash.fences << 8 ^ n));
             let keeps = [Keep::Nothing, Keep::Everything, Keep::AllBut(line), Keep::Only(line)].into_iter();
             queue.lock().extend(
-                keeps.chain(random).map(|k| (format!("fence {} {k:?}", crash.fences), crash.image(k))),
+                keeps.chain(random).map(|k| (format!("fence {} {k:?}", crash.fences), crash.media(k))),
             );
         })));
         let name = change_large(&fs, ino, &mut model, &mut rng);
@@ -729,9 +729,9 @@ fn run_sweeps(seed: u64, ops: u64, domain: Domain) -> u64 {
         }
         fs.media().record(None);
         heads.insert(head(&fs));
-        for (state, image) in images.lock().drain(..) {
+        for (state, media) in images.lock().drain(..) {
             let what = format!("seed {seed} {domain:?} op {op} ({name}), {state}");
-            let crashed = open(image, domain);
+            let crashed = open(media);
             let content = |fs: &F| {
                 let mut bytes = vec![0; fs.getattr(ino).unwrap().size as usize];
                 assert_eq!(fs.read(ino, 0, &mut bytes).unwrap(), bytes.len());
@@ -741,7 +741,7 @@ fn run_sweeps(seed: u64, ops: u64, domain: Domain) -> u64 {
             assert!(moments.contains(&found), "{what}: {}", differs(&found, moments.last().unwrap()));
             // What it holds now goes through a close, and its space comes back.
             crashed.close().unwrap();
-            let closed = open(crashed.media().image(), domain);
+            let closed = open(crashed.media().copy());
             assert!(closed.open_report().was_clean, "{what}");
             assert!(content(&closed) == found, "{what}: a close changes it");
             closed.unlink(&Cred::root(), Ino::ROOT, b"f").unwrap();

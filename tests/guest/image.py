@@ -5,6 +5,8 @@ under `target/guest`, never installed. QEMU gets the kernel proper, taken out of
 and the initial file system as it is: emulated processors decompress slowly.
 """
 
+import fcntl
+import functools
 import glob
 import gzip
 import lzma
@@ -51,6 +53,18 @@ def kernel_packages():
     raise Unavailable("apt-cache knows no kernel (one of " + ", ".join(KERNELS) + "): run apt-get update")
 
 
+def one_at_a_time(fetch):
+    """Of two suites that need the same the second finds what the first has fetched."""
+    @functools.wraps(fetch)
+    def alone(cache, *rest):
+        os.makedirs(cache, exist_ok=True)
+        with open(os.path.join(cache, "lock"), "wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return fetch(cache, *rest)
+    return alone
+
+
+@one_at_a_time
 def fetch_kernel(cache, say):
     """Downloads and unpacks the kernel if that was not done before; the directory it is in."""
     for done in sorted(glob.glob(os.path.join(cache, "*", "complete"))):
@@ -82,6 +96,7 @@ def emulator_version(qemu):
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
+@one_at_a_time
 def fetch_emulator(cache, least, say):
     """The path of a QEMU of at least this version: the one that is installed, or the backport of this Debian, with the libraries
     that it takes, downloaded and unpacked under `cache`, never installed."""
