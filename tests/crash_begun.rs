@@ -114,3 +114,17 @@ fn the_same_where_pieces_are_held_back_and_hardly_anything_is_free() {
     println!("{total:?}");
     assert!(total.held_back > 0, "{total:?}");
 }
+
+/// What was found is found again: nothing in it is the clock's or the allocator's.
+#[test]
+fn a_history_replays() {
+    for copier in [Copier::Late, Copier::LateInPieces, Copier::LateStriped, Copier::LateByAlignment] {
+        let start = Start::new(place(copier)).expect("a pool to begin on");
+        for plot in some().into_iter().step_by(9) {
+            let [first, second] =
+                [(), ()].map(|()| play(&start, plot, &BOUNDS, None).expect("promises are kept"));
+            let count = |played: Played| (played.coverage.points, played.coverage.states, played.held_back);
+            assert_eq!(count(first), count(second), "{copier:?} {plot:?}");
+        }
+    }
+}

@@ -56,6 +56,11 @@ fn as_device<T>(job: u64, does: impl FnOnce() -> T) -> T {
     does()
 }
 
+/// How far into a line these bytes begin: what a device's alignment is about.
+pub(super) fn lies(bytes: &[u8]) -> usize {
+    bytes.as_ptr().addr() % LINE
+}
+
 /// What kind of device it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device {
@@ -317,7 +322,7 @@ mod tests {
     fn on_a_line(bytes: impl Fn() -> Box<[u8]>) -> Box<[u8]> {
         // Those that lie elsewhere stay there until then.
         let mut all: Vec<Box<[u8]>> = Vec::new();
-        while all.last().is_none_or(|bytes| !bytes.as_ptr().addr().is_multiple_of(LINE)) {
+        while all.last().is_none_or(|bytes| lies(bytes) != 0) {
             assert!(all.len() < 1000, "nothing lies there");
             all.push(bytes());
         }

@@ -14,6 +14,7 @@ use crate::mover::class::{Class, Owner};
 use super::engine::SimEngine;
 use super::media::SimMedia;
 use super::model::{Falloc, Model, Outcome, Rename, Setting, Target};
+use super::source::{self, Source};
 use super::tree::{self, Tree};
 use super::workload::{Op, bytes};
 
@@ -54,7 +55,7 @@ fn files_of(fs: Arc<Fs<SimMedia>>) -> Arc<Files<SimMedia>> {
 }
 
 /// What the kernel does with its pages where `stored` was stored to them.
-fn write_back(files: &Files<SimMedia>, fd: Fd, at: u64, stored: &[u8]) -> crate::Result<()> {
+fn write_back(files: &Files<SimMedia>, fd: Fd, at: u64, stored: &[u8], tag: u64) -> crate::Result<()> {
     let size = files.fstat(fd)?.size;
     let end = size.min(at + stored.len() as u64);
     if end <= at {
@@ -64,7 +65,7 @@ fn write_back(files: &Files<SimMedia>, fd: Fd, at: u64, stored: &[u8]) -> crate:
     let mut pages = vec![0; (end.next_multiple_of(PAGE).min(size) - first) as usize];
     files.pread(fd, &mut pages, first as i64)?;
     pages[(at - first) as usize..(end - first) as usize].copy_from_slice(&stored[..(end - at) as usize]);
-    files.pwrite(fd, &pages, first as i64).map(drop)
+    files.pwrite(fd, &Source::of(&pages, first, tag), first as i64).map(drop)
 }
 
 impl Machine {
@@ -92,7 +93,7 @@ impl Machine {
     ) -> crate::Result<WriteTicket<SimMedia>> {
         let Op::Write(Target::Path(path), at, len) = op else { unreachable!("only such writes are begun") };
         let fd = self.files.open(path.as_bytes(), libc::O_WRONLY, 0)?;
-        let (src, at) = (bytes(tag, *at, *len).into(), *at as i64);
+        let (src, at) = (source::owned(&bytes(tag, *at, *len), *at), *at as i64);
         let ticket = match class {
             Some(class) => self.files.classed(class).submit_pwrite(fd, src, at),
             None => self.files.submit_pwrite(fd, src, at),
@@ -275,27 +276,26 @@ impl Machine {
                 self.files.close(fd)
             }
             Op::Write(target, at, len) => {
-                let src = bytes(tag, *at, *len);
+                let src = Source::of(&bytes(tag, *at, *len), *at, tag);
                 self.on_open(target, libc::O_WRONLY, |f, fd| f.pwrite(fd, &src, *at as i64).map(drop))
             }
             Op::WriteBack(target, at, len) => {
                 let stored = bytes(tag, *at, *len);
-                self.on_open(target, libc::O_RDWR, |f, fd| write_back(f, fd, *at, &stored))
+                self.on_open(target, libc::O_RDWR, |f, fd| write_back(f, fd, *at, &stored, tag))
             }
             // The flag would be others' too who write by this descriptor meanwhile.
             Op::Append(Target::Slot(slot), len) => {
-                let ino = f.fstat(self.fd(*slot)?)?.ino;
-                f.fs().write(&Cred::root(), ino, 0, &bytes(tag, 0, *len), true).map(drop)
+                let attr = f.fstat(self.fd(*slot)?)?;
+                let src = Source::of(&bytes(tag, 0, *len), attr.size, tag);
+                f.fs().write(&Cred::root(), attr.ino, 0, &src, true).map(drop)
             }
-            Op::Append(target, len) => {
-                let src = bytes(tag, 0, *len);
-                self.on_open(target, libc::O_WRONLY, |f, fd| {
-                    f.set_append(fd, true)?;
-                    let done = f.write(fd, &src).map(drop);
-                    f.set_append(fd, false)?;
-                    done
-                })
-            }
+            Op::Append(target, len) => self.on_open(target, libc::O_WRONLY, |f, fd| {
+                let src = Source::of(&bytes(tag, 0, *len), f.fstat(fd)?.size, tag);
+                f.set_append(fd, true)?;
+                let done = f.write(fd, &src).map(drop);
+                f.set_append(fd, false)?;
+                done
+            }),
             Op::Truncate(Target::Path(path), size) => f.truncate(path.as_bytes(), *size as i64),
             Op::Truncate(Target::Slot(slot), size) => f.ftruncate(self.fd(*slot)?, *size as i64),
             Op::Fallocate(target, how, at, len) => {
@@ -309,7 +309,7 @@ impl Machine {
                 self.on_open(target, libc::O_WRONLY, |f, fd| f.fallocate(fd, mode, *at as i64, *len as i64))
             }
             Op::Setxattr(target, name, len, how) => {
-                let value = bytes(tag, 0, *len);
+                let value = Source::of(&bytes(tag, 0, *len), 0, tag);
                 let flags = match how {
                     Setting::Any => 0,
                     Setting::Create => libc::XATTR_CREATE,

@@ -9,6 +9,7 @@
 //! | `model` | the oracle: what a file system should say |
 //! | `tree` | what a file system does say |
 //! | `workload` | operations, the sequences of them, and the pools they begin on |
+//! | `source` | where in memory the bytes of a write lie |
 //! | `machine` | one operation on the production code and on the oracle, in step |
 //! | `judge` | whether a state that a failure left is one that is allowed |
 //! | `run` | sequences of operations, cut short by failures |
@@ -35,6 +36,7 @@ pub mod media;
 pub mod model;
 pub mod mutation;
 pub mod run;
+mod source;
 pub mod tree;
 mod undecided;
 pub mod workload;
