@@ -315,18 +315,15 @@ mod tests {
     use crate::media::Domain;
     use crate::sim::machine;
     use crate::sim::media::{Copying, Failing, Keep};
+    use crate::sim::source::owned;
 
     const PAGE: usize = 4096;
 
-    /// What the allocator puts where a line begins: the device takes nothing else.
-    fn on_a_line(bytes: impl Fn() -> Box<[u8]>) -> Box<[u8]> {
-        // Those that lie elsewhere stay there until then.
-        let mut all: Vec<Box<[u8]>> = Vec::new();
-        while all.last().is_none_or(|bytes| lies(bytes) != 0) {
-            assert!(all.len() < 1000, "nothing lies there");
-            all.push(bytes());
-        }
-        all.pop().expect("it is the last")
+    /// Bytes that lie where a line begins: the device takes nothing else.
+    fn on_a_line(bytes: &[u8]) -> Box<[u8]> {
+        let owned = owned(bytes, 0);
+        assert_eq!(lies(&owned), 0, "nothing lies there");
+        owned
     }
 
     /// Which pages of two, full of bytes of their own, are durable at each fence.
@@ -338,7 +335,7 @@ mod tests {
             let is_there = |fill| image.chunks(PAGE).any(|page| page.iter().all(|byte| *byte == fill));
             own.lock().push(fills.map(is_there));
         })));
-        let bytes = on_a_line(|| fills.iter().flat_map(|fill| [*fill; PAGE]).collect());
+        let bytes = on_a_line(&fills.map(|fill| [fill; PAGE]).concat());
         let before = files.fs().mover().moved().copies;
         assert_eq!(files.submit_pwrite(fd, bytes, 0).unwrap().wait().unwrap(), 2 * PAGE);
         files.fs().media().record(None);
@@ -379,7 +376,7 @@ mod tests {
         at(20);
         // The device meets it, and then the processor.
         files.fs().media().fail_access(1, Failing::Twice);
-        let ticket = files.submit_pwrite(fd, on_a_line(|| vec![2; PAGE].into()), 0).unwrap();
+        let ticket = files.submit_pwrite(fd, on_a_line(&[2; PAGE]), 0).unwrap();
         at(30);
         if linked {
             files.link(b"f", b"g").unwrap();
