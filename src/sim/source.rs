@@ -42,13 +42,13 @@ impl Deref for Source {
 /// As a source that lies well, of bytes that are given away.
 pub(super) fn owned(bytes: &[u8], at: u64) -> Box<[u8]> {
     // Those that lie elsewhere stay there until then, and what is between them differs in size, so that each is another place.
-    let (mut elsewhere, mut between): (Vec<Box<[u8]>>, Vec<Box<[u8]>>) = Default::default();
+    let (mut elsewhere, mut between) = (Vec::new(), Vec::new());
     loop {
         let found: Box<[u8]> = bytes.into();
         if lies(&found) == within(at) || elsewhere.len() == TRIES_MAX {
             return found;
         }
-        between.push(vec![0; 8 + 16 * (elsewhere.len() % 4)].into());
+        between.push(vec![0u8; 8 + 16 * (elsewhere.len() % 4)]);
         elsewhere.push(found);
     }
 }
