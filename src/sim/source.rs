@@ -72,9 +72,11 @@ mod tests {
                 assert!(*source == *bytes);
             }
         }
-        for at in [0, 32, 4000, 30_000].into_iter().flat_map(|at| [(at, 300), (at, 4096), (at, 5000)]) {
-            let owned = owned(&bytes[..at.1.min(5000)], at.0);
-            assert!(*owned == bytes[..at.1.min(5000)]);
+        for (at, len) in [0, 32, 4000, 30_000].into_iter().flat_map(|at| [(at, 300), (at, 4096), (at, 5000)])
+        {
+            let owned = owned(&bytes[..len], at);
+            assert!(*owned == bytes[..len]);
+            assert_eq!(lies(&owned), within(at), "{at} {len}");
         }
     }
 }
