@@ -46,9 +46,10 @@ impl Time {
             Ok(d) => Time::new(d.as_secs() as i64, d.subsec_nanos()),
             Err(e) => {
                 let d = e.duration();
+                let sec = 0_i64.saturating_sub_unsigned(d.as_secs());
                 match d.subsec_nanos() {
-                    0 => Time::new(-(d.as_secs() as i64), 0),
-                    n => Time::new(-(d.as_secs() as i64) - 1, 1_000_000_000 - n),
+                    0 => Time::new(sec, 0),
+                    n => Time::new(sec - 1, 1_000_000_000 - n),
                 }
             }
         }

@@ -36,14 +36,15 @@ pub(crate) fn time_from_system_time(system_time: &SystemTime) -> (i64, u32) {
 
 /// Converts a tuple of (seconds, nanoseconds) since the Unix epoch to a `SystemTime`.
 ///
-/// This handles negative seconds (times before the Unix epoch).
+/// This handles negative seconds (times before the Unix epoch), behind which
+/// nanoseconds count forward, too. A second has no more of them.
 pub(crate) fn system_time_from_time(secs: i64, nsecs: u32) -> SystemTime {
+    let nsecs = Duration::from_nanos(u64::from(nsecs.min(999_999_999)));
+    let secs_from_epoch = Duration::from_secs(secs.unsigned_abs());
     if secs >= 0 {
-        SystemTime::UNIX_EPOCH + Duration::new(secs as u64, nsecs)
+        SystemTime::UNIX_EPOCH + secs_from_epoch + nsecs
     } else {
-        // TODO: overflow
-        // TODO: 1_000_000_000 - nsec
-        SystemTime::UNIX_EPOCH - Duration::new((-secs) as u64, nsecs)
+        SystemTime::UNIX_EPOCH - secs_from_epoch + nsecs
     }
 }
 
@@ -52,7 +53,18 @@ mod test {
     use std::time::Duration;
     use std::time::UNIX_EPOCH;
 
+    use crate::time::system_time_from_time;
     use crate::time::time_from_system_time;
+
+    #[test]
+    fn test_system_time_from_time_is_the_inverse() {
+        for secs in [i64::MIN, i64::MIN + 1, -2, -1, 0, 1, i64::MAX] {
+            for nsecs in [0, 1, 999_999_999] {
+                let time = system_time_from_time(secs, nsecs);
+                assert_eq!((secs, nsecs), time_from_system_time(&time));
+            }
+        }
+    }
 
     #[test]
     fn test_time_from_system_time_negative() {

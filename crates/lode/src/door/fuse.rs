@@ -65,6 +65,15 @@ pub struct FuseDoor<M: Media> {
 impl<M: Media> FuseDoor<M> {
     /// Agrees with the kernel over `device`, a /dev/fuse descriptor that stands for a mount.
     pub fn open(fs: Arc<Fs<M>>, device: OwnedFd, settings: &Settings) -> io::Result<FuseDoor<M>> {
+        FuseDoor::agree(fs, device, settings, may_clone())
+    }
+
+    fn agree(
+        fs: Arc<Fs<M>>,
+        device: OwnedFd,
+        settings: &Settings,
+        clone_device: bool,
+    ) -> io::Result<FuseDoor<M>> {
         let (kernel, traffic) = (Arc::new(OnceLock::new()), Arc::<Traffic>::default());
         let requests = Requests {
             service: Service {
@@ -82,7 +91,7 @@ impl<M: Media> FuseDoor<M> {
         };
         let mut config = fuser::Config::default();
         config.n_threads = Some(settings.threads);
-        config.clone_fd = may_clone();
+        config.clone_fd = clone_device;
         // Who may enter is the mount's business (`allow_other`), and the kernel checks it.
         let session = Session::from_fd(requests, device, SessionACL::All, config)?;
         if kernel.set(session.notifier()).is_err() {
@@ -970,6 +979,9 @@ impl<M: Media> Filesystem for Requests<M> {
         }
     }
 }
+
+#[cfg(test)]
+mod arbitrary;
 
 #[cfg(test)]
 mod tests {

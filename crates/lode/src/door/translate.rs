@@ -1,6 +1,6 @@
 //! Our types in `fuser`'s words and back.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
 use fuser::{Errno, FileAttr, FileType, INodeNo, TimeOrNow};
 use lodestone::fs::{Attr, DirEntry, Ino, Kind, SetTime, Time};
@@ -87,42 +87,13 @@ fn bare(number: u32, kind: Kind) -> FileAttr {
 pub fn set_time(time: TimeOrNow) -> SetTime {
     match time {
         TimeOrNow::Now => SetTime::Now,
-        TimeOrNow::SpecificTime(t) => SetTime::To(requested_time(t)),
-    }
-}
-
-/// `fuser` 0.18 reads the kernel's (seconds, nanoseconds) before 1970 as `1970 - |seconds| - nanoseconds`,
-/// where the nanoseconds count forward. This takes them out as it put them in.
-fn requested_time(t: SystemTime) -> Time {
-    match UNIX_EPOCH.duration_since(t) {
-        Ok(before) if before > Duration::ZERO => {
-            let sec = i64::try_from(before.as_secs()).map_or(i64::MIN, |s| -s);
-            Time::new(sec, before.subsec_nanos())
-        }
-        _ => Time::from_system_time(t),
+        TimeOrNow::SpecificTime(t) => SetTime::To(Time::from_system_time(t)),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// As `fuser` decodes what the kernel sent.
-    fn decoded(sec: i64, nsec: u32) -> SystemTime {
-        if sec >= 0 {
-            UNIX_EPOCH + Duration::new(sec as u64, nsec)
-        } else {
-            UNIX_EPOCH - Duration::new(sec.unsigned_abs(), nsec)
-        }
-    }
-
-    #[test]
-    fn requested_times_arrive_as_the_kernel_sent_them() {
-        for (sec, nsec) in [(0, 0), (0, 5), (1, 999_999_999), (-1, 0), (-1, 1), (-2, 999_999_999)] {
-            assert_eq!(requested_time(decoded(sec, nsec)), Time { sec, nsec }, "{sec} {nsec}");
-        }
-        assert_eq!(requested_time(decoded(i64::MIN, 0)), Time::new(i64::MIN, 0));
-    }
 
     #[test]
     fn an_inode_number_we_never_gave_is_stale() {

@@ -1753,8 +1753,7 @@ mod op {
                     arg: data.fetch()?,
                     data: data.fetch_all(),
                 };
-                assert!(out.data().len() == out.arg.size as usize);
-                out
+                (out.data().len() == out.arg.size as usize).then_some(out)?
             }),
             fuse_opcode::FUSE_STATFS => Operation::StatFs(StatFs { header }),
             fuse_opcode::FUSE_RELEASE => Operation::Release(Release {
@@ -1772,8 +1771,7 @@ mod op {
                     name: data.fetch_str()?,
                     value: data.fetch_all(),
                 };
-                assert!(out.value.len() == out.arg.size as usize);
-                out
+                (out.value.len() == out.arg.size as usize).then_some(out)?
             }),
             fuse_opcode::FUSE_GETXATTR => Operation::GetXAttr(GetXAttr {
                 header,
