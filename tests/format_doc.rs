@@ -162,7 +162,7 @@ fn tables() -> Vec<String> {
                 ("mode", attr::MODE, 4),
                 ("uid", attr::UID, 4),
                 ("gid", attr::GID, 4),
-                ("flags: 1 pages behind the size go", attr::FLAGS, 4),
+                ("flags: 1 pages behind the size go, 2 the size is larger than before", attr::FLAGS, 4),
                 ("size", attr::SIZE, 8),
                 ("access time", attr::ATIME, 8),
                 ("modification time", attr::MTIME, 8),

@@ -111,6 +111,43 @@ fn pattern(seed: u64, len: usize) -> Vec<u8> {
 }
 
 #[test]
+fn a_truncate_that_grows_keeps_what_was_reserved() {
+    for at_end in [close, crash] {
+        let fs = fresh();
+        let file = make(&fs, Ino::ROOT, "f");
+        fs.write(&root(), file, 0, &pattern(1, 5000), false).unwrap();
+        fs.fallocate(&root(), file, libc::FALLOC_FL_KEEP_SIZE, 0, 1 << 20).unwrap();
+        let reserved = fs.getattr(file).unwrap().blocks;
+        assert_eq!(reserved, (1 << 20) / 512);
+        let resize = |fs: &F, size| {
+            fs.setattr(&root(), file, &SetAttr { size: Some(size), ..SetAttr::default() }).unwrap().blocks
+        };
+        assert_eq!(resize(&fs, 100_000), reserved);
+        assert_eq!(resize(&fs, 300_001), reserved);
+        let fs = at_end(fs);
+        assert_eq!(fs.getattr(file).unwrap().blocks, reserved);
+        let mut wanted = pattern(1, 5000);
+        wanted.resize(300_001, 0);
+        assert_eq!(content(&fs, file), wanted);
+        assert!(fs.check().unwrap().findings.iter().all(|f| f.ino != Some(file.0)));
+        // One that leaves the size, or makes it smaller, gives it back.
+        let held = 300_001_u64.div_ceil(4096) * 8;
+        assert_eq!(resize(&fs, 300_001), held);
+        assert_eq!(resize(&fs, 5000), 16);
+        assert_eq!(content(&at_end(fs), file), pattern(1, 5000));
+    }
+}
+
+#[test]
+fn what_is_created_as_the_parent_of_a_directory_that_is_gone_is_refused() {
+    let fs = fresh();
+    let dir = fs.mkdir(&root(), Ino::ROOT, b"d", 0o755, 0).unwrap().ino;
+    fs.rmdir(&root(), Ino::ROOT, b"d").unwrap();
+    assert_eq!(fs.create(&root(), dir, b"..", 0o644, 0, 0).unwrap_err().errno(), libc::ENOENT);
+    fs.forget(dir, 1);
+}
+
+#[test]
 fn files_survive_a_close_and_a_crash() {
     let mut fs = fresh();
     let dir = mkdir(&fs, Ino::ROOT, "d");

@@ -106,7 +106,8 @@ impl<M: Media> Fs<M> {
             Err(e) => return Err(self.give_back(&fresh, e)),
         };
         body.size = size;
-        body.attr_record(atime, field::attr::TRUNCATE, batch);
+        let grows = size > old;
+        body.attr_record(atime, if grows { field::attr::GROW } else { field::attr::TRUNCATE }, batch);
         // It has to work on a full pool where it makes room.
         let makes_room = size.div_ceil(PAGE) < old.div_ceil(PAGE);
         let class = if makes_room { Class::Last } else { Class::Release };
@@ -122,8 +123,10 @@ impl<M: Media> Fs<M> {
                 && !size.is_multiple_of(PAGE)
                 && !self.core.media.omits("what a truncate cut off is not written in place");
         }
-        let page = size.div_ceil(PAGE) as u32;
-        body.file_mut().clear(page, u32::MAX - page, &mut |run, _| self.core.free(run, reuse));
+        if !grows {
+            let page = size.div_ceil(PAGE) as u32;
+            body.file_mut().clear(page, u32::MAX - page, &mut |run, _| self.core.free(run, reuse));
+        }
         Ok(())
     }
 

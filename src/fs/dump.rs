@@ -106,7 +106,11 @@ fn describe(r: &Record) -> String {
             get32(b, field::attr::UID),
             get32(b, field::attr::GID),
             get64(b, field::attr::SIZE),
-            if get32(b, field::attr::FLAGS) & field::attr::TRUNCATE != 0 { " (truncates)" } else { "" },
+            match get32(b, field::attr::FLAGS) {
+                f if f & field::attr::TRUNCATE != 0 => " (truncates)",
+                f if f & field::attr::GROW != 0 => " (grows)",
+                _ => "",
+            },
             time(get64(b, field::attr::ATIME)),
             time(get64(b, field::attr::MTIME)),
             time(get64(b, field::attr::CTIME))

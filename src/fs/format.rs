@@ -583,8 +583,15 @@ pub mod field {
         pub const ATIME: usize = 40;
         pub const MTIME: usize = 48;
         pub const CTIME: usize = 56;
-        /// Pages behind the size lose their blocks.
+        /// The size is set, and pages behind it lose their blocks.
         pub const TRUNCATE: u32 = 1;
+        /// The size is set to a larger one: blocks that are reserved behind the old end stay.
+        pub const GROW: u32 = 2;
+
+        /// Whether a record is a truncate's, and not one of other attributes, which has the size as it was.
+        pub fn sets_size(record: &[u8]) -> bool {
+            super::super::get32(record, FLAGS) & (TRUNCATE | GROW) != 0
+        }
     }
 
     pub mod pages {

@@ -784,7 +784,11 @@ impl<'a> AddRecord<'a> {
 /// cleanly, or recovery has been over it.
 pub fn load<M: Media>(core: &Core<M>, ino: u32, slot: Addr) -> Result<Inode> {
     let header = read_header(core, ino, slot)?.ok_or_else(|| {
-        Error::message(libc::EUCLEAN, "inode::load", format!("inode {ino} has no valid slot"))
+        Error::message(
+            libc::EUCLEAN,
+            "inode::load",
+            format!("inode {ino} has no valid slot; lode fsck --repair keeps what validates"),
+        )
     })?;
     let owner = Owner { ino, generation: header.generation, slot };
     let mut reader = Reader::new(core, owner)?;

@@ -481,6 +481,7 @@ pub fn release<M: Media>(core: &Core<M>, addr: Addr, lines: u16, epoch: Option<u
             None => core.alloc.free_mini(addr_mini(addr)),
             Some(e) => core.alloc.free_mini_deferred(addr_mini(addr), e),
         }
+        core.check_freed();
     } else {
         core.free(Run { start: Block((addr.0 / BLOCK as u64) as u32), count: 1 }, epoch);
     }

@@ -347,6 +347,25 @@ impl<M: Media> Core<M> {
             None => self.alloc.free(run),
             Some(e) => self.alloc.free_deferred(run, e),
         });
+        self.check_freed();
+    }
+
+    /// Behind whatever frees: once that was not in use, nothing is changed any more.
+    #[inline]
+    pub(crate) fn check_freed(&self) {
+        if self.alloc.is_wrong() {
+            self.stop_changes();
+        }
+    }
+
+    #[cold]
+    fn stop_changes(&self) {
+        self.failed.store(true, Ordering::Release);
+        if !self.poisoned.swap(true, Ordering::AcqRel) {
+            tracing::error!(
+                "blocks were given back that were not in use: the pool is damaged, and takes no more changes; close it and run lode fsck --repair"
+            );
+        }
     }
 
     /// A run that is freed next is the one that this thread is given next, if it is short: its first pages are looked up, for

@@ -264,6 +264,7 @@ impl<M: Media> Fs<M> {
         if !was_clean && !fs.core.read_only {
             fs.settle_durably()?; // recovery has settled everything there is
             fs.core.alloc.release(u64::MAX); // and nobody asks any more for what it held
+            fs.core.check_freed();
         }
         // Who replays has it to itself, and a barrier would stop the other replays of the process. Schedules are about what all others have.
         if !options.no_ticker || cfg!(shuttle) {
@@ -383,6 +384,7 @@ impl<M: Media> Fs<M> {
         *self.state.lock() = state;
         if self.core.deferring {
             let blocks = self.core.alloc.release(synced.named);
+            self.core.check_freed();
             if self.slots.release(synced.named) || blocks {
                 self.core.releases.fetch_add(1, Ordering::Release);
             }
@@ -463,6 +465,8 @@ impl<M: Media> Fs<M> {
         }
         // Everything is durable and named: what waited for that is free.
         self.core.alloc.release(u64::MAX);
+        self.core.check_freed();
+        self.core.check_stored()?;
         self.slots.release(u64::MAX);
         // What a scan finds in the logs of directories a checkpoint would hide.
         // And that what is quarantined for want of room below the pool is free.

@@ -179,7 +179,8 @@ impl<M: Media> Fs<M> {
                 made => return Ok((made?, true)),
             }
             match self.lookup(cred, dir, name) {
-                Err(e) if e.errno() == libc::ENOENT => continue, // it went in between
+                // It went in between; but for what every directory has, until the directory has gone itself.
+                Err(e) if e.errno() == libc::ENOENT && !matches!(name, b"." | b"..") => continue,
                 found => {
                     let found = found?;
                     let ino = found.ino;

@@ -82,7 +82,7 @@ impl<M: Media> Fs<M> {
             watch.did(Phase::Copy);
             done += n;
         }
-        if len > 0 {
+        if !dst.bytes().is_empty() {
             self.touch(inode, body.mtime.max(body.ctime));
             watch.did(Phase::Metadata);
         }

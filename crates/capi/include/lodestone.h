@@ -21,6 +21,10 @@
  * survived from the next lode_fsync of the file (or lode_sync) on. What a crash interrupts has happened
  * wholly or not at all.
  *
+ * Signals: from the first pool, media or heap on SIGBUS has a handler, by which bad media is EIO of one call. It passes on
+ * what is not about them to the handler that was there. A program that installs its own later calls the one that it
+ * replaces (or the process ends at bad media).
+ *
  * What a caller owes: pointers are NULL or valid for the length given, and strings end with a NUL; nobody
  * writes them meanwhile. All functions may be called from any thread at any time, also lode_close and
  * lode_close_pool, which wait for the calls in flight (so does lode_media_close); not from a signal handler.

@@ -134,13 +134,12 @@ pub fn read<M: Media>(pool: &Pool<M>, owner: Owner, header: SlotHeader, cut: Opt
             image.apply(pool, &rec, op.seq, in_doubt);
             let changes_data = match rec.kind {
                 Type::Write => get16(rec.bytes, field::write::FLAGS) & field::write::MOVED == 0,
-                Type::Attr => get32(rec.bytes, field::attr::FLAGS) & field::attr::TRUNCATE != 0,
+                Type::Attr => field::attr::sets_size(rec.bytes),
                 kind => matches!(kind, Type::Hole | Type::Redo),
             };
             claims = claims.filter(|_| !changes_data);
-            let keeps_pages = |b| get32(b, field::attr::FLAGS) & field::attr::TRUNCATE == 0;
             if let Some(((size, mtime), holds)) =
-                claims.filter(|_| rec.kind == Type::Attr && keeps_pages(rec.bytes))
+                claims.filter(|_| rec.kind == Type::Attr && !field::attr::sets_size(rec.bytes))
             {
                 image.size = if image.size == size { holds.0 } else { image.size };
                 image.mtime = if image.mtime == mtime { holds.1 } else { image.mtime };

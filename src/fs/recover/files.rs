@@ -211,7 +211,7 @@ impl Claims {
     /// writes all of them down.
     fn give_up(self, body: &mut Body, op: &Op) {
         for record in op.records().filter(|r| r.kind == Type::Attr) {
-            if get32(record.bytes, field::attr::FLAGS) & field::attr::TRUNCATE != 0 {
+            if field::attr::sets_size(record.bytes) {
                 continue;
             }
             if body.size == self.size {
@@ -228,7 +228,7 @@ impl Claims {
 fn sets_times(op: &Op) -> bool {
     op.records().any(|r| match r.kind {
         Type::Write => get16(r.bytes, field::write::FLAGS) & field::write::MOVED == 0,
-        Type::Attr => get32(r.bytes, field::attr::FLAGS) & field::attr::TRUNCATE != 0,
+        Type::Attr => field::attr::sets_size(r.bytes),
         kind => matches!(kind, Type::Hole | Type::Redo),
     })
 }

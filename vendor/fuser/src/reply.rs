@@ -14,6 +14,7 @@ use std::time::Duration;
 #[cfg(target_os = "macos")]
 use std::time::SystemTime;
 
+use log::debug;
 use log::error;
 use log::warn;
 
@@ -134,7 +135,12 @@ impl ReplyRaw {
         let sender = self.sender.take().unwrap();
         let res = response.with_iovec(self.unique, |iov| sender.send(iov));
         if let Err(err) = res {
-            error!("Failed to send FUSE reply: {err}");
+            // The request is gone: whoever asked was interrupted, or has its answer already.
+            if err.raw_os_error() == Some(libc::ENOENT) {
+                debug!("No one waits for this FUSE reply: {err}");
+            } else {
+                error!("Failed to send FUSE reply: {err}");
+            }
         }
     }
     pub(crate) fn send_ll(mut self, response: &impl Response) {

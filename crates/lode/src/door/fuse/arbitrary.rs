@@ -13,6 +13,7 @@ use std::time::Duration;
 use lodestone::fs::{Fs, Ino, Kind, MkfsOptions, OpenOptions, check};
 use lodestone::media::{Domain, Pool, PoolOptions};
 use proptest::prelude::*;
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use super::FuseDoor;
@@ -25,7 +26,7 @@ const THREADS: usize = 3;
 /// Requests under way at once, at most.
 const AT_ONCE: usize = 4;
 /// An answer that takes longer never comes.
-const LATE: Duration = Duration::from_secs(5);
+const LATE: Duration = Duration::from_secs(60);
 
 const REQUEST_HEAD: usize = 40;
 const ANSWER_HEAD: usize = 16;
@@ -380,12 +381,14 @@ impl Kernel {
         self.unique
     }
 
-    /// The next answer, and to what. What the server says unasked is passed over.
-    fn next(&self) -> (u64, Answer) {
+    /// The next answer, and to what; none in time. What the server says unasked is passed over.
+    fn next(&self) -> Option<(u64, Answer)> {
         let mut message = vec![0; ANSWER_HEAD + 2 * DATA_BYTES_MAX as usize];
         loop {
-            let (count, whole) = rustix::net::recv(&self.end, &mut message[..], RecvFlags::TRUNC)
-                .expect("the server answers, and in time");
+            let (count, whole) = match rustix::net::recv(&self.end, &mut message[..], RecvFlags::TRUNC) {
+                Err(Errno::AGAIN) => return None,
+                received => received.expect("the server is there"),
+            };
             assert_eq!(count, whole, "an answer is longer than anything that was asked for");
             assert!(count >= ANSWER_HEAD, "no answer has {count} bytes");
             let message = &message[..count];
@@ -396,13 +399,16 @@ impl Kernel {
             }
             assert!((-4095..=0).contains(&error), "no error is {error}");
             assert!(error == 0 || count == ANSWER_HEAD, "an error says no more");
-            return (unique, if error == 0 { Ok(message[ANSWER_HEAD..].to_vec()) } else { Err(-error) });
+            return Some((
+                unique,
+                if error == 0 { Ok(message[ANSWER_HEAD..].to_vec()) } else { Err(-error) },
+            ));
         }
     }
 
     fn ask(&mut self, code: u32, node: u64, arguments: &[u8]) -> Answer {
         let asked = self.send(code, node, 0, arguments);
-        let (unique, answer) = self.next();
+        let (unique, answer) = self.next().expect("an answer in time");
         assert_eq!(unique, asked);
         answer
     }
@@ -490,7 +496,8 @@ impl Kernel {
             }
             let mut said = Vec::new();
             while !asked.is_empty() {
-                let (unique, answer) = self.next();
+                let (unique, answer) =
+                    self.next().unwrap_or_else(|| panic!("no answer in {LATE:?} to {asked:#?}"));
                 let (step, node) = asked.remove(&unique).expect("an answer was asked for, and is the first");
                 said.push((step, node, answer));
             }
@@ -545,7 +552,7 @@ fn serve_all(steps: &[Step], cache: Cache) -> Result<(), TestCaseError> {
         class_by_priority: false,
     };
     let door = FuseDoor::agree(Arc::clone(&fs), theirs, &settings, false).unwrap();
-    let (_, agreed) = kernel.next();
+    let (_, agreed) = kernel.next().expect("an answer in time");
     prop_assert!(agreed.is_ok());
     let served = door.serve().unwrap();
     let result = kernel.run(steps);
