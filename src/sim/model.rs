@@ -120,9 +120,12 @@ impl File {
         }
     }
 
+    /// What is reserved behind the end is given back, but where the file grows.
     fn resize(&mut self, size: u64) {
+        if size <= self.bytes.len() as u64 {
+            self.pages.retain(|page, _| *page < size.div_ceil(PAGE));
+        }
         self.bytes.resize(size as usize, 0);
-        self.pages.retain(|page, _| *page < size.div_ceil(PAGE));
     }
 
     fn reserve(&mut self, pages: std::ops::Range<u64>) {

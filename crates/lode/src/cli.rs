@@ -5,6 +5,7 @@ pub mod wsp;
 
 use std::ffi::OsString;
 use std::fmt;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -553,7 +554,7 @@ pub struct Crash {
     pub leaves: u64,
     /// Threads [default: all CPUs]
     #[arg(long, value_name = "N")]
-    pub threads: Option<usize>,
+    pub threads: Option<NonZeroUsize>,
     /// Test the tester: leave out each flush, fence, sync and checksum check of the file system, one at a time,
     /// and say which of them no sequence misses
     #[arg(long)]

@@ -151,7 +151,9 @@ impl Configured {
             return Ok(false);
         };
         let (id, is_switch) = (arg.get_id().clone(), matches!(arg.get_action(), ArgAction::SetTrue));
-        let values = words(value, is_switch).ok_or_else(|| {
+        let takes_list = arg.get_value_delimiter().is_some() || matches!(arg.get_action(), ArgAction::Append);
+        let fits = takes_list || !matches!(value, Value::Array(_));
+        let values = words(value, is_switch).filter(|_| fits).ok_or_else(|| {
             unknown(file, key, if is_switch { "wants true or false" } else { "wants one value" })
         })?;
         let command = std::mem::take(&mut self.command);
@@ -248,6 +250,7 @@ mod tests {
             ("[rm]\nforce = true", "on the command line"),
             ("[info]\njson = \"maybe\"", "wants true or false"),
             ("[mkfs]\nsize = 1.5", "wants one value"),
+            ("[mkfs]\nsize = [\"1G\", \"2G\"]", "wants one value"),
         ] {
             match configured(text) {
                 Err(Failure::Usage(message)) => assert!(message.contains(said), "{text}: {message}"),

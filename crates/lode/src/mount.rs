@@ -18,7 +18,7 @@ mod stop;
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -36,6 +36,7 @@ use rustix::mount::MountFlags;
 use crate::door::connect::{self, Attachment, Plan};
 use crate::door::fuse::FuseDoor;
 use crate::door::{Cache, Door, Settings};
+use crate::failure::complain;
 use crate::live::address::Address;
 use crate::live::server::{self, Listening};
 use crate::live::state::Mounted;
@@ -103,14 +104,9 @@ pub fn umount(dir: &Path) -> ExitCode {
 
 fn report(failure: Failure) -> ExitCode {
     if let Some(message) = failure.message {
-        say(&message);
+        complain(message);
     }
     ExitCode::from(failure.code)
-}
-
-/// One line on stderr, whatever names it holds; nobody may be there to read it.
-fn say(message: &str) {
-    let _ = writeln!(io::stderr(), "lode: {}", message.replace(|c: char| c.is_control(), "?"));
 }
 
 fn mount(request: &MountOptions) -> Result<(), Failure> {
@@ -162,7 +158,12 @@ impl Place {
             return Ok(Place::Device(fd));
         }
         let about = |e: io::Error| Failure::failed(format!("{}: {e}", show(dir)));
-        let path = mounts::resolve(dir).map_err(about)?;
+        let path = mounts::resolve(dir).map_err(|e| match e.kind() {
+            io::ErrorKind::NotFound => {
+                Failure::failed(format!("{}: {e}; make this directory first", show(dir)))
+            }
+            _ => about(e),
+        })?;
         remove_dead_mounts(&path)?;
         if !fs::metadata(&path).map_err(about)?.is_dir() {
             return Err(Failure::failed(format!("{} is not a directory", show(dir))));
@@ -192,7 +193,7 @@ fn remove_dead_mounts(path: &Path) -> Result<(), Failure> {
             Failure::failed(format!("{path} is a dead mount that cannot be removed: {e}"))
         };
         connect::unmount(path, true).map_err(failed)?;
-        say(&format!("note: removed the dead mount on {}, whose server has gone", show(path)));
+        complain(format!("note: removed the dead mount on {}, whose server has gone", show(path)));
     }
     Ok(())
 }
@@ -391,7 +392,10 @@ fn close<M: Media>(fs: &Fs<M>) -> Result<(), Failure> {
 
 fn unmount(dir: &Path) -> Result<(), Failure> {
     let about = |e: io::Error| Failure::failed(format!("{}: {e}", show(dir)));
-    let path = mounts::resolve(dir).map_err(about)?;
+    let path = mounts::resolve(dir).map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => Failure::failed(format!("no pool is mounted on {}: {e}", show(dir))),
+        _ => about(e),
+    })?;
     let Some(entry) = mounts::at(&path).map_err(about)?.filter(mounts::Entry::is_pool) else {
         return Err(Failure::failed(format!("no pool is mounted on {}", show(dir))));
     };

@@ -41,6 +41,26 @@ fn text(files: &Files<Pool>, path: &str) -> String {
 }
 
 #[test]
+fn a_read_at_the_end_and_a_link_that_is_followed_set_the_access_time() {
+    let files = files();
+    make(&files, "f", "text");
+    files.symlink(b"f", b"link").unwrap();
+    let old = Time::new(1, 0);
+    for name in [b"f".as_slice(), b"link"] {
+        files.utimensat(AT_FDCWD, name, Some(SetTime::To(old)), None, libc::AT_SYMLINK_NOFOLLOW).unwrap();
+    }
+    let fd = files.open(b"f", O_RDONLY, 0).unwrap();
+    assert_eq!(files.pread(fd, &mut [], 0).unwrap(), 0);
+    assert_eq!(files.stat(b"f").unwrap().atime, old, "nothing was asked for");
+    assert_eq!(files.pread(fd, &mut [0; 9], 4).unwrap(), 0);
+    assert!(files.stat(b"f").unwrap().atime > old);
+    files.close(fd).unwrap();
+    assert_eq!(files.lstat(b"link").unwrap().atime, old);
+    files.stat(b"link").unwrap();
+    assert!(files.lstat(b"link").unwrap().atime > old);
+}
+
+#[test]
 fn paths_start_at_descriptors() {
     let files = files();
     files.mkdir(b"a", 0o777).unwrap();
