@@ -42,7 +42,8 @@ fn length() -> impl Strategy<Value = usize> {
 
 fn operation() -> impl Strategy<Value = Op> {
     let special = select(vec![Special::Fifo, Special::CharDevice, Special::Socket]);
-    let rename = select(vec![Rename::Plain, Rename::Plain, Rename::NoReplace, Rename::Exchange]);
+    let rename =
+        select(vec![Rename::Plain, Rename::Plain, Rename::NoReplace, Rename::Exchange, Rename::Whiteout]);
     let falloc = select(vec![
         Falloc::Reserve,
         Falloc::ReserveKeepSize,

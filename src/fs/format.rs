@@ -624,7 +624,8 @@ pub mod field {
         pub const COOKIE: usize = 36;
         /// Cookie of the entry of the same name that goes, or 0.
         pub const REPLACES: usize = 40;
-        /// Cookie of the entry of this directory under which the inode was known, or 0.
+        /// Cookie of the entry of this directory under which the inode was known, or 0. With a partner: of the entry that goes to
+        /// that one's directory, while a new inode, a whiteout, takes its name.
         pub const MOVED: usize = 44;
         pub const KIND: usize = 48;
         pub const NAME_LEN: usize = 49;

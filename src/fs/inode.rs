@@ -712,6 +712,12 @@ impl<'a> AddRecord<'a> {
         })
     }
 
+    /// Whether it is the half of a rename that leaves a whiteout behind: besides what it adds, another entry goes to the partner's
+    /// directory.
+    pub fn sends(&self) -> bool {
+        self.partner.is_some() && self.moved != 0
+    }
+
     /// Puts the record into `batch`.
     #[inline]
     pub fn encode(&self, batch: &mut log::Batch) {

@@ -35,6 +35,18 @@ struct New<'a> {
     open: bool,
 }
 
+/// What a rename leaves under the old name where it is asked to: to an overlay, that the layers below have none there.
+const WHITEOUT: New = New { mode: libc::S_IFCHR, umask: 0, rdev: 0, target: None, open: false };
+
+/// What a rename is to store besides the names that it moves.
+struct Besides {
+    /// What takes the old name, and its cookie there.
+    whiteout: Option<(Arc<Inode>, u32)>,
+    /// What of a full pool its records may take: of what makes something less than of what does not.
+    class: Class,
+    pending: Flushed,
+}
+
 /// An inode whose slot is stored but not named.
 struct Made {
     inode: Arc<Inode>,
@@ -270,40 +282,42 @@ impl<M: Media> Fs<M> {
         }
         let now = now();
         let links = 1 + is_dir as u32;
+        let cookie = next_cookie(body)?;
         let made = self.new_inode(cred, body, (new, links), guard, now)?;
-        let inode = made.inode;
-        let record = AddRecord {
-            ino: inode.ino.0,
-            generation: inode.generation,
-            mtime: now,
-            cookie: next_cookie(body)?,
-            replaces: 0,
-            moved: 0,
-            kind: inode.kind as u8,
-            flags: field::add::CREATE,
-            lines: inode.born_lines,
-            partner: None,
-            name,
-        };
+        let record = created(&made.inode, name, cookie, now);
         if let Err(e) = self.commit_add(dir, body, &record, guard, Class::Data, made.pending) {
-            let mut unmade = self.table.change(&inode);
-            unmade.dead = true;
-            self.free_contents(&mut unmade, None);
-            unmade.log.free_all(&self.core, None);
-            drop(unmade);
-            self.slots.put(inode.ino.0, None);
+            self.unmake(&made.inode);
             return Err(e);
         }
-        let entry = self.table.entry(inode.ino.0);
-        // Before the link count: whoever asks for the number finds this inode or none, and loads no other.
-        self.table.fill(inode);
-        entry.parent.store(dir.ino.0, Ordering::Release);
-        entry.nlink.store(links, Ordering::Release);
+        self.enter_new(made.inode, dir, links);
         if is_dir {
             self.table.change_links(dir.ino.0, |links| links + 1);
         }
         self.tidy_log(dir, body, guard);
         Ok(made.attr)
+    }
+
+    /// A new inode has its name: it can be found.
+    #[inline]
+    fn enter_new(&self, inode: Arc<Inode>, dir: &Inode, links: u32) {
+        let entry = self.table.entry(inode.ino.0);
+        // Before the link count: whoever asks for the number finds this inode or none, and loads no other.
+        self.table.fill(inode);
+        entry.parent.store(dir.ino.0, Ordering::Release);
+        entry.nlink.store(links, Ordering::Release);
+    }
+
+    /// Its name could not be stored: gives all back that a new inode has.
+    #[cold]
+    fn unmake(&self, inode: &Inode) {
+        // Nothing of what was stored to it may come after what others store.
+        self.core.fence(Flushed::issued());
+        let mut unmade = self.table.change(inode);
+        unmade.dead = true;
+        self.free_contents(&mut unmade, None);
+        unmade.log.free_all(&self.core, None);
+        drop(unmade);
+        self.slots.put(inode.ino.0, None);
     }
 
     /// Commits one add record and enters its name, in place of those that it says are gone; with it change the directory's
@@ -679,7 +693,8 @@ impl<M: Media> Fs<M> {
         Ok(())
     }
 
-    /// `flags`: 0, `RENAME_NOREPLACE` or `RENAME_EXCHANGE`; others are EINVAL.
+    /// `flags`: 0, `RENAME_NOREPLACE` or `RENAME_EXCHANGE`, or `RENAME_WHITEOUT`, which may stand with the first: a character device
+    /// 0:0 takes the old name in the same step. Others are EINVAL.
     pub fn rename(
         &self,
         cred: &Cred,
@@ -689,7 +704,7 @@ impl<M: Media> Fs<M> {
         newname: &[u8],
         flags: u32,
     ) -> Result<()> {
-        if !matches!(flags, 0 | RENAME_NOREPLACE | RENAME_EXCHANGE) {
+        if !types::is_rename(flags) {
             return Err(Error::new(libc::EINVAL, "namei::rename"));
         }
         check_old_name(name, libc::EBUSY)?;
@@ -800,9 +815,9 @@ impl<M: Media> Fs<M> {
             return fail(libc::ENAMETOOLONG);
         }
         let target = to_index.lookup(newname);
-        match (&target, flags) {
-            (Some(_), RENAME_NOREPLACE) => return fail(libc::EEXIST),
-            (None, RENAME_EXCHANGE) => return fail(libc::ENOENT),
+        match target {
+            Some(_) if flags & RENAME_NOREPLACE != 0 => return fail(libc::EEXIST),
+            None if flags == RENAME_EXCHANGE => return fail(libc::ENOENT),
             _ => {}
         }
         let is_dir = |e: &Dirent| e.kind == Kind::Directory;
@@ -867,7 +882,36 @@ impl<M: Media> Fs<M> {
         }
     }
 
-    /// Inside one directory: one record, or two in one operation for an exchange.
+    /// Makes the whiteout that a rename from this directory is to leave, if it is. The caller enters it, or unmakes it.
+    fn besides(
+        &self,
+        cred: &Cred,
+        from: &Body,
+        guard: &epoch::Guard,
+        now: u64,
+        flags: u32,
+    ) -> Result<Besides> {
+        if flags & RENAME_WHITEOUT == 0 {
+            return Ok(Besides { whiteout: None, class: Class::Release, pending: Flushed::issued() });
+        }
+        let cookie = next_cookie(from)?;
+        let Made { inode, pending, .. } = self.new_inode(cred, from, (&WHITEOUT, 1), guard, now)?;
+        Ok(Besides { whiteout: Some((inode, cookie)), class: Class::Data, pending })
+    }
+
+    /// The old name is stored, with its whiteout, or could not be.
+    fn end_whiteout(&self, whiteout: Option<(Arc<Inode>, u32)>, from: &Inode, stored: &Result<()>) {
+        let Some((inode, _)) = whiteout else { return };
+        match stored {
+            Ok(()) => {
+                self.enter_new(inode.clone(), from, 1);
+                self.put(&inode, 1);
+            }
+            Err(_) => self.unmake(&inode),
+        }
+    }
+
+    /// Inside one directory: one record, or two in one operation for an exchange or a whiteout.
     fn rename_in(
         &self,
         cred: &Cred,
@@ -890,22 +934,32 @@ impl<M: Media> Fs<M> {
         }
         let now = now();
         let exchange = target.filter(|_| flags == RENAME_EXCHANGE);
+        let Besides { whiteout, class, pending } = self.besides(cred, body, guard, now, flags)?;
         let first = AddRecord {
             replaces: target.map_or(0, |t| t.cookie),
             moved: if exchange.is_some() { 0 } else { source.cookie },
             ..named(&source, names.1, target.map_or(source.cookie, |t| t.cookie), now)
         };
-        match exchange {
-            Some(t) => {
-                let add = AddRecord { replaces: source.cookie, ..named(&t, names.0, source.cookie, now) };
+        let second = match (exchange, &whiteout) {
+            (Some(t), _) => {
+                Some(AddRecord { replaces: source.cookie, ..named(&t, names.0, source.cookie, now) })
+            }
+            (None, Some((inode, cookie))) => Some(created(inode, names.0, *cookie, now)),
+            (None, None) => None,
+        };
+        match second {
+            Some(second) => {
                 let mut batch = Batch::new();
                 first.encode(&mut batch);
-                add.encode(&mut batch);
-                self.commit(dir, body, &mut batch, guard, Class::Release, Flushed::issued())?;
-                body.dir_mut().remove_cookie(source.cookie);
-                body.dir_mut().remove_cookie(t.cookie);
+                second.encode(&mut batch);
+                let stored = self.commit(dir, body, &mut batch, guard, class, pending).map(drop);
+                self.end_whiteout(whiteout, dir, &stored);
+                stored?;
+                for gone in [Some(source), target].into_iter().flatten() {
+                    body.dir_mut().remove_cookie(gone.cookie);
+                }
                 insert(body, &first, batch.placed(0));
-                insert(body, &add, batch.placed(1));
+                insert(body, &second, batch.placed(1));
                 (body.mtime, body.ctime) = (now, now);
             }
             None => self.commit_add(dir, body, &first, guard, Class::Release, Flushed::issued())?,
@@ -952,6 +1006,7 @@ impl<M: Media> Fs<M> {
         };
         let exchange = target.filter(|_| flags == RENAME_EXCHANGE);
         let cookie = target.map_or_else(|| next_cookie(to), |t| Ok(t.cookie))?;
+        let Besides { whiteout, class, pending } = self.besides(cred, from, guard, now, flags)?;
         let added = AddRecord {
             replaces: target.map_or(0, |t| t.cookie),
             partner: partner(from_dir, from),
@@ -959,24 +1014,32 @@ impl<M: Media> Fs<M> {
         };
         let (mut to_batch, mut from_batch) = (Batch::new(), Batch::new());
         added.encode(&mut to_batch);
-        let back = match exchange {
-            Some(t) => {
-                let add = AddRecord {
-                    replaces: source.cookie,
-                    partner: partner(to_dir, to),
-                    ..named(&t, names.0, source.cookie, now)
-                };
-                add.encode(&mut from_batch);
-                Some(add)
-            }
+        let back = match (exchange, &whiteout) {
+            (Some(t), _) => Some(AddRecord {
+                replaces: source.cookie,
+                partner: partner(to_dir, to),
+                ..named(&t, names.0, source.cookie, now)
+            }),
+            (None, Some((inode, cookie))) => Some(AddRecord {
+                moved: source.cookie,
+                partner: partner(to_dir, to),
+                ..created(inode, names.0, *cookie, now)
+            }),
+            (None, None) => None,
+        };
+        match &back {
+            Some(add) => add.encode(&mut from_batch),
             None => {
                 let r = from_batch.record(Type::RemoveMoved, field::remove::PARTNER + field::partner::BYTES);
                 remove_fields(r, &source, now);
                 partner(to_dir, to).expect("always").encode(&mut r[field::remove::PARTNER..]);
-                None
             }
-        };
-        self.commit_two((to_dir, to, &mut to_batch), (from_dir, from, &mut from_batch), guard)?;
+        }
+        let to_log = (&**to_dir, &mut *to, &mut to_batch);
+        let from_log = (&**from_dir, &mut *from, &mut from_batch);
+        let stored = self.commit_two(to_log, from_log, guard, (class, pending));
+        self.end_whiteout(whiteout, from_dir, &stored);
+        stored?;
         if let Some(t) = target {
             to.dir_mut().remove_cookie(t.cookie);
         }
@@ -1008,10 +1071,11 @@ impl<M: Media> Fs<M> {
         (a_dir, a, a_batch): (&Inode, &mut Body, &mut Batch),
         (b_dir, b, b_batch): (&Inode, &mut Body, &mut Batch),
         guard: &epoch::Guard,
+        (class, pending): (Class, Flushed),
     ) -> Result<()> {
         let (core, epoch) = (&self.core, guard.epoch());
-        let a_room = a.log.reserve(core, a_batch, Class::Release)?;
-        let b_room = match b.log.reserve(core, b_batch, Class::Release) {
+        let a_room = a.log.reserve(core, a_batch, class)?;
+        let b_room = match b.log.reserve(core, b_batch, class) {
             Ok(room) => room,
             Err(e) => {
                 a_room.give_back(core);
@@ -1027,7 +1091,7 @@ impl<M: Media> Fs<M> {
                 Ok(first.and(second))
             });
         let flushed = appended.inspect_err(|e| core.poison(e))?;
-        core.fence(flushed);
+        core.fence(pending.and(flushed));
         core.paired.fetch_max(epoch, Ordering::Release);
         Ok(())
     }
@@ -1221,6 +1285,24 @@ fn named<'a>(e: &Dirent, name: &'a [u8], cookie: u32, now: u64) -> AddRecord<'a>
         kind: e.kind as u8,
         flags: 0,
         lines: 0,
+        partner: None,
+        name,
+    }
+}
+
+/// The entry of an inode that is made for it.
+#[inline]
+fn created<'a>(inode: &Inode, name: &'a [u8], cookie: u32, now: u64) -> AddRecord<'a> {
+    AddRecord {
+        ino: inode.ino.0,
+        generation: inode.generation,
+        mtime: now,
+        cookie,
+        replaces: 0,
+        moved: 0,
+        kind: inode.kind as u8,
+        flags: field::add::CREATE,
+        lines: inode.born_lines,
         partner: None,
         name,
     }

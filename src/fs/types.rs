@@ -214,3 +214,10 @@ pub struct StatFs {
 /// `RENAME_*` of renameat2.
 pub const RENAME_NOREPLACE: u32 = libc::RENAME_NOREPLACE;
 pub const RENAME_EXCHANGE: u32 = libc::RENAME_EXCHANGE;
+pub const RENAME_WHITEOUT: u32 = libc::RENAME_WHITEOUT;
+
+/// Whether a rename can have these flags together. As Linux: who exchanges names takes none away.
+pub(super) fn is_rename(flags: u32) -> bool {
+    let known = RENAME_NOREPLACE | RENAME_EXCHANGE | RENAME_WHITEOUT;
+    flags & !known == 0 && (flags & RENAME_EXCHANGE == 0 || flags == RENAME_EXCHANGE)
+}

@@ -89,6 +89,8 @@ const OPS: &[&str] = &[
     "rename foo A/foo exchange",
     "rename A/foo B/bar exchange",
     "rename foo bar noreplace",
+    "rename foo bar whiteout",
+    "rename A/foo B/bar whiteout",
     "rename A/C B/C",
     "rename A/C C",
     "rename B A/B",

@@ -220,9 +220,9 @@ fn pairs(trees: &[Arc<Tree>]) -> Vec<Pair> {
             .filter(|(ino, seen)| two[0].named.get(ino).is_some_and(|was| was.names != seen.names))
             .collect();
         if let [(a, seen_a), (b, _)] = changed[..] {
-            // In an exchange both get one.
-            let grew = seen_a.names.values().any(|child| !two[0].named[a].names.values().any(|c| c == child));
-            let (from, to) = if grew { (*b, *a) } else { (*a, *b) };
+            // In an exchange both get one; a whiteout comes from nowhere.
+            let came = seen_a.names.values().any(|child| two[0].named[b].names.values().any(|c| c == child));
+            let (from, to) = if came { (*b, *a) } else { (*a, *b) };
             found.push(Pair { at: n + 1, from, to });
         }
     }

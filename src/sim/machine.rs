@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::fs::files::{AT_FDCWD, Fd, Files};
 use crate::fs::{
-    Cred, FIXED, Fs, Ino, OpenOptions, RENAME_EXCHANGE, RENAME_NOREPLACE, ReadTicket, SetTime, Time,
-    WriteTicket, clock,
+    Cred, FIXED, Fs, Ino, OpenOptions, RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT, ReadTicket,
+    SetTime, Time, WriteTicket, clock,
 };
 
 use crate::mover::class::{Class, Owner};
@@ -255,6 +255,7 @@ impl Machine {
                     Rename::Plain => 0,
                     Rename::NoReplace => RENAME_NOREPLACE,
                     Rename::Exchange => RENAME_EXCHANGE,
+                    Rename::Whiteout => RENAME_WHITEOUT,
                 };
                 f.rename(from.as_bytes(), to.as_bytes(), flags)
             }

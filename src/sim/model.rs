@@ -97,6 +97,7 @@ pub enum Rename {
     Plain,
     NoReplace,
     Exchange,
+    Whiteout,
 }
 
 /// Whether an attribute may or must be there already.
@@ -529,9 +530,15 @@ impl Model {
             Some(other) if how == Rename::Exchange => {
                 self.enter(from_dir, from_name, other);
                 self.changed(other);
+                return Ok(());
             }
             Some(other) => self.unnamed(other),
             None => {}
+        }
+        if how == Rename::Whiteout {
+            let whiteout = self.add(libc::S_IFCHR, Body::Special);
+            self.inherit(from_dir, whiteout);
+            self.enter(from_dir, from_name, whiteout);
         }
         Ok(())
     }

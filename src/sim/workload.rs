@@ -190,6 +190,9 @@ pub const ACE: &[&str] = &[
     "A/C/ B/C/foo | rename A/C B/C exchange",
     "foo !bar | rename foo bar noreplace",
     "foo A/bar | rename foo A/bar noreplace",
+    "foo:100 bar:5000 | rename foo bar whiteout",
+    "A/foo:100 B/bar:5000 | rename A/foo B/bar whiteout",
+    "A/C/foo B/C/! | rename A/C B/C whiteout",
     "foo !bar | rename foo bar ; create foo",
     "A/foo B/ !B/foo | rename A/foo B/foo ; create A/foo",
     // Data.
@@ -275,6 +278,9 @@ pub const LONG: &[&str] = &[
     "B/bar A/ C/ !A/foo | rename B/bar A/foo ; unlink A/foo ; rename C A ; tick",
     "A/C/ B/C/! bar | rename A/C B/C ; fsync bar ; rmdir B/C ; rmdir B",
     "A/C/foo B/C/! bar | rename A/C B/C ; fsync bar ; unlink B/C/foo ; rmdir B/C ; create A/foo ; rename A B",
+    "A/foo B/bar !new | rename A/foo B/bar whiteout ; unlink A/foo ; rmdir A ; mkdir new ; tick ; unlink B/bar",
+    "A/foo B/bar:9000 | rename A/foo B/bar whiteout ; tick ; create B/new ; write B/new 0 9000 ; rename B/bar A/foo",
+    "A/foo !A/bar B/ !B/foo | rename A/foo A/bar whiteout ; rename A/foo B/foo whiteout ; unlink A/foo ; churn A 60",
     // The same, when recovery needs room for a change time and is itself cut short.
     "foo A/ B/bar C/C=foo | churn B 26 ; chmod foo 600 ; rename B/bar A/bar ; unlink C/C ; rmdir B",
     // Numbers and blocks that others had before, with a recovery in between.
@@ -282,6 +288,7 @@ pub const LONG: &[&str] = &[
     "A/foo A/bar:5000 B/ !B/new | rename A/foo A/bar ; unlink A/bar ; create B/new",
     // Processes that are killed: what the one before did not sync, and numbers that the next one takes at once.
     "A/foo B/bar !new | rename A/foo B/bar exchange ; unlink A/foo ; rmdir A ; mkdir new ; kill ; create new/bar",
+    "A/foo B/bar !new | rename A/foo B/bar whiteout ; kill ; unlink A/foo ; rmdir A ; mkdir new ; kill ; create new/bar",
     "foo A/ A/bar=foo | unlink A/bar ; rmdir A ; kill ; mkdir A ; create A/bar",
     "foo:9000 !bar | unlink foo ; kill ; create bar ; write bar 0 9000 ; kill ; append bar 70",
     "A/! B/! bar !C | mkdir A/C ; rename A/C B/C ; kill ; create B/C/foo ; rmdir A ; kill ; rename B/C C ; unlink bar",
@@ -579,8 +586,12 @@ impl fmt::Display for Op {
 
 const SPECIALS: &[(&str, Special)] =
     &[("fifo", Special::Fifo), ("chr", Special::CharDevice), ("sock", Special::Socket)];
-const RENAMES: &[(&str, Rename)] =
-    &[("", Rename::Plain), ("noreplace", Rename::NoReplace), ("exchange", Rename::Exchange)];
+const RENAMES: &[(&str, Rename)] = &[
+    ("", Rename::Plain),
+    ("noreplace", Rename::NoReplace),
+    ("exchange", Rename::Exchange),
+    ("whiteout", Rename::Whiteout),
+];
 const SETTINGS: &[(&str, Setting)] =
     &[("", Setting::Any), ("create", Setting::Create), ("replace", Setting::Replace)];
 const FALLOCS: &[(&str, Falloc)] = &[

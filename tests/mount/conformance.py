@@ -22,7 +22,7 @@ from target import Skip, mount_option
 LIBC = ctypes.CDLL(None, use_errno=True)
 AT_FDCWD = -100
 AT_SYMLINK_FOLLOW = 0x400
-RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
+RENAME_NOREPLACE, RENAME_EXCHANGE, RENAME_WHITEOUT = 1, 2, 4
 FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE = 1, 2, 16
 PAGE = 4096
 
@@ -335,6 +335,29 @@ def renameat2(context):
     fails_with(errno.ENOENT, rename, "b", "none", RENAME_EXCHANGE)
     fails_with(errno.EINVAL, rename, "a", "b", RENAME_EXCHANGE | RENAME_NOREPLACE)
     fails_with(errno.EINVAL, rename, "a", "a/below/a", 0)
+    whiteouts(context, rename)
+
+
+def whiteouts(context, rename):
+    """What RENAME_WHITEOUT leaves behind: a character device 0:0, of no permissions"""
+    def is_whiteout(name):
+        found = os.lstat(context.path(name))
+        return (found.st_mode, found.st_rdev, found.st_nlink) == (stat.S_IFCHR, 0, 1)
+
+    write_file(context.path("f"), b"f")
+    fails_with(errno.EINVAL, rename, "f", "a", RENAME_WHITEOUT | RENAME_EXCHANGE)
+    fails_with(errno.EEXIST, rename, "f", "b", RENAME_WHITEOUT | RENAME_NOREPLACE)
+    rename("f", "g", RENAME_WHITEOUT | RENAME_NOREPLACE)
+    assert is_whiteout("f") and read_file(context.path("g")) == b"f"
+    rename("g", "a/below/f", RENAME_WHITEOUT)
+    assert is_whiteout("g") and read_file(context.path("a", "below", "f")) == b"f"
+    rename("a/below/f", "g", RENAME_WHITEOUT)
+    assert is_whiteout("a/below/f") and read_file(context.path("g")) == b"f"
+    rename("a/below", "below", RENAME_WHITEOUT)
+    assert is_whiteout("a/below") and is_whiteout("below/f")
+    assert os.lstat(context.path("a")).st_nlink == 2
+    for name in ("a/below", "below/f", "f"):
+        os.unlink(context.path(name))
 
 
 def deep_paths(context):

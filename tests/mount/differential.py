@@ -154,7 +154,8 @@ class Calls:
         return self.one(modes + self.sides.fallocate_modes)
 
     def rename_flags(self):
-        return self.random.choices([0, NOREPLACE, EXCHANGE, NOREPLACE | EXCHANGE, 1 << 10], [60, 14, 22, 2, 2])[0]
+        flags = [0, NOREPLACE, EXCHANGE, WHITEOUT, WHITEOUT | NOREPLACE, NOREPLACE | EXCHANGE, WHITEOUT | EXCHANGE, 1 << 10]
+        return self.random.choices(flags, [54, 14, 20, 5, 2, 2, 1, 2])[0]
 
     def whence(self):
         return self.one([os.SEEK_SET, os.SEEK_CUR, os.SEEK_END, os.SEEK_DATA, os.SEEK_HOLE, 9])

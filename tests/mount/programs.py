@@ -7,6 +7,7 @@ import ctypes
 import os
 import random
 import re
+import shutil
 import signal
 import sqlite3
 import stat
@@ -308,6 +309,84 @@ def rsync(context):
     assert acl == context.run("getfacl", "-ncp", os.path.join(source, "d04"))
 
 
+def snapshot(root):
+    """Paths below a directory with what they are, their permissions, owners, contents and where links point to."""
+    found = {}
+    for parent, dirs, files in os.walk(root):
+        for name in dirs + files:
+            path = os.path.join(parent, name)
+            about = os.lstat(path)
+            content = None
+            if stat.S_ISLNK(about.st_mode):
+                content = os.readlink(path)
+            elif stat.S_ISREG(about.st_mode):
+                content = read_file(path)
+            found[os.path.relpath(path, root)] = (about.st_mode, about.st_uid, about.st_gid, content)
+    return found
+
+
+def change_tree(rng, root, steps):
+    """The same changes for the same random state and tree, whatever file system the tree is on."""
+    for _ in range(steps):
+        dirs, files = [root], []
+        for parent, below, names in sorted(os.walk(root)):
+            dirs += [os.path.join(parent, name) for name in sorted(below)]
+            files += [os.path.join(parent, name) for name in sorted(names)]
+        fresh = os.path.join(rng.choice(dirs), f"new{rng.getrandbits(40):x}")
+        at, path = rng.choice(dirs[1:] or dirs), rng.choice(files)
+        match rng.randrange(12):
+            case 0 | 9 | 10:
+                write_file(fresh, pattern(rng.randrange(9000)))
+            case 1:
+                os.mkdir(fresh)
+            case 2:
+                with open(path, "ab") as file:
+                    file.write(pattern(rng.randrange(100)))
+            case 3:
+                os.chmod(path, rng.choice([0o600, 0o4755, 0o644]))
+            case 4:
+                os.rename(path, fresh)
+            case 5:
+                os.rename(path, rng.choice(files))
+            case 6 if at != root and not fresh.startswith(at + "/"):
+                os.rename(at, fresh)
+            case 7:
+                os.unlink(path)
+            case 8 if at != root and rng.randrange(3) == 0:
+                shutil.rmtree(at)
+
+
+def overlay(context):
+    """The upper layer of an overlay: random changes above a tree, as they are without one, and after it is mounted again"""
+    with open("/proc/filesystems", encoding="ascii") as known:
+        if "\toverlay\n" not in known.read():
+            raise Skip("this kernel has no overlays (modprobe overlay)")
+    lower, plain, merged = (context.outside(name) for name in ("lower", "plain", "merged"))
+    os.mkdir(merged)
+    os.mkdir(lower)
+    make_files(lower, 60, 6, 8000)
+    context.run("cp", "-a", lower, plain)
+    layers = f"lowerdir={lower},upperdir={context.path('upper')},workdir={context.path('work')},redirect_dir=on"
+    mount = lambda: context.run("mount", "-t", "overlay", "-o", layers, "overlay", merged)
+    os.mkdir(context.path("upper"))
+    os.mkdir(context.path("work"))
+    before = snapshot(lower)
+    for mounted in range(3):
+        mount()
+        try:
+            for part in range(3):
+                seed = f"{context.seed} {mounted} {part}"
+                change_tree(random.Random(seed), merged, 40)
+                change_tree(random.Random(seed), plain, 40)
+                assert snapshot(merged) == snapshot(plain), "the overlay is not what the tree is that was changed alike"
+        finally:
+            context.run("umount", merged)
+    # Without RENAME_WHITEOUT it could only be read.
+    upper = [os.lstat(os.path.join(parent, name)) for parent, _, names in os.walk(context.path("upper")) for name in names]
+    assert any(stat.S_ISCHR(found.st_mode) and found.st_rdev == 0 for found in upper), "no whiteout is in the upper layer"
+    assert snapshot(lower) == before, "the lower layer was changed"
+
+
 def coreutils(context):
     """find, du, df, cp, mv, install, sort, ls: counts and sums are what was written"""
     root = context.path("tree")
@@ -342,4 +421,4 @@ def coreutils(context):
         time.sleep(0.2)
 
 
-SUITES = [git, tar, sqlite_wal, sqlite_delete, c_project, execute, rsync, coreutils]
+SUITES = [git, tar, sqlite_wal, sqlite_delete, c_project, execute, rsync, overlay, coreutils]

@@ -557,10 +557,14 @@ int lode_unlink(lode_fs *fs, const char *path);
 
 /**
  * Moves a name, in one step that a crash cannot split. flags: 0 (what stands at `to` is replaced),
- * RENAME_NOREPLACE (EEXIST instead) or RENAME_EXCHANGE (both stay, exchanged). Errors: EACCES, EBUSY,
+ * RENAME_NOREPLACE (EEXIST instead) or RENAME_EXCHANGE (both stay, exchanged); or RENAME_WHITEOUT, alone or with
+ * RENAME_NOREPLACE (a character device 0:0 takes the old name in the same step). Errors: EACCES, EBUSY,
  * EEXIST, EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOSPC, ENOTDIR, ENOTEMPTY, EPERM, EROFS. Durable.
  */
-int lode_rename(lode_fs *fs, const char *from, const char *to, unsigned int flags);
+int lode_rename(lode_fs *fs,
+                const char *from,
+                const char *to,
+                unsigned int flags);
 
 /**
  * Gives a file a further name; a symbolic link itself, not what it points to. Errors: EACCES, EEXIST,

@@ -32,7 +32,8 @@ pub unsafe extern "C" fn lode_unlink(fs: *mut lode_fs, path: *const c_char) -> c
 }
 
 /// Moves a name, in one step that a crash cannot split. flags: 0 (what stands at `to` is replaced),
-/// RENAME_NOREPLACE (EEXIST instead) or RENAME_EXCHANGE (both stay, exchanged). Errors: EACCES, EBUSY,
+/// RENAME_NOREPLACE (EEXIST instead) or RENAME_EXCHANGE (both stay, exchanged); or RENAME_WHITEOUT, alone or with
+/// RENAME_NOREPLACE (a character device 0:0 takes the old name in the same step). Errors: EACCES, EBUSY,
 /// EEXIST, EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOSPC, ENOTDIR, ENOTEMPTY, EPERM, EROFS. Durable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lode_rename(

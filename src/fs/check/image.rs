@@ -390,9 +390,10 @@ impl Image {
         }
         let entry_of = |cookie| self.entries.get(&cookie).filter(|_| !copied);
         let replaced = entry_of(add.replaces).map(|e| (e.ino, e.generation));
+        let sent = entry_of(add.moved).filter(|_| add.sends()).map(|e| (e.ino, e.generation));
         let linked = match entry_of(add.moved) {
-            Some(moved) => moved.linked,
-            None => {
+            Some(moved) if sent.is_none() => moved.linked,
+            _ => {
                 add.flags & (field::add::COPIED | field::add::CREATE) == 0
                     && add.partner.is_none()
                     && add.replaces == 0
@@ -404,9 +405,10 @@ impl Image {
             (self.mtime, self.ctime) = (add.mtime, add.mtime);
         }
         if let Some(partner) = add.partner {
-            // Whether it is gone is not said here.
-            replaced.inspect(|gone| _ = self.removed.remove(gone));
-            self.halves.push(Half { partner, seq, in_doubt, names: Names::Comes { instead_of: replaced } });
+            // Whether they are gone is not said here.
+            [replaced, sent].iter().flatten().for_each(|gone| _ = self.removed.remove(gone));
+            let names = if add.sends() { Names::Leaves } else { Names::Comes { instead_of: replaced } };
+            self.halves.push(Half { partner, seq, in_doubt, names });
         }
         if add.cookie < COOKIE_FIRST || self.entries.contains_key(&add.cookie) {
             return Err("has the number of another entry");

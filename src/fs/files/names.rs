@@ -5,6 +5,7 @@
 
 use super::{AT_FDCWD, Fd, Files, Pinned};
 use crate::error::{Error, Result};
+use crate::fs::types::is_rename;
 use crate::fs::{Attr, Kind, Node, RENAME_EXCHANGE, RENAME_NOREPLACE};
 use crate::limits::PATH_BYTES_MAX;
 use crate::media::Media;
@@ -164,10 +165,10 @@ impl<M: Media> Files<M> {
         self.renameat2(AT_FDCWD, from, AT_FDCWD, to, flags)
     }
 
-    /// `flags`: 0, RENAME_NOREPLACE or RENAME_EXCHANGE.
+    /// `flags`: 0, RENAME_NOREPLACE or RENAME_EXCHANGE, or RENAME_WHITEOUT, which may stand with the first.
     pub fn renameat2(&self, from_at: Fd, from: &[u8], to_at: Fd, to: &[u8], flags: u32) -> Result<()> {
         self.with_room(|| {
-            if !matches!(flags, 0 | RENAME_NOREPLACE | RENAME_EXCHANGE) {
+            if !is_rename(flags) {
                 return Err(Error::new(libc::EINVAL, "files::rename"));
             }
             let from_base = self.base_node(from_at, from)?;
@@ -178,7 +179,7 @@ impl<M: Media> Files<M> {
                 return Err(Error::new(libc::EBUSY, "files::rename"));
             }
             if to.is_dot() {
-                let errno = if flags == RENAME_NOREPLACE { libc::EEXIST } else { libc::EBUSY };
+                let errno = if flags & RENAME_NOREPLACE != 0 { libc::EEXIST } else { libc::EBUSY };
                 return Err(Error::new(errno, "files::rename"));
             }
             self.check_rename_slashes(&from, &to, flags)?;
@@ -199,7 +200,7 @@ impl<M: Media> Files<M> {
             found => Some(found?),
         };
         let errno = match target {
-            Some(_) if flags == RENAME_NOREPLACE => libc::EEXIST,
+            Some(_) if flags & RENAME_NOREPLACE != 0 => libc::EEXIST,
             None if exchange => libc::ENOENT,
             Some(kind) if exchange && to.slash && kind != Kind::Directory => libc::ENOTDIR,
             _ if source == Kind::Directory || exchange && !from.slash => return Ok(()),

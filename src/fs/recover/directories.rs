@@ -473,7 +473,7 @@ pub(super) fn value_run(b: &[u8]) -> Run {
     Run { start: Block(get32(b, field::xattr::BLOCK)), count: len.div_ceil(BLOCK) as u32 }
 }
 
-/// Whose entry it is, the partner, and whether the entry leaves for that one's directory.
+/// Whose entry it is (of a rename that leaves a whiteout, in the directory that it leaves, the whiteout), the partner, and whether the entry leaves for that one's directory.
 fn partner_of(record: &log::Record) -> Option<(u32, Partner, bool)> {
     match record.kind {
         Type::RemoveMoved => {
@@ -482,24 +482,29 @@ fn partner_of(record: &log::Record) -> Option<(u32, Partner, bool)> {
         }
         Type::Add => {
             let add = AddRecord::decode(record.bytes)?;
-            add.partner.map(|partner| (add.ino, partner, false))
+            add.partner.map(|partner| (add.ino, partner, add.sends()))
         }
         _ => None,
     }
 }
 
-/// Transactions whose two halves are both additions.
+/// Transactions whose two halves both bring an entry that the other's directory had.
 fn exchanges(scans: &HashMap<u32, Scan>) -> HashSet<u64> {
     let mut added = HashSet::new();
     let additions = scans.values().flat_map(Scan::counted).filter(|pair| !pair.leaves);
     additions.map(|pair| pair.partner.transaction).filter(|transaction| !added.insert(*transaction)).collect()
 }
 
-/// Whether what an addition takes the place of gets another name by the same operation.
+/// Whether what an addition takes the place of gets another name by the same operation: in one directory one whose
+/// records both take a place. (A whiteout takes none: what had its name is called moved.)
 fn is_exchange(op: &Op, add: &log::Record, exchanges: &HashSet<u64>) -> bool {
     match AddRecord::decode(add.bytes).and_then(|add| add.partner) {
         Some(partner) => exchanges.contains(&partner.transaction),
-        None => op.records().filter(|r| r.kind == Type::Add).count() > 1,
+        None => {
+            let takes_place =
+                |r: &log::Record| r.kind == Type::Add && get32(r.bytes, field::add::REPLACES) != 0;
+            op.records().filter(takes_place).count() > 1
+        }
     }
 }
 
