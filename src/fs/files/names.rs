@@ -6,7 +6,7 @@
 use super::{AT_FDCWD, Fd, Files, Pinned};
 use crate::error::{Error, Result};
 use crate::fs::types::is_rename;
-use crate::fs::{Attr, Kind, Node, RENAME_EXCHANGE, RENAME_NOREPLACE};
+use crate::fs::{Attr, Cred, Kind, Node, RENAME_EXCHANGE, RENAME_NOREPLACE};
 use crate::limits::PATH_BYTES_MAX;
 use crate::media::Media;
 use libc::{AT_EMPTY_PATH, AT_REMOVEDIR, AT_SYMLINK_FOLLOW, O_EXCL, O_TMPFILE, S_IFMT};
@@ -235,7 +235,10 @@ impl<M: Media> Files<M> {
         path: &'p [u8],
     ) -> Result<Place<'f, 'p, M>> {
         let (dir, name) = self.fs.walk_parent(&self.cred, base, path)?;
-        self.fs.hold_directory(&self.cred, &dir).map_err(|e| match e.errno() {
+        // The root stands in no directory that would be searched.
+        let any = Cred::root();
+        let cred = if name.is_empty() { &any } else { &self.cred };
+        self.fs.hold_directory(cred, &dir).map_err(|e| match e.errno() {
             libc::ESTALE => Error::new(libc::ENOENT, "files::place"),
             _ => e,
         })?;

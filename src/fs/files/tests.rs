@@ -476,6 +476,13 @@ fn who_may_not_search_learns_nothing() {
     fails(libc::ENXIO, root.open(b"open/pipe", O_RDONLY, 0));
     make(&root, "open/roots", "");
     fails(libc::EPERM, anna.open(b"open/roots", O_RDONLY | libc::O_NOATIME, 0));
+
+    // The root stands in nothing that would be searched.
+    root.chmod(b"/", 0o600).unwrap();
+    fails(libc::EBUSY, anna.rmdir(b"/"));
+    fails(libc::EEXIST, anna.mkdir(b"//", 0o700));
+    fails(libc::EBUSY, anna.rename(b"/", b"/", 0));
+    fails(libc::EACCES, anna.rmdir(b"/."));
 }
 
 #[test]
