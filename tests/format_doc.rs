@@ -229,7 +229,11 @@ fn tables() -> Vec<String> {
                 ("inode number", add::INO, 4),
                 ("cookie of the entry", add::COOKIE, 4),
                 ("cookie of the entry of that name that goes, or 0", add::REPLACES, 4),
-                ("cookie of the entry that it was in this directory, or 0", add::MOVED, 4),
+                (
+                    "cookie of the entry that it was in this directory, or 0; with a partner, of the one that goes there",
+                    add::MOVED,
+                    4,
+                ),
                 ("type, as DT_*", add::KIND, 1),
                 ("bytes of the name", add::NAME_LEN, 1),
                 ("flags: 1 made for this entry, 2 has a partner, 4 kept by the cleaner", add::FLAGS, 1),

@@ -281,6 +281,8 @@ pub const LONG: &[&str] = &[
     "A/foo B/bar !new | rename A/foo B/bar whiteout ; unlink A/foo ; rmdir A ; mkdir new ; tick ; unlink B/bar",
     "A/foo B/bar:9000 | rename A/foo B/bar whiteout ; tick ; create B/new ; write B/new 0 9000 ; rename B/bar A/foo",
     "A/foo !A/bar B/ !B/foo | rename A/foo A/bar whiteout ; rename A/foo B/foo whiteout ; unlink A/foo ; churn A 60",
+    "A/C/ B/C/foo B/C/bar | unlink B/C/foo ; rename B/C/bar foo ; rename A/C B/C whiteout",
+    "A/ B/foo B/bar !new | unlink B/foo ; rename B/bar new ; rename A B whiteout",
     // The same, when recovery needs room for a change time and is itself cut short.
     "foo A/ B/bar C/C=foo | churn B 26 ; chmod foo 600 ; rename B/bar A/bar ; unlink C/C ; rmdir B",
     // Numbers and blocks that others had before, with a recovery in between.

@@ -1146,6 +1146,48 @@ fn a_tree_of_many_levels_goes_in_and_out() {
 }
 
 #[test]
+fn a_tree_deeper_than_any_path_goes_in_and_out() {
+    const DEPTH: usize = 3000;
+    let dir = Dir::new("deeper");
+    let (image, _) = (dir.pool("p", 64), dir.pool("q", 64));
+    let tree = deep_tree(&dir, "tree", DEPTH);
+    rustix::fs::lsetxattr(&tree, "user.top", b"top", rustix::fs::XattrFlags::empty()).unwrap();
+    dir.ok(&["cp", "-a", "tree", "p:/"]);
+    let bottom = format!("p:/tree{}", "/d".repeat(DEPTH));
+    unchanged(&image, || {
+        let listed = dir.ok(&["ls", "-R", "p:/"]);
+        assert_eq!(listed.lines().filter(|line| line.starts_with("p:/")).count(), DEPTH + 2);
+        assert_eq!(listed.lines().filter(|line| *line == "file").count(), 9);
+        assert!(listed.ends_with(&format!("\n{bottom}:\nfile\n")), "the end of the list");
+        // What is named itself is no longer than a path.
+        dir.run(&["ls", &bottom]).fails(1, &["File name too long"]);
+    });
+    dir.ok(&["cp", "-a", "p:/tree", "q:/"]);
+    dir.ok(&["cp", "-a", "q:/tree", "back"]);
+    // All that -a keeps, from the top to the bottom, is what it was.
+    let (mut made, mut back) = (File::open(&tree).unwrap(), File::open(dir.path("back")).unwrap());
+    for level in 0..=DEPTH {
+        let about = |at: &File| {
+            let about = at.metadata().unwrap();
+            (about.mode(), about.mtime(), about.mtime_nsec(), about.nlink())
+        };
+        assert_eq!(about(&made), about(&back), "level {level}");
+        let text = |at: &File| {
+            let file = rustix::fs::openat(at, "file", rustix::fs::OFlags::RDONLY, 0.into());
+            file.map(|file| std::io::read_to_string(File::from(file)).unwrap()).ok()
+        };
+        assert_eq!(text(&made), text(&back), "level {level}");
+        if level < DEPTH {
+            let below =
+                |at: &File| rustix::fs::openat(at, "d", rustix::fs::OFlags::DIRECTORY, 0.into()).unwrap();
+            (made, back) = (below(&made).into(), below(&back).into());
+        }
+    }
+    dir.ok(&["rm", "-r", "p:/tree"]);
+    assert_eq!(dir.ok(&["ls", "-R", "p:/"]), "p:/:\n");
+}
+
+#[test]
 fn names_and_paths_of_every_length() {
     let dir = Dir::new("lengths");
     let image = dir.pool("p", 16);

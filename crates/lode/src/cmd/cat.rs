@@ -4,7 +4,7 @@ use crate::cli;
 use crate::failure::{Failure, Output, Result, complain, reason, remedy};
 use crate::pool::{Access, Pools};
 use crate::target::PoolPath;
-use crate::tree::Tree;
+use crate::tree::{Tree, check_length};
 
 /// One read, in bytes: large enough for the parallel streams of a media read.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -37,6 +37,7 @@ fn write(
     buffer: &mut [u8],
 ) -> Result<lodestone::Result<()>> {
     let open = || {
+        check_length(&path.path)?;
         let file = tree.open(&path.path)?;
         match file.stat()?.kind {
             lodestone::fs::Kind::File => Ok(file),

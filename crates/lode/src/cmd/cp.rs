@@ -22,7 +22,7 @@ use crate::interrupt;
 use crate::pool::{Access, Pools};
 use crate::progress::Progress;
 use crate::target::{PoolPath, Target};
-use crate::tree::{HostTree, Sink, Source, Stat, Tree, base_name, join, parent};
+use crate::tree::{HostTree, Sink, Source, Stat, Tree, base_name, check_length, join, parent};
 
 /// One read and one write, in bytes; an interrupt is asked for once in each.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -82,6 +82,11 @@ impl<'a> Place<'a> {
         Place { path: join(&self.path, name), ..self.clone() }
     }
 
+    /// Goes to what has this name in the directory.
+    fn go_down(&mut self, name: &[u8]) {
+        self.path = join(&self.path, name);
+    }
+
     fn stat(&self, follow: bool) -> Result<Option<Stat>> {
         match self.tree.stat(&self.path, follow) {
             Ok(stat) => Ok(Some(stat)),
@@ -95,6 +100,22 @@ impl std::fmt::Display for Place<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         Quoted(&[&self.prefix, &self.path[..]].concat()).fmt(f)
     }
+}
+
+/// A directory that is being copied: how long its paths are on both sides, what it is, and which names are left.
+struct Level {
+    from: usize,
+    to: usize,
+    stat: Stat,
+    names: std::vec::IntoIter<Vec<u8>>,
+}
+
+/// What became of an entry.
+enum Copied {
+    /// All of it is there, or nothing had to be done.
+    Done,
+    /// The directory is there, with nothing in it.
+    Begun(Stat, Vec<Vec<u8>>),
 }
 
 /// Why one file was not copied, with what became of the destination.
@@ -140,7 +161,7 @@ impl<'a> Copier<'a> {
     /// Ends early only where going on makes no sense.
     fn all(&mut self) -> failure::Result<()> {
         let to = Place::of(&self.args.to, self.pools);
-        let found = to.stat(true).map_err(|e| cannot_write(&to, &e))?;
+        let found = check_length(&to.path).and_then(|()| to.stat(true)).map_err(|e| cannot_write(&to, &e))?;
         let into = found.is_some_and(|s| s.kind == Kind::Directory);
         if !into && (self.args.from.len() > 1 || to.path.ends_with(b"/") && !self.is_recursive()) {
             return Err(Failure::failed(format_args!("{to} is no directory")));
@@ -151,7 +172,7 @@ impl<'a> Copier<'a> {
             // "dir/." and the root directory are copied as their contents.
             let contents = name.is_empty() || matches!(name, b"." | b"..");
             let target = if into && !contents { to.below(name) } else { to.clone() };
-            self.entry(&from, &target, true)?;
+            self.tree(from, target)?;
         }
         Ok(())
     }
@@ -160,9 +181,41 @@ impl<'a> Copier<'a> {
         self.args.recursive || self.args.archive
     }
 
-    /// Copies what stands at `from`; tells a failure and goes on where that makes sense.
-    fn entry(&mut self, from: &Place, to: &Place, top: bool) -> failure::Result<()> {
-        let Err(stopped) = self.copy(from, to, top)? else { return Ok(()) };
+    /// Copies what stands at `from` and all below it, however deep; tells a failure and goes on where that makes sense.
+    fn tree(&mut self, mut from: Place, mut to: Place) -> failure::Result<()> {
+        let mut levels: Vec<Level> = Vec::new();
+        loop {
+            match self.copy(&from, &to, levels.is_empty()) {
+                Ok(Copied::Done) => {}
+                Ok(Copied::Begun(stat, names)) => levels.push(Level {
+                    from: from.path.len(),
+                    to: to.path.len(),
+                    stat,
+                    names: names.into_iter(),
+                }),
+                Err(stopped) => self.tell(&from, &to, stopped)?,
+            }
+            // To the next name, and up from directories that have none left.
+            loop {
+                let Some(level) = levels.last_mut() else { return Ok(()) };
+                from.path.truncate(level.from);
+                to.path.truncate(level.to);
+                if let Some(name) = level.names.next() {
+                    from.go_down(&name);
+                    to.go_down(&name);
+                    break;
+                }
+                let stat = level.stat;
+                levels.pop();
+                if let Err(e) = self.end_directory(&from, &to, &stat) {
+                    self.tell(&from, &to, e.into())?;
+                }
+            }
+        }
+    }
+
+    /// Says what was not copied. The error ends the command: going on makes no sense.
+    fn tell(&mut self, from: &Place, to: &Place, stopped: Stopped) -> failure::Result<()> {
         self.failures += 1;
         let (errno, why) = (stopped.error.errno(), reason(&stopped.error));
         let line =
@@ -174,28 +227,30 @@ impl<'a> Copier<'a> {
         }
     }
 
-    /// The outer result ends the command, the inner is this entry's.
-    fn copy(&mut self, from: &Place, to: &Place, top: bool) -> failure::Result<Result<(), Stopped>> {
-        let stat = match self.prepare(from, to, top) {
-            Ok(Some(stat)) => stat,
-            Ok(None) => return Ok(Ok(())),
-            Err(e) => return Ok(Err(e.into())),
-        };
-        let copied = match stat.kind {
+    /// Of a directory without what is in it.
+    fn copy(&mut self, from: &Place, to: &Place, top: bool) -> Result<Copied, Stopped> {
+        let Some(stat) = self.prepare(from, to, top)? else { return Ok(Copied::Done) };
+        match stat.kind {
             // Asked of what the user named: nothing below it can lead out of the one and into the other.
             Kind::Directory if top && is_inside(to, stat.file) => Err(into_itself().into()),
-            Kind::Directory => self.directory(from, to, &stat)?,
-            _ => self.file(from, to, &stat),
-        };
-        Ok(copied.and_then(|()| {
-            // One source has no place twice. A link that was followed stays one.
-            if self.args.from.len() > 1
-                && let Some(written) = to.stat(stat.kind != Kind::Symlink)?
-            {
-                self.written.insert(written.file, stat.file);
+            Kind::Directory if self.made.contains(&stat.file) => Err(into_itself().into()),
+            Kind::Directory => Ok(Copied::Begun(stat, self.make_directory(from, to, &stat)?)),
+            _ => {
+                self.file(from, to, &stat)?;
+                self.note(to, &stat)?;
+                Ok(Copied::Done)
             }
-            Ok(())
-        }))
+        }
+    }
+
+    /// One source has no place twice. A link that was followed stays one.
+    fn note(&mut self, to: &Place, stat: &Stat) -> Result<()> {
+        if self.args.from.len() > 1
+            && let Some(written) = to.stat(stat.kind != Kind::Symlink)?
+        {
+            self.written.insert(written.file, stat.file);
+        }
+        Ok(())
     }
 
     /// Refuses what one of the pools is made of, by whatever name.
@@ -210,6 +265,9 @@ impl<'a> Copier<'a> {
     fn prepare(&self, from: &Place, to: &Place, top: bool) -> Result<Option<Stat>> {
         if interrupt::requested() {
             return Err(interrupted());
+        }
+        if top {
+            check_length(&from.path)?;
         }
         let follow = !self.is_recursive();
         let stat = from.tree.stat(&from.path, follow)?;
@@ -263,20 +321,13 @@ impl<'a> Copier<'a> {
         Ok(Some(stat))
     }
 
-    fn directory(&mut self, from: &Place, to: &Place, stat: &Stat) -> failure::Result<Result<(), Stopped>> {
-        if self.made.contains(&stat.file) {
-            return Ok(Err(into_itself().into()));
+    /// All that is in it has been copied, or told of.
+    fn end_directory(&mut self, from: &Place, to: &Place, stat: &Stat) -> Result<()> {
+        if self.args.archive {
+            // Last, because it may take the right to write into it, and writing changes its times.
+            keep_attributes_of_directory(from, to, stat)?;
         }
-        let names = match self.make_directory(from, to, stat) {
-            Ok(names) => names,
-            Err(e) => return Ok(Err(e.into())),
-        };
-        for name in names {
-            self.entry(&from.below(&name), &to.below(&name), false)?;
-        }
-        // Last, because it may take the right to write into it, and writing changes its times.
-        let kept = if self.args.archive { keep_attributes_of_directory(from, to, stat) } else { Ok(()) };
-        Ok(kept.map_err(Stopped::from))
+        self.note(to, stat)
     }
 
     fn make_directory(&mut self, from: &Place, to: &Place, stat: &Stat) -> Result<Vec<Vec<u8>>> {
@@ -395,7 +446,7 @@ fn is_directory(place: &Place) -> Result<bool> {
 fn is_inside(place: &Place, above: (u64, u64)) -> bool {
     let mut path = join(parent(&place.path), b".");
     let mut below = None;
-    // What cannot be asked for (a path that grew too long) is left to the directories that were made.
+    // What cannot be asked for is left to the directories that were made.
     while let Ok(stat) = place.tree.stat(&path, true) {
         if stat.file == above {
             return true;

@@ -11,7 +11,7 @@ use crate::cli;
 use crate::failure::{self, Failure, Output, complain, reason, remedy};
 use crate::pool::{Access, Pools, Tree as PoolTree};
 use crate::target::PoolPath;
-use crate::tree::{base_name, join};
+use crate::tree::{base_name, check_length, join};
 
 pub fn run(args: &cli::Ls) -> failure::Result<()> {
     let mut pools = Pools::new();
@@ -25,7 +25,10 @@ pub fn run(args: &cli::Ls) -> failure::Result<()> {
             complain(format_args!("cannot list {path}: {}{}", reason(&e), remedy(e.errno())));
             failures += 1;
         };
-        list(pools.tree(&path.pool), path, args, &mut listings, &mut failed);
+        match check_length(&path.path) {
+            Ok(()) => list(pools.tree(&path.pool), path, args, &mut listings, &mut failed),
+            Err(e) => failed(path, e),
+        }
     }
     Output::print(|out| match args.json {
         true => out.json(&Document { listings: &listings }),

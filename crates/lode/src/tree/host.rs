@@ -1,7 +1,10 @@
-//! The host's file tree, by plain system calls.
+//! The host's file tree, by plain system calls. To what lies deeper than a path reaches they come by an open directory, as
+//! /proc/self/fd has it.
 
+use std::borrow::Cow;
 use std::ffi::CStr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::ops::Deref;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use lodestone::fs::{Kind, Time};
 use lodestone::{Error, Result};
@@ -32,14 +35,44 @@ fn stat_of(s: &sys::Stat) -> Result<Stat> {
     })
 }
 
+/// A path that is short enough for a system call, as long as it lives.
+struct Near<'p> {
+    path: Cow<'p, [u8]>,
+    _dir: Option<OwnedFd>,
+}
+
+impl Deref for Near<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.path
+    }
+}
+
+fn near(mut path: &[u8]) -> Result<Near<'_>> {
+    let mut dir: Option<OwnedFd> = None;
+    while let Some((part, rest)) = super::split_long(path) {
+        let from = dir.as_ref().map_or(CWD, |fd| fd.as_fd());
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        dir = Some(sys::openat(from, part, flags, Mode::empty()).map_err(failed)?);
+        path = rest;
+    }
+    let path = match &dir {
+        Some(fd) => Cow::from([format!("/proc/self/fd/{}/", fd.as_raw_fd()).as_bytes(), path].concat()),
+        None => Cow::from(path),
+    };
+    Ok(Near { path, _dir: dir })
+}
+
 impl Tree for HostTree {
     fn stat(&self, path: &[u8], follow: bool) -> Result<Stat> {
-        stat_of(&if follow { sys::stat(path) } else { sys::lstat(path) }.map_err(failed)?)
+        let near = near(path)?;
+        stat_of(&if follow { sys::stat(&*near) } else { sys::lstat(&*near) }.map_err(failed)?)
     }
 
     fn names(&self, dir: &[u8]) -> Result<Vec<Vec<u8>>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let fd = sys::open(dir, flags, Mode::empty()).map_err(failed)?;
+        let fd = sys::open(&*near(dir)?, flags, Mode::empty()).map_err(failed)?;
         let mut names = Vec::new();
         for entry in sys::Dir::read_from(fd).map_err(failed)? {
             let name = entry.map_err(failed)?.file_name().to_bytes().to_vec();
@@ -52,11 +85,11 @@ impl Tree for HostTree {
     }
 
     fn readlink(&self, path: &[u8]) -> Result<Vec<u8>> {
-        Ok(sys::readlink(path, Vec::new()).map_err(failed)?.into_bytes())
+        Ok(sys::readlink(&*near(path)?, Vec::new()).map_err(failed)?.into_bytes())
     }
 
     fn open(&self, path: &[u8]) -> Result<Box<dyn Source + '_>> {
-        let fd = sys::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
+        let fd = sys::open(&*near(path)?, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
         let stat = stat_of(&sys::fstat(&fd).map_err(failed)?)?;
         // Files of /proc and /sys say that they are empty, and are not.
         let stream = stat.kind != Kind::File || stat.size == 0;
@@ -66,53 +99,54 @@ impl Tree for HostTree {
     fn create(&self, path: &[u8], mode: u32, exclusive: bool) -> Result<Box<dyn Sink + '_>> {
         let exclusive = if exclusive { OFlags::EXCL } else { OFlags::empty() };
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | exclusive;
-        let fd = sys::open(path, flags, Mode::from_raw_mode(mode)).map_err(failed)?;
+        let fd = sys::open(&*near(path)?, flags, Mode::from_raw_mode(mode)).map_err(failed)?;
         let stream = stat_of(&sys::fstat(&fd).map_err(failed)?)?.kind != Kind::File;
         Ok(Box::new(HostFile { fd, stream }))
     }
 
     fn mkdir(&self, path: &[u8], mode: u32) -> Result<()> {
-        sys::mkdir(path, Mode::from_raw_mode(mode)).map_err(failed)
+        sys::mkdir(&*near(path)?, Mode::from_raw_mode(mode)).map_err(failed)
     }
 
     fn symlink(&self, target: &[u8], path: &[u8]) -> Result<()> {
-        sys::symlink(target, path).map_err(failed)
+        sys::symlink(target, &*near(path)?).map_err(failed)
     }
 
     fn mknod(&self, path: &[u8], mode: u32, rdev: u64) -> Result<()> {
-        sys::mknodat(CWD, path, FileType::from_raw_mode(mode), Mode::from_raw_mode(mode), rdev)
+        sys::mknodat(CWD, &*near(path)?, FileType::from_raw_mode(mode), Mode::from_raw_mode(mode), rdev)
             .map_err(failed)
     }
 
     fn link(&self, old: &[u8], new: &[u8]) -> Result<()> {
-        sys::link(old, new).map_err(failed)
+        sys::link(&*near(old)?, &*near(new)?).map_err(failed)
     }
 
     fn unlink(&self, path: &[u8]) -> Result<()> {
-        sys::unlink(path).map_err(failed)
+        sys::unlink(&*near(path)?).map_err(failed)
     }
 
     fn chown(&self, path: &[u8], uid: u32, gid: u32) -> Result<()> {
         let (uid, gid) = (rustix::process::Uid::from_raw(uid), rustix::process::Gid::from_raw(gid));
-        sys::chownat(CWD, path, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW).map_err(failed)
+        sys::chownat(CWD, &*near(path)?, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW).map_err(failed)
     }
 
     fn chmod(&self, path: &[u8], mode: u32) -> Result<()> {
-        sys::chmod(path, Mode::from_raw_mode(mode)).map_err(failed)
+        sys::chmod(&*near(path)?, Mode::from_raw_mode(mode)).map_err(failed)
     }
 
     fn set_times(&self, path: &[u8], atime: Time, mtime: Time) -> Result<()> {
         let spec = |t: Time| Timespec { tv_sec: t.sec, tv_nsec: i64::from(t.nsec) };
         let times = Timestamps { last_access: spec(atime), last_modification: spec(mtime) };
-        sys::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).map_err(failed)
+        sys::utimensat(CWD, &*near(path)?, &times, AtFlags::SYMLINK_NOFOLLOW).map_err(failed)
     }
 
     fn xattrs(&self, path: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-        let names = grown(|buffer| sys::llistxattr(path, buffer))?;
+        let near = near(path)?;
+        let names = grown(|buffer| sys::llistxattr(&*near, buffer))?;
         let mut all = Vec::new();
         for name in names.split_inclusive(|&b| b == 0) {
             let Ok(name) = CStr::from_bytes_with_nul(name) else { continue };
-            match grown(|buffer| sys::lgetxattr(path, name, buffer)) {
+            match grown(|buffer| sys::lgetxattr(&*near, name, buffer)) {
                 Ok(value) => all.push((name.to_bytes().to_vec(), value)),
                 Err(e) if e.errno() == libc::ENODATA => {} // removed in between
                 Err(e) => return Err(e),
@@ -122,7 +156,7 @@ impl Tree for HostTree {
     }
 
     fn set_xattr(&self, path: &[u8], name: &[u8], value: &[u8]) -> Result<()> {
-        sys::lsetxattr(path, name, value, sys::XattrFlags::empty()).map_err(failed)
+        sys::lsetxattr(&*near(path)?, name, value, sys::XattrFlags::empty()).map_err(failed)
     }
 }
 

@@ -1,13 +1,15 @@
 //! Trees of files behind one set of verbs: the host's and a pool's. `cp` copies from one to another without
 //! asking which is which; `ls`, `cat` and `rm` use the pool's.
 //!
-//! Paths are bytes. Errors carry the bare errno: the command that asked knows both names and says them.
+//! Paths are bytes, and what a tree has below a path that a user named may lie deeper than any path of the system's reaches:
+//! then it is gone to in pieces. Errors carry the bare errno: the command that asked knows both names and says them.
 
 mod host;
 mod pool;
 
-use lodestone::Result;
 use lodestone::fs::{Kind, Time};
+use lodestone::limits::PATH_BYTES_MAX;
+use lodestone::{Error, Result};
 
 pub use host::HostTree;
 pub use pool::PoolTree;
@@ -68,6 +70,26 @@ pub trait Sink {
     fn set_len(&self, size: u64) -> Result<()>;
 }
 
+/// Refuses what a user named where no path of the system's is as long.
+pub fn check_length(path: &[u8]) -> Result<()> {
+    match path.len() > PATH_BYTES_MAX {
+        true => Err(Error::new(libc::ENAMETOOLONG, "lode::tree")),
+        false => Ok(()),
+    }
+}
+
+/// Bytes of a path that are gone at once: less than any system takes, with what stands for a directory before them.
+const PIECE_BYTES_MAX: usize = 4000;
+
+/// Of a path that is too long the directory to go to first, and what is left from there; none where it is short enough, or has
+/// a name that is too long.
+fn split_long(path: &[u8]) -> Option<(&[u8], &[u8])> {
+    let begin = path.get(..PIECE_BYTES_MAX)?;
+    let (dir, rest) = path.split_at(begin.iter().rposition(|&b| b == b'/')? + 1);
+    let name = rest.iter().position(|&b| b != b'/')?;
+    Some((dir, &rest[name..]))
+}
+
 /// `dir/name`.
 pub fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
     let slash: &[u8] = if dir.is_empty() || dir.ends_with(b"/") { b"" } else { b"/" };
@@ -95,6 +117,27 @@ pub fn parent(path: &[u8]) -> &[u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_paths_are_gone_in_pieces() {
+        let short = [b"/", "d/".repeat(1999).as_bytes()].concat();
+        assert_eq!((short.len(), split_long(&short)), (3999, None));
+        for (path, slashes) in
+            [("/d".repeat(5000), ""), ("d/".repeat(5000), "/"), ("dd//".repeat(3000), "//")]
+        {
+            let count = |part: &[u8]| part.iter().filter(|&&b| b == b'd').count();
+            let (mut rest, mut gone) = (path.as_bytes(), 0);
+            while let Some((dir, behind)) = split_long(rest) {
+                assert!(dir.len() <= PIECE_BYTES_MAX && dir.ends_with(b"/") && !behind.starts_with(b"/"));
+                gone += count(dir);
+                rest = behind;
+            }
+            assert!(rest.len() <= PIECE_BYTES_MAX && rest.ends_with(slashes.as_bytes()));
+            assert_eq!(gone + count(rest), path.matches('d').count());
+        }
+        assert_eq!(split_long("d".repeat(9000).as_bytes()), None);
+        assert_eq!(split_long(&[b"d", "/".repeat(9000).as_bytes()].concat()), None);
+    }
 
     #[test]
     fn paths_are_joined_and_taken_apart() {

@@ -27,10 +27,30 @@ impl<M: Media> PoolTree<M> {
         PoolTree { fs, cred: Cred::process(), device, umask: umask.as_raw_mode() }
     }
 
-    pub fn node(&self, path: &[u8], follow: bool) -> Result<Node> {
+    /// The directory to go to first where a path is very long, and what is left of it.
+    fn near<'p>(&self, mut path: &'p [u8]) -> Result<(Option<Node>, &'p [u8])> {
+        let mut base = None;
+        while let Some((dir, rest)) = super::split_long(path) {
+            base = Some(self.fs.walk(&self.cred, base.as_ref(), dir, true)?);
+            path = rest;
+        }
+        Ok((base, path))
+    }
+
+    fn walk(&self, path: &[u8], follow: bool) -> Result<Node> {
+        let (base, path) = self.near(path)?;
+        self.fs.walk(&self.cred, base.as_ref(), path, follow)
+    }
+
+    fn walk_parent<'p>(&self, path: &'p [u8]) -> Result<(Node, &'p [u8])> {
+        let (base, path) = self.near(path)?;
+        self.fs.walk_parent(&self.cred, base.as_ref(), path)
+    }
+
+    fn node(&self, path: &[u8], follow: bool) -> Result<Node> {
         // As with open(2), a trailing slash asks for a directory, through a symbolic link too.
         let slash = path.len() > 1 && path.ends_with(b"/");
-        let node = self.fs.walk(&self.cred, None, path, follow || slash)?;
+        let node = self.walk(path, follow || slash)?;
         if slash && self.fs.attr_of(&node)?.mode & libc::S_IFMT != libc::S_IFDIR {
             return Err(Error::new(libc::ENOTDIR, "lode::pool::node"));
         }
@@ -80,7 +100,7 @@ impl<M: Media> PoolTree<M> {
     fn created_at(&self, path: &[u8], exclusive: bool) -> Result<Vec<u8>> {
         let mut path = path.to_vec();
         for _ in 0..lodestone::limits::SYMLINK_DEPTH_MAX {
-            let node = match self.fs.walk(&self.cred, None, &path, false) {
+            let node = match self.walk(&path, false) {
                 Ok(node) => node,
                 Err(e) if e.errno() == libc::ENOENT => return Ok(path),
                 Err(e) => return Err(e),
@@ -96,7 +116,7 @@ impl<M: Media> PoolTree<M> {
     }
 
     fn set(&self, path: &[u8], set: SetAttr) -> Result<()> {
-        let node = self.fs.walk(&self.cred, None, path, false)?;
+        let node = self.walk(path, false)?;
         self.fs.setattr(&self.cred, node.ino(), &set).map(|_| ())
     }
 }
@@ -123,7 +143,7 @@ impl<M: Media> Tree for PoolTree<M> {
 
     fn create(&self, path: &[u8], mode: u32, exclusive: bool) -> Result<Box<dyn Sink + '_>> {
         let path = self.created_at(path, exclusive)?;
-        let (dir, name) = self.fs.walk_parent(&self.cred, None, &path)?;
+        let (dir, name) = self.walk_parent(&path)?;
         let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC | if exclusive { libc::O_EXCL } else { 0 };
         let (attr, _) = self.fs.create(&self.cred, dir.ino(), name, mode, self.umask, flags)?;
         let node = self.fs.node(attr.ino)?;
@@ -131,36 +151,36 @@ impl<M: Media> Tree for PoolTree<M> {
     }
 
     fn mkdir(&self, path: &[u8], mode: u32) -> Result<()> {
-        let (dir, name) = self.fs.walk_parent(&self.cred, None, path)?;
+        let (dir, name) = self.walk_parent(path)?;
         let attr = self.fs.mkdir(&self.cred, dir.ino(), name, mode, self.umask)?;
         self.settle(attr);
         Ok(())
     }
 
     fn symlink(&self, target: &[u8], path: &[u8]) -> Result<()> {
-        let (dir, name) = self.fs.walk_parent(&self.cred, None, path)?;
+        let (dir, name) = self.walk_parent(path)?;
         let attr = self.fs.symlink(&self.cred, dir.ino(), name, target)?;
         self.settle(attr);
         Ok(())
     }
 
     fn mknod(&self, path: &[u8], mode: u32, rdev: u64) -> Result<()> {
-        let (dir, name) = self.fs.walk_parent(&self.cred, None, path)?;
+        let (dir, name) = self.walk_parent(path)?;
         let attr = self.fs.mknod(&self.cred, dir.ino(), name, mode, self.umask, rdev)?;
         self.settle(attr);
         Ok(())
     }
 
     fn link(&self, old: &[u8], new: &[u8]) -> Result<()> {
-        let node = self.fs.walk(&self.cred, None, old, false)?;
-        let (dir, name) = self.fs.walk_parent(&self.cred, None, new)?;
+        let node = self.walk(old, false)?;
+        let (dir, name) = self.walk_parent(new)?;
         let attr = self.fs.link(&self.cred, node.ino(), dir.ino(), name)?;
         self.settle(attr);
         Ok(())
     }
 
     fn unlink(&self, path: &[u8]) -> Result<()> {
-        let (dir, name) = self.fs.walk_parent(&self.cred, None, path)?;
+        let (dir, name) = self.walk_parent(path)?;
         self.fs.unlink(&self.cred, dir.ino(), name)
     }
 
@@ -185,7 +205,7 @@ impl<M: Media> Tree for PoolTree<M> {
     }
 
     fn set_xattr(&self, path: &[u8], name: &[u8], value: &[u8]) -> Result<()> {
-        let node = self.fs.walk(&self.cred, None, path, false)?;
+        let node = self.walk(path, false)?;
         self.fs.setxattr(&self.cred, node.ino(), name, value, 0)
     }
 }
