@@ -57,6 +57,14 @@ fn one_operation_where_removals_find_no_room() {
     }
 }
 
+/// The inode table gives its end back where there is no other room.
+#[test]
+fn one_operation_where_the_inode_table_has_what_it_does_not_need() {
+    for domain in [Domain::Memory, Domain::CpuCache, Domain::PageCache] {
+        all(domain, &[Image::Grown]);
+    }
+}
+
 /// As where checksums are slow.
 #[test]
 fn one_operation_whose_data_is_fenced_before_its_record() {

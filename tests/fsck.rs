@@ -1113,6 +1113,49 @@ fn what_was_acknowledged_and_cannot_be_read_is_no_silent_loss() {
     assert_eq!(fs.bad_blocks(), 1);
 }
 
+/// The inode table grows and gives its end back, many times: its log is cleaned, what it says of bad blocks stays.
+#[test]
+fn the_log_of_the_inode_table_is_cleaned() {
+    for domain in [Domain::Memory, Domain::PageCache] {
+        let fs = open(Sample::new(domain, true).image, domain);
+        write(&fs, FILE, 0, &[0xd9; BLOCK]);
+        fs.close().unwrap();
+        let image = fs.media().image();
+        let at = page_of(&image, 0xd9);
+        let media = SimMedia::new(image, domain);
+        media.poison(at..at + LINE);
+        let mut fs = Fs::open(media, &options()).unwrap();
+        assert!(fs.read(FILE, 0, &mut [0; BLOCK]).is_err());
+        fs.tick().unwrap();
+        assert_eq!(fs.bad_blocks(), 1);
+        let mut free = 0;
+        for round in 0..250 {
+            let name = |n: u32| format!("n{n}");
+            for n in 0..300 {
+                let made =
+                    fs.mknod(&Cred::root(), Ino::ROOT, name(n).as_bytes(), libc::S_IFIFO, 0, 0).unwrap();
+                fs.forget(made.ino, 1);
+            }
+            (0..300).for_each(|n| fs.unlink(&Cred::root(), Ino::ROOT, name(n).as_bytes()).unwrap());
+            let what = format!("{domain}, round {round}");
+            // A process that is killed gives nothing back; the next one does.
+            if round % 3 != 1 {
+                fs.close().unwrap_or_else(|e| panic!("{what}: {e}"));
+            }
+            let media = fs.abandon().unwrap();
+            fs = Fs::open(media, &options()).unwrap_or_else(|e| panic!("{what}: {e}"));
+            assert_eq!(fs.bad_blocks(), 1, "{what}");
+            if round % 3 == 0 {
+                let report = fs.check().unwrap();
+                assert!(report.is_clean(), "{what}: {:#?}", report.findings);
+                let now = fs.statfs().blocks_free;
+                free = if round == 0 { now } else { free };
+                assert!(now + 16 >= free, "{what}: {now} blocks are free, of {free}");
+            }
+        }
+    }
+}
+
 /// One kind for each way of mending.
 const DAMAGE: [(&str, Damage); 3] = [
     ("directory", |s| s.flip(s.entry(Ino::ROOT, DIR) + 40)),

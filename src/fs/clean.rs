@@ -61,7 +61,9 @@ const SWEEP_RUNS: usize = 64;
 const PAGES_LINES: usize = (field::pages::WORDS + 4 * PART_PAGES).div_ceil(LINE);
 /// Types of records that may be live. All others only change what later records or DRAM know.
 const LIVE_KINDS: u16 =
-    Type::Write.bit() | Type::Pages.bit() | Type::Add.bit() | Type::Xattr.bit() | Type::Symlink.bit();
+    Type::Write.bit() | Type::Pages.bit() | Type::Add.bit() | Type::Symlink.bit() | UNSWEPT_KINDS;
+/// Of those the ones that no sweep of a file appends again.
+const UNSWEPT_KINDS: u16 = Type::Xattr.bit() | Type::Bad.bit();
 
 /// The closed parts at the head of a directory's log that have nothing live.
 fn dead_parts(inode: &Inode, body: &Body) -> usize {
@@ -276,7 +278,7 @@ impl<M: Media> Fs<M> {
         for part in body.log.closed(&owner).take(DEAD_SEGMENTS_MAX) {
             let swept = is_before(body.log.seq_behind(dead + 1), swept);
             let live = part.kinds & LIVE_KINDS;
-            if !(live == 0 && (swept || due) || live & Type::Xattr.bit() == 0 && swept) {
+            if !(live == 0 && (swept || due) || live & UNSWEPT_KINDS == 0 && swept) {
                 oldest = Some((part, swept));
                 break;
             }
@@ -411,7 +413,6 @@ impl<M: Media> Fs<M> {
                     body.dir_mut().set_seq(cookie, seq, lines);
                 }
                 Copy::Xattr(at) => body.xattrs[at].place(seq, batch.addr(i)),
-                Copy::Target => {}
             }
         }
         let (head, dropped) = body.log.drop_oldest(count);
@@ -480,7 +481,6 @@ struct Live {
 enum Copy {
     Entry(u32),
     Xattr(usize),
-    Target,
 }
 
 impl Live {
@@ -501,8 +501,7 @@ impl Live {
                     self.copy(head.kind, bytes)[field::xattr::FLAGS] |= field::xattr::COPIED;
                 }
             }
-            (Type::Symlink, _) => {
-                self.copies.push((self.batch.count(), Copy::Target));
+            (Type::Symlink | Type::Bad, _) => {
                 self.copy(head.kind, bytes);
             }
             _ => {}

@@ -261,6 +261,8 @@ struct Room {
     waited: bool,
     /// How often there was room that syncs had made.
     tries: u32,
+    /// Inode slots there were.
+    slots: u32,
 }
 
 /// What all parts of a mounted file system share.
@@ -726,7 +728,8 @@ impl<M: Media> Fs<M> {
     /// For [`make_room`](Fs::make_room), before an operation that may find the pool full.
     #[inline]
     fn room(&self) -> Room {
-        Room { releases: self.releases(), waited: false, tries: 0 }
+        let slots = self.slot_count.load(Ordering::Acquire);
+        Room { releases: self.releases(), waited: false, tries: 0, slots }
     }
 
     /// Runs an operation, again where the pool was full and there is room by then.
@@ -741,11 +744,29 @@ impl<M: Media> Fs<M> {
         }
     }
 
-    /// Makes room where the pool is full only because what was freed is not synced yet, or because copies use it; true
-    /// where it is worth trying again. Room that others have made since counts. False, too, where the caller of the operation is
-    /// to wait (`offload::Tries`).
+    /// Makes room where the pool is full only because what was freed is not synced yet, because copies use it, or the inode table has
+    /// what it does not need; true where it is worth trying again. Room that others have made since counts. False, too, where the
+    /// caller of the operation is to wait (`offload::Tries`).
     #[cold]
-    fn make_room(&self, Room { releases, waited, tries }: &mut Room) -> bool {
+    fn make_room(&self, room: &mut Room) -> bool {
+        if self.has_made_room(room) {
+            return true;
+        }
+        let shrinks = || self.core.enter().is_ok_and(|guard| self.shrink_table(&guard));
+        if offload::is_put_off() || !shrinks() && !self.has_shrunk_since(room) {
+            return false;
+        }
+        room.slots = self.slot_count.load(Ordering::Acquire);
+        !self.core.deferring || !offload::put_off(|| self.syncs_make_room()) && self.sync_to_free().is_ok()
+    }
+
+    /// Whether somebody else made the inode table shorter meanwhile.
+    fn has_shrunk_since(&self, room: &Room) -> bool {
+        self.slot_count.load(Ordering::Acquire) < room.slots
+    }
+
+    /// The first two of these.
+    fn has_made_room(&self, Room { releases, waited, tries, .. }: &mut Room) -> bool {
         // Once: there may always be others.
         if !std::mem::replace(waited, true) {
             let keeps = || self.core.copies.keep_blocks() || self.departed.any();

@@ -468,6 +468,8 @@ impl<M: Media> Fs<M> {
         self.core.check_freed();
         self.core.check_stored()?;
         self.slots.release(u64::MAX);
+        self.shrink_table(&self.core.epochs.enter());
+        self.core.alloc.release(u64::MAX);
         // What a scan finds in the logs of directories a checkpoint would hide.
         // And that what is quarantined for want of room below the pool is free.
         let was_out_of_room = self.core.media.was_out_of_room();
@@ -571,7 +573,42 @@ impl<M: Media> Fs<M> {
         let end = first + run.count * SLOTS_PER_BLOCK;
         self.slot_count.store(end, Ordering::Release);
         self.slots.add(first..end);
+        self.tidy_log(&self.table_inode, &mut body, guard);
         Ok(())
+    }
+
+    /// Gives the blocks of the inode table's end back, where all its slots are free; whether there were any. (On an ordinary file they
+    /// wait for a sync.) Nobody looks for a number there: no entry has it, and no record that could still be void.
+    #[cold]
+    pub(super) fn shrink_table(&self, guard: &epoch::Guard) -> bool {
+        const UNIT: u32 = TABLE_BLOCKS * SLOTS_PER_BLOCK;
+        let mut body = self.table.change(&self.table_inode);
+        let end = self.slot_count.load(Ordering::Acquire);
+        let first = self.slots.take_end(UNIT, end, UNIT);
+        if first == end {
+            return false;
+        }
+        let (page, size) = (first / SLOTS_PER_BLOCK, body.size);
+        body.size = page as u64 * BLOCK as u64;
+        let mut batch = Batch::new();
+        let atime = self.table_inode.atime.load(Ordering::Relaxed);
+        body.attr_record(atime, field::attr::TRUNCATE, &mut batch);
+        let nothing = Flushed::issued();
+        let committed = self.commit(&self.table_inode, &mut body, &mut batch, guard, Class::Last, nothing);
+        if let Err(e) = committed {
+            tracing::debug!(
+                "the inode table keeps {} blocks that it does not need: {e}",
+                end / SLOTS_PER_BLOCK - page
+            );
+            body.size = size;
+            self.slots.add(first..end);
+            return false;
+        }
+        self.slot_count.store(first, Ordering::Release);
+        let reuse = self.core.reuse_after(guard);
+        body.file_mut().clear(page, u32::MAX - page, &mut |run, _| self.core.free(run, reuse));
+        // Its log is cleaned where the table grows again: a close has named all heads that moved by now.
+        true
     }
 }
 

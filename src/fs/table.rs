@@ -135,38 +135,104 @@ impl<T: Default> ByNumber<T> {
     }
 }
 
+/// Slots that a thread takes at a time of those that belong to no thread.
 const REFILL: usize = 32;
+/// Slots that a thread keeps, at most, to take them again, and that it gathers to give them back.
+const KEPT_MAX: usize = 8 * REFILL;
+const GATHERED_MAX: usize = 4 * REFILL;
+/// A slot that is freed so far above the lowest that is free is not kept.
+const NEAR: u32 = 1024;
 
-/// Inode slots that may be taken. Last freed, first taken, by thread.
+/// Inode slots that may be taken: of a thread's own the last freed, which it has touched a moment ago, else the lowest. So the table's
+/// end is in use only as far as it has to be, and can be given back.
 pub struct FreeSlots {
-    own: PerThread<Vec<u32>>,
-    global: Mutex<Vec<u32>>,
+    own: PerThread<Own>,
+    global: Mutex<Slots>,
+    /// That of `global` or below it.
+    lowest: AtomicU32,
     /// Freed in an epoch that is not synced yet.
     deferred: Mutex<Vec<(u64, u32)>>,
 }
 
+/// What a thread has.
+#[derive(Default)]
+struct Own {
+    near: Vec<u32>,
+    far: Vec<u32>,
+}
+
+/// A set of slots: a bit for each.
+#[derive(Default)]
+struct Slots {
+    words: Vec<u64>,
+    count: u64,
+    /// None is in a word before this one.
+    from: usize,
+}
+
+impl Slots {
+    fn add(&mut self, ino: u32) {
+        let (word, bit) = (ino as usize / 64, 1 << (ino % 64));
+        if word >= self.words.len() {
+            self.words.resize(word + 1, 0);
+        }
+        debug_assert!(self.words[word] & bit == 0, "slot {ino} is free twice");
+        self.words[word] |= bit;
+        self.count += 1;
+        self.from = self.from.min(word);
+    }
+
+    fn take_lowest(&mut self) -> Option<u32> {
+        self.from += self.words.get(self.from..)?.iter().position(|word| *word != 0)?;
+        let bit = self.words[self.from].trailing_zeros();
+        self.words[self.from] &= !(1 << bit);
+        self.count -= 1;
+        Some(self.from as u32 * 64 + bit)
+    }
+
+    /// The lowest, or one below it; the highest number where there is none.
+    fn lowest(&self) -> u32 {
+        if self.count == 0 { u32::MAX } else { self.from as u32 * 64 }
+    }
+
+    fn has(&self, ino: u32) -> bool {
+        self.words.get(ino as usize / 64).is_some_and(|word| word >> (ino % 64) & 1 != 0)
+    }
+}
+
 impl FreeSlots {
-    pub fn new(free: Vec<u32>) -> FreeSlots {
-        FreeSlots { own: PerThread::new(), global: Mutex::new(free), deferred: Mutex::new(Vec::new()) }
+    pub fn new(free: impl IntoIterator<Item = u32>) -> FreeSlots {
+        let slots = FreeSlots {
+            own: PerThread::new(),
+            global: Mutex::default(),
+            lowest: AtomicU32::new(0),
+            deferred: Mutex::new(Vec::new()),
+        };
+        slots.add(free);
+        slots
     }
 
     #[inline]
     pub fn take(&self) -> Option<u32> {
         let mut own = self.own.own().write();
-        if let Some(ino) = own.pop() {
+        if let Some(ino) = own.near.pop() {
             return Some(ino);
         }
-        {
-            let mut global = self.global.lock();
-            let from = global.len().saturating_sub(REFILL);
-            own.extend(global.drain(from..));
-        }
-        own.pop()
+        let Own { near, far } = &mut *own;
+        let mut global = self.global.lock();
+        far.drain(..).for_each(|ino| global.add(ino));
+        near.extend(std::iter::from_fn(|| global.take_lowest()).take(REFILL));
+        near.reverse();
+        self.lowest.store(global.lowest(), Ordering::Relaxed);
+        near.pop()
     }
 
     /// What other threads hold back: for a pool that is full.
     pub fn steal(&self) -> Option<u32> {
-        self.own.all().find_map(|part| part.write().pop())
+        self.own.all().find_map(|part| {
+            let mut part = part.write();
+            part.near.pop().or_else(|| part.far.pop())
+        })
     }
 
     #[inline]
@@ -176,19 +242,41 @@ impl FreeSlots {
             return;
         }
         let mut own = self.own.own().write();
-        own.push(ino);
-        if own.len() > 8 * REFILL {
-            let spare = own.drain(..4 * REFILL);
-            self.global.lock().extend(spare);
+        let is_near = ino <= self.lowest.load(Ordering::Relaxed).saturating_add(NEAR);
+        let (part, max) = if is_near { (&mut own.near, KEPT_MAX) } else { (&mut own.far, GATHERED_MAX) };
+        part.push(ino);
+        if part.len() > max {
+            self.add(part.drain(..));
         }
     }
 
-    pub fn add(&self, fresh: impl DoubleEndedIterator<Item = u32>) {
+    /// Makes slots free that no thread has.
+    pub fn add(&self, free: impl IntoIterator<Item = u32>) {
         let mut global = self.global.lock();
-        // Lowest number last, because the last one is taken first.
-        let mut all: Vec<u32> = fresh.rev().collect();
-        all.append(&mut global);
-        *global = all;
+        free.into_iter().for_each(|ino| global.add(ino));
+        self.lowest.store(global.lowest(), Ordering::Relaxed);
+    }
+
+    /// Takes all slots from some number up to `end`, which is behind the last there is, where these are all free: from the lowest
+    /// multiple of `unit` that is at least `least`. `end` where there is none.
+    pub fn take_end(&self, least: u32, end: u32, unit: u32) -> u32 {
+        // One thread's at a time, as everywhere: what others take meanwhile is in use.
+        let mut held: Vec<u32> = Vec::new();
+        for part in self.own.all() {
+            let mut part = part.write();
+            let Own { near, far } = &mut *part;
+            held.extend(near.drain(..).chain(far.drain(..)));
+        }
+        let mut global = self.global.lock();
+        held.into_iter().for_each(|ino| global.add(ino));
+        let free = (0..end).rev().take_while(|ino| global.has(*ino)).count() as u32;
+        let first = (end - free).next_multiple_of(unit).clamp(least, end.max(least)).min(end);
+        for ino in first..end {
+            global.words[ino as usize / 64] &= !(1 << (ino % 64));
+        }
+        global.count -= (end - first) as u64;
+        self.lowest.store(global.lowest(), Ordering::Relaxed);
+        first
     }
 
     /// Whether any wait for a release.
@@ -198,27 +286,68 @@ impl FreeSlots {
 
     /// Slots freed in `epoch` or before may be taken again; whether there were any.
     pub fn release(&self, epoch: u64) -> bool {
-        let mut ready = Vec::new();
-        self.deferred.lock().retain(|&(e, ino)| {
-            if e <= epoch {
-                ready.push(ino);
-            }
-            e > epoch
-        });
+        let ready: Vec<(u64, u32)> = self.deferred.lock().extract_if(.., |(e, _)| *e <= epoch).collect();
         let any = !ready.is_empty();
-        self.global.lock().extend(ready);
+        self.add(ready.into_iter().map(|(_, ino)| ino));
         any
     }
 
     pub fn count(&self) -> u64 {
-        let held: usize = self.own.all().map(|part| part.read().len()).sum();
-        (held + self.global.lock().len() + self.deferred.lock().len()) as u64
+        let of = |own: &Own| (own.near.len() + own.far.len()) as u64;
+        let held: u64 = self.own.all().map(|part| of(&part.read())).sum();
+        held + self.global.lock().count + self.deferred.lock().len() as u64
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_an_end_that_is_free_is_taken() {
+        let slots = FreeSlots::new((2..64).chain(70..700).chain(701..1024));
+        (64..70).for_each(|ino| slots.put(ino, None));
+        assert_eq!(slots.take_end(256, 1024, 256), 768);
+        assert_eq!(slots.count(), 768 - 2 - 1);
+        assert_eq!(slots.take_end(256, 768, 256), 768);
+        assert_eq!(slots.take(), Some(2));
+        slots.put(700, None);
+        assert_eq!(slots.take_end(256, 768, 256), 256);
+        assert_eq!(slots.take_end(256, 256, 256), 256);
+        assert_eq!(slots.take_end(512, 256, 256), 256);
+        assert_eq!(slots.count(), 256 - 3);
+        slots.add(256..512);
+        assert_eq!((slots.take(), slots.count()), (Some(3), 512 - 4));
+    }
+
+    #[test]
+    fn the_lowest_slot_is_taken_but_for_one_that_was_freed_near_it() {
+        let slots = FreeSlots::new(2..256);
+        let taken: Vec<u32> = std::iter::from_fn(|| slots.take()).collect();
+        assert_eq!(taken, Vec::from_iter(2..256));
+        assert_eq!((slots.count(), slots.take()), (0, None));
+        slots.put(5, None);
+        slots.put(90, None);
+        assert_eq!((slots.take(), slots.take(), slots.take()), (Some(90), Some(5), None));
+        // However many are freed, and in whatever order, the first that are taken then are low ones.
+        let orders: [Vec<u32>; 3] = [
+            (2..50_000).collect(),
+            (2..50_000).rev().collect(),
+            (0..49_998).map(|n| n * 7 % 49_998 + 2).collect(),
+        ];
+        for order in orders {
+            order.iter().for_each(|&ino| slots.put(ino, None));
+            assert_eq!(slots.count(), 49_998);
+            let low = std::iter::from_fn(|| slots.take()).take(5000).max();
+            assert!(low < Some(5000 + 2 + NEAR), "{low:?}");
+            std::iter::from_fn(|| slots.take()).for_each(drop);
+            assert_eq!(slots.count(), 0);
+        }
+        // Those that wait for a sync are nobody's.
+        slots.put(7, Some(3));
+        assert_eq!((slots.take(), slots.count(), slots.release(2)), (None, 1, false));
+        assert_eq!((slots.release(3), slots.take()), (true, Some(7)));
+    }
 
     #[test]
     fn every_number_has_a_place_of_its_own() {

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
+use crate::fs::format::SLOTS_PER_BLOCK;
 use crate::fs::{Cred, DataMode, Fs, Ino, MkfsOptions, SetAttr, SetTime, Time};
 use crate::media::Domain;
 use crate::mover::engine_port::Routes;
@@ -49,13 +50,22 @@ pub enum Image {
     Reused,
     /// Not closed: it is recovered at the start.
     Crashed,
+    /// A few blocks are free, and the end of an inode table that has grown: so it is given back where there is no other room. Not closed.
+    Grown,
     /// Removals find no room for their records. Its clock stands still: the times of such removals are not promised.
     Crammed,
 }
 
 impl Image {
-    pub const ALL: &[Image] =
-        &[Image::Fresh, Image::Full, Image::Cleaning, Image::Reused, Image::Crashed, Image::Crammed];
+    pub const ALL: &[Image] = &[
+        Image::Fresh,
+        Image::Full,
+        Image::Cleaning,
+        Image::Reused,
+        Image::Crashed,
+        Image::Grown,
+        Image::Crammed,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -64,6 +74,7 @@ impl Image {
             Image::Cleaning => "cleaning",
             Image::Reused => "reused",
             Image::Crashed => "crashed",
+            Image::Grown => "grown",
             Image::Crammed => "crammed",
         }
     }
@@ -278,7 +289,7 @@ impl Start {
 
     /// Whether nearly nothing of it is free.
     pub(super) fn is_full(&self) -> bool {
-        self.place.image == Image::Full
+        matches!(self.place.image, Image::Full | Image::Grown)
     }
 
     /// Begins on a copy of it.
@@ -307,7 +318,7 @@ impl Start {
         let tree = machine.tree()?;
         let (model, step) = (machine.model.clone(), machine.step());
         let media = match place.image {
-            Image::Crashed => {
+            Image::Crashed | Image::Grown => {
                 machine.fs().sync().map_err(|e| format!("{e:?}"))?;
                 machine.fs().media().crash_point()
             }
@@ -340,6 +351,7 @@ fn age(machine: &mut Machine, image: Image) -> Result<(), String> {
     match image {
         Image::Fresh => Ok(()),
         Image::Full => fill(machine),
+        Image::Grown => grow_table(machine),
         Image::Cleaning => grow_logs(machine),
         Image::Reused => (0..3).try_for_each(|_| {
             reuse(machine)?;
@@ -381,6 +393,40 @@ fn fill(machine: &mut Machine) -> Result<(), String> {
         must(machine, Op::Unlink(format!("fill{n}-{blocks}")))?;
     }
     (0..3).try_for_each(|_| must(machine, Op::Sync))
+}
+
+/// Fills it, but for what a table of more inodes takes, makes those, and removes them.
+fn grow_table(machine: &mut Machine) -> Result<(), String> {
+    const ROOM: u64 = 40;
+    const LEFT: u64 = 6;
+    let slots = |machine: &Machine| {
+        let stat = machine.fs().statfs();
+        stat.inodes - stat.blocks_free * SLOTS_PER_BLOCK as u64
+    };
+    let reserve = |machine: &mut Machine, name: String, left: u64| {
+        must(machine, Op::Create(name.clone()))?;
+        let blocks = machine.fs().statfs().blocks_free.saturating_sub(left);
+        (0..blocks).try_for_each(|n| {
+            must(machine, Op::Fallocate(path(&name), Falloc::ReserveKeepSize, n * 4096, 4096))
+        })
+    };
+    let before = slots(machine);
+    reserve(machine, "fill".into(), ROOM)?;
+    must(machine, Op::Mkdir("many".into()))?;
+    let mut made = 0;
+    while slots(machine) == before {
+        must(machine, Op::Create(format!("many/{made}")))?;
+        made += 1;
+    }
+    (0..made).try_for_each(|n| must(machine, Op::Unlink(format!("many/{n}"))))?;
+    must(machine, Op::Rmdir("many".into()))?;
+    (0..3).try_for_each(|_| must(machine, Op::Sync))?;
+    reserve(machine, "rest".into(), LEFT)?;
+    (0..3).try_for_each(|_| must(machine, Op::Sync))?;
+    match slots(machine) > before {
+        true => Ok(()),
+        false => Err("the inode table was given back already".to_owned()),
+    }
 }
 
 /// Brings the log of each file and directory that sequences use to where the next record makes it grow and be
@@ -608,7 +654,7 @@ impl Run<'_> {
         }
         self.tally.refused += 1;
         let stat = machine.fs().statfs();
-        if self.start.place.image == Image::Full || stat.blocks_free < stat.blocks / 4 {
+        if self.start.is_full() || stat.blocks_free < stat.blocks / 4 {
             return Ok(());
         }
         Err(plain(format!("no space, with {} of {} blocks free", stat.blocks_free, stat.blocks)))

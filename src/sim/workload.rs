@@ -303,6 +303,10 @@ pub const LONG: &[&str] = &[
     "A/foo B/ !B/bar | rename A/foo B/bar ; crash ; rename B/bar A/foo ; crash ; unlink A/foo",
     "A/ !A/bar | symlink ~300 A/bar ; crash ; rename A/bar bar ; crash ; unlink bar",
     "A/ !A/foo | tmpfile 0 A ; write @0 0 4097 ; crash ; create A/foo ; write A/foo 0 100",
+    // What the inode table gives back where nothing else is free, when small writes that take it are not fenced before their records.
+    "foo:20000 bar | append bar 9000",
+    "foo:20000 A/bar | append A/bar 13000 ; unlink foo ; append A/bar 5000",
+    "foo:16000 A/bar | write A/bar 0 9000 ; kill ; write A/bar 4000 9000",
     // Numbers of mounts that a failure took back.
     "foo:9000 | reopen ; chmod foo 600 ; chmod foo 640 ; setxattr foo user.a 10 ; chmod foo 644",
     // What was stored through a shared mapping, when `msync` asks for it, or the kernel writes it back by itself.

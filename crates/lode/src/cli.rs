@@ -537,8 +537,8 @@ pub struct Crash {
     /// Data modes
     #[arg(long, value_name = "MODE", value_delimiter = ',', default_values = ["cow", "inplace"])]
     pub data: Vec<Data>,
-    /// Pools to begin on: new ones, full ones, with logs about to be cleaned, used before, not closed, without room for the records
-    /// of removals; heaps that are filled in part
+    /// Pools to begin on: new ones, full ones, with logs about to be cleaned, used before, not closed, full but for what an inode table
+    /// that has grown can give back, without room for the records of removals; heaps that are filled in part
     #[arg(long, value_name = "IMAGE", value_delimiter = ',', default_value = "all")]
     pub image: Vec<CrashImage>,
     /// Who copies data: the CPU, verified by its record or fenced before it, or a device that stores past the caches,
@@ -620,6 +620,7 @@ pub enum CrashImage {
     Filled,
     Reused,
     Crashed,
+    Grown,
     Crammed,
 }
 

@@ -509,7 +509,10 @@ impl Image {
         if !pool.holds_blocks(run) {
             return Err("names bad blocks outside the pool");
         }
-        self.bad.push(run);
+        // The cleaner wrote some again.
+        if !self.bad.contains(&run) {
+            self.bad.push(run);
+        }
         Ok(())
     }
 

@@ -284,6 +284,7 @@ impl cli::CrashImage {
             cli::CrashImage::Filled => &[],
             cli::CrashImage::Reused => &[Image::Reused],
             cli::CrashImage::Crashed => &[Image::Crashed],
+            cli::CrashImage::Grown => &[Image::Grown],
             cli::CrashImage::Crammed => &[Image::Crammed],
         }
     }

@@ -72,7 +72,7 @@ impl cli::CrashImage {
             cli::CrashImage::Aged => &Image::ALL[1..],
             cli::CrashImage::Fresh => &[Image::Fresh],
             cli::CrashImage::Filled => &[Image::Filled],
-            cli::CrashImage::Cleaning | cli::CrashImage::Crammed => &[],
+            cli::CrashImage::Cleaning | cli::CrashImage::Crammed | cli::CrashImage::Grown => &[],
             cli::CrashImage::Full => &[Image::Full],
             cli::CrashImage::Reused => &[Image::Reused],
             cli::CrashImage::Crashed => &[Image::Crashed],
@@ -82,9 +82,11 @@ impl cli::CrashImage {
 
 pub fn run(args: &cli::Crash, sequences: Sequences) -> Result<()> {
     let Sequences { name, count, sequence } = sequences;
-    for (image, name) in [(cli::CrashImage::Cleaning, "cleaning"), (cli::CrashImage::Crammed, "crammed")] {
+    let (cleaning, crammed) = (cli::CrashImage::Cleaning, cli::CrashImage::Crammed);
+    for (image, name) in [(cleaning, "cleaning"), (crammed, "crammed"), (cli::CrashImage::Grown, "grown")] {
         if args.image.contains(&image) {
-            return Err(Failure::usage(format!("heaps have no logs: --image {name} is for file systems")));
+            let has = if image == cli::CrashImage::Grown { "inodes" } else { "logs" };
+            return Err(Failure::usage(format!("heaps have no {has}: --image {name} is for file systems")));
         }
     }
     let part = args.part;
