@@ -752,9 +752,14 @@ impl<M: Media> Fs<M> {
         if self.has_made_room(room) {
             return true;
         }
-        let shrinks = || self.core.enter().is_ok_and(|guard| self.shrink_table(&guard));
-        if offload::is_put_off() || !shrinks() && !self.has_shrunk_since(room) {
+        if offload::is_put_off() {
             return false;
+        }
+        match self.core.enter().and_then(|guard| self.shrink_table(&guard)) {
+            Ok(shrunk) if !shrunk && !self.has_shrunk_since(room) => return false,
+            Ok(_) => {}
+            // Nothing can be changed any more: the operation hears that.
+            Err(_) => return true,
         }
         room.slots = self.slot_count.load(Ordering::Acquire);
         !self.core.deferring || !offload::put_off(|| self.syncs_make_room()) && self.sync_to_free().is_ok()

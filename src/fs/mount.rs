@@ -468,7 +468,7 @@ impl<M: Media> Fs<M> {
         self.core.check_freed();
         self.core.check_stored()?;
         self.slots.release(u64::MAX);
-        self.shrink_table(&self.core.epochs.enter());
+        self.shrink_table(&self.core.epochs.enter())?;
         self.core.alloc.release(u64::MAX);
         // What a scan finds in the logs of directories a checkpoint would hide.
         // And that what is quarantined for want of room below the pool is free.
@@ -580,13 +580,13 @@ impl<M: Media> Fs<M> {
     /// Gives the blocks of the inode table's end back, where all its slots are free; whether there were any. (On an ordinary file they
     /// wait for a sync.) Nobody looks for a number there: no entry has it, and no record that could still be void.
     #[cold]
-    pub(super) fn shrink_table(&self, guard: &epoch::Guard) -> bool {
+    pub(super) fn shrink_table(&self, guard: &epoch::Guard) -> Result<bool> {
         const UNIT: u32 = TABLE_BLOCKS * SLOTS_PER_BLOCK;
         let mut body = self.table.change(&self.table_inode);
         let end = self.slot_count.load(Ordering::Acquire);
         let first = self.slots.take_end(UNIT, end, UNIT);
         if first == end {
-            return false;
+            return Ok(false);
         }
         let (page, size) = (first / SLOTS_PER_BLOCK, body.size);
         body.size = page as u64 * BLOCK as u64;
@@ -602,13 +602,13 @@ impl<M: Media> Fs<M> {
             );
             body.size = size;
             self.slots.add(first..end);
-            return false;
+            return if e.errno() == libc::ENOSPC { Ok(false) } else { Err(e) };
         }
         self.slot_count.store(first, Ordering::Release);
         let reuse = self.core.reuse_after(guard);
         body.file_mut().clear(page, u32::MAX - page, &mut |run, _| self.core.free(run, reuse));
         // Its log is cleaned where the table grows again: a close has named all heads that moved by now.
-        true
+        Ok(true)
     }
 }
 

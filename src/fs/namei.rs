@@ -438,8 +438,12 @@ impl<M: Media> Fs<M> {
             }
             // Others may take all that the table gained.
             if self.grow_table(guard).is_err() {
-                let left = self.first_sound(|| self.slots.steal());
-                return left.ok_or_else(|| Error::new(libc::ENOSPC, "namei::take_slot"));
+                match self.first_sound(|| self.slots.steal()) {
+                    Some(ino) => return Ok(ino),
+                    // Another thread gave back what it had, or took it to keep it.
+                    None if self.slots.any() => continue,
+                    None => return Err(Error::new(libc::ENOSPC, "namei::take_slot")),
+                }
             }
         }
     }

@@ -9,6 +9,7 @@ use shuttle::thread;
 
 use super::alloc::{Allocator, Block, Class, Run};
 use super::epoch::Epochs;
+use super::table::FreeSlots;
 use crate::sync::primitive::yield_now;
 use crate::sync::schedules::explore;
 
@@ -198,5 +199,57 @@ fn an_epoch_ends_when_all_inside_have_left() {
             }
         }
         threads.into_iter().for_each(|t| t.join().unwrap());
+    });
+}
+
+/// Inode slots: the end of the table is taken from all who have some, and given back, while others take and free.
+#[test]
+fn no_slot_is_handed_out_twice_nor_behind_the_end() {
+    const UNIT: u32 = 4;
+    const ALL: u32 = 4 * UNIT;
+    explore(|| {
+        let slots = Arc::new(FreeSlots::new(2..ALL));
+        let owners: Arc<Vec<Unseen>> = Arc::new((0..ALL).map(|_| Unseen::new(0)).collect());
+        let own = |owners: &[Unseen], ino: u32| {
+            assert_eq!(owners[ino as usize].swap(1, SeqCst), 0, "slot {ino} handed out twice");
+            ino
+        };
+        let give = |owners: &[Unseen], ino: u32| assert_eq!(owners[ino as usize].swap(0, SeqCst), 1);
+        let users: Vec<_> = (0..2)
+            .map(|_| {
+                let (slots, owners) = (slots.clone(), owners.clone());
+                thread::spawn(move || {
+                    let mut held: Vec<u32> = Vec::new();
+                    for step in 0..6 {
+                        match thread_rng().gen_range(0..5u32) {
+                            0 | 1 => held.extend(slots.take().map(|ino| own(&owners, ino))),
+                            2 => held.extend(slots.steal().map(|ino| own(&owners, ino))),
+                            3 => drop(slots.release(step)),
+                            _ => held.pop().into_iter().for_each(|ino| {
+                                give(&owners, ino);
+                                slots.put(ino, thread_rng().gen_bool(0.3).then_some(step));
+                            }),
+                        }
+                    }
+                    held.into_iter().for_each(|ino| {
+                        give(&owners, ino);
+                        slots.put(ino, None);
+                    });
+                })
+            })
+            .collect();
+        for _ in 0..2 {
+            let first = slots.take_end(UNIT, ALL, UNIT);
+            assert!(first == ALL || first.is_multiple_of(UNIT) && first >= UNIT, "{first}");
+            (first..ALL).for_each(|ino| _ = own(&owners, ino));
+            yield_now();
+            (first..ALL).for_each(|ino| give(&owners, ino));
+            slots.add(first..ALL);
+        }
+        users.into_iter().for_each(|t| t.join().unwrap());
+        slots.release(u64::MAX);
+        assert_eq!((slots.count(), slots.any()), (ALL as u64 - 2, true), "slots were lost");
+        assert_eq!(slots.take_end(UNIT, ALL, UNIT), UNIT);
+        assert_eq!(std::iter::from_fn(|| slots.take()).count(), UNIT as usize - 2);
     });
 }

@@ -227,6 +227,12 @@ impl FreeSlots {
         near.pop()
     }
 
+    /// Whether any can be taken, whoever has it.
+    pub fn any(&self) -> bool {
+        let has_any = |own: &Own| !own.near.is_empty() || !own.far.is_empty();
+        self.own.all().any(|part| has_any(&part.read())) || self.global.lock().count > 0
+    }
+
     /// What other threads hold back: for a pool that is full.
     pub fn steal(&self) -> Option<u32> {
         self.own.all().find_map(|part| {
@@ -260,15 +266,13 @@ impl FreeSlots {
     /// Takes all slots from some number up to `end`, which is behind the last there is, where these are all free: from the lowest
     /// multiple of `unit` that is at least `least`. `end` where there is none.
     pub fn take_end(&self, least: u32, end: u32, unit: u32) -> u32 {
-        // One thread's at a time, as everywhere: what others take meanwhile is in use.
-        let mut held: Vec<u32> = Vec::new();
+        // One thread's at a time, and never on the way where nobody finds them.
         for part in self.own.all() {
             let mut part = part.write();
             let Own { near, far } = &mut *part;
-            held.extend(near.drain(..).chain(far.drain(..)));
+            self.add(near.drain(..).chain(far.drain(..)));
         }
         let mut global = self.global.lock();
-        held.into_iter().for_each(|ino| global.add(ino));
         let free = (0..end).rev().take_while(|ino| global.has(*ino)).count() as u32;
         let first = (end - free).next_multiple_of(unit).clamp(least, end.max(least)).min(end);
         for ino in first..end {
