@@ -770,7 +770,7 @@ impl<M: Media> Fs<M> {
         self.slot_count.load(Ordering::Acquire) < room.slots
     }
 
-    /// The first two of these.
+    /// Of [`make_room`](Fs::make_room) what needs no change to the inode table.
     fn has_made_room(&self, Room { releases, waited, tries, .. }: &mut Room) -> bool {
         // Once: there may always be others.
         if !std::mem::replace(waited, true) {

@@ -473,7 +473,8 @@ pub(super) fn value_run(b: &[u8]) -> Run {
     Run { start: Block(get32(b, field::xattr::BLOCK)), count: len.div_ceil(BLOCK) as u32 }
 }
 
-/// Whose entry it is (of a rename that leaves a whiteout, in the directory that it leaves, the whiteout), the partner, and whether the entry leaves for that one's directory.
+/// Whose entry it is, the partner, and whether an entry leaves for that one's directory. (Where a rename leaves a whiteout, the entry is
+/// the whiteout's, and another leaves.)
 fn partner_of(record: &log::Record) -> Option<(u32, Partner, bool)> {
     match record.kind {
         Type::RemoveMoved => {
