@@ -191,8 +191,12 @@ fn movable_ones_are_stolen_where_they_wait() {
                     .map(|_| {
                         let moved = moved.clone();
                         let body = move || {
-                            // What begins elsewhere ends there: a worker with some of its own takes no others.
-                            while here() == home && !moved.load(Ordering::Relaxed) && goes_on() {
+                            // What begins elsewhere ends there: a worker with some of its own takes no others. So does
+                            // what was left alone here after a while, which nobody wakes another worker for.
+                            for _ in 0..10_000 {
+                                if here() != home || moved.load(Ordering::Relaxed) || !goes_on() {
+                                    break;
+                                }
                                 yield_now();
                                 moved.fetch_or(here() != home, Ordering::Relaxed);
                             }
@@ -206,6 +210,41 @@ fn movable_ones_are_stolen_where_they_wait() {
             moved.load(Ordering::Relaxed)
         })
         .unwrap();
+    runtime.run(2).unwrap();
+    assert!(value(handle.join()));
+}
+
+#[test]
+fn a_movable_one_leaves_a_worker_that_has_others() {
+    let runtime = Arc::new(runtime());
+    let movable = runtime.clone();
+    let body = move || {
+        let begun = Instant::now();
+        let goes_on = move || begun.elapsed() < Duration::from_secs(60);
+        let home = here();
+        let mut moved = false;
+        while !moved && goes_on() {
+            let body = move || {
+                // Long enough for the other worker to wake up for it, find nothing, and sleep again.
+                let alone = Instant::now();
+                while here() == home && alone.elapsed() < Duration::from_millis(5) {}
+                let began_here = here() == home;
+                while here() == home && goes_on() {
+                    yield_now();
+                }
+                began_here && here() != home
+            };
+            // SAFETY: it holds times and the name of a thread, which belong to no thread.
+            let handle = unsafe { movable.spawn_movable(body) }.unwrap();
+            // One that stays here is queued beside it.
+            while !handle.is_finished() {
+                yield_now();
+            }
+            moved = value(handle.join());
+        }
+        moved
+    };
+    let handle = runtime.spawn(body).unwrap();
     runtime.run(2).unwrap();
     assert!(value(handle.join()));
 }

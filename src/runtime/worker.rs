@@ -589,7 +589,8 @@ impl Local {
     fn put_back(&self, runnable: Box<Runnable>) {
         match runnable.bound_to() {
             None if !self.alone => {
-                let only = self.shelf.is_empty();
+                // Where others wait here, too, an idle worker may as well take it.
+                let only = self.shelf.is_empty() && self.own.borrow().is_empty();
                 self.shelf.push(runnable);
                 if !only {
                     self.shared.rouse(&self.crew);
