@@ -486,7 +486,7 @@ fn contents(fs: &F) -> Vec<(Ino, Vec<u8>)> {
 }
 
 /// Everything works: what is there can be read, changed and removed, and new things can be made.
-fn use_it(fs: &F, what: &str) {
+fn use_it<M: Media>(fs: &F<M>, what: &str) {
     let cred = Cred::root();
     assert_eq!(fs.open_report().damaged, 0, "{what}");
     let mut queue = vec![(Ino::ROOT, Vec::<(Vec<u8>, Ino, bool)>::new())];
@@ -804,6 +804,11 @@ fn unreadable_media_cost_what_stood_there() {
                     bytes[3 * LINE..4 * LINE].fill(0);
                     assert!(content(&fs, FILE)[BLOCK..] == bytes, "{what}");
                 }
+                // What failed is not used again.
+                if !what.starts_with("slot") {
+                    assert_eq!(fs.bad_blocks(), 1, "{what}");
+                    use_it(&fs, &what);
+                }
             }
         }
     }
@@ -894,7 +899,7 @@ fn scatter(image: &mut [u8], rng: &mut Rng) -> u64 {
 /// All regular files that can be read, with what they hold.
 fn readable<M: Media>(fs: &F<M>) -> Vec<(Ino, Vec<u8>)> {
     let mut found = Vec::new();
-    for ino in (2..256).map(Ino) {
+    for ino in (2..1024).map(Ino) {
         let Ok(attr) = fs.getattr(ino) else { continue };
         if attr.kind() != lodestone::fs::Kind::File || attr.size > 4 << 20 {
             continue;
@@ -938,7 +943,9 @@ fn whatever_is_flipped_nothing_breaks_that_was_whole() {
         .flat_map(|&d| [true, false].map(|closed| (d, closed)))
         .flat_map(|(d, closed)| {
             let aged = [false, true].map(|crammed| (d, aged(d, closed, crammed)));
-            std::iter::once((d, Sample::new(d, closed).image)).chain(aged)
+            let others =
+                [Sample::new(d, closed).image, tall(d, closed, POOL_BYTES / 2, 300)].map(|image| (d, image));
+            others.into_iter().chain(aged)
         })
         .chain(domains.map(|d| {
             let media = SimMedia::new(vec![0; POOL_BYTES], d);
@@ -1163,54 +1170,68 @@ const DAMAGE: [(&str, Damage); 3] = [
     ("slot", |s| s.flip(s.slot(FILE) + 20)),
 ];
 
+/// Cuts a repair short at each of its fences and flushes: the next one ends it, and finds all that there is.
+fn cut_short<T: PartialEq + std::fmt::Debug>(
+    what: &str,
+    image: Vec<u8>,
+    domain: Domain,
+    kept: impl Fn(&F) -> T,
+) {
+    let what = format!("{what} {domain:?}");
+    let media = Arc::new(SimMedia::new(image, domain));
+    let images: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
+    let killed: Arc<Mutex<Vec<SimMedia>>> = Arc::default();
+    let (queue, at_fences, at_flushes) = (images.clone(), killed.clone(), killed.clone());
+    media.record(Some(Box::new(move |crash| {
+        let keeps = [Keep::Nothing, Keep::Everything, Keep::Random(crash.fences)];
+        queue.lock().extend(keeps.map(|keep| crash.image(keep)));
+        at_fences.lock().push(crash.killed());
+    })));
+    media.record_flushes(Some(Box::new(move |crash| at_flushes.lock().push(crash.killed()))));
+    let whole = check::repair(media.clone(), false).unwrap();
+    media.record(None);
+    media.record_flushes(None);
+    assert!(whole.after.is_clean(), "{what}");
+    let wanted = kept(&open(media.image(), domain));
+    let images = std::mem::take(&mut *images.lock());
+    assert!(images.len() > 20);
+    for (n, image) in images.into_iter().enumerate() {
+        let media = Arc::new(SimMedia::new(image, domain));
+        let again = check::repair(media.clone(), true).unwrap();
+        assert!(again.after.is_clean(), "{what} {n}: {:#?}", again.after.findings);
+        assert!(kept(&open(media.image(), domain)) == wanted, "{what} {n}");
+    }
+    // What a killed repair left in a cache is not what power takes behind the next one.
+    for (n, media) in std::mem::take(&mut *killed.lock()).into_iter().enumerate() {
+        let media = Arc::new(media);
+        let again = check::repair(media.clone(), false).unwrap();
+        assert!(again.after.is_clean(), "{what}, killed, {n}: {:#?}", again.after.findings);
+        let image = media.crash_point().image(Keep::Nothing);
+        let left = check::examine(Arc::new(SimMedia::new(image.clone(), domain)), true).unwrap();
+        assert!(left.is_clean(), "{what}, killed, {n}: {:#?}", left.findings);
+        assert!(kept(&open(image, domain)) == wanted, "{what}, killed, {n}");
+    }
+}
+
 #[test]
 fn a_repair_may_be_cut_short_anywhere() {
-    for (what, damage) in DAMAGE {
-        for domain in [Domain::Memory, Domain::PageCache] {
+    for domain in [Domain::Memory, Domain::PageCache] {
+        for (what, damage) in DAMAGE {
             let mut sample = Sample::new(domain, true);
             damage(&mut sample);
-            let media = sample.media();
-            let images: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
-            let killed: Arc<Mutex<Vec<SimMedia>>> = Arc::default();
-            let (queue, at_fences, at_flushes) = (images.clone(), killed.clone(), killed.clone());
-            media.record(Some(Box::new(move |crash| {
-                let keeps = [Keep::Nothing, Keep::Everything, Keep::Random(crash.fences)];
-                queue.lock().extend(keeps.map(|keep| crash.image(keep)));
-                at_fences.lock().push(crash.killed());
-            })));
-            media.record_flushes(Some(Box::new(move |crash| at_flushes.lock().push(crash.killed()))));
-            let whole = check::repair(media.clone(), false).unwrap();
-            media.record(None);
-            media.record_flushes(None);
-            assert!(whole.after.is_clean(), "{what}");
-            let kept = |fs: &F| {
+            cut_short(what, sample.image, domain, |fs| {
                 let file = content(fs, FILE);
                 (content(fs, OTHER) == other_bytes(), file.len(), content(fs, DEEP) == b"deep down")
-            };
-            let wanted = kept(&open(media.image(), domain));
-            let images = std::mem::take(&mut *images.lock());
-            assert!(images.len() > 20);
-            for (n, image) in images.into_iter().enumerate() {
-                let media = Arc::new(SimMedia::new(image, domain));
-                let again = check::repair(media.clone(), true).unwrap();
-                assert!(again.after.is_clean(), "{what} {domain:?} {n}: {:#?}", again.after.findings);
-                assert_eq!(kept(&open(media.image(), domain)), wanted, "{what} {domain:?} {n}");
-            }
-            // What a killed repair left in a cache is not what power takes behind the next one.
-            for (n, media) in std::mem::take(&mut *killed.lock()).into_iter().enumerate() {
-                let media = Arc::new(media);
-                let again = check::repair(media.clone(), false).unwrap();
-                assert!(
-                    again.after.is_clean(),
-                    "{what} {domain:?}, killed, {n}: {:#?}",
-                    again.after.findings
-                );
-                let image = media.crash_point().image(Keep::Nothing);
-                let left = check::examine(Arc::new(SimMedia::new(image.clone(), domain)), true).unwrap();
-                assert!(left.is_clean(), "{what} {domain:?}, killed, {n}: {:#?}", left.findings);
-                assert_eq!(kept(&open(image, domain)), wanted, "{what} {domain:?}, killed, {n}");
-            }
+            });
         }
+        let mut image = tall(domain, true, POOL_BYTES / 2, 300);
+        let wanted = walk(&open(image.clone(), domain));
+        let grown =
+            table_records(&image).into_iter().rfind(|r| r.1 == Type::Write).expect("the table has grown").0;
+        image[grown + 20] ^= 0x55;
+        cut_short("table", image, domain, |fs| {
+            assert!(walk(fs) == wanted, "all is there again");
+        });
     }
 }
 
@@ -1292,6 +1313,149 @@ fn a_fixed_file_that_is_damaged_is_nobodys_memory() {
                 ),
             }
             assert_eq!(stamps(&media.image()), if damaged { 0 } else { 1 }, "{what}");
+        }
+    }
+}
+
+/// A tree that takes a table of several pages, each directory in a later one than what names it, on a pool whose table was as long
+/// before: blocks that it gave back have slots, too.
+fn tall(domain: Domain, closed: bool, bytes: usize, files: u32) -> Vec<u8> {
+    let fresh = Fs::mkfs(SimMedia::new(vec![0; bytes], domain), &MkfsOptions::default()).unwrap();
+    let fs = open(fresh.image(), domain);
+    let cred = Cred::root();
+    let name = |n: u32| format!("n{n}").into_bytes();
+    for n in 0..files + 100 {
+        let made = fs.mknod(&cred, Ino::ROOT, &name(n), libc::S_IFIFO, 0, 0).unwrap();
+        fs.forget(made.ino, 1);
+    }
+    (0..files + 100).for_each(|n| fs.unlink(&cred, Ino::ROOT, &name(n)).unwrap());
+    fs.close().unwrap();
+    let fs = open(fs.media().image(), domain);
+    let taken = create(&fs, Ino::ROOT, b"taken");
+    write(&fs, taken, 0, &[0xee; 24 * BLOCK]);
+    let mut dir = Ino::ROOT;
+    for n in 0..files {
+        let new = create(&fs, dir, &name(n));
+        chmod(&fs, new, 0o600 | (n % 64));
+        if n % 20 == 0 {
+            write(&fs, new, 0, &[n as u8; 3000]);
+        }
+        if n % 200 == 199 {
+            dir = mkdir(&fs, dir, b"deeper");
+        }
+    }
+    (0..3).for_each(|_| fs.sync().unwrap());
+    fs.tick().unwrap();
+    if closed {
+        fs.close().unwrap();
+    }
+    fs.media().image()
+}
+
+/// Leaves what seem to be newer slots of the same inodes, which nobody names, in free blocks at the pool's end.
+fn mislead(image: &mut [u8]) {
+    let sample = Sample::of(image.to_vec(), Domain::Memory);
+    let mut free = sample.sb.blocks as usize - 1;
+    let header = |block: &[u8], n: usize| {
+        let line: &[u8; LINE] = block[n * SLOT..][..LINE].try_into().unwrap();
+        SlotHeader::decode(line, sample.key_crc, SlotHeader::said_ino(line))
+            .map(|header| (SlotHeader::said_ino(line), header))
+    };
+    for block in sample.image.chunks(BLOCK) {
+        let slots: Vec<(usize, u32, SlotHeader)> = (0..SLOTS_PER_BLOCK as usize)
+            .filter_map(|n| header(block, n).map(|(ino, header)| (n, ino, header)))
+            .filter(|&(_, ino, _)| ino >= TABLE_BLOCKS * SLOTS_PER_BLOCK)
+            .collect();
+        if slots.is_empty() {
+            continue;
+        }
+        free -= 1;
+        let to = &mut image[free * BLOCK..][..BLOCK];
+        assert!(to.iter().all(|&byte| byte == 0), "block {free} is in use");
+        for (n, ino, header) in slots {
+            let header = SlotHeader { generation: header.generation + (7 << 40), ..header };
+            let words = header.encode(sample.key_crc, ino);
+            words.iter().zip(to[n * SLOT..].chunks_mut(8)).for_each(|(word, to)| put64(to, 0, *word));
+        }
+    }
+}
+
+/// All that there is, by path.
+fn walk<M: Media>(fs: &F<M>) -> Vec<(Vec<u8>, Ino, u32, Vec<u8>)> {
+    let mut found = Vec::new();
+    let mut queue = vec![(Vec::new(), Ino::ROOT)];
+    while let Some((path, dir)) = queue.pop() {
+        let mut names = Vec::new();
+        fs.readdir(dir, 0, &mut |e| {
+            if e.name != b"." && e.name != b".." {
+                names.push(([&path[..], b"/", e.name].concat(), e.ino));
+            }
+            true
+        })
+        .unwrap();
+        for (path, ino) in names {
+            let attr = fs.getattr(ino).unwrap_or_else(|e| panic!("{}: {e}", path.escape_ascii()));
+            let bytes = if attr.kind() == lodestone::fs::Kind::File { content(fs, ino) } else { Vec::new() };
+            if attr.kind() == lodestone::fs::Kind::Directory {
+                queue.push((path.clone(), ino));
+            }
+            found.push((path, ino, attr.mode, bytes));
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Where the records of the inode table's log stand.
+fn table_records(image: &[u8]) -> Vec<(usize, Type)> {
+    let slot = TABLE_BLOCK as usize * BLOCK;
+    let mut at = match get64(image, slot + LOG_HEAD_OFFSET as usize) {
+        0 => slot + LINE,
+        head => unpack_log_head(head).expect("it leads to a log").0 as usize,
+    };
+    let mut found = Vec::new();
+    let mut seq = None;
+    while let Some(head) = Head::decode(&image[at..]).filter(|h| seq.is_none_or(|seq| h.seq == seq)) {
+        found.push((at, head.kind));
+        seq = Some(head.seq + head.lines);
+        at = match head.kind {
+            Type::Link => get64(&image[at..], field::link::ADDR) as usize,
+            _ => at + head.lines as usize * LINE,
+        };
+    }
+    found
+}
+
+/// Whatever line of the table's log is lost, its slots say where they stand.
+#[test]
+fn a_table_whose_log_is_damaged_is_found_by_its_slots() {
+    for (domain, closed) in
+        [Domain::Memory, Domain::PageCache].into_iter().flat_map(|d| [(d, true), (d, false)])
+    {
+        let mut whole = tall(domain, closed, 4 * POOL_BYTES, 1400);
+        mislead(&mut whole);
+        let wanted = walk(&open(whole.clone(), domain));
+        let records = table_records(&whole);
+        assert!(records.iter().filter(|r| r.1 == Type::Write).count() > 4, "{records:?}");
+        let lines = records.iter().flat_map(|&(at, kind)| [(at, kind, false), (at, kind, true)]);
+        for (at, kind, poisons) in lines {
+            let how = if poisons { "cannot be read" } else { "is damaged" };
+            let what = format!("{domain:?}, closed {closed}: {kind:?} at {at:#x} {how}");
+            let mut image = whole.clone();
+            image[at + 20] ^= 0x55;
+            let media = Arc::new(SimMedia::new(image, domain));
+            if poisons {
+                media.poison(at..at + LINE);
+            }
+            let report = check::examine(media.clone(), false).unwrap_or_else(|e| panic!("{what}: {e}"));
+            assert!(!report.is_clean(), "{what}: nothing is found");
+            let repaired = check::repair(media.clone(), false).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let found = &repaired.found.findings;
+            assert!(repaired.after.is_clean(), "{what}: {found:#?}, left {:#?}", repaired.after.findings);
+            let fs = Fs::open(media, &options()).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let is = walk(&fs);
+            assert!(is == wanted, "{what}: {} of {} are there: {found:#?}", is.len(), wanted.len());
+            use_it(&fs, &what);
         }
     }
 }

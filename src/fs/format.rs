@@ -311,9 +311,14 @@ impl SlotHeader {
         crc32c(&b[4..48], key_crc) == get32(b, 0)
     }
 
+    /// Whose header it says it is.
+    pub fn said_ino(b: &[u8; LINE]) -> u32 {
+        get32(b, 40)
+    }
+
     /// What an intact header says, if it is that of inode `ino`.
     pub fn fields(b: &[u8; LINE], ino: u32) -> Option<SlotHeader> {
-        (get32(b, 40) == ino).then(|| SlotHeader {
+        (SlotHeader::said_ino(b) == ino).then(|| SlotHeader {
             mode: get32(b, 4),
             uid: get32(b, 8),
             gid: get32(b, 12),

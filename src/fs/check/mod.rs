@@ -12,6 +12,7 @@ mod label;
 mod repair;
 mod rewrite;
 mod scan;
+mod slots;
 mod space;
 mod tree;
 
@@ -34,10 +35,13 @@ use image::{Image, Nonsense};
 pub use label::open_unlabelled;
 pub use repair::{Repaired, repair};
 use scan::{Damage, Stray, segment_of};
+use slots::{Pages, Search, table_of};
 use space::Space;
 
 /// Findings that one check keeps; of more it says how many there are.
 pub const FINDINGS_MAX: usize = 10_000;
+/// Looks for pages of a damaged inode table, each with what the one before found.
+const SEARCHES_MAX: usize = 16;
 
 /// What is wrong.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -252,6 +256,9 @@ impl Finding {
 
 type Strays = HashMap<(u32, u64), Vec<Stray>>;
 
+/// No block of the inode table: here stands the label.
+const NOWHERE: u32 = 0;
+
 /// What one check knows of the pool.
 pub(super) struct Pool<'m, M: Media> {
     pub media: &'m M,
@@ -262,7 +269,7 @@ pub(super) struct Pool<'m, M: Media> {
     pub power_loss: bool,
     /// The pool is in use by who asks: nothing is in doubt.
     pub live: bool,
-    /// Where the inode table's blocks stand, by page.
+    /// Where the inode table's blocks stand, by page; [`NOWHERE`] where its log is damaged and no slot says it either.
     pub table: Vec<u32>,
     pub headers: Vec<Option<SlotHeader>>,
     /// Where logs end, by inode, if the pool was closed; 0 where that is not known.
@@ -306,6 +313,12 @@ impl<'m, M: Media> Pool<'m, M> {
         !self.live && !self.state.clean && epoch > self.state.settled && (last || self.power_loss)
     }
 
+    /// Whether the table has a block for it.
+    pub fn has_slot(&self, ino: u32) -> bool {
+        self.table.get((ino / SLOTS_PER_BLOCK) as usize).is_some_and(|&block| block != NOWHERE)
+    }
+
+    /// Of an inode that [has one](Pool::has_slot).
     pub fn slot(&self, ino: u32) -> Addr {
         let block = self.table[(ino / SLOTS_PER_BLOCK) as usize];
         block_addr(Block(block)).add((ino % SLOTS_PER_BLOCK) as u64 * SLOT as u64)
@@ -321,6 +334,10 @@ impl<'m, M: Media> Pool<'m, M> {
 
     fn read_headers(&mut self) {
         for ino in 0..self.slots() {
+            if !self.has_slot(ino) {
+                self.headers.push(None);
+                continue;
+            }
             let mut line = [0; LINE];
             let read = self.media.read(self.slot(ino), &mut line);
             if read.is_err() {
@@ -480,7 +497,7 @@ impl<M: Media> Fs<M> {
 /// Blocks that the inode table's log calls bad.
 pub(super) fn bad_blocks<M: Media>(media: &M, sb: &Super, state: State) -> Vec<Run> {
     let mut pool = Pool::new(media, sb.clone(), state);
-    read_table(&mut pool, &mut Report::default()).0.bad
+    read_table(&mut pool, &Pages::new(), &mut Report::default()).0.bad
 }
 
 /// The superblock and the state, and what is wrong with their copies.
@@ -511,13 +528,39 @@ fn heads<M: Media>(media: &M, report: &mut Report) -> Result<(Super, State)> {
 }
 
 fn run<M: Media>(media: &M, ask: Ask, live: Option<Account>) -> Result<Checked<'_, M>> {
-    let checked = look(media, ask, live, Strays::new())?;
-    let strays = if checked.pool.live { Strays::new() } else { checked.strays() };
+    let mut checked = look(media, ask, live, &Pages::new(), Strays::new())?;
+    if checked.pool.live {
+        return Ok(checked);
+    }
+    let pages = if checked.has_short_table() { find_pages(&mut checked, ask)? } else { Pages::new() };
+    let strays = checked.strays();
     // What was found beside the logs may belong to them.
-    if strays.is_empty() { Ok(checked) } else { look(media, ask, None, strays) }
+    if strays.is_empty() { Ok(checked) } else { look(media, ask, None, &pages, strays) }
 }
 
-fn look<M: Media>(media: &M, ask: Ask, live: Option<Account>, strays: Strays) -> Result<Checked<'_, M>> {
+/// Finds the pages of the inode table that its log does not say, and looks again with them.
+fn find_pages<M: Media>(checked: &mut Checked<'_, M>, ask: Ask) -> Result<Pages> {
+    let mut search = Search::of(checked);
+    let mut pages = Pages::new();
+    // What is found may say more: entries of directories, and who has what was taken for a page.
+    for _ in 0..SEARCHES_MAX {
+        let found = search.pages(checked);
+        if found == pages {
+            break;
+        }
+        pages = found;
+        *checked = look(checked.pool.media, ask, None, &pages, Strays::new())?;
+    }
+    Ok(pages)
+}
+
+fn look<'m, M: Media>(
+    media: &'m M,
+    ask: Ask,
+    live: Option<Account>,
+    pages: &Pages,
+    strays: Strays,
+) -> Result<Checked<'m, M>> {
     let mut report = Report::default();
     let (sb, state) = heads(media, &mut report)?;
     if live.is_none() && state.sync_failed() {
@@ -525,7 +568,7 @@ fn look<M: Media>(media: &M, ask: Ask, live: Option<Account>, strays: Strays) ->
     }
     let power_loss = state.lost_power(ask.power_lost);
     let mut pool = Pool { power_loss, live: live.is_some(), strays, ..Pool::new(media, sb, state) };
-    let (table, table_header) = read_table(&mut pool, &mut report);
+    let (table, table_header) = read_table(&mut pool, pages, &mut report);
     let table_is_whole = report.findings.iter().all(|f| f.ino != Some(TABLE_INO));
     pool.read_headers();
     let mut space = Space::new(pool.sb.blocks);
@@ -561,7 +604,7 @@ fn no_state() -> Error {
 }
 
 /// The inode table's own inode, and where its pages stand.
-fn read_table<M: Media>(pool: &mut Pool<M>, report: &mut Report) -> (Image, bool) {
+fn read_table<M: Media>(pool: &mut Pool<M>, found: &Pages, report: &mut Report) -> (Image, bool) {
     let slot = block_addr(Block(TABLE_BLOCK));
     let generation = 1 << 40;
     let owner = Owner { ino: TABLE_INO, generation, slot };
@@ -583,20 +626,22 @@ fn read_table<M: Media>(pool: &mut Pool<M>, report: &mut Report) -> (Image, bool
             image.map(n, image::Piece { count: 1, block: TABLE_BLOCK + n, unwritten: false });
         }
     }
-    image.size = image.size.max(TABLE_BLOCKS as u64 * BLOCK as u64);
-    let mut table = Vec::new();
-    for (&page, piece) in &image.pages {
-        if page as usize != table.len() || piece.unwritten {
-            break;
-        }
-        table.extend(piece.block..piece.block + piece.count);
-    }
     report_log(&image, report);
-    if logged != table.len() as u64 && image.is_whole() {
+    let is_whole = image.is_whole();
+    let mut table = table_of(&mut image);
+    if is_whole && (logged != table.len() as u64 || table.contains(&NOWHERE)) {
         report.add(Finding::of(What::Table, TABLE_INO, "the inode table has holes"));
     }
-    // Slots are found as far as the table goes without a gap.
-    image.size = table.len() as u64 * BLOCK as u64;
+    if !found.is_empty() {
+        let n = found.len();
+        let detail =
+            format!("{n} of its pages are in no record of its log: their slots say where they stand");
+        report.add(Finding::of(What::Table, TABLE_INO, detail));
+        for (&page, &block) in found {
+            image.map(page, image::Piece { count: 1, block, unwritten: false });
+        }
+        table = table_of(&mut image);
+    }
     pool.table = table;
     (image, header.is_some())
 }
@@ -672,6 +717,16 @@ impl<M: Media> Checked<'_, M> {
                 finding.path = finding.ino.and_then(|ino| path(&index, ino));
             }
         }
+    }
+
+    /// Whether pages of the inode table may be missing: its log is damaged, or somebody knows of more than there are.
+    fn has_short_table(&self) -> bool {
+        let slots = self.pool.slots();
+        let counted = self.account.as_ref().filter(|_| self.pool.state.clean).map_or(0, |a| a.links.len());
+        let mut entries = self.tree.dirs.values().flat_map(|dir| dir.entries.values());
+        self.report.findings.iter().any(|f| f.ino == Some(TABLE_INO))
+            || counted > slots as usize
+            || entries.any(|e| !self.pool.has_slot(e.ino))
     }
 
     /// Keeps blocks that hold the checkpoint from being taken.

@@ -26,7 +26,7 @@ use super::super::{Fs, OpenOptions};
 use super::image::{Entry, Image, Value};
 use super::rewrite::{self, Seed, no_space};
 use super::tree::{Age, Fix, age};
-use super::{Ask, Checked, Finding, Report, What, heads, run, unreadable};
+use super::{Ask, Checked, Finding, NOWHERE, Report, What, heads, run, unreadable};
 use crate::error::{Error, Result};
 use crate::media::{Addr, LINE, Media};
 
@@ -213,21 +213,39 @@ impl<'m, M: Media> Mender<'m, M> {
         self.images.get_mut(&ino)
     }
 
-    /// Table pages with slots that cannot be read get another block.
+    /// Table pages with lines that cannot be read get another block; those that are nowhere any.
     fn table(&mut self) -> Result<()> {
-        let pages: BTreeSet<u32> =
-            self.checked.pool.bad_slots.iter().map(|ino| ino / SLOTS_PER_BLOCK).collect();
+        let table = &self.checked.pool.table;
+        let missing: Vec<u32> =
+            (0..).zip(table).filter(|&(_, &block)| block == NOWHERE).map(|(page, _)| page).collect();
+        for page in missing {
+            let new = self.checked.space.allocate().ok_or_else(no_space)?;
+            let flushed = self.checked.pool.media.zero_nt(block_addr(new), BLOCK)?;
+            self.checked.pool.media.fence(flushed);
+            self.give_page(page, new);
+        }
+        let faults = self.images.values().flat_map(|image| image.log.faults());
+        let failed: BTreeSet<u32> = faults.map(|at| (at.0 / BLOCK as u64) as u32).collect();
+        let slots = self.checked.pool.bad_slots.iter().map(|ino| ino / SLOTS_PER_BLOCK);
+        let lines = (0..).zip(&self.checked.pool.table).filter(|(_, block)| failed.contains(block));
+        let pages: BTreeSet<u32> = slots.chain(lines.map(|(page, _)| page)).collect();
+        // What else of logs failed: they are written again elsewhere.
+        failed.into_iter().for_each(|block| self.quarantine(block));
         for page in pages {
             let old = self.checked.pool.table[page as usize];
             let new = self.checked.space.allocate().ok_or_else(no_space)?;
             self.copy_lines(old, new)?;
             self.quarantine(old);
-            let table = self.image(TABLE_INO).expect("the table is always there");
-            table.map(page, super::image::Piece { count: 1, block: new.0, unwritten: false });
-            self.checked.pool.table[page as usize] = new.0;
-            self.moved.insert(page);
+            self.give_page(page, new);
         }
         Ok(())
+    }
+
+    fn give_page(&mut self, page: u32, block: Block) {
+        let table = self.image(TABLE_INO).expect("the table is always there");
+        table.map(page, super::image::Piece { count: 1, block: block.0, unwritten: false });
+        self.checked.pool.table[page as usize] = block.0;
+        self.moved.insert(page);
     }
 
     /// Copies what can be read of a block; zeros where nothing can.
@@ -281,9 +299,15 @@ impl<'m, M: Media> Mender<'m, M> {
     /// Attributes whose values do not hold go.
     fn values(&mut self) {
         let pool = &self.checked.pool;
+        let mut failed = BTreeSet::new();
         for image in self.images.values_mut() {
+            for run in image.xattrs.values().filter_map(|value| value.blocks) {
+                let is_bad = |block: &u32| pool.media.crc32c(block_addr(Block(*block)), BLOCK, 0).is_err();
+                failed.extend(run.blocks().filter(is_bad));
+            }
             image.xattrs.retain(|name, value| value.holds(pool) && value.is_list(pool, name));
         }
+        failed.into_iter().for_each(|block| self.quarantine(block));
     }
 
     /// A fixed file that is damaged is one like others, for its blocks may go to others now; and its stamp says so to whoever

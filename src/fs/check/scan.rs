@@ -98,6 +98,14 @@ pub struct Found {
     pub newest_epoch: u64,
 }
 
+impl Found {
+    /// Lines that cannot be read.
+    pub fn faults(&self) -> impl Iterator<Item = Addr> + '_ {
+        let fault = |damage: &Damage| if let &Damage::Fault(at) = damage { Some(at) } else { None };
+        self.damage.iter().filter_map(fault)
+    }
+}
+
 /// Part of a log: the lines in the slot, or a segment.
 struct Part {
     at: Addr,

@@ -314,7 +314,7 @@ fn removed<'a>(dirs: impl Iterator<Item = &'a Image> + Clone) -> HashSet<(u32, u
 
 /// Whether a slot holds something that is no header, or cannot be read.
 fn is_damaged<M: Media>(pool: &Pool<M>, ino: u32) -> bool {
-    if ino <= ROOT_INO || ino >= pool.slots() {
+    if ino <= ROOT_INO || !pool.has_slot(ino) {
         return false;
     }
     let mut line = [0; LINE];
