@@ -347,7 +347,7 @@ fn repaired(media: SimMedia, lost_power: bool, may: &May, tally: &mut Tally) -> 
     let media = Arc::new(media);
     let done = match check::repair(media.clone(), lost_power) {
         Ok(done) => done,
-        // Where both copies of a line are needed, or the table's own log; or no block is free.
+        // Where both copies of a line are needed, or the table's own slot; or no block is free.
         Err(e) if e.errno() == libc::EIO && media.is_bad() || e.errno() == libc::ENOSPC => {
             tally.unrepaired += 1;
             return Ok(());
