@@ -1170,6 +1170,25 @@ const DAMAGE: [(&str, Damage); 3] = [
     ("slot", |s| s.flip(s.slot(FILE) + 20)),
 ];
 
+/// Whoever asks what a pool is, and not only who opens it, is told that it was cut: what it says stands behind its end.
+#[test]
+fn a_pool_that_was_cut_says_so() {
+    let whole = tall(Domain::Memory, true, POOL_BYTES / 2, 300);
+    let behind = table_records(&whole).iter().map(|r| r.0 / BLOCK).max().expect("it has grown");
+    for blocks in [behind, POOL_BYTES / 2 / BLOCK - 1] {
+        let media = SimMedia::new(whole[..blocks * BLOCK].to_vec(), Domain::Memory);
+        let told = [
+            Fs::probe(&media).map(drop),
+            check::check(&media).map(drop),
+            Fs::open(media, &options()).map(drop),
+        ];
+        for e in told.map(|told| told.expect_err("it is cut")) {
+            assert_eq!(e.errno(), libc::EUCLEAN, "{e}");
+            assert!(e.to_string().contains("cut short"), "{e}");
+        }
+    }
+}
+
 /// Cuts a repair short at each of its fences and flushes: the next one ends it, and finds all that there is.
 fn cut_short<T: PartialEq + std::fmt::Debug>(
     what: &str,

@@ -135,9 +135,9 @@ impl<M: Media> Fs<M> {
     /// Reads what the superblock says, without opening the pool or changing anything.
     pub fn probe(media: &M) -> Result<PoolInfo> {
         let copies = SuperCopies::read(media)?;
-        let sb = copies.best().map_err(|f| super_error(f, "mount::probe"))?;
-        let state = read_state(media, sb)?;
-        let bad = check::bad_blocks(media, sb, state);
+        let sb = copies.whole(media)?;
+        let state = read_state(media, &sb)?;
+        let bad = check::bad_blocks(media, &sb, state);
         Ok(PoolInfo {
             bad_blocks: bad.iter().map(|run| run.count as u64).sum(),
             uuid: sb.uuid,
