@@ -233,7 +233,7 @@ impl Pocket {
     /// Answers the run that fell out.
     #[inline]
     fn push(&mut self, run: Run) -> Option<Run> {
-        // Of a forged image, too, as [`Allocator::freed_wrongly`]: then it is noticed once both are put back.
+        // Not of images that fuzzers forge, as in `freed_wrongly`: there it is noticed once both are put back.
         debug_assert!(
             cfg!(fuzzing) || self.iter().all(|r| r.end() <= run.start || run.end() <= r.start),
             "{run:?} freed twice"

@@ -628,7 +628,7 @@ fn read_table<M: Media>(pool: &mut Pool<M>, found: &Pages, report: &mut Report) 
     }
     report_log(&image, report);
     let is_whole = image.is_whole();
-    let mut table = table_of(&mut image);
+    let mut table = table_of(&mut image, pool.sb.blocks);
     if is_whole && (logged != table.len() as u64 || table.contains(&NOWHERE)) {
         report.add(Finding::of(What::Table, TABLE_INO, "the inode table has holes"));
     }
@@ -640,7 +640,7 @@ fn read_table<M: Media>(pool: &mut Pool<M>, found: &Pages, report: &mut Report) 
         for (&page, &block) in found {
             image.map(page, image::Piece { count: 1, block, unwritten: false });
         }
-        table = table_of(&mut image);
+        table = table_of(&mut image, pool.sb.blocks);
     }
     pool.table = table;
     (image, header.is_some())

@@ -69,8 +69,7 @@ impl Search {
 
     /// The pages that are not where the log says, as far as `checked` knows, which may know some of them already.
     pub fn pages<M: Media>(&mut self, checked: &Checked<'_, M>) -> Pages {
-        self.refused
-            .extend(checked.space.twice.iter().filter(|block| !self.logged.values().any(|b| b == *block)));
+        self.refused.extend(&checked.space.twice);
         let named: HashSet<(u32, u64)> = checked
             .tree
             .dirs
@@ -132,13 +131,15 @@ fn headers<M: Media>(checked: &Checked<'_, M>, block: u32) -> Vec<(u32, u64)> {
     (0..SLOTS_PER_BLOCK).filter_map(header).collect()
 }
 
-/// Where the pages of the table stand that its own inode has, as far as there are not too many missing; its image ends there.
-pub fn table_of(image: &mut Image) -> Vec<u32> {
+/// Where the pages of the table stand that its own inode has, in a pool of so many blocks, as far as there are not too many missing; its
+/// image ends there.
+pub fn table_of(image: &mut Image, blocks: u64) -> Vec<u32> {
     debug_assert_eq!(image.owner.ino, TABLE_INO);
+    let pages_max = (blocks as usize).min((u32::MAX / SLOTS_PER_BLOCK) as usize);
     let mut table = Vec::new();
     for (&page, &Piece { count, block, .. }) in image.pages.iter().filter(|(_, piece)| !piece.unwritten) {
         let end = page as usize + count as usize;
-        if page as usize > table.len() + MISSING_MAX || end > (u32::MAX / SLOTS_PER_BLOCK) as usize {
+        if page as usize > table.len() + MISSING_MAX || end > pages_max {
             break;
         }
         table.resize(page as usize, NOWHERE);
