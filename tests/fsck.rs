@@ -2,12 +2,14 @@
 //! what was not damaged is as it was. And damage that is scattered by chance: `LODE_FSCK_SEED` and
 //! `LODE_FSCK_FLIPS` choose other and more than the default.
 
+use std::cell::Cell;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 
-use lodestone::fs::check::{self, Report, What};
+use lodestone::fs::check::{self, Progress, Report, What};
 use lodestone::fs::format::*;
 use lodestone::fs::{Cred, DataMode, Fs, Ino, MkfsOptions, OpenOptions, SetAttr};
-use lodestone::media::{Domain, LINE, Media, crc32c};
+use lodestone::media::{Domain, LINE, Media, Pool, PoolOptions, crc32c};
 use lodestone::sim::media::{Keep, Rng, SimMedia};
 use parking_lot::Mutex;
 
@@ -141,7 +143,7 @@ impl Sample {
     }
 
     fn report(&self) -> Report {
-        check::examine(self.media(), false).unwrap()
+        check::examine(self.media(), false, None).unwrap()
     }
 
     fn flip(&mut self, at: usize) {
@@ -539,10 +541,10 @@ fn row(Row(name, needs_close, damage, wanted, changed): &Row, domain: Domain, cl
 
     // A look changes nothing.
     let media = sample.media();
-    check::examine(media.clone(), false).unwrap();
+    check::examine(media.clone(), false, None).unwrap();
     assert!(media.image() == sample.image, "{what}: a look changes it");
 
-    let repaired = check::repair(media.clone(), false).unwrap_or_else(|e| panic!("{what}: {e}"));
+    let repaired = check::repair(media.clone(), false, None).unwrap_or_else(|e| panic!("{what}: {e}"));
     assert!(repaired.found.findings.iter().any(|f| f.what == *wanted), "{what}: {:#?}", repaired.found);
     assert!(
         repaired.after.is_clean(),
@@ -551,7 +553,7 @@ fn row(Row(name, needs_close, damage, wanted, changed): &Row, domain: Domain, cl
         repaired.after.findings
     );
     let image = media.image();
-    let again = check::repair(media.clone(), false).unwrap();
+    let again = check::repair(media.clone(), false, None).unwrap();
     assert!(again.found.is_clean(), "{what}: a second repair finds {:#?}", again.found.findings);
     assert!(media.image() == image, "{what}: a second repair changes it");
 
@@ -608,7 +610,7 @@ fn what_is_overwritten_is_no_damage() {
                 }
             }
             let media = Arc::new(SimMedia::new(fs.media().image(), domain));
-            let report = check::examine(media, true).unwrap();
+            let report = check::examine(media, true, None).unwrap();
             assert!(report.is_clean(), "{domain:?} {data:?}, crashed: {:#?}", report.findings);
             fs.close().unwrap();
             let report = check::check(fs.media()).unwrap();
@@ -654,7 +656,7 @@ fn what_a_damaged_directory_named_is_found_again() {
     let at = sample.entry(Ino::ROOT, DIR);
     sample.flip(at + 40);
     let media = sample.media();
-    let repaired = check::repair(media.clone(), false).unwrap();
+    let repaired = check::repair(media.clone(), false, None).unwrap();
     assert!(repaired.found.findings.iter().any(|f| f.what == What::Orphan), "{:#?}", repaired.found);
     assert!(check::check(&*media).unwrap().clean, "it is left closed");
     let fs = open(media.image(), Domain::Memory);
@@ -704,7 +706,7 @@ fn a_file_whose_blocks_a_removed_one_seems_to_have_is_found_again() {
         let lines = [sample.last(a, Type::Remove), sample.entry(b, lost)];
         lines.into_iter().for_each(|at| sample.flip(at + 20));
         let media = sample.media();
-        let repaired = check::repair(media.clone(), false).unwrap();
+        let repaired = check::repair(media.clone(), false, None).unwrap();
         assert!(repaired.after.is_clean(), "{:#?}", repaired.after);
         let fs = open(media.image(), Domain::Memory);
         let found = find(&fs, Ino::ROOT, b"lost+found")
@@ -747,7 +749,7 @@ fn a_rename_stays_when_its_directory_was_removed_and_another_is_damaged() {
     let record = sample.record(damaged, Type::Add, 0);
     sample.flip(record + 40);
     let media = sample.media();
-    let repaired = check::repair(media.clone(), true).unwrap();
+    let repaired = check::repair(media.clone(), true, None).unwrap();
     let fs = open(media.image(), Domain::PageCache);
     assert_eq!(find(&fs, b, b"file"), Some(file), "{:#?}", repaired.found.findings);
     assert_eq!(content(&fs, file), b"kept");
@@ -758,9 +760,9 @@ fn a_pool_without_a_superblock_cannot_be_checked() {
     let mut sample = Sample::new(Domain::Memory, true);
     sample.flip(SUPER_BLOCK as usize * BLOCK + 20);
     sample.flip(POOL_BYTES - BLOCK + 20);
-    let e = check::examine(sample.media(), false).unwrap_err();
+    let e = check::examine(sample.media(), false, None).unwrap_err();
     assert_eq!(e.errno(), libc::EUCLEAN);
-    assert!(check::repair(sample.media(), false).is_err());
+    assert!(check::repair(sample.media(), false, None).is_err());
 }
 
 #[test]
@@ -788,11 +790,11 @@ fn unreadable_media_cost_what_stood_there() {
                 let what = format!("{what} {domain:?} {closed}");
                 let media = sample.media();
                 media.poison(at..at + LINE);
-                let report = check::examine(media.clone(), false).unwrap();
+                let report = check::examine(media.clone(), false, None).unwrap();
                 if !what.starts_with("slot") {
                     assert!(!report.is_clean(), "{what}");
                 }
-                let repaired = check::repair(media.clone(), false).unwrap();
+                let repaired = check::repair(media.clone(), false, None).unwrap();
                 assert!(repaired.after.is_clean(), "{what}: {:#?}", repaired.after.findings);
                 let fs = Fs::open(media, &options()).unwrap();
                 assert!(content(&fs, OTHER) == other_bytes(), "{what}");
@@ -968,9 +970,9 @@ fn whatever_is_flipped_nothing_breaks_that_was_whole() {
             let _ = fs.close();
         }
         let media = Arc::new(SimMedia::new(image.clone(), *domain));
-        let looked = check::examine(media.clone(), false);
+        let looked = check::examine(media.clone(), false, None);
         assert!(media.image() == image, "{what}: a look changes it");
-        let repaired = match check::repair(media.clone(), false) {
+        let repaired = match check::repair(media.clone(), false, None) {
             Ok(repaired) => repaired,
             Err(e) => {
                 assert!(!e.to_string().is_empty(), "{what}");
@@ -1015,7 +1017,7 @@ fn goes_on(media: Arc<SimMedia>, what: &str) {
         }
         drop(fs);
         assert_eq!(Fs::probe(&media).unwrap().bad_blocks, 1, "{what}");
-        assert_eq!(check::examine(media.clone(), false).unwrap().blocks_bad, 1, "{what}");
+        assert_eq!(check::examine(media.clone(), false, None).unwrap().blocks_bad, 1, "{what}");
     }
 }
 
@@ -1207,7 +1209,7 @@ fn cut_short<T: PartialEq + std::fmt::Debug>(
         at_fences.lock().push(crash.killed());
     })));
     media.record_flushes(Some(Box::new(move |crash| at_flushes.lock().push(crash.killed()))));
-    let whole = check::repair(media.clone(), false).unwrap();
+    let whole = check::repair(media.clone(), false, None).unwrap();
     media.record(None);
     media.record_flushes(None);
     assert!(whole.after.is_clean(), "{what}");
@@ -1216,17 +1218,17 @@ fn cut_short<T: PartialEq + std::fmt::Debug>(
     assert!(images.len() > 20);
     for (n, image) in images.into_iter().enumerate() {
         let media = Arc::new(SimMedia::new(image, domain));
-        let again = check::repair(media.clone(), true).unwrap();
+        let again = check::repair(media.clone(), true, None).unwrap();
         assert!(again.after.is_clean(), "{what} {n}: {:#?}", again.after.findings);
         assert!(kept(&open(media.image(), domain)) == wanted, "{what} {n}");
     }
     // What a killed repair left in a cache is not what power takes behind the next one.
     for (n, media) in std::mem::take(&mut *killed.lock()).into_iter().enumerate() {
         let media = Arc::new(media);
-        let again = check::repair(media.clone(), false).unwrap();
+        let again = check::repair(media.clone(), false, None).unwrap();
         assert!(again.after.is_clean(), "{what}, killed, {n}: {:#?}", again.after.findings);
         let image = media.crash_point().image(Keep::Nothing);
-        let left = check::examine(Arc::new(SimMedia::new(image.clone(), domain)), true).unwrap();
+        let left = check::examine(Arc::new(SimMedia::new(image.clone(), domain)), true, None).unwrap();
         assert!(left.is_clean(), "{what}, killed, {n}: {:#?}", left.findings);
         assert!(kept(&open(image, domain)) == wanted, "{what}, killed, {n}");
     }
@@ -1283,7 +1285,7 @@ fn a_repair_on_a_full_pool_loses_nothing() {
                 let mut sample = Sample::of(fs.media().image(), domain);
                 damage(&mut sample);
                 let media = sample.media();
-                let repaired = check::repair(media.clone(), true).unwrap();
+                let repaired = check::repair(media.clone(), true, None).unwrap();
                 assert!(
                     !repaired.found.is_clean() && repaired.after.is_clean(),
                     "{what} {domain:?} {closed}"
@@ -1316,7 +1318,7 @@ fn a_fixed_file_that_is_damaged_is_nobodys_memory() {
             let media = Arc::new(SimMedia::new(image.clone(), domain));
             let at = if damaged { stamp - BLOCK } else { page_of(&image, 0xe5) };
             media.poison(at..at + LINE);
-            let repaired = check::repair(media.clone(), false).unwrap();
+            let repaired = check::repair(media.clone(), false, None).unwrap();
             assert!(repaired.after.is_clean(), "{what}: {:#?}", repaired.after.findings);
             let fs = Fs::open(media.clone(), &options()).unwrap();
             let place = fs.fixed_place(ino).map_err(|e| e.errno());
@@ -1466,9 +1468,10 @@ fn a_table_whose_log_is_damaged_is_found_by_its_slots() {
             if poisons {
                 media.poison(at..at + LINE);
             }
-            let report = check::examine(media.clone(), false).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let report = check::examine(media.clone(), false, None).unwrap_or_else(|e| panic!("{what}: {e}"));
             assert!(!report.is_clean(), "{what}: nothing is found");
-            let repaired = check::repair(media.clone(), false).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let repaired =
+                check::repair(media.clone(), false, None).unwrap_or_else(|e| panic!("{what}: {e}"));
             let found = &repaired.found.findings;
             assert!(repaired.after.is_clean(), "{what}: {found:#?}, left {:#?}", repaired.after.findings);
             let fs = Fs::open(media, &options()).unwrap_or_else(|e| panic!("{what}: {e}"));
@@ -1477,4 +1480,66 @@ fn a_table_whose_log_is_damaged_is_found_by_its_slots() {
             use_it(&fs, &what);
         }
     }
+}
+
+#[test]
+fn the_holes_of_a_sparse_pool_are_not_searched() {
+    const BYTES: u64 = 1 << 40;
+    let path = std::env::temp_dir().join(format!("lodestone-fsck-sparse-{}", std::process::id()));
+    let file = std::fs::File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    file.set_len(BYTES).unwrap();
+    let pool = || Pool::open(&path, &PoolOptions::default()).unwrap();
+    let made = Pool::create(
+        std::slice::from_ref(&path),
+        None,
+        &PoolOptions { force: true, ..PoolOptions::default() },
+    );
+    let fs = Fs::open(Fs::mkfs(made.unwrap(), &MkfsOptions::default()).unwrap(), &options()).unwrap();
+    let inos: Vec<Ino> = (0..40u8).map(|n| create(&fs, Ino::ROOT, &[b'a' + n])).collect();
+    inos.iter().for_each(|&ino| write(&fs, ino, 0, &[ino.0 as u8; 10_000]));
+    inos.iter().for_each(|&ino| (0..20).for_each(|n| chmod(&fs, ino, 0o600 | n)));
+    fs.close().unwrap();
+    drop(fs);
+
+    let flip = |at: u64| {
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[byte[0] ^ 0x55], at).unwrap();
+    };
+    let slot = |ino: Ino| (TABLE_BLOCK as usize * BLOCK + ino.0 as usize * SLOT) as u64;
+    // Heads of logs, and the inode table's log, whose pages are looked for by their slots.
+    inos[3..6].iter().for_each(|&ino| flip(slot(ino) + LOG_HEAD_OFFSET + 1));
+    flip(slot(Ino(TABLE_INO)) + LOG_HEAD_OFFSET + 1);
+
+    let searched = Cell::new(0u64);
+    let (inodes, bytes) = (Cell::new(0), Cell::new(0));
+    let watch = |progress| match progress {
+        Progress::Search { done, of } => {
+            assert!(done < of && of == BYTES, "{progress:?}");
+            searched.set(searched.get() + 1);
+        }
+        Progress::Inodes { done, of, bytes: read } => {
+            assert!(done < of, "{progress:?}");
+            inodes.set(inodes.get().max(of));
+            bytes.set(bytes.get().max(read));
+        }
+    };
+    let report = check::examine(Arc::new(pool()), false, Some(&watch)).unwrap();
+    let heads = report.findings.iter().filter(|f| f.what == What::LogHead).count();
+    assert!(heads >= 3, "{:#?}", report.findings);
+    let repaired = check::repair(Arc::new(pool()), false, Some(&watch)).unwrap();
+    assert!(repaired.after.is_clean(), "{:#?}", repaired.after.findings);
+    // What has been stored to, a few times over; the pool has 2^28 blocks.
+    assert!((1..100_000).contains(&searched.get()), "{searched:?} blocks were searched");
+    assert!(inodes.get() > 40 && bytes.get() >= 40 * 10_000, "{inodes:?} inodes, {bytes:?} bytes");
+    let held = file.metadata().unwrap().blocks() * 512;
+    assert!(held < 64 << 20, "{held} bytes are allocated");
+
+    let fs = Fs::open(pool(), &options()).unwrap();
+    for ino in inos {
+        assert_eq!(content(&fs, ino), vec![ino.0 as u8; 10_000], "{ino:?}");
+        assert_eq!(fs.getattr(ino).unwrap().mode & 0o7777, 0o623, "{ino:?}");
+    }
+    fs.close().unwrap();
+    std::fs::remove_file(&path).unwrap();
 }

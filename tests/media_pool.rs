@@ -5,8 +5,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use lodestone::media::{
-    Addr, Domain, Isa, Media, Part, Pool, PoolOptions, RegionKind, Span, SpanOptions, crc32c, crc32c_words,
-    holds_pool,
+    Addr, Domain, Isa, Media, Overlay, Part, Pool, PoolOptions, RegionKind, Span, SpanOptions, crc32c,
+    crc32c_words, holds_pool,
 };
 
 /// A directory of its own for one test, removed at the end.
@@ -139,6 +139,64 @@ fn a_sparse_pool_of_a_tebibyte_opens_at_once() {
     let flushed = pool.flush(pool.store64(far, 0x1122_3344_5566_7788).unwrap());
     pool.fence(flushed);
     assert_eq!(pool.load64(far).unwrap(), 0x1122_3344_5566_7788);
+}
+
+/// All that may have been stored to.
+fn stored(media: &impl Media) -> Vec<(u64, u64)> {
+    let mut found = Vec::new();
+    let mut at = 0;
+    while let Some(part) = media.stored(Addr(at)) {
+        assert!(part.start >= at && part.end > part.start, "{part:?} from {at} on");
+        at = part.end;
+        found.push((part.start, part.end));
+    }
+    found
+}
+
+fn store(media: &impl Media, at: u64) {
+    let flushed = media.flush(media.store64(Addr(at), 7).unwrap());
+    media.fence(flushed);
+}
+
+#[test]
+fn holes_of_a_sparse_pool_are_told() {
+    const STRIPE: u64 = 64 << 10;
+    for count in [1, 3] {
+        let dir = Dir::new("holes");
+        let paths = dir.paths(count);
+        for path in &paths {
+            fs::File::create(path).unwrap().set_len(64 * MIB).unwrap();
+        }
+        let options = PoolOptions { stripe_bytes: Some(STRIPE).filter(|_| count > 1), ..options() };
+        let pool = Pool::create(&paths, None, &options).unwrap();
+        let bytes = pool.len();
+        let before = stored(&pool);
+        assert!(before.iter().map(|(from, to)| to - from).sum::<u64>() < bytes / 4, "{count}: {before:?}");
+        // Where nothing is yet, at the begin of a piece and at its end.
+        let places = [17 * MIB, 29 * MIB + STRIPE - 4096, bytes - 8 * MIB + 2 * 4096 + 512];
+        for at in places {
+            assert!(before.iter().all(|&(from, to)| at < from || at >= to), "{count}: {at} in {before:?}");
+            store(&pool, at);
+        }
+        let after = stored(&pool);
+        for at in places {
+            assert!(after.iter().any(|&(from, to)| from <= at && at < to), "{count}: {at} not in {after:?}");
+        }
+        assert!(after.iter().map(|(from, to)| to - from).sum::<u64>() < bytes / 2, "{count}: {after:?}");
+        // A private copy adds what is its own, in order, and only that.
+        let copy = Overlay::new(std::sync::Arc::new(pool));
+        assert_eq!(stored(&copy), after);
+        let own = 41 * MIB + 8192;
+        store(&copy, own + 16);
+        let mut with_own = after.clone();
+        with_own.push((own, own + 4096));
+        with_own.sort_unstable();
+        assert_eq!(stored(&copy), with_own, "{count}");
+        store(&copy, places[0]);
+        let covers = |all: &[(u64, u64)], at| all.iter().any(|&(from, to)| from <= at && at < to);
+        let last = stored(&copy);
+        assert!(places.iter().all(|&at| covers(&last, at)) && covers(&last, own), "{last:?}");
+    }
 }
 
 #[test]

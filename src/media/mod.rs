@@ -35,6 +35,8 @@ mod token;
 mod tract;
 mod unsynced;
 
+use std::ops::Range;
+
 pub(crate) use by_address::ByAddress;
 pub use copy::{Isa, ReadStep, ReadTable, Streams, Words, crc32c, crc32c_join, crc32c_words, prefetch};
 pub use describe::{Description, Pages, RegionDescription};
@@ -128,6 +130,13 @@ pub trait Media: Send + Sync + 'static {
     /// Whether somebody uses a range of [`in_file`](Media::in_file) past this.
     fn is_used(&self, _at: Addr, _len: u64) -> bool {
         false
+    }
+
+    /// The next bytes from `at` on that somebody may have stored to, as far as they lie in one piece; none where none follow.
+    /// What lies between reads as zeros, but through a mapping that may cost the host memory, and time in any case: who
+    /// looks through all of a pool goes by this.
+    fn stored(&self, at: Addr) -> Option<Range<u64>> {
+        (at.0 < self.len()).then(|| at.0..self.len())
     }
 
     /// Where all of a region is mapped and how many bytes it has, for devices that are told of memory beforehand; none where

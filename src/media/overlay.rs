@@ -3,7 +3,9 @@
 //! For looking at what a recovery or a repair would do, on any media. Blocks that were stored to are kept in DRAM;
 //! nothing is durable.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -14,7 +16,7 @@ const PAGE: usize = 4096;
 
 pub struct Overlay<M> {
     below: Arc<M>,
-    pages: Mutex<HashMap<u64, Box<[u8; PAGE]>>>,
+    pages: Mutex<BTreeMap<u64, Box<[u8; PAGE]>>>,
 }
 
 impl<M: Media> Overlay<M> {
@@ -39,8 +41,8 @@ impl<M: Media> Overlay<M> {
         let mut done = 0;
         for (page, within, part) in Self::parts(at, src.len()) {
             let copy = match pages.entry(page) {
-                std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
-                std::collections::hash_map::Entry::Vacant(entry) => {
+                Entry::Occupied(entry) => entry.into_mut(),
+                Entry::Vacant(entry) => {
                     let mut copy = Box::new([0; PAGE]);
                     if part < PAGE {
                         self.below.read(Addr(page * PAGE as u64), &mut copy[..])?;
@@ -62,6 +64,18 @@ impl<M: Media> Media for Overlay<M> {
 
     fn domain(&self) -> Domain {
         self.below.domain()
+    }
+
+    fn stored(&self, at: Addr) -> Option<Range<u64>> {
+        let below = self.below.stored(at);
+        let page = self.pages.lock().range(at.0 / PAGE as u64..).next().map(|(&page, _)| page * PAGE as u64);
+        match (below, page) {
+            (Some(below), Some(page)) if page < below.start => {
+                Some(at.0.max(page)..below.start.min(page + PAGE as u64))
+            }
+            (None, Some(page)) => Some(at.0.max(page)..page + PAGE as u64),
+            (below, _) => below,
+        }
     }
 
     fn read(&self, at: Addr, dst: &mut [u8]) -> Result<(), Fault> {
@@ -153,6 +167,10 @@ impl<M: Media> Media for Arc<M> {
 
     fn is_used(&self, at: Addr, len: u64) -> bool {
         (**self).is_used(at, len)
+    }
+
+    fn stored(&self, at: Addr) -> Option<Range<u64>> {
+        (**self).stored(at)
     }
 
     fn domain(&self) -> Domain {

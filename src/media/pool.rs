@@ -265,6 +265,18 @@ impl Media for Pool {
         self.regions[region].is_used(offset..offset + len)
     }
 
+    fn stored(&self, at: Addr) -> Option<Range<u64>> {
+        let mut at = at.0;
+        while at < self.bytes {
+            let (region, offset, room) = self.region_of(Addr(at));
+            if let Some(part) = self.regions[region].stored(offset..offset + room) {
+                return Some(at + (part.start - offset)..at + (part.end - offset));
+            }
+            at += room;
+        }
+        None
+    }
+
     fn mapping(&self, region: usize) -> Option<(*mut u8, usize)> {
         let whole = (self.regions[region].map.base(), self.label.region_bytes as usize);
         (!self.options.read_only).then_some(whole)

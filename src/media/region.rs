@@ -665,6 +665,29 @@ impl Region {
         is_out_of_room(&self.file.file)
     }
 
+    /// The first bytes of a part that are no hole of a file, as far as they lie in one piece. Where holes are not told, all of it.
+    pub fn stored(&self, part: Range<u64>) -> Option<Range<u64>> {
+        use rustix::fs::{SeekFrom, seek};
+        let tells = match self.kind {
+            // Of others what was stored through a mapping may be a hole until it is written back.
+            RegionKind::File | RegionKind::DaxFile => TELL_HOLES.contains(&self.host_fs()),
+            RegionKind::Memfd => true,
+            RegionKind::DeviceDax | RegionKind::BlockDevice => false,
+        };
+        if !tells {
+            return Some(part);
+        }
+        match seek(&self.file.file, SeekFrom::Data(part.start)) {
+            Ok(start) if start >= part.end => None,
+            Ok(start) => {
+                let end = seek(&self.file.file, SeekFrom::Hole(start)).unwrap_or(part.end);
+                Some(start..end.min(part.end))
+            }
+            Err(Errno::NXIO) => None,
+            Err(_) => Some(part),
+        }
+    }
+
     /// Whether somebody [uses](OpenRegion::use_part) a part of it: an emulator whose guest has its memory there.
     pub fn is_used(&self, part: Range<u64>) -> bool {
         self.file.is_used(&part)
@@ -876,6 +899,8 @@ impl AsFd for Locked {
     }
 }
 
+/// File systems that say of a page that was stored to through a mapping at once that it is no hole.
+const TELL_HOLES: [&str; 6] = ["tmpfs", "ext4", "xfs", "btrfs", "f2fs", "overlayfs"];
 const TMPFS_MAGIC: u32 = 0x0102_1994;
 const RAMFS_MAGIC: u32 = 0x8584_58f6;
 const HUGETLBFS_MAGIC: u32 = 0x9584_58f6;

@@ -345,7 +345,7 @@ fn options() -> OpenOptions {
 
 fn repaired(media: SimMedia, lost_power: bool, may: &May, tally: &mut Tally) -> Result<(), String> {
     let media = Arc::new(media);
-    let done = match check::repair(media.clone(), lost_power) {
+    let done = match check::repair(media.clone(), lost_power, None) {
         Ok(done) => done,
         // Where both copies of a line are needed, or the table's own slot; or no block is free.
         Err(e) if e.errno() == libc::EIO && media.is_bad() || e.errno() == libc::ENOSPC => {

@@ -93,6 +93,9 @@ impl Drop for Steps {
 /// Work of which nobody knows how long it takes: a sign that it goes on, until it is dropped.
 pub struct Waiting {
     bar: ProgressBar,
+    what: &'static str,
+    /// When [`Waiting::at`] takes the next word.
+    next: Cell<Instant>,
     /// Dropped to end the thread that waits for the first second to pass.
     _done: std::sync::mpsc::Sender<()>,
 }
@@ -114,7 +117,16 @@ impl Waiting {
                 }
             });
         }
-        Waiting { bar, _done: done }
+        Waiting { bar, what, next: Cell::new(Instant::now() + SILENT), _done: done }
+    }
+
+    /// How far it is, in words; asked for where they would be drawn.
+    pub fn at(&self, how_far: impl FnOnce() -> String) {
+        let now = Instant::now();
+        if now >= self.next.get() {
+            self.next.set(now + SILENT / REDRAWS_PER_SECOND as u32);
+            self.bar.set_message(format!("{}, {}", self.what, how_far()));
+        }
     }
 }
 

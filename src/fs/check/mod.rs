@@ -18,6 +18,7 @@ mod tree;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -318,6 +319,20 @@ impl<'m, M: Media> Pool<'m, M> {
         self.table.get((ino / SLOTS_PER_BLOCK) as usize).is_some_and(|&block| block != NOWHERE)
     }
 
+    /// Where blocks are that somebody may have stored to, but for the labels'. All at once: what is read ahead is in the page cache, and
+    /// so no hole any more to some file systems.
+    fn stored(&self) -> Vec<Range<u32>> {
+        let end = self.sb.blocks - 1;
+        let mut from = TABLE_BLOCK as u64;
+        let next = || {
+            let bytes = self.media.stored(Addr(from * BLOCK as u64))?;
+            let blocks = (bytes.start / BLOCK as u64).max(from)..bytes.end.div_ceil(BLOCK as u64).min(end);
+            from = blocks.end;
+            (!blocks.is_empty()).then_some(blocks.start as u32..blocks.end as u32)
+        };
+        std::iter::from_fn(next).collect()
+    }
+
     /// Of an inode that [has one](Pool::has_slot).
     pub fn slot(&self, ino: u32) -> Addr {
         let block = self.table[(ino / SLOTS_PER_BLOCK) as usize];
@@ -410,7 +425,11 @@ impl Account {
 pub(super) struct Checked<'m, M: Media> {
     pub pool: Pool<'m, M>,
     pub report: Report,
-    scrub: bool,
+    ask: Ask<'m>,
+    /// Inodes, of so many.
+    looked_at: (u64, u64),
+    /// Bytes of files.
+    bytes_read: u64,
     pub tree: tree::Tree,
     pub space: Space,
     /// The table's own inode.
@@ -422,13 +441,27 @@ pub(super) struct Checked<'m, M: Media> {
     pub dirty: BTreeSet<u32>,
 }
 
-/// How much is looked at, and what is known.
+/// How far a check is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Progress {
+    /// Inodes were looked at, of so many, and so many bytes of files read.
+    Inodes { done: u64, of: u64, bytes: u64 },
+    /// So many bytes of the pool, of so many, were searched for what a damaged log does not say any more.
+    Search { done: u64, of: u64 },
+}
+
+/// Who hears how far a check is.
+pub type Watch<'a> = &'a dyn Fn(Progress);
+
+/// How much is looked at, what is known, and who is told.
 #[derive(Clone, Copy, Default)]
-struct Ask {
+struct Ask<'a> {
     /// Take it that the host lost power since the pool was last used.
     power_lost: bool,
     /// Read all that files have, with or without a checksum.
     scrub: bool,
+    /// Told of each inode, and often while a file or the pool is read.
+    watch: Option<Watch<'a>>,
 }
 
 /// Checks what stands on `media`, which are of a pool that nobody uses. An error where it is no pool that can be
@@ -437,10 +470,18 @@ pub fn check<M: Media>(media: &M) -> Result<Report> {
     Ok(run(media, Ask { scrub: true, ..Ask::default() }, None)?.finish())
 }
 
+impl Ask<'_> {
+    fn tell(&self, progress: Progress) {
+        if let Some(watch) = self.watch {
+            watch(progress);
+        }
+    }
+}
+
 /// [`check`] of what the next use of the pool would find. Where the pool was not closed, recovery runs first, on a
 /// private copy.
-pub fn examine<M: Media>(media: Arc<M>, power_lost: bool) -> Result<Report> {
-    let ask = Ask { power_lost, scrub: true };
+pub fn examine<M: Media>(media: Arc<M>, power_lost: bool, watch: Option<Watch>) -> Result<Report> {
+    let ask = Ask { power_lost, scrub: true, watch };
     let mut report = Report::default();
     let (_, state) = heads(&*media, &mut report)?;
     if !state.clean {
@@ -527,7 +568,7 @@ fn heads<M: Media>(media: &M, report: &mut Report) -> Result<(Super, State)> {
     Ok((sb, state))
 }
 
-fn run<M: Media>(media: &M, ask: Ask, live: Option<Account>) -> Result<Checked<'_, M>> {
+fn run<'m, M: Media>(media: &'m M, ask: Ask<'m>, live: Option<Account>) -> Result<Checked<'m, M>> {
     let mut checked = look(media, ask, live, &Pages::new(), Strays::new())?;
     if checked.pool.live {
         return Ok(checked);
@@ -539,7 +580,7 @@ fn run<M: Media>(media: &M, ask: Ask, live: Option<Account>) -> Result<Checked<'
 }
 
 /// Finds the pages of the inode table that its log does not say, and looks again with them.
-fn find_pages<M: Media>(checked: &mut Checked<'_, M>, ask: Ask) -> Result<Pages> {
+fn find_pages<'m, M: Media>(checked: &mut Checked<'m, M>, ask: Ask<'m>) -> Result<Pages> {
     let mut search = Search::of(checked);
     let mut pages = Pages::new();
     // What is found may say more: entries of directories, and who has what was taken for a page.
@@ -556,7 +597,7 @@ fn find_pages<M: Media>(checked: &mut Checked<'_, M>, ask: Ask) -> Result<Pages>
 
 fn look<'m, M: Media>(
     media: &'m M,
-    ask: Ask,
+    ask: Ask<'m>,
     live: Option<Account>,
     pages: &Pages,
     strays: Strays,
@@ -585,8 +626,20 @@ fn look<'m, M: Media>(
     }
     let tree = tree::Tree::read(&pool, account.as_ref());
     let dirty = if table_is_whole { BTreeSet::new() } else { BTreeSet::from([TABLE_INO]) };
-    let scrub = ask.scrub;
-    let mut checked = Checked { pool, report, scrub, tree, space, table, account, table_header, dirty };
+    let (looked_at, bytes_read) = ((0, 0), 0);
+    let mut checked = Checked {
+        pool,
+        report,
+        ask,
+        looked_at,
+        bytes_read,
+        tree,
+        space,
+        table,
+        account,
+        table_header,
+        dirty,
+    };
     checked.inodes();
     checked.names();
     checked.space();
@@ -746,10 +799,21 @@ impl<M: Media> Checked<'_, M> {
 
     /// Each inode that a name leads to: its log, its data, its blocks.
     fn inodes(&mut self) {
-        for ino in self.named() {
-            let Some(image) = self.tree.image(&self.pool, ino) else { continue };
-            self.inode(&image);
+        let named = self.named();
+        for (n, &ino) in named.iter().enumerate() {
+            self.looked_at = (n as u64, named.len() as u64);
+            self.read(0);
+            if let Some(image) = self.tree.image(&self.pool, ino) {
+                self.inode(&image);
+            }
         }
+    }
+
+    /// Says how far the check is, now that so many bytes more of files were read.
+    fn read(&mut self, bytes: u64) {
+        self.bytes_read += bytes;
+        let (done, of) = self.looked_at;
+        self.ask.tell(Progress::Inodes { done, of, bytes: self.bytes_read });
     }
 
     fn inode(&mut self, image: &Image) {
@@ -790,7 +854,9 @@ impl<M: Media> Checked<'_, M> {
     fn data(&mut self, image: &Image) {
         let ino = image.owner.ino;
         for (&start, sum) in &image.sums {
-            match image.holds(&self.pool, start, sum) {
+            let holds = image.holds(&self.pool, start, sum);
+            self.read(sum.end - start);
+            match holds {
                 Some(true) => self.report.bytes_verified += sum.end - start,
                 Some(false) => {
                     let detail = "file data do not match their checksum";
@@ -800,7 +866,7 @@ impl<M: Media> Checked<'_, M> {
                 None => {}
             }
         }
-        if self.scrub && self.has_faults(image) {
+        if self.ask.scrub && self.has_faults(image) {
             for (from, to, at) in unreadable(&self.pool, image) {
                 let finding = Finding::of(What::Media, ino, "file data cannot be read").at(at);
                 self.add(Finding { bytes: Some((from, to)), ..finding });
@@ -817,11 +883,12 @@ impl<M: Media> Checked<'_, M> {
     }
 
     /// Whether any of the file's blocks cannot be read.
-    fn has_faults(&self, image: &Image) -> bool {
-        let written = image.pages.values().filter(|piece| !piece.unwritten);
-        written.into_iter().any(|p| {
+    fn has_faults(&mut self, image: &Image) -> bool {
+        image.pages.values().filter(|piece| !piece.unwritten).any(|p| {
             let len = p.count as usize * BLOCK;
-            self.pool.media.crc32c(block_addr(Block(p.block)), len, 0).is_err()
+            let is_bad = self.pool.media.crc32c(block_addr(Block(p.block)), len, 0).is_err();
+            self.read(len as u64);
+            is_bad
         })
     }
 
@@ -874,14 +941,20 @@ impl<M: Media> Checked<'_, M> {
         };
         let units =
             |block: u32| (0..BLOCK as u64).step_by(MINI).map(move |n| block_addr(Block(block)).add(n));
+        let begins_segment = |&at: &Addr| {
+            let mut line = [0; LINE];
+            self.pool.media.read(at, &mut line).is_ok()
+                && Head::decode(&line).is_some_and(|h| h.kind == Type::Segment)
+        };
         let owner = |&ino: &u32| {
             let header = self.pool.header(ino).or_else(|| self.tree.rescued.get(&ino).copied());
             header.map(|header| (ino, header.generation))
         };
         let headless = self.report.findings.iter().filter(|f| f.what == What::LogHead);
-        for owner in headless.filter_map(|f| owner(&f.ino?)) {
-            for at in (TABLE_BLOCK..self.pool.sb.blocks as u32 - 1).flat_map(units) {
-                note(owner, at);
+        let headless: Vec<(u32, u64)> = headless.filter_map(|f| owner(&f.ino?)).collect();
+        if !headless.is_empty() {
+            for at in self.searched().flat_map(units).filter(begins_segment) {
+                headless.iter().for_each(|&owner| note(owner, at));
             }
         }
         let account = self.account.as_ref().filter(|_| self.pool.state.clean);
@@ -890,15 +963,18 @@ impl<M: Media> Checked<'_, M> {
             true => Vec::new(),
             false => self.named().iter().filter_map(owner).collect(),
         };
-        for at in lost.iter().flat_map(|run| run.blocks()).flat_map(units) {
-            let mut line = [0; LINE];
-            let begins = self.pool.media.read(at, &mut line).is_ok()
-                && Head::decode(&line).is_some_and(|h| h.kind == Type::Segment);
-            if begins {
-                owners.iter().for_each(|&owner| note(owner, at));
-            }
+        for at in lost.iter().flat_map(|run| run.blocks()).flat_map(units).filter(begins_segment) {
+            owners.iter().for_each(|&owner| note(owner, at));
         }
         strays
+    }
+
+    /// Blocks that somebody may have stored to, one after the other, and how far through the pool that is.
+    fn searched(&self) -> impl Iterator<Item = u32> + '_ {
+        let of = self.pool.media.len();
+        self.pool.stored().into_iter().flatten().inspect(move |&block| {
+            self.ask.tell(Progress::Search { done: block as u64 * BLOCK as u64, of });
+        })
     }
 
     /// Who has each of these blocks.

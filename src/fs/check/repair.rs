@@ -26,7 +26,7 @@ use super::super::{Fs, OpenOptions};
 use super::image::{Entry, Image, Value};
 use super::rewrite::{self, Seed, no_space};
 use super::tree::{Age, Fix, age};
-use super::{Ask, Checked, Finding, NOWHERE, Report, What, heads, run, unreadable};
+use super::{Ask, Checked, Finding, NOWHERE, Report, Watch, What, heads, run, unreadable};
 use crate::error::{Error, Result};
 use crate::media::{Addr, LINE, Media};
 
@@ -45,8 +45,8 @@ pub struct Repaired {
 
 /// Mends the file system on `media`, which nobody uses. A pool without damage that was not closed is recovered and
 /// closed.
-pub fn repair<M: Media>(media: Arc<M>, power_lost: bool) -> Result<Repaired> {
-    let ask = Ask { power_lost, scrub: true };
+pub fn repair<M: Media>(media: Arc<M>, power_lost: bool, watch: Option<Watch>) -> Result<Repaired> {
+    let ask = Ask { power_lost, scrub: true, watch };
     if media.is_used(Addr(0), media.len()) {
         let message = "a guest runs whose memory is in this pool: suspend or stop it first";
         return Err(Error::message(libc::EBUSY, "check::repair", message));

@@ -40,14 +40,14 @@ pub struct Search {
 }
 
 impl Search {
-    /// Reads the whole pool, but for what somebody has.
+    /// Reads all of the pool that somebody may have stored to, but for what somebody has.
     pub fn of<M: Media>(checked: &Checked<'_, M>) -> Search {
         let pool = &checked.pool;
         let logged: Pages =
             (0..).zip(pool.table.iter().copied()).filter(|&(_, block)| block != NOWHERE).collect();
         let pages: BTreeMap<u32, u32> = logged.iter().map(|(&page, &block)| (block, page)).collect();
         let mut search = Search { logged, candidates: Vec::new(), refused: BTreeSet::new(), searched: false };
-        for block in TABLE_BLOCK..pool.sb.blocks as u32 - 1 {
+        for block in checked.searched() {
             let page = pages.get(&block).copied();
             if page.is_none() && checked.space.has(block) {
                 continue;

@@ -7,13 +7,14 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use lodestone::fs::check::{self, Finding, Report};
+use lodestone::fs::check::{self, Finding, Progress, Report};
 use lodestone::media::{Pool, PoolOptions};
 use serde::Serialize;
 
 use crate::cli;
 use crate::failure::{Failure, Output, Result, complain, reason};
 use crate::progress::Waiting;
+use crate::size::Size;
 use crate::target::show;
 
 const MENDED: u8 = 1;
@@ -54,11 +55,12 @@ fn say(args: &cli::Fsck, document: &Document) -> Result<()> {
 }
 
 fn look(args: &cli::Fsck) -> lodestone::Result<Document> {
-    let _waiting = Waiting::new(if args.repair { "repairing" } else { "checking" });
+    let waiting = Waiting::new(if args.repair { "repairing" } else { "checking" });
+    let watch = |progress| waiting.at(|| how_far(progress));
     let (media, lost_label) = map(Path::new(&args.pool), args.repair)?;
     let media = Arc::new(media);
     if args.repair {
-        let repaired = check::repair(media.clone(), false);
+        let repaired = check::repair(media.clone(), false, Some(&watch));
         let some_left = |e: &lodestone::Error| matches!(e.errno(), libc::ENOSPC | libc::EIO);
         // A repair that was refused has changed nothing.
         if lost_label && repaired.as_ref().err().is_none_or(some_left) {
@@ -78,11 +80,22 @@ fn look(args: &cli::Fsck) -> lodestone::Result<Document> {
             Err(e) => return Err(e),
         }
     }
-    let mut found = check::examine(media, false)?;
+    let mut found = check::examine(media, false, Some(&watch))?;
     if lost_label && !args.repair {
         found.add_lost_label();
     }
     Ok(Document::new(&args.pool, &found, None))
+}
+
+fn how_far(progress: Progress) -> String {
+    match progress {
+        Progress::Inodes { done, of, bytes } => {
+            format!("inode {done} of {of}, {} of files read", Size(bytes))
+        }
+        Progress::Search { done, of } => {
+            format!("searching for lost parts of logs, {} of {}", Size(done), Size(of))
+        }
+    }
 }
 
 /// Maps the pool; the bool says that its label is lost.
