@@ -112,9 +112,10 @@ fn tag_of(hash: u32) -> u8 {
 }
 
 impl Table {
-    /// For so many entries, and as many more and some: that is how many come before it is split again.
+    /// For so many entries, and half as many more. As many more come before it is split again, so that it is made anew once in between:
+    /// which costs less than what a look-up waits for where buckets lie half empty in the caches.
     fn with_room_for(len: usize) -> Table {
-        let len = 2 * len + len / 4 + 1;
+        let len = len + len / 2 + 1;
         let count = if len <= SLOTS { 1 } else { (2 * len).div_ceil(11).max(2) };
         let (buckets, hashes) = (vec![Bucket::EMPTY; count], vec![[0; SLOTS]; count]);
         Table { buckets: buckets.into(), hashes: hashes.into(), len: 0 }
