@@ -86,9 +86,19 @@ pub struct Run {
 }
 
 impl Run {
+    /// No block. For who looks for some on the way of every write: an `Option` of a run travels through the stack, as two words that are loaded
+    /// as one, and so waits until all stores before it are on media.
+    const NONE: Run = Run::new(Block(0), 0);
+
     #[inline]
     pub const fn new(start: Block, count: u32) -> Run {
         Run { start, count }
+    }
+
+    /// Itself, if it has any.
+    #[inline]
+    fn found(self) -> Option<Run> {
+        (self.count > 0).then_some(self)
     }
 
     /// The block after the last.
@@ -249,17 +259,17 @@ impl Pocket {
 
     /// From the run freed last, if it has `want` blocks.
     #[inline]
-    fn take_hot(&mut self, want: u32) -> Option<Run> {
+    fn take_hot(&mut self, want: u32) -> Run {
         let last = (self.next + HOT_RUNS - 1) % HOT_RUNS;
         let run = &mut self.hot[last];
         if self.len == 0 || run.count < want {
-            return None;
+            return Run::NONE;
         }
         let taken = run.split(want);
         if run.count == 0 {
             (self.next, self.len) = (last, self.len - 1);
         }
-        Some(taken)
+        taken
     }
 
     /// Answers the run that is given up for it, perhaps an empty one.
@@ -272,16 +282,18 @@ impl Pocket {
 
     /// Up to `want` blocks from `start` on, if they were taken ahead.
     #[inline]
-    fn take_at(&mut self, start: Block, want: u32) -> Option<Run> {
-        let run = self.ahead.iter_mut().find(|run| run.start == start && run.count > 0)?;
-        Some(run.split(want.min(run.count)))
+    fn take_at(&mut self, start: Block, want: u32) -> Run {
+        match self.ahead.iter_mut().find(|run| run.start == start && run.count > 0) {
+            Some(run) => run.split(want.min(run.count)),
+            None => Run::NONE,
+        }
     }
 
     /// From what was taken ahead last, if it has `want` blocks.
     #[inline]
-    fn take_ahead(&mut self, want: u32) -> Option<Run> {
+    fn take_ahead(&mut self, want: u32) -> Run {
         let run = &mut self.ahead[(self.ahead_next + AHEAD_RUNS - 1) % AHEAD_RUNS];
-        (run.count >= want).then(|| run.split(want))
+        if run.count >= want { run.split(want) } else { Run::NONE }
     }
 
     fn iter(&self) -> impl Iterator<Item = Run> {
@@ -312,7 +324,10 @@ struct Reserve {
     target: AtomicU32,
     /// `target` less the blocks held. Written under the lock.
     missing: AtomicU32,
-    /// Bit `block % 4096` is set for each block held: tells frees of reserve blocks from others cheaply.
+    /// The first block held and, in the upper half, the one behind the last. The lock is a locked instruction, for which whoever frees would
+    /// wait until all of its stores are on media, and a line that others write.
+    ends: AtomicU64,
+    /// Between them: bit `block % 4096` is set for each block held: tells frees of reserve blocks from others cheaply.
     filter: [AtomicU64; 64],
     /// Ascending.
     blocks: Mutex<Vec<u32>>,
@@ -599,18 +614,32 @@ impl Allocator {
     /// else where the next ones can follow. Without, the block freed last comes first.
     #[inline]
     pub fn alloc(&self, want: u32, class: Class, near: Option<Block>) -> Option<Run> {
+        self.alloc_any(want, class, near).found()
+    }
+
+    /// As [`alloc`](Allocator::alloc); an empty run where there is none.
+    fn alloc_any(&self, want: u32, class: Class, near: Option<Block>) -> Run {
         debug_assert!(want > 0 && self.started.load(Relaxed));
         let local = self.local();
-        let found = match near {
+        let run = match near {
             Some(block) => self.alloc_near(local, want, block),
             None => self.alloc_pocketed(local, want, class),
         };
-        match found.or_else(|| self.alloc_cold(local, want, class)) {
+        if run.count == 0 {
+            return self.alloc_counted(local, want, class);
+        }
+        local.count(&local.shard.allocated, run.count);
+        run
+    }
+
+    /// From the bitmap or, in the end, from the reserve.
+    fn alloc_counted(&self, local: Local, want: u32, class: Class) -> Run {
+        match self.alloc_cold(local, want, class) {
             Some(run) => {
                 local.count(&local.shard.allocated, run.count);
-                Some(run)
+                run
             }
-            None => self.reserve.take(want, class),
+            None => self.reserve.take(want, class).unwrap_or(Run::NONE),
         }
     }
 
@@ -789,24 +818,25 @@ impl Allocator {
     // Where to allocate.
 
     #[inline]
-    fn alloc_near(&self, local: Local, want: u32, block: Block) -> Option<Run> {
+    fn alloc_near(&self, local: Local, want: u32, block: Block) -> Run {
         let ahead = local.shard.pocket.write().take_at(block, want);
-        ahead.or_else(|| self.alloc_ahead(local, want, block.0))
+        if ahead.count > 0 { ahead } else { self.alloc_ahead(local, want, block.0) }
     }
 
     /// Takes the free blocks from `start` on: `want` of them, and more into the pocket.
-    fn alloc_ahead(&self, local: Local, want: u32, start: u32) -> Option<Run> {
+    fn alloc_ahead(&self, local: Local, want: u32, start: u32) -> Run {
         let got = self.claim(start, want.max(AHEAD_BLOCKS));
         if got > want {
             self.keep_ahead(local, Run::new(Block(start + want), got - want));
         }
-        (got > 0).then(|| Run::new(Block(start), got.min(want)))
+        Run::new(Block(start), got.min(want))
     }
 
     #[inline]
-    fn alloc_pocketed(&self, local: Local, want: u32, class: Class) -> Option<Run> {
+    fn alloc_pocketed(&self, local: Local, want: u32, class: Class) -> Run {
         let mut pocket = local.shard.pocket.write();
-        pocket.take_hot(want).or_else(|| if class == Class::Data { pocket.take_ahead(want) } else { None })
+        let hot = pocket.take_hot(want);
+        if hot.count == 0 && class == Class::Data { pocket.take_ahead(want) } else { hot }
     }
 
     /// Puts a freed run, still set in the bitmap, into the thread's pocket.
@@ -1302,6 +1332,7 @@ impl Reserve {
         Reserve {
             target: AtomicU32::new(0),
             missing: AtomicU32::new(0),
+            ends: AtomicU64::new(0),
             filter: [const { AtomicU64::new(0) }; 64],
             blocks: Mutex::new(Vec::new()),
         }
@@ -1316,6 +1347,9 @@ impl Reserve {
         for (word, bits) in self.filter.iter().zip(filter) {
             word.store(bits, Relaxed);
         }
+        let first = held.first().copied().unwrap_or(0);
+        let end = held.last().map_or(0, |&last| last + 1);
+        self.ends.store(first as u64 | (end as u64) << 32, Relaxed);
         self.missing.store(self.target.load(Relaxed) - held.len() as u32, SeqCst);
     }
 
@@ -1339,6 +1373,10 @@ impl Reserve {
 
     #[inline]
     fn holds_any(&self, run: Run) -> bool {
+        let ends = self.ends.load(Relaxed);
+        if run.start.0 >= (ends >> 32) as u32 || run.end().0 <= ends as u32 {
+            return false;
+        }
         let suspect = by_word(run)
             .any(|(at, len)| self.filter[(at / 64 % 64) as usize].load(Relaxed) & mask(at % 64, len) != 0);
         suspect && self.is_among(run)

@@ -26,22 +26,25 @@ pub struct Epochs {
 /// An operation inside its epoch; leaves when dropped, on the thread that entered.
 pub struct Guard<'a> {
     count: &'a AtomicU64,
+    /// With [`PLAIN`] where the count is written without locked instructions: two words travel in registers.
     epoch: u64,
-    plain: bool,
     here: thread::NotSend,
 }
+
+/// No epoch has this bit.
+const PLAIN: u64 = 1 << 63;
 
 impl Guard<'_> {
     #[inline]
     pub fn epoch(&self) -> u64 {
-        self.epoch
+        self.epoch & !PLAIN
     }
 }
 
 impl Drop for Guard<'_> {
     #[inline]
     fn drop(&mut self) {
-        if self.plain {
+        if self.epoch & PLAIN != 0 {
             self.count.store(self.count.load(Ordering::Relaxed) - 1, Ordering::Release);
         } else {
             self.count.fetch_sub(1, Ordering::Release);
@@ -94,7 +97,7 @@ impl Epochs {
             } else {
                 count.fetch_add(1, Ordering::SeqCst);
             }
-            let guard = Guard { count, epoch, plain, here: PhantomData };
+            let guard = Guard { count, epoch: if plain { epoch | PLAIN } else { epoch }, here: PhantomData };
             if self.current.load(Ordering::SeqCst) == epoch {
                 return guard;
             }

@@ -428,7 +428,8 @@ impl<M: Media> Core<M> {
     /// With the lock of each log it will append to: so the epochs of a log's records ascend. Where they did
     /// not, blocks freed in the older epoch would be reused while an earlier record of the newer one is still
     /// verified by what they held, and recovery would cut the log in front of what was synced.
-    #[inline]
+    // Returned through the stack the guard would be stored by words and loaded as one, behind all stores of the operation before.
+    #[inline(always)]
     fn enter(&self) -> Result<epoch::Guard<'_>> {
         let guard = self.epochs.enter();
         self.check_alive()?;
