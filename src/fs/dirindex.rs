@@ -356,6 +356,8 @@ impl Arena {
         &rest[..head[NAME_LEN] as usize]
     }
 
+    // Listings would store it by words, call by call, and load it as vectors.
+    #[inline(always)]
     fn named(&self, place: Place) -> Named<'_> {
         Named { name: self.name(place), entry: decode(self.head(place)) }
     }
