@@ -1610,6 +1610,9 @@ impl Allocator {
         assert_eq!(distinct.len(), held.len(), "5: reserve blocks are distinct");
         let (target, missing) = (self.reserve.target.load(SeqCst), self.reserve.missing.load(SeqCst));
         assert_eq!(held.len() as u32 + missing, target, "5: the reserve's target");
+        let ends = self.reserve.ends.load(SeqCst);
+        let within = |&block: &u32| ends as u32 <= block && block < (ends >> 32) as u32;
+        assert!(held.iter().all(within), "5: the reserve's ends");
         distinct
     }
 

@@ -256,7 +256,7 @@ impl<M: Media> Fs<M> {
                 if self.is_overgrown(&body) && matches!(body.data, Data::File(_)) {
                     self.catch_up(inode, &mut body, &guard);
                 }
-                self.write_locked(cred, node, (&mut body, &guard), input, ahead.as_mut(), &mut watch)
+                self.write_locked(cred, node, (&mut body, &guard), &mut input, ahead.as_mut(), &mut watch)
             };
             match done {
                 Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut room) => continue,
@@ -294,7 +294,7 @@ impl<M: Media> Fs<M> {
         cred: &Cred,
         node: &Node,
         (body, guard): (&mut Body, &epoch::Guard),
-        mut input: Input,
+        input: &mut Input,
         ahead: Option<&mut Ahead<M>>,
         watch: &mut Watch,
     ) -> Result<Written> {
@@ -316,24 +316,24 @@ impl<M: Media> Fs<M> {
         let falls =
             set_id_that_falls(cred, body) != 0 || xattr::has_capability(body) && !node.is_written_back();
         let written = if falls {
-            self.write_unprivileged(cred, node, (body, guard), input, ahead, way, watch)
+            self.write_unprivileged(cred, node, (body, guard), *input, ahead, way, watch)
         } else {
             match way {
                 Way::AtEnd(block) => {
-                    self.append_in_place(inode, body, guard, input, block, watch).map(|end| (end, None))
+                    self.append_in_place(inode, body, guard, *input, block, watch).map(|end| (end, None))
                 }
                 Way::Redo => {
-                    self.overwrite_by_redo(inode, body, guard, input, None, watch).map(|end| (end, None))
+                    self.overwrite_by_redo(inode, body, guard, *input, None, watch).map(|end| (end, None))
                 }
                 Way::InPlace => {
                     let batch = &mut Batch::new();
-                    self.overwrite_in_place(inode, body, guard, input, batch, watch).map(|end| (end, None))
+                    self.overwrite_in_place(inode, body, guard, *input, batch, watch).map(|end| (end, None))
                 }
                 Way::WholePages if ahead.is_none() && !self.core.mover.takes(input.engine, len as usize) => {
                     self.write_pages(node, (body, guard), input, watch)
                 }
                 Way::WholePages | Way::Blocks => {
-                    self.write_blocks(node, (body, guard), input, ahead, &mut Batch::new(), watch)
+                    self.write_blocks(node, (body, guard), *input, ahead, &mut Batch::new(), watch)
                 }
             }
         };
@@ -578,7 +578,7 @@ impl<M: Media> Fs<M> {
         &self,
         node: &Node,
         (body, guard): (&mut Body, &epoch::Guard),
-        input: Input,
+        input: &Input,
         watch: &mut Watch,
     ) -> Result<Written> {
         let core = &self.core;
@@ -592,7 +592,7 @@ impl<M: Media> Fs<M> {
         let run = core.alloc.alloc(count, Class::Data, near).ok_or_else(full)?;
         if run.count < count {
             core.free(run, None);
-            return self.write_blocks(node, (body, guard), input, None, &mut Batch::new(), watch);
+            return self.write_blocks(node, (body, guard), *input, None, &mut Batch::new(), watch);
         }
         watch.did(Phase::Metadata);
         let undo =
