@@ -9,7 +9,7 @@ use std::sync::Arc;
 use lodestone::fs::check::{self, Progress, Report, What};
 use lodestone::fs::format::*;
 use lodestone::fs::{Cred, DataMode, Fs, Ino, MkfsOptions, OpenOptions, SetAttr};
-use lodestone::media::{Domain, LINE, Media, Pool, PoolOptions, crc32c};
+use lodestone::media::{Addr, Domain, LINE, Media, Pool, PoolOptions, crc32c};
 use lodestone::sim::media::{Keep, Rng, SimMedia};
 use parking_lot::Mutex;
 
@@ -1494,7 +1494,14 @@ fn the_holes_of_a_sparse_pool_are_not_searched() {
         None,
         &PoolOptions { force: true, ..PoolOptions::default() },
     );
-    let fs = Fs::open(Fs::mkfs(made.unwrap(), &MkfsOptions::default()).unwrap(), &options()).unwrap();
+    let made = made.unwrap();
+    let host = made.describe().regions[0].host_fs;
+    // That these do is what is tested.
+    if !["ext4", "tmpfs", "xfs"].contains(&host) && made.stored(Addr(0)) == Some(0..BYTES) {
+        eprintln!("SKIPPED: {host} below {} tells no holes", path.display());
+        return std::fs::remove_file(&path).unwrap();
+    }
+    let fs = Fs::open(Fs::mkfs(made, &MkfsOptions::default()).unwrap(), &options()).unwrap();
     let inos: Vec<Ino> = (0..40u8).map(|n| create(&fs, Ino::ROOT, &[b'a' + n])).collect();
     inos.iter().for_each(|&ino| write(&fs, ino, 0, &[ino.0 as u8; 10_000]));
     inos.iter().for_each(|&ino| (0..20).for_each(|n| chmod(&fs, ino, 0o600 | n)));

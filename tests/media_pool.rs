@@ -171,6 +171,13 @@ fn holes_of_a_sparse_pool_are_told() {
         let pool = Pool::create(&paths, None, &options).unwrap();
         let bytes = pool.len();
         let before = stored(&pool);
+        let host = pool.describe().regions[0].host_fs;
+        let told = before.iter().map(|(from, to)| to - from).sum::<u64>() < bytes;
+        // That these do is what is tested.
+        if !["ext4", "tmpfs", "xfs"].contains(&host) && !told {
+            eprintln!("SKIPPED: {host} below {} tells no holes", dir.0.display());
+            return;
+        }
         assert!(before.iter().map(|(from, to)| to - from).sum::<u64>() < bytes / 4, "{count}: {before:?}");
         // Where nothing is yet, at the begin of a piece and at its end.
         let places = [17 * MIB, 29 * MIB + STRIPE - 4096, bytes - 8 * MIB + 2 * 4096 + 512];
