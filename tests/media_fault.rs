@@ -110,6 +110,7 @@ fn a_file_cut_under_its_pool() {
             // Writing back what is gone must not kill either.
             let flushed = pool.flush(dirty);
             pool.fence(flushed);
+            pool.expect_copy(Addr(5 * MIB));
 
             let data = vec![7; 50_000];
             let flushed = pool.copy_nt(Addr(MIB + 5), &data).unwrap();

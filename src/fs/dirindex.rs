@@ -150,14 +150,24 @@ impl DirIndex {
 
     #[inline]
     pub fn lookup(&self, name: &[u8]) -> Option<Dirent> {
-        let found = self.find(hash_of(name), name)?;
+        self.lookup_and(name, |_| ())
+    }
+
+    /// [`lookup`](DirIndex::lookup), where `expect` is told the inode that it probably is, before the name is compared: to ask for
+    /// what it will need.
+    #[inline]
+    pub fn lookup_and(&self, name: &[u8], expect: impl Fn(Ino)) -> Option<Dirent> {
+        let found = self.find(hash_of(name), name, expect)?;
         // The table's number, which is there before the record is.
         Some(Dirent { ino: found.ino, ..decode(self.arena.head(found.place)) })
     }
 
     #[inline]
-    fn find(&self, hash: u32, name: &[u8]) -> Option<names::Named> {
-        self.names.find(hash, |place| self.arena.name(place) == name)
+    fn find(&self, hash: u32, name: &[u8], expect: impl Fn(Ino)) -> Option<names::Named> {
+        self.names.find(hash, |named| {
+            expect(named.ino);
+            self.arena.name(named.place) == name
+        })
     }
 
     #[inline]
@@ -179,7 +189,7 @@ impl DirIndex {
     pub fn insert(&mut self, name: &[u8], entry: Dirent) -> Result<(), InsertError> {
         assert!(!name.is_empty() && name.len() <= NAME_BYTES_MAX, "names were checked before");
         let hash = hash_of(name);
-        if self.find(hash, name).is_some() {
+        if self.find(hash, name, |_| ()).is_some() {
             return Err(InsertError::NameExists);
         }
         let taken = entry.cookie <= self.last_cookie && self.order.find(entry.cookie).is_some();
@@ -205,7 +215,7 @@ impl DirIndex {
     }
 
     pub fn remove(&mut self, name: &[u8]) -> Option<Dirent> {
-        let found = self.find(hash_of(name), name)?;
+        let found = self.find(hash_of(name), name, |_| ())?;
         Some(self.remove_record(found.place))
     }
 

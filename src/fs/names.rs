@@ -232,12 +232,12 @@ impl Names {
 
     /// The entry with this hash that `is` the one.
     #[inline]
-    pub fn find(&self, hash: u32, is: impl Fn(Place) -> bool) -> Option<Named> {
+    pub fn find(&self, hash: u32, is: impl Fn(Named) -> bool) -> Option<Named> {
         if self.tables.is_empty() {
             return None;
         }
         let table = &self.tables[table_of(hash, self.tables.len())];
-        let (bucket, slot) = table.find(hash, |named| is(named.place))?;
+        let (bucket, slot) = table.find(hash, is)?;
         Some(table.buckets[bucket].named(slot))
     }
 
@@ -347,7 +347,7 @@ mod tests {
         }
         names.check_state(|_| 77);
         for place in 0..count {
-            assert_eq!(names.find(77, |at| at == place), Some(Named { ino: Ino(place + 9), place }));
+            assert_eq!(names.find(77, |at| at.place == place), Some(Named { ino: Ino(place + 9), place }));
         }
         assert_eq!(names.find(77, |_| false), None);
         for place in (0..count).rev() {
@@ -370,10 +370,13 @@ mod tests {
         for gone in [0, 8, 10, 7, 3] {
             names.remove(hash(gone), gone);
             names.check_state(hash);
-            assert_eq!(names.find(hash(gone), |place| place == gone), None);
+            assert_eq!(names.find(hash(gone), |at| at.place == gone), None);
         }
         for place in [1, 2, 4, 5, 6, 9] {
-            assert_eq!(names.find(hash(place), |at| at == place).map(|named| named.ino), Some(Ino(place)));
+            assert_eq!(
+                names.find(hash(place), |at| at.place == place).map(|named| named.ino),
+                Some(Ino(place))
+            );
         }
     }
 }

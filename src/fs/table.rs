@@ -63,6 +63,12 @@ impl Table {
         prefetch(self.line(ino));
     }
 
+    /// Asks for what a stat of this number reads, if there is any.
+    #[inline]
+    pub fn prefetch_line(&self, ino: u32) {
+        prefetch(self.line(ino));
+    }
+
     /// Makes an inode that nobody knows ready to be [filled in](Table::fill), with the link count that it has or will have
     /// before anybody finds its name.
     #[inline]

@@ -98,7 +98,7 @@ impl<M: Media> Fs<M> {
     #[inline]
     fn stat_in(&self, cred: &Cred, dir: &Inode, name: &[u8], follow: bool) -> Option<Attr> {
         let body = dir.body.read();
-        let found = body.dir().ok()?.lookup(name)?;
+        let found = body.dir().ok()?.lookup_and(name, |ino| self.table.prefetch_line(ino.0))?;
         super::attr::permit(cred, &body, libc::X_OK as u32).ok()?;
         if follow && found.kind == Kind::Symlink {
             return None;

@@ -351,7 +351,8 @@ impl Media for Pool {
     #[inline]
     fn expect_copy(&self, page: Addr) {
         if let Some(media) = self.flat(page, super::copy::PAGE) {
-            super::copy::prefetch_translation(media);
+            // SAFETY: `flat` answers with mapped media as long as the range.
+            unsafe { self.copier.expect_copy(media) };
         }
     }
 

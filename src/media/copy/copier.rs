@@ -261,6 +261,22 @@ impl Copier {
         unsafe { (self.routines.write_back)(at, len) };
     }
 
+    /// Has the translation of a page looked up that [`copy_nt`](Copier::copy_nt) stores to soon. By a line of it that is written
+    /// back, though it is in no cache, for that line is not fetched: between stores past the caches a load from memory costs
+    /// more than what it hides, where two processors share the way there (decision 0093).
+    ///
+    /// # Safety
+    /// See [`Copier`].
+    #[inline]
+    pub unsafe fn expect_copy(&self, page: *const u8) {
+        if self.writes_back && self.routines.write_backs_overlap {
+            // SAFETY: the caller's. A fault is not reported: the copy will.
+            unsafe { self.write_back(page.add(super::LATE_LINE), 1) };
+        } else {
+            super::prefetch_translation(page);
+        }
+    }
+
     /// Completes all stores of this thread where durability asks for it.
     #[inline]
     pub fn fence(&self) {

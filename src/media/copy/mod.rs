@@ -93,6 +93,8 @@ pub(super) struct Routines {
     pub read_4_ahead: ReadStreamsFn,
     pub read_8: ReadStreamsFn,
     pub write_back: WriteBackFn,
+    /// A write-back waits for no other and for no store: fences alone order it.
+    pub write_backs_overlap: bool,
     pub store_line: LineFn,
 }
 
@@ -144,15 +146,17 @@ pub(super) fn prefetch_for_load(at: *const u8, len: usize) {
 /// The smallest pages that media is mapped by.
 pub(super) const PAGE: usize = 4096;
 
-/// Has the translation of a page looked up that is stored to past the caches soon, by way of one line that the copy overwrites
-/// late. Never faults, whatever the address.
+/// The line by which the translation of a page is looked up that is stored to past the caches soon: one that the copy overwrites late.
+const LATE_LINE: usize = PAGE - 512;
+
+/// Has the translation of a page looked up, at the price of one line that is fetched for nothing. Never faults, whatever the address.
 #[inline]
-pub(super) fn prefetch_translation(page: *const u8) {
+fn prefetch_translation(page: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: a prefetch is a hint and touches no memory architecturally.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_NTA, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_NTA>(page.wrapping_add(PAGE - 512).cast())
+        _mm_prefetch::<_MM_HINT_NTA>(page.wrapping_add(LATE_LINE).cast())
     };
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     let _ = page;

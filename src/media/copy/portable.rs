@@ -50,6 +50,7 @@ pub(super) fn routines(_isa: Isa, _features: &Features) -> Routines {
         read_4_ahead: read_streams::<4>,
         read_8: read_streams::<8>,
         write_back,
+        write_backs_overlap: false,
         store_line,
     }
 }

@@ -235,6 +235,7 @@ fn sse2(features: &Features) -> Routines {
         read_4_ahead: lode_read_4_ahead_sse2,
         read_8: lode_read_8_sse2,
         write_back: features.write_back(),
+        write_backs_overlap: features.clwb || features.clflushopt,
         store_line,
     }
 }
