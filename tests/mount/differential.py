@@ -31,6 +31,7 @@ SECONDS = 14
 CALLS = 250
 POOL_BYTES = 32 << 20
 FDS = 4
+FILE_BYTES_MAX = (1 << 44) - 4096
 # A descriptor that is none.
 CLOSED = 999_999
 SETS_TIMES = ("utimens", "futimens")
@@ -709,8 +710,8 @@ EXCEPTIONS = [
     (
         "ext4 takes for data what is reserved and lies in a piece of the page cache that also has data (Linux 6.16)",
         lambda sides, call, our, their: sides.which == "ext4" and call[0] == "lseek" and call[3] in (os.SEEK_DATA, os.SEEK_HOLE)
-        and our[0][0] is not None and their[0][0] is not None and our[1:] == their[1:]
-        and (their[0][0] < our[0][0] if call[3] == os.SEEK_DATA else their[0][0] > our[0][0]),
+        and their[0][0] is not None and our[1:] == their[1:]
+        and (their[0][0] < behind(our[0]) if call[3] == os.SEEK_DATA else their[0][0] > behind(our[0])),
     ),
     (
         "the kernel refuses access mode 3 of pipes, and O_CREAT of others' devices in sticky directories; to the library they are names",
@@ -726,7 +727,27 @@ EXCEPTIONS = [
         "tmpfs renews the time of change where a list is removed that is not there; ext4 and we do not",
         lambda sides, call, our, their: sides.which == "tmpfs" and takes_a_list(call) and our[:2] == their[:2],
     ),
+    (
+        "the kernel knows no largest file of a FUSE server: on the mount a position may lie behind it; to the library it is EINVAL, as to ext4",
+        lambda sides, call, our, their: sides.which == "ext4" and not sides.only_files and call[0] == "lseek"
+        and their[0] == (None, "EINVAL") and our[0][1] is None and our[0][0] > FILE_BYTES_MAX and our[1:] == their[1:],
+    ),
+    (
+        "FUSE is not asked for what begins at the end of the file: a read of it leaves the access time, which a call that omits it shows",
+        lambda sides, call, our, their: not sides.only_files and call[0] in SETS_TIMES and call[2] and call[2][0][1] == UTIME_OMIT
+        and our[:2] == their[:2] and all(is_read_later(our[2][path], times) for path, times in their[2].items()),
+    ),
 ]
+
+
+def behind(answer):
+    """Where `lseek` found what it looked for; behind everything where there is no more of it."""
+    return float("inf") if answer == (None, "ENXIO") else answer[0]
+
+
+def is_read_later(our, their):
+    """Whether times differ in nothing but that theirs say it was read a moment ago."""
+    return our == their or our and their and (our[0], our[2]) == (their[0], their[2]) and their[1] is None
 
 
 def takes_a_list(call):
