@@ -241,6 +241,48 @@ fn trim_slashes(path: &[u8]) -> &[u8] {
 
 /// The directory part, its slash included, and the name behind it.
 fn split(path: &[u8]) -> (&[u8], &[u8]) {
-    let at = path.iter().rposition(|&c| c == b'/').map_or(0, |i| i + 1);
-    path.split_at(at)
+    path.split_at(last_slash(path).map_or(0, |at| at + 1))
+}
+
+/// Eight bytes at a time: most names are longer than that.
+#[inline]
+fn last_slash(path: &[u8]) -> Option<usize> {
+    const SLASHES: u64 = u64::from_ne_bytes([b'/'; 8]);
+    const LOW_BITS: u64 = u64::from_ne_bytes([0x7f; 8]);
+    let mut rest = path;
+    while let Some((before, last)) = rest.split_last_chunk::<8>() {
+        let differ = u64::from_le_bytes(*last) ^ SLASHES;
+        // The highest bit of each byte that is a slash.
+        let slashes = !(((differ & LOW_BITS) + LOW_BITS) | differ | LOW_BITS);
+        if slashes != 0 {
+            return Some(before.len() + 7 - slashes.leading_zeros() as usize / 8);
+        }
+        rest = before;
+    }
+    rest.iter().rposition(|&c| c == b'/')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::last_slash;
+
+    #[test]
+    fn the_last_slash_is_found_wherever_it_stands() {
+        // Bytes that differ from a slash in one bit, or are one with a carry from their neighbour.
+        for other in [0, b'.', b'0', b'o', b'/' ^ 0x80, 0xff, 0x30, 0x2e, b'/' - 8] {
+            for len in 0..40 {
+                let mut path = vec![other; len];
+                assert_eq!(last_slash(&path), None, "{other:#x}, {len} bytes");
+                for first in 0..len {
+                    path[first] = b'/';
+                    for last in first..len {
+                        let before = std::mem::replace(&mut path[last], b'/');
+                        assert_eq!(last_slash(&path), Some(last), "{other:#x}, {len} bytes");
+                        path[last] = before;
+                    }
+                    path[first] = other;
+                }
+            }
+        }
+    }
 }
