@@ -63,10 +63,12 @@ impl Table {
         prefetch(self.line(ino));
     }
 
-    /// Asks for what a stat of this number reads, if there is any.
+    /// Asks for what a stat of this number reads, if there is any: a guess makes nothing.
     #[inline]
     pub fn prefetch_line(&self, ino: u32) {
-        prefetch(self.line(ino));
+        if let Some(line) = self.lines.get(ino) {
+            prefetch(line);
+        }
     }
 
     /// Makes an inode that nobody knows ready to be [filled in](Table::fill), with the link count that it has or will have
@@ -126,18 +128,31 @@ impl<T> Default for ByNumber<T> {
     }
 }
 
+/// Branch, leaf in it, and place in that.
+#[inline]
+fn place_of(number: u32) -> (usize, usize, usize) {
+    let number = number as usize;
+    let leaf = number / LEAF + 1;
+    let branch = leaf.ilog2() as usize;
+    (branch, leaf - (1 << branch), number % LEAF)
+}
+
 impl<T: Default> ByNumber<T> {
     /// What belongs to `number`, made if it is the first of its neighbourhood.
     #[inline]
     fn of(&self, number: u32) -> &T {
-        let number = number as usize;
-        let leaf = number / LEAF + 1;
-        let branch = leaf.ilog2();
-        let leaves = 1 << branch;
-        let branch = self.branches[branch as usize]
-            .get_or_init(|| std::iter::repeat_with(OnceLock::new).take(leaves).collect());
-        let leaf = branch[leaf - leaves].get_or_init(|| (0..LEAF).map(|_| T::default()).collect());
-        &leaf[number % LEAF]
+        let (branch, leaf, at) = place_of(number);
+        let branch = self.branches[branch]
+            .get_or_init(|| std::iter::repeat_with(OnceLock::new).take(1 << branch).collect());
+        let leaf = branch[leaf].get_or_init(|| (0..LEAF).map(|_| T::default()).collect());
+        &leaf[at]
+    }
+
+    /// What belongs to `number`, if that was made.
+    #[inline]
+    fn get(&self, number: u32) -> Option<&T> {
+        let (branch, leaf, at) = place_of(number);
+        Some(&self.branches[branch].get()?[leaf].get()?[at])
     }
 }
 
@@ -312,6 +327,22 @@ impl FreeSlots {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_guess_finds_what_was_made_and_makes_nothing() {
+        let numbers = [0, 1, LEAF as u32 - 1, LEAF as u32, 3 * LEAF as u32 + 7, 1 << 20];
+        let table = ByNumber::<AtomicU32>::default();
+        for made in numbers {
+            let is_near = |other: &u32| *other as usize / LEAF == made as usize / LEAF;
+            let known = numbers.iter().filter(|n| **n < made || is_near(n)).copied().collect::<Vec<_>>();
+            assert_eq!(table.get(made).is_some(), made as usize % LEAF > 0 && made < LEAF as u32, "{made}");
+            table.of(made).store(made + 1, Ordering::Relaxed);
+            for number in numbers {
+                assert_eq!(table.get(number).is_some(), known.contains(&number), "{number} after {made}");
+            }
+            assert!(std::ptr::eq(table.get(made).unwrap(), table.of(made)));
+        }
+    }
 
     #[test]
     fn only_an_end_that_is_free_is_taken() {

@@ -269,7 +269,7 @@ mod tests {
     #[test]
     fn the_last_slash_is_found_wherever_it_stands() {
         // Bytes that differ from a slash in one bit, or are one with a carry from their neighbour.
-        for other in [0, b'.', b'0', b'o', b'/' ^ 0x80, 0xff, 0x30, 0x2e, b'/' - 8] {
+        for other in [0, b'.', b'0', b'o', b'/' ^ 0x80, 0xff, b'/' - 8] {
             for len in 0..40 {
                 let mut path = vec![other; len];
                 assert_eq!(last_slash(&path), None, "{other:#x}, {len} bytes");

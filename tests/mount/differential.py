@@ -710,7 +710,7 @@ EXCEPTIONS = [
     (
         "ext4 takes for data what is reserved and lies in a piece of the page cache that also has data (Linux 6.16)",
         lambda sides, call, our, their: sides.which == "ext4" and call[0] == "lseek" and call[3] in (os.SEEK_DATA, os.SEEK_HOLE)
-        and their[0][0] is not None and our[1:] == their[1:]
+        and our[0][1] in (None, "ENXIO") and their[0][0] is not None and our[1:] == their[1:]
         and (their[0][0] < behind(our[0]) if call[3] == os.SEEK_DATA else their[0][0] > behind(our[0])),
     ),
     (
@@ -742,7 +742,7 @@ EXCEPTIONS = [
 
 def behind(answer):
     """Where `lseek` found what it looked for; behind everything where there is no more of it."""
-    return float("inf") if answer == (None, "ENXIO") else answer[0]
+    return float("inf") if answer[1] == "ENXIO" else answer[0]
 
 
 def is_read_later(our, their):
