@@ -335,7 +335,7 @@ mod tests {
         for made in numbers {
             let is_near = |other: &u32| *other as usize / LEAF == made as usize / LEAF;
             let known = numbers.iter().filter(|n| **n < made || is_near(n)).copied().collect::<Vec<_>>();
-            assert_eq!(table.get(made).is_some(), made as usize % LEAF > 0 && made < LEAF as u32, "{made}");
+            assert_eq!(table.get(made).is_some(), (1..LEAF as u32).contains(&made), "{made}");
             table.of(made).store(made + 1, Ordering::Relaxed);
             for number in numbers {
                 assert_eq!(table.get(number).is_some(), known.contains(&number), "{number} after {made}");
