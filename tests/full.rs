@@ -361,3 +361,88 @@ fn it_can_be_emptied_after_any_history() {
 fn it_can_be_emptied_by_several_at_once() {
     with_seeds(run_at_once);
 }
+
+/// Pages of the file that was reserved.
+const RESERVED_PAGES: usize = 1024;
+const PAGE: usize = 4096;
+
+/// Writes until the pool is full, in ever smaller pieces.
+fn fill(files: &Files<Pool>) {
+    let fd = files.open(b"/big", libc::O_CREAT | libc::O_WRONLY, 0o644).unwrap();
+    for bytes in [1 << 20, PAGE, 1] {
+        while files.write(fd, &vec![0xee; bytes]).is_ok() {}
+    }
+    let errno = files.write(fd, &[0xee; PAGE]).map_err(|e| e.errno());
+    assert_eq!(errno, Err(libc::ENOSPC));
+    for n in 0.. {
+        let made = files.open(format!("/small{n}").as_bytes(), libc::O_CREAT | libc::O_WRONLY, 0o644);
+        let Ok(fd) = made else { break };
+        files.close(fd).unwrap();
+    }
+    files.close(fd).unwrap();
+}
+
+/// One block after the other, in a random order, or in two halves of each; with `data=inplace` on persistent memory again
+/// and again, and over both kinds at once.
+#[test]
+fn what_was_reserved_is_written_on_a_full_pool() {
+    for (domain, data, order) in [Domain::Memory, Domain::PageCache]
+        .into_iter()
+        .flat_map(|domain| [DataMode::Cow, DataMode::InPlace].map(|data| (domain, data)))
+        .flat_map(|(domain, data)| (0..3).map(move |order| (domain, data, order)))
+    {
+        let what = format!("{domain}, {data:?}, order {order}");
+        let options = PoolOptions { assume: Some(domain), ..PoolOptions::default() };
+        let pool = Pool::memfd(16 << 20, &options).unwrap();
+        let pool = Fs::mkfs(pool, &MkfsOptions { data, ..MkfsOptions::default() }).unwrap();
+        let files = Files::new(Fs::open(pool, &OpenOptions::default()).unwrap(), Cred::root(), 0);
+        let fd = files.open(b"/reserved", libc::O_CREAT | libc::O_RDWR, 0o644).unwrap();
+        files.fallocate(fd, 0, 0, (RESERVED_PAGES * PAGE) as i64).unwrap();
+        fill(&files);
+
+        let mut random = Random(77);
+        let mut pages: Vec<usize> = (0..RESERVED_PAGES).collect();
+        if order == 1 {
+            (1..pages.len()).rev().for_each(|i| pages.swap(i, random.below(i + 1)));
+        }
+        let mut expected = vec![0; RESERVED_PAGES * PAGE];
+        let mut write = |at: usize, len: usize, byte: usize| {
+            expected[at..at + len].fill(byte as u8);
+            let written = files.pwrite(fd, &vec![byte as u8; len], at as i64);
+            let written = written.unwrap_or_else(|e| panic!("{what}: {len} bytes at {at}: {e}"));
+            assert_eq!(written, len, "{what}: {len} bytes at {at}");
+        };
+        let in_place = data == DataMode::InPlace && domain == Domain::Memory;
+        for (n, &page) in pages.iter().enumerate() {
+            if in_place && n == RESERVED_PAGES / 2 {
+                // Some of these are written, and some are not.
+                write(0, RESERVED_PAGES / 2 * PAGE + 10, 3);
+                write(PAGE + 10, (RESERVED_PAGES - 2) * PAGE, 4);
+            }
+            let halves = if order == 2 { 2 } else { 1 };
+            // A half of a block that is written is a block anew, but for where that is overwritten in place.
+            for half in 0..if in_place { halves } else { 1 } {
+                write(page * PAGE + half * PAGE / halves, PAGE / halves, page % 250 + half);
+            }
+        }
+        if in_place {
+            for round in 0..20 {
+                pages.iter().for_each(|&page| write(page * PAGE + round, PAGE - 20, page % 200 + round));
+            }
+        }
+
+        let mut history = History { random, files, names: Vec::new(), made: 0, full: 0 };
+        for closes in [false, true] {
+            history = history.reopen(closes);
+            let files = &history.files;
+            let fd = files.open(b"/reserved", libc::O_RDONLY, 0).unwrap();
+            let mut found = vec![1; expected.len()];
+            assert_eq!(files.pread(fd, &mut found, 0).unwrap(), found.len());
+            let differs = found.iter().zip(&expected).position(|(a, b)| a != b);
+            assert_eq!(differs, None, "{what}, closed: {closes}");
+            files.close(fd).unwrap();
+        }
+        history.files.unlink(b"/big").unwrap();
+        history.files.unlink(b"/reserved").unwrap();
+    }
+}

@@ -551,6 +551,109 @@ fn a_damaged_file_costs_itself_and_keeps_its_blocks() {
     }
 }
 
+/// A recovery that was cut short after it had found a file damaged: the next one does not take that for a file that was never made,
+/// and its new name, with all that was done in that directory since, for one that does not count.
+#[test]
+fn a_file_that_was_found_damaged_keeps_the_name_that_is_in_doubt() {
+    for domain in [Domain::Memory, Domain::PageCache] {
+        let fs = fresh(domain);
+        let d = mkdir(&fs, Ino::ROOT, b"d");
+        let c = create(&fs, Ino::ROOT, b"c");
+        (0..40).for_each(|n| chmod(&fs, c, 0o600 | n));
+        settle(&fs);
+        fs.tick().unwrap();
+        fs.link(&Cred::root(), c, d, b"c").unwrap();
+        fs.forget(c, 1);
+        create(&fs, d, b"later");
+        let mut image = fs.media().image();
+        let at = attr_record(&image, 0o611);
+        image[at + 40] ^= 1;
+        let mut interrupted = vec![("whole".to_owned(), image.clone())];
+        let media = SimMedia::new(image, domain);
+        let states: Arc<Mutex<Vec<Failure>>> = Arc::default();
+        let queue = states.clone();
+        media.record(Some(Box::new(move |crash| {
+            let keeps = [Keep::Nothing, Keep::Everything];
+            queue.lock().extend(keeps.map(|k| (format!("fence {} {k:?}", crash.fences), crash.image(k))));
+        })));
+        let options = OpenOptions { no_ticker: true, power_lost: true, ..OpenOptions::default() };
+        drop(Fs::open(media, &options).unwrap());
+        interrupted.append(&mut states.lock());
+        assert!(interrupted.len() > 4);
+        for (what, image) in interrupted {
+            let fs = open(image, domain);
+            for dir in [Ino::ROOT, d] {
+                let found = errno(fs.lookup(&Cred::root(), dir, b"c"));
+                assert_eq!(found, Some(libc::EUCLEAN), "{domain:?}, {what}");
+            }
+            assert!(find(&fs, d, b"later").is_some(), "{domain:?}, {what}");
+        }
+    }
+}
+
+/// Where damage lets nothing be written down, what did not hold is not shown all the same.
+#[test]
+fn a_pool_that_is_damaged_elsewhere_shows_files_as_they_hold() {
+    let domain = Domain::PageCache;
+    let fs = fresh(domain);
+    let d = mkdir(&fs, Ino::ROOT, b"d");
+    for n in 0..9 {
+        create(&fs, d, format!("x{n}").as_bytes());
+    }
+    let f = create(&fs, Ino::ROOT, b"f");
+    fs.write(&Cred::root(), f, 0, &[0xa1; 2 * BLOCK], false).unwrap();
+    settle(&fs);
+    fs.tick().unwrap();
+    fs.write(&Cred::root(), f, 0, &[0xb2; 2 * BLOCK], false).unwrap();
+    let mut image = fs.media().image();
+    // The write is torn.
+    let torn = page_of(&image, 0xb2);
+    image[torn..torn + BLOCK].fill(0);
+    assert!(content(&open(image.clone(), domain), f) == [0xa1; 2 * BLOCK]);
+    image[slot(d) + LINE + 40] ^= 1;
+    for _ in 0..2 {
+        let fs = open(image, domain);
+        assert_eq!(errno(fs.lookup(&Cred::root(), d, b"x3")), Some(libc::EUCLEAN));
+        assert!(content(&fs, f) == [0xa1; 2 * BLOCK]);
+        assert_eq!(find(&fs, Ino::ROOT, b"f"), Some(f));
+        assert_eq!(errno(fs.write(&Cred::root(), f, 0, &[1], false)), Some(libc::EROFS));
+        image = fs.media().image();
+    }
+}
+
+/// A record that changed on the media under an open pool is neither copied, which would make it valid, nor left out with all behind it.
+#[test]
+fn cleaning_copies_no_record_that_is_not_what_was_appended() {
+    for (at, bit) in [(4, 1), (50, 1), (9, 1)] {
+        let domain = Domain::Memory;
+        let fs = fresh(domain);
+        let d = mkdir(&fs, Ino::ROOT, b"d");
+        let names: Vec<String> = (0..100).map(|n| format!("name {n}")).collect();
+        for name in &names {
+            create(&fs, d, name.as_bytes());
+        }
+        fs.tick().unwrap();
+        let image = fs.media().image();
+        let is_its = |at: &usize| {
+            Head::decode(&image[*at..]).is_some_and(|h| h.kind == Type::Add)
+                && image[*at..*at + LINE].windows(7).any(|part| part == b"name 50")
+        };
+        let record = (0..image.len()).step_by(LINE).find(is_its).expect("the record is there") + at;
+        let dirty = fs.media().copy_cached(Addr(record as u64), &[image[record] ^ bit]).unwrap();
+        fs.media().fence(fs.media().flush(dirty));
+        for n in 0..5000 {
+            create(&fs, d, b"one more");
+            fs.unlink(&Cred::root(), d, b"one more").unwrap();
+            if n % 100 == 0 {
+                fs.tick().unwrap();
+            }
+        }
+        assert!(names.iter().all(|name| find(&fs, d, name.as_bytes()).is_some()));
+        let found = errno(open(fs.media().image(), domain).lookup(&Cred::root(), d, b"name 99"));
+        assert_eq!(found, Some(libc::EUCLEAN), "byte {at}");
+    }
+}
+
 #[test]
 fn where_damage_hides_which_blocks_are_used_nothing_is_changed() {
     type Damage = fn(&mut [u8], Ino);

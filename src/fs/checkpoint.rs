@@ -21,6 +21,8 @@ const MAGIC: u32 = 0x4b43_4843;
 const HEAD_BYTES: usize = 24;
 /// Runs that the head block has room for.
 const RUNS_MAX: usize = (BLOCK - HEAD_BYTES) / 8;
+/// What the body says of a block, at most: of one of the inode table three numbers for each slot.
+const BYTES_PER_BLOCK_MAX: u64 = 3 * 4 * SLOTS_PER_BLOCK as u64;
 
 /// Writes the checkpoint, durably; the head's block, or `None` where there is no room.
 pub(super) fn store<M: Media>(fs: &Fs<M>) -> Result<Option<u32>> {
@@ -168,7 +170,8 @@ pub(super) fn read<M: Media>(media: &M, sb: &Super, head: u32) -> Result<Vec<u8>
     media.read(log::block_addr(Block(head)), &mut block)?;
     let bytes = get64(&block, 8);
     let runs = get32(&block, 16) as usize;
-    if get32(&block, 0) != MAGIC || runs > RUNS_MAX || bytes > sb.blocks * BLOCK as u64 {
+    if get32(&block, 0) != MAGIC || runs > RUNS_MAX || bytes > sb.blocks * BYTES_PER_BLOCK_MAX + BLOCK as u64
+    {
         return Err(damaged("its head is not one"));
     }
     let runs = self::runs(&block, runs);
@@ -179,7 +182,9 @@ pub(super) fn read<M: Media>(media: &M, sb: &Super, head: u32) -> Result<Vec<u8>
     if runs.clone().map(|run| run.count as u64).sum::<u64>() != bytes.div_ceil(BLOCK as u64) {
         return Err(damaged("its length is not that of its blocks"));
     }
-    let mut body = vec![0; bytes as usize];
+    let mut body = Vec::new();
+    body.try_reserve_exact(bytes as usize).map_err(|_| damaged("its length is more than there is memory"))?;
+    body.resize(bytes as usize, 0);
     let mut rest = &mut body[..];
     let mut parts = vec![(log::block_addr(Block(head)), BLOCK)];
     for run in runs {

@@ -80,7 +80,9 @@ fn gains_by_cleaning(inode: &Inode, body: &Body) -> bool {
     let segments = body.log.closed(&inode.owner()).count() as u32 + 1;
     let lines = body.log.lines();
     let dead = lines.saturating_sub(live_lines(body) + SEGMENT_LINES_OF_ITS_OWN * segments);
-    body.dir().is_ok() && dead >= (lines / 8).clamp(DEAD_LINES_MIN, DEAD_LINES_WORTH_IT)
+    body.dir().is_ok()
+        && !body.cleaning.stuck
+        && dead >= (lines / 8).clamp(DEAD_LINES_MIN, DEAD_LINES_WORTH_IT)
 }
 
 /// How far the cleaner is with a file.
@@ -89,6 +91,8 @@ pub struct Cleaning {
     /// Nothing of a file's mapping before this record is live: the last sweep began here.
     swept: Option<u32>,
     sweep: Option<Sweep>,
+    /// A record is not what was appended: the log stays as it is.
+    stuck: bool,
 }
 
 /// A sweep under way: the log's next record when it began, and the page it has come to.
@@ -129,7 +133,21 @@ impl<M: Media> Fs<M> {
     /// Whether writes of this file have to end so that its log can be cleaned: it was put off for as long as it is good.
     #[inline]
     pub(super) fn is_overgrown(&self, body: &Body) -> bool {
-        body.log.has_grown() && body.log.lines() > 2 * (SLACK_LINES + 2 * live_lines(body))
+        body.log.has_grown()
+            && !body.cleaning.stuck
+            && body.log.lines() > 2 * (SLACK_LINES + 2 * live_lines(body))
+    }
+
+    /// Whether a log wastes more than it may: on a pool that is short of room more than what its file's mapping takes at most, else
+    /// than it takes where each page has a record.
+    fn is_due(&self, body: &Body) -> bool {
+        let live = match &body.data {
+            Data::File(index) if self.core.alloc.is_short() => {
+                (index.mapped() as usize).div_ceil(PART_PAGES) as u32 * PAGES_LINES as u32
+            }
+            _ => live_lines(body),
+        };
+        body.log.lines() > SLACK_LINES + 2 * live
     }
 
     /// Cleans what was put off while copies were under way, all of it at once: now there are none.
@@ -137,8 +155,7 @@ impl<M: Media> Fs<M> {
     pub(super) fn catch_up(&self, inode: &Inode, body: &mut Body, guard: &epoch::Guard) {
         body.log.take_grown();
         for _ in 0..CATCH_UP_STEPS_MAX {
-            let due = body.log.lines() > SLACK_LINES + 2 * live_lines(body);
-            if !due && body.cleaning.sweep.is_none() {
+            if !self.is_due(body) && body.cleaning.sweep.is_none() {
                 return;
             }
             if let Err(e) = self.clean_file(inode, body, guard) {
@@ -149,12 +166,19 @@ impl<M: Media> Fs<M> {
 
     #[cold]
     fn clean_if_due(&self, inode: &Inode, body: &mut Body, guard: &epoch::Guard) {
+        if body.cleaning.stuck {
+            return;
+        }
         if let Data::File(_) = body.data {
+            // Others wait for the room.
+            if self.core.alloc.is_short() {
+                return self.catch_up(inode, body, guard);
+            }
             let cleaned = self.clean_file(inode, body, guard);
             return cleaned.unwrap_or_else(|e| put_off(inode, &e));
         }
         for _ in 0..CLEANINGS_MAX {
-            if body.log.lines() <= SLACK_LINES + 2 * live_lines(body) {
+            if !self.is_due(body) {
                 return;
             }
             match self.clean_oldest(inode, body, guard, true) {
@@ -271,7 +295,7 @@ impl<M: Media> Fs<M> {
 
     /// One step: dead parts go, or the sweep goes on.
     fn clean_file(&self, inode: &Inode, body: &mut Body, guard: &epoch::Guard) -> Result<()> {
-        let due = body.log.lines() > SLACK_LINES + 2 * live_lines(body);
+        let due = self.is_due(body);
         let swept = body.cleaning.swept;
         let owner = inode.owner();
         let (mut dead, mut oldest) = (0, None);
@@ -346,7 +370,7 @@ impl<M: Media> Fs<M> {
         };
         match next {
             Some(page) => body.cleaning.sweep = Some(Sweep { from, page }),
-            None => body.cleaning = Cleaning { swept: Some(from), sweep: None },
+            None => (body.cleaning.swept, body.cleaning.sweep) = (Some(from), None),
         }
         Ok(())
     }
@@ -363,19 +387,15 @@ impl<M: Media> Fs<M> {
         let mut buffer = [0; BLOCK];
         let bytes = &mut buffer[..oldest.lines as usize * LINE];
         self.core.media.read(oldest.addr, bytes)?;
-        let mut at = 0;
-        let mut seq = oldest.seq;
-        // These records were valid when they were appended or loaded; their heads guide, DRAM decides.
-        while at < bytes.len() {
-            let Some(head) = Head::decode(&bytes[at..]).filter(|h| h.seq == seq) else { break };
-            let end = at + head.lines as usize * LINE;
-            if head.kind == Type::Link || end > bytes.len() {
-                break;
-            }
-            live.keep(body, &head, &bytes[at..end]);
-            seq = seq.wrapping_add(head.lines);
-            at = end;
-        }
+        // What is live among them DRAM decides.
+        let next = body.log.seq_behind(1).expect("something is behind a closed part");
+        log::each_record(self.core.key_crc, &inode.owner(), &oldest, bytes, next, &mut |head, record| {
+            live.keep(body, head, record);
+        })
+        .inspect_err(|e| {
+            body.cleaning.stuck = true;
+            tracing::error!("{e}");
+        })?;
         self.move_head(inode, body, guard, live, 1, with_attributes)
     }
 

@@ -194,6 +194,8 @@ impl<M: Media> Fs<M> {
         let count = (bytes / BLOCK as u64) as u32;
         let mut room = self.room();
         let run = loop {
+            // Where nothing can be changed any more `make_room` says yes for ever.
+            self.core.check_alive()?;
             match self.core.alloc.alloc_whole(count) {
                 Some(run) => break run,
                 None if self.make_room(&mut room) => {}
@@ -423,6 +425,16 @@ mod tests {
     fn open(media: Pool) -> Files<Pool> {
         let fs = Fs::open(media, &OpenOptions::default()).unwrap();
         Files::new(fs, Cred::root(), 0)
+    }
+
+    #[test]
+    fn where_nothing_can_be_changed_nobody_waits_for_room() {
+        for domain in [Domain::Memory, Domain::PageCache] {
+            let files = files(16 << 20, domain);
+            files.fs().core.poison(&Error::new(libc::EIO, "test"));
+            let found = files.fs().fixed_run(1 << 30);
+            assert_eq!(found.map(|run| run.count).map_err(|e| e.errno()), Err(libc::EIO));
+        }
     }
 
     /// A pool in a file, of which nothing is left but what the test holds.

@@ -684,6 +684,31 @@ impl Partner {
 }
 
 impl<'a> AddRecord<'a> {
+    /// Enters the inode, and nothing besides.
+    #[inline]
+    pub fn new(
+        ino: Ino,
+        generation: u64,
+        kind: Kind,
+        name: &'a [u8],
+        cookie: u32,
+        mtime: u64,
+    ) -> AddRecord<'a> {
+        AddRecord {
+            ino: ino.0,
+            generation,
+            mtime,
+            cookie,
+            replaces: 0,
+            moved: 0,
+            kind: kind as u8,
+            flags: 0,
+            lines: 0,
+            partner: None,
+            name,
+        }
+    }
+
     pub fn decode(b: &'a [u8]) -> Option<AddRecord<'a>> {
         let flags = b[field::add::FLAGS];
         let (partner, at) = if flags & field::add::PARTNER != 0 {

@@ -586,6 +586,42 @@ impl Op {
     }
 }
 
+/// The records of a closed part of a log, as they stand in `bytes`, up to the link that leads to number `next`. EUCLEAN where
+/// one is not what was appended: who copies what is live would make that valid, and who leaves it out would lose it.
+pub fn each_record(
+    key_crc: u32,
+    owner: &Owner,
+    part: &Segment,
+    bytes: &[u8],
+    next: u32,
+    each: &mut dyn FnMut(&Head, &[u8]),
+) -> Result<()> {
+    let changed = || damaged(owner, "a record of its log is not what was appended");
+    let seed_of = |incarnation| log_seed(key_crc, owner.ino, owner.generation, incarnation);
+    let mut seed = seed_of(match part.addr == owner.slot.add(LINE as u64) {
+        true => incarnation(owner.generation),
+        false => get32(bytes, field::segment::INCARNATION),
+    });
+    let (mut at, mut seq) = (0, part.seq);
+    loop {
+        let head = bytes.get(at..at + LINE).and_then(Head::decode).filter(|head| head.seq == seq);
+        let mut head = head.ok_or_else(changed)?;
+        let record = bytes.get(at..at + head.lines as usize * LINE).ok_or_else(changed)?;
+        if !head.holds(record, seed) {
+            return Err(changed());
+        }
+        at += record.len();
+        seq = seq.wrapping_add(head.lines);
+        match head.kind {
+            Type::Link if seq == next => return Ok(()),
+            Type::Link => return Err(changed()),
+            Type::Seal => seed = seed_of(get32(record, field::seal::INCARNATION)),
+            _ => {}
+        }
+        each(&head, record);
+    }
+}
+
 /// Reads a log from its head, operation by operation.
 pub struct Reader<'a, M: Media> {
     core: &'a Core<M>,
@@ -604,20 +640,25 @@ pub struct Reader<'a, M: Media> {
 impl<'a, M: Media> Reader<'a, M> {
     /// EUCLEAN where the log's head is damaged.
     pub fn new(core: &'a Core<M>, owner: Owner) -> Result<Self> {
-        Reader::begin(core, owner, false)
+        Reader::begin(core, owner, false, false)
+    }
+
+    /// As before the log was found damaged, if it was.
+    pub fn even_condemned(core: &'a Core<M>, owner: Owner) -> Result<Self> {
+        Reader::begin(core, owner, false, true)
     }
 
     /// For a damaged log: what can be read of it, damaged records left out, is read without an error.
     pub fn salvage(core: &'a Core<M>, owner: Owner) -> Result<Self> {
-        Reader::begin(core, owner, true)
+        Reader::begin(core, owner, true, true)
     }
 
-    fn begin(core: &'a Core<M>, owner: Owner, salvaging: bool) -> Result<Self> {
+    fn begin(core: &'a Core<M>, owner: Owner, salvaging: bool, even_condemned: bool) -> Result<Self> {
         let mut log = Log::new(core.key_crc, &owner);
         let mut reader = {
             let mut word = core.media.load64(owner.slot.add(LOG_HEAD_OFFSET))?;
             if is_condemned(word) {
-                if !salvaging {
+                if !even_condemned {
                     return Err(damaged(&owner, "its log was found damaged when the pool was opened"));
                 }
                 word ^= LOG_CONDEMNED;

@@ -31,7 +31,6 @@ const SYNC_TICKS: u32 = 5;
 const EPOCH_SLACK: u64 = 1024;
 
 /// Progress of syncs on an ordinary file.
-#[derive(Default)]
 pub(super) struct Synced {
     /// The last epoch whose `fdatasync` completed.
     done: u64,
@@ -277,6 +276,7 @@ impl<M: Media> Fs<M> {
     #[inline(never)] // as `Core::begin`
     fn begin(core: Box<Core<M>>, opened: Opened, state: State) -> Arc<Fs<M>> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
+        let before = core.epochs.current() - 1;
         Arc::new_cyclic(|this| Fs {
             core: *core,
             table: opened.table,
@@ -292,7 +292,7 @@ impl<M: Media> Fs<M> {
             seconds: CachePadded::new(AtomicU64::new(now())),
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             state: Mutex::new(state),
-            syncing: Mutex::new(Synced::default()),
+            syncing: Mutex::new(Synced { done: before, named: before }),
             report: opened.report,
             ticker: Mutex::new(None),
             syncer: Arc::default(),
@@ -372,8 +372,8 @@ impl<M: Media> Fs<M> {
             return Err(self.core.poison_error());
         }
         self.sync_media()?;
-        // The state line written after the last sync is durable since this one.
-        synced.named = synced.done;
+        // The state line written after the last sync is durable since this one, and so are the heads that were moved then.
+        let moved = std::mem::replace(&mut synced.named, synced.done);
         synced.done = ended;
         self.move_heads(synced.named).inspect_err(|e| self.core.poison(e))?;
         // Only once it is written may others rely on it.
@@ -383,9 +383,12 @@ impl<M: Media> Fs<M> {
         write_state(&*self.core.media, &self.core.sb, &state).inspect_err(|e| self.core.poison(e))?;
         *self.state.lock() = state;
         if self.core.deferring {
-            let blocks = self.core.alloc.release(synced.named);
+            // What the logs of the heads that were moved just now began with bears the epoch behind theirs, and more than one epoch may
+            // have ended before a sync.
+            let reusable = synced.named.min(moved + 1);
+            let blocks = self.core.alloc.release(reusable);
             self.core.check_freed();
-            if self.slots.release(synced.named) || blocks {
+            if self.slots.release(reusable) || blocks {
                 self.core.releases.fetch_add(1, Ordering::Release);
             }
         }
@@ -458,6 +461,7 @@ impl<M: Media> Fs<M> {
         self.finish_reads();
         self.reclaim_orphans();
         let is_whole = self.write_back()?;
+        self.begin_no_more_reads();
         self.finish_reads(); // those that began meanwhile keep what was freed
         self.settle_durably()?;
         if self.core.deferring {

@@ -127,7 +127,7 @@ impl<M: Media> Fs<M> {
         let body = inode.body.read();
         match &body.data {
             Data::Symlink(target) => {
-                self.touch(&inode, body.mtime.max(body.ctime));
+                self.touch(&inode, &body);
                 Ok(target.to_vec())
             }
             _ => Err(Error::new(libc::EINVAL, "namei::readlink")),
@@ -507,19 +507,8 @@ impl<M: Media> Fs<M> {
             return Err(Error::new(libc::EMLINK, "namei::link"));
         }
         let now = now();
-        let record = AddRecord {
-            ino: inode.ino.0,
-            generation: inode.generation,
-            mtime: now,
-            cookie: next_cookie(body)?,
-            replaces: 0,
-            moved: 0,
-            kind: inode.kind as u8,
-            flags: 0,
-            lines: inode.born_lines,
-            partner: None,
-            name,
-        };
+        let cookie = next_cookie(body)?;
+        let record = AddRecord { flags: 0, ..created(inode, name, cookie, now) };
         self.commit_add(dir, body, &record, guard, Class::Data, Flushed::issued())?;
         (body.mtime, body.ctime) = (now, now);
         self.table.change_links(inode.ino.0, |links| links + 1);
@@ -786,18 +775,19 @@ impl<M: Media> Fs<M> {
 
     /// Whether `a` is `b` or above it. The caller holds the rename lock, so the tree stands still.
     fn is_ancestor(&self, a: u32, mut b: u32) -> bool {
-        loop {
+        let end = self.slot_count.load(Ordering::Acquire);
+        // A forged checkpoint may say that directories are above one another.
+        for _ in 0..end {
             if a == b {
                 return true;
             }
-            if b == ROOT_INO {
+            // The last one was removed.
+            if b == ROOT_INO || b == TABLE_INO || b >= end {
                 return false;
             }
             b = self.table.entry(b).parent.load(Ordering::Acquire);
-            if b == TABLE_INO {
-                return false; // a directory that was removed
-            }
         }
+        false
     }
 
     /// Finds what a rename moves and replaces, and checks everything that does not need locks on them.
@@ -1121,7 +1111,7 @@ impl<M: Media> Fs<M> {
         if body.dead || self.links(&inode) == 0 {
             return Err(Error::new(libc::ENOENT, "namei::readdir"));
         }
-        self.touch(&inode, body.mtime.max(body.ctime));
+        self.touch(&inode, &body);
         let parent = Ino(self.table.entry(ino.0).parent.load(Ordering::Acquire));
         for (i, (ino, name)) in [(ino, b".".as_slice()), (parent, b"..")].into_iter().enumerate() {
             let dot = DirEntry { ino, cookie: i as u64 + 1, kind: Kind::Directory, name };
@@ -1279,36 +1269,16 @@ fn next_cookie(body: &Body) -> Result<u32> {
 
 /// The entry under another name.
 fn named<'a>(e: &Dirent, name: &'a [u8], cookie: u32, now: u64) -> AddRecord<'a> {
-    AddRecord {
-        ino: e.ino.0,
-        generation: e.generation,
-        mtime: now,
-        cookie,
-        replaces: 0,
-        moved: 0,
-        kind: e.kind as u8,
-        flags: 0,
-        lines: 0,
-        partner: None,
-        name,
-    }
+    AddRecord::new(e.ino, e.generation, e.kind, name, cookie, now)
 }
 
 /// The entry of an inode that is made for it.
 #[inline]
 fn created<'a>(inode: &Inode, name: &'a [u8], cookie: u32, now: u64) -> AddRecord<'a> {
     AddRecord {
-        ino: inode.ino.0,
-        generation: inode.generation,
-        mtime: now,
-        cookie,
-        replaces: 0,
-        moved: 0,
-        kind: inode.kind as u8,
         flags: field::add::CREATE,
         lines: inode.born_lines,
-        partner: None,
-        name,
+        ..AddRecord::new(inode.ino, inode.generation, inode.kind, name, cookie, now)
     }
 }
 
@@ -1353,8 +1323,12 @@ mod tests {
     use crate::sim::media::SimMedia;
 
     fn open(image: Vec<u8>) -> Arc<Fs<SimMedia>> {
+        open_as(image, Domain::Memory)
+    }
+
+    fn open_as(image: Vec<u8>, domain: Domain) -> Arc<Fs<SimMedia>> {
         let options = OpenOptions { no_ticker: true, ..OpenOptions::default() };
-        Fs::open(SimMedia::new(image, Domain::Memory), &options).unwrap()
+        Fs::open(SimMedia::new(image, domain), &options).unwrap()
     }
 
     #[test]
@@ -1391,5 +1365,93 @@ mod tests {
         let crashed = open(fs.media().image());
         assert_eq!(crashed.lookup(&cred, a, b"x").map(|a| a.ino).ok(), Some(x));
         assert_eq!(crashed.lookup(&cred, b, b"x").map(|a| a.ino).map_err(|e| e.errno()), Err(libc::ENOENT));
+    }
+
+    fn fresh(domain: Domain) -> Arc<Fs<SimMedia>> {
+        let media = SimMedia::new(vec![0; 1 << 20], domain);
+        open_as(Fs::mkfs(media, &MkfsOptions::default()).unwrap().image(), domain)
+    }
+
+    #[test]
+    fn parents_that_go_round_in_a_circle_end_a_rename() {
+        let cred = Cred::root();
+        let fs = fresh(Domain::Memory);
+        let [a, b, c] =
+            [b"a", b"b", b"c"].map(|name| fs.mkdir(&cred, Ino::ROOT, name, 0o755, 0).unwrap().ino);
+        fs.create(&cred, a, b"x", 0o644, 0, 0).unwrap();
+        // As a forged checkpoint may say.
+        fs.table.entry(a.0).parent.store(b.0, Ordering::Relaxed);
+        fs.table.entry(b.0).parent.store(a.0, Ordering::Relaxed);
+        fs.rename(&cred, a, b"x", c, b"x", 0).unwrap();
+        assert_eq!(fs.lookup(&cred, c, b"x").map(|attr| attr.nlink).ok(), Some(1));
+    }
+
+    #[test]
+    fn who_followed_a_link_that_is_gone_leaves_the_access_time_of_its_heir_alone() {
+        let cred = Cred::root();
+        let fs = fresh(Domain::Memory);
+        let link = fs.symlink(&cred, Ino::ROOT, b"link", b"target").unwrap().ino;
+        fs.forget(link, 1);
+        let followed = fs.inode(link).unwrap();
+        fs.unlink(&cred, Ino::ROOT, b"link").unwrap();
+        let heir = fs.create(&cred, Ino::ROOT, b"heir", 0o644, 0, 0).unwrap().0.ino;
+        assert_eq!(heir, link, "its number was given anew");
+        let old = SetAttr {
+            atime: Some(types::SetTime::To(types::Time { sec: 7, nsec: 0 })),
+            ..SetAttr::default()
+        };
+        fs.setattr(&cred, heir, &old).unwrap();
+        fs.touch(&followed, &followed.body.read());
+        let stat = fs.stat(&cred, None, b"/heir", true).unwrap();
+        assert_eq!((stat.atime.sec, fs.getattr(heir).unwrap().atime.sec), (7, 7));
+    }
+
+    /// What an old head leads to is not given to anybody before a new one is durable, however many epochs end between two syncs.
+    #[test]
+    fn what_a_log_began_with_stays_until_its_new_head_is_durable() {
+        let cred = Cred::root();
+        let fs = fresh(Domain::PageCache);
+        let f = fs.create(&cred, Ino::ROOT, b"f", 0o644, 0, 0).unwrap().0.ino;
+        let slot = fs.inode(f).unwrap().slot;
+        let head = || fs.core.media.load64(slot.add(LOG_HEAD_OFFSET)).unwrap();
+        let chmod = |n: u32| {
+            let mode = Some(0o600 | n % 64);
+            fs.setattr(&cred, f, &SetAttr { mode, ..SetAttr::default() }).unwrap();
+        };
+        // Its log begins in a segment.
+        let mut n = 0;
+        while head() == 0 {
+            chmod(n);
+            n += 1;
+            if n.is_multiple_of(50) {
+                fs.tick().unwrap();
+            }
+        }
+        (0..3).for_each(|_| fs.tick().unwrap());
+        let old = log::addr_mini(unpack_log_head(head()).unwrap());
+        while fs.core.head_moves.lock().is_empty() {
+            chmod(n);
+            n += 1;
+        }
+        let is_free = || {
+            let minis: Vec<_> = std::iter::from_fn(|| fs.core.alloc.alloc_mini(Class::Last)).collect();
+            let runs: Vec<_> = std::iter::from_fn(|| fs.core.alloc.alloc(1, Class::Last, None)).collect();
+            let found = minis.contains(&old) || runs.iter().any(|run| run.start == old.block);
+            minis.into_iter().for_each(|mini| fs.core.alloc.free_mini(mini));
+            runs.into_iter().for_each(|run| fs.core.free(run, None));
+            found
+        };
+        fs.core.epochs.advance();
+        fs.tick().unwrap();
+        assert!(!is_free());
+        fs.tick().unwrap();
+        assert_ne!(
+            log::addr_mini(unpack_log_head(head()).unwrap()),
+            old,
+            "the head is moved, and not yet durable"
+        );
+        assert!(!is_free());
+        (0..2).for_each(|_| fs.tick().unwrap());
+        assert!(is_free());
     }
 }

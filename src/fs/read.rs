@@ -83,7 +83,7 @@ impl<M: Media> Fs<M> {
             done += n;
         }
         if !dst.bytes().is_empty() {
-            self.touch(inode, body.mtime.max(body.ctime));
+            self.touch(inode, &body);
             watch.did(Phase::Metadata);
         }
         if parts.is_empty() {
@@ -96,9 +96,9 @@ impl<M: Media> Fs<M> {
             watch.did(Phase::Copy);
             return Ok(Step::Done(len));
         }
-        let read = self.read_under_way(inode.ino.0, pages(), flight, watch.is_on());
+        let read = self.read_under_way(inode.ino.0, pages(), flight, watch.is_on())?;
         watch.did(Phase::Copy);
-        Ok(Step::UnderWay(len, read))
+        Ok(read.map_or(Step::Done(len), |read| Step::UnderWay(len, read)))
     }
 
     pub fn read(&self, ino: Ino, offset: u64, dst: &mut [u8]) -> Result<usize> {
@@ -136,13 +136,16 @@ impl<M: Media> Fs<M> {
     /// Sets the access time as relatime does: where it is not newer than the last change, or a day old.
     /// It reaches the log with the next attribute change or at close.
     #[inline]
-    pub(super) fn touch(&self, inode: &Inode, changed: u64) {
+    pub(super) fn touch(&self, inode: &Inode, body: &Body) {
         let atime = inode.atime.load(Ordering::Relaxed);
-        if atime > changed && self.seconds.load(Ordering::Relaxed) <= atime.saturating_add(DAY) {
+        if atime > body.mtime.max(body.ctime)
+            && self.seconds.load(Ordering::Relaxed) <= atime.saturating_add(DAY)
+        {
             return;
         }
         let now = now();
-        if now != atime {
+        // Who followed a name and has no use of it may find it gone, and its number another's.
+        if now != atime && !body.dead {
             self.table.set_atime(inode, now);
             inode.set_atime_ahead();
         }

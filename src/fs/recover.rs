@@ -125,7 +125,12 @@ pub(super) fn recover<M: Media>(core: &mut Core<M>, previous: &State, power_lost
             Owned::Mini(mini) => log::release(core, log::mini_addr(mini), MINI_LINES as u16, epoch),
         }
     }
-    let left = if read_only { LeftTimes::new() } else { r.repair(&table, repairs)? };
+    let left = if read_only {
+        r.show(&table, repairs);
+        LeftTimes::new()
+    } else {
+        r.repair(&table, repairs)?
+    };
     let is_free = |ino: &u32| table.entry(*ino).links() == 0 && !r.bad_slots.contains(ino);
     let mut free_slots: Vec<u32> = (2..slots).filter(is_free).collect();
     let orphans = free_slots.iter().filter(|&&ino| r.headers[ino as usize].is_some()).count() as u64;

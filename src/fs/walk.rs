@@ -209,7 +209,7 @@ impl<M: Media> Fs<M> {
                 let mut next = {
                     let body = child.body.read();
                     let Data::Symlink(target) = &body.data else { unreachable!("its kind says so") };
-                    self.touch(&child, body.mtime.max(body.ctime));
+                    self.touch(&child, &body);
                     target.to_vec()
                 };
                 if next.starts_with(b"/") {

@@ -81,27 +81,52 @@ struct Input<'a> {
     /// Packed time.
     now: u64,
     engine: Via,
-    /// Of its blocks and its record.
+    /// Of its record.
     class: Class,
+    /// Of its blocks.
+    block_class: Class,
 }
 
 /// Pages of one piece of what goes to the reserve, at most.
 const RESERVE_PAGES_MAX: usize = 16;
 
 impl Input<'_> {
-    /// What programs stored through a mapping nobody can refuse them any more. So on a full pool it goes to blocks of the
-    /// reserve, in pieces, each of which gives it the blocks that it replaces (decision 0096). Shortens the write to its
-    /// first piece, or to half of one that failed; false where there is no less.
-    fn turns_to_reserve(&mut self) -> bool {
+    /// On a full pool the record goes to the reserve where that was promised: of a file with blocks that were reserved, or of what
+    /// is overwritten in place. And what programs stored through a mapping (`stored`) nobody can refuse them any more: it goes to blocks of the
+    /// reserve, in pieces, each of which gives it the blocks that it replaces (decision 0096). Shortens such a write to its
+    /// first piece, or to half of one that failed; false where nothing is left to try.
+    fn turns_to_reserve(&mut self, stored: bool) -> bool {
+        if self.class == Class::Data {
+            self.class = Class::Release;
+            return true;
+        }
         let pages = page_count(self.offset, self.bytes.bytes().len()) as usize;
-        let fewer = match self.class {
+        let fewer = match self.block_class {
+            _ if !stored => return false,
             Class::Data => pages.min(RESERVE_PAGES_MAX),
             _ if pages > 1 => pages / 2,
             _ => return false,
         };
-        self.class = Class::Release;
+        self.block_class = Class::Release;
         self.bytes = self.bytes.first(fewer * BLOCK - (self.offset % PAGE) as usize);
         true
+    }
+
+    /// What is written in place may be cut into pieces: shortens the write to one that is written in one way, so that none takes blocks
+    /// for pages that it need not replace.
+    #[cold]
+    fn shorten_to_one_way(&mut self, body: &Body) {
+        let Some(index) = body.file() else { return };
+        let pages = page_count(self.offset, self.bytes.bytes().len());
+        let (mapping, count) = index.run_at((self.offset / PAGE) as u32, pages);
+        let end = (self.offset / PAGE + count as u64) * PAGE;
+        let end = match mapping {
+            Mapping::Hole => return,
+            Mapping::Written(_) if self.offset < body.size => end.min(body.size),
+            Mapping::Written(_) => return,
+            Mapping::Unwritten(_) => end,
+        };
+        self.bytes = self.bytes.first((end - self.offset) as usize);
     }
 }
 
@@ -224,13 +249,14 @@ impl<M: Media> Fs<M> {
         let inode = &*node.inode;
         let src = src.first(WRITE_BYTES_MAX);
         // What is appended replaces nothing.
-        let may_use_reserve = !append && node.is_written_back();
+        let stored = !append && node.is_written_back();
         let mut input = Input {
             offset,
             bytes: up_to_largest(src, offset),
             now: 0,
             engine: node.engine(),
             class: Class::Data,
+            block_class: Class::Data,
         };
         let mut watch = self.core.ledger.begin(Op::Write, input.bytes.bytes().len());
         let mut room = self.room();
@@ -256,14 +282,49 @@ impl<M: Media> Fs<M> {
                 if self.is_overgrown(&body) && matches!(body.data, Data::File(_)) {
                     self.catch_up(inode, &mut body, &guard);
                 }
-                self.write_locked(cred, node, (&mut body, &guard), &mut input, ahead.as_mut(), &mut watch)
+                let in_place = self.core.sb.data_in_place && !self.core.deferring;
+                if in_place && input.class == Class::Release && input.block_class == Class::Data {
+                    self.write_in_pieces(cred, node, (&mut body, &guard), &mut input, &mut watch)
+                } else {
+                    self.write_locked(cred, node, (&mut body, &guard), &mut input, ahead.as_mut(), &mut watch)
+                }
             };
             match done {
                 Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut room) => continue,
-                Err(e) if e.errno() == libc::ENOSPC && may_use_reserve && input.turns_to_reserve() => {}
+                Err(e) if e.errno() == libc::ENOSPC && input.turns_to_reserve(stored) => {}
                 Err(e) => return Err(e),
                 Ok((end, None)) => return Ok(Step::Done(input.offset..end)),
                 Ok((end, Some(write))) => return Ok(Step::UnderWay(input.offset..end, write)),
+            }
+        }
+    }
+
+    /// On a full pool, with `data=inplace`: the pieces of a write of which each is written in one way, so that none takes blocks for pages
+    /// that it need not replace. ENOSPC where the first has no room; else the end of the last that had.
+    #[cold]
+    fn write_in_pieces(
+        &self,
+        cred: &Cred,
+        node: &Node,
+        (body, guard): (&mut Body, &epoch::Guard),
+        input: &mut Input,
+        watch: &mut Watch,
+    ) -> Result<Written> {
+        let len = input.bytes.bytes().len();
+        let mut done = 0;
+        loop {
+            let mut piece = Input {
+                offset: input.offset + done as u64,
+                bytes: input.bytes.part(done, len - done),
+                ..*input
+            };
+            piece.shorten_to_one_way(body);
+            match self.write_locked(cred, node, (body, guard), &mut piece, None, watch) {
+                Ok((end, None)) if end < input.offset + len as u64 => done = (end - input.offset) as usize,
+                Err(e) if done > 0 && e.errno() == libc::ENOSPC => {
+                    return Ok((input.offset + done as u64, None));
+                }
+                written => return written,
             }
         }
     }
@@ -307,11 +368,16 @@ impl<M: Media> Fs<M> {
             return Ok((offset, None));
         }
         input.now = now();
-        let way = match input.class {
+        let way = match input.block_class {
             Class::Data => self.way(inode, body, offset, end),
             _ if has_blocks(body, offset, end) => Way::Blocks,
             _ => return Err(Error::new(libc::ENOSPC, "write::write_locked")),
         };
+        let promised =
+            || matches!(way, Way::InPlace) || body.file().is_some_and(PageIndex::may_have_unwritten);
+        if input.class == Class::Release && input.block_class == Class::Data && !promised() {
+            return Err(Error::new(libc::ENOSPC, "write::write_locked"));
+        }
         watch.did(Phase::Index);
         let falls =
             set_id_that_falls(cred, body) != 0 || xattr::has_capability(body) && !node.is_written_back();
@@ -430,7 +496,7 @@ impl<M: Media> Fs<M> {
         inode: &Inode,
         body: &mut Body,
         guard: &epoch::Guard,
-        Input { offset, bytes: src, now, engine, .. }: Input,
+        Input { offset, bytes: src, now, engine, class, .. }: Input,
         block: Block,
         watch: &mut Watch,
     ) -> Result<u64> {
@@ -446,16 +512,15 @@ impl<M: Media> Fs<M> {
             WriteFields { start: offset, len: end - offset, size: end, mtime: now, crc: sink.crc, flags: 0 };
         let mut line = [write_line(None, &fields)];
         let record = (Type::Write, &mut line[..]);
-        let committed =
-            self.commit_lines_and(inode, body, record, guard, Class::Data, sink.flushed, |body, _| {
-                watch.did(Phase::Metadata);
-                body.size = end;
-                if !self.core.deferring {
-                    LastLine::appended(body, src.bytes(), knew_last);
-                }
-                (body.mtime, body.ctime) = (now, now);
-                watch.did(Phase::Index);
-            });
+        let committed = self.commit_lines_and(inode, body, record, guard, class, sink.flushed, |body, _| {
+            watch.did(Phase::Metadata);
+            body.size = end;
+            if !self.core.deferring {
+                LastLine::appended(body, src.bytes(), knew_last);
+            }
+            (body.mtime, body.ctime) = (now, now);
+            watch.did(Phase::Index);
+        });
         if let Err(e) = committed {
             return Err(self.undo(&Plan::default(), Flushed::issued(), e));
         }
@@ -471,7 +536,7 @@ impl<M: Media> Fs<M> {
         inode: &Inode,
         body: &mut Body,
         guard: &epoch::Guard,
-        Input { offset, bytes: src, now, .. }: Input,
+        Input { offset, bytes: src, now, class, .. }: Input,
         before: Option<&mut Batch>,
         watch: &mut Watch,
     ) -> Result<u64> {
@@ -485,7 +550,7 @@ impl<M: Media> Fs<M> {
             let mut lines = [Words::default(); REDO_LINES_MAX];
             let lines = &mut lines[..bytes.div_ceil(LINE)];
             redo_words(lines.as_flattened_mut(), offset, now, src);
-            self.commit_lines(inode, body, (Type::Redo, lines), guard, Class::Data, Flushed::issued())?
+            self.commit_lines(inode, body, (Type::Redo, lines), guard, class, Flushed::issued())?
         } else {
             let mut own = None;
             let batch = before.unwrap_or_else(|| own.insert(Batch::new()));
@@ -494,7 +559,7 @@ impl<M: Media> Fs<M> {
             put64(r, field::redo::MTIME, now);
             put16(r, field::redo::LEN, src.len() as u16);
             r[field::redo::DATA..bytes].copy_from_slice(src);
-            self.commit(inode, body, batch, guard, Class::Data, Flushed::issued())?;
+            self.commit(inode, body, batch, guard, class, Flushed::issued())?;
             batch.placed(batch.count() - 1).0
         };
         watch.did(Phase::Metadata);
@@ -541,7 +606,7 @@ impl<M: Media> Fs<M> {
         inode: &Inode,
         body: &mut Body,
         guard: &epoch::Guard,
-        Input { offset, bytes: src, now, engine, .. }: Input,
+        Input { offset, bytes: src, now, engine, class, .. }: Input,
         batch: &mut Batch,
         watch: &mut Watch,
     ) -> Result<u64> {
@@ -550,7 +615,7 @@ impl<M: Media> Fs<M> {
         (body.mtime, body.ctime) = (now, now);
         // The batch may have one without the times: this one counts.
         body.attr_record(inode.atime.load(Ordering::Relaxed), 0, batch);
-        if let Err(e) = self.commit(inode, body, batch, guard, Class::Data, Flushed::issued()) {
+        if let Err(e) = self.commit(inode, body, batch, guard, class, Flushed::issued()) {
             (body.mtime, body.ctime) = before;
             return Err(e);
         }
@@ -614,7 +679,7 @@ impl<M: Media> Fs<M> {
         let record = (Type::Write, &mut line[..]);
         let reuse_after = core.reuse_after(guard);
         let replaced = self
-            .commit_lines_and(&node.inode, body, record, guard, Class::Data, pending, |body, _| {
+            .commit_lines_and(&node.inode, body, record, guard, input.class, pending, |body, _| {
                 watch.did(Phase::Metadata);
                 let index = body.file_mut();
                 let mut replaced = Runs::new();
@@ -647,7 +712,7 @@ impl<M: Media> Fs<M> {
         &self,
         node: &Node,
         (body, guard): (&mut Body, &epoch::Guard),
-        Input { offset, bytes: src, now, engine, class }: Input,
+        Input { offset, bytes: src, now, engine, class, block_class }: Input,
         ahead: Option<&mut Ahead<M>>,
         batch: &mut Batch,
         watch: &mut Watch,
@@ -673,7 +738,7 @@ impl<M: Media> Fs<M> {
             ahead.give(&mut plan, &mut sink);
             (offset, end)
         } else {
-            let planned = self.plan(body, (offset, end), class, &mut plan);
+            let planned = self.plan(body, (offset, end), block_class, &mut plan);
             watch.did(Phase::Metadata);
             let copied =
                 planned.and_then(|in_place| self.copy(body, &plan, in_place, offset, src, &mut sink));

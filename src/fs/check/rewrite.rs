@@ -4,7 +4,7 @@ use super::super::alloc::Block;
 use super::super::format::*;
 use super::super::inode::AddRecord;
 use super::super::log::{Batch, block_addr};
-use super::super::types::Kind;
+use super::super::types::{Ino, Kind};
 use super::image::{Image, Value};
 use super::space::Space;
 use crate::error::{Error, Result};
@@ -190,17 +190,8 @@ impl<M: Media> Log<'_, '_, M> {
     fn directory(&mut self, image: &Image) -> Result<()> {
         for (&cookie, e) in &image.entries {
             let add = AddRecord {
-                ino: e.ino,
-                generation: e.generation,
-                mtime: image.mtime,
-                cookie,
-                replaces: 0,
-                moved: 0,
-                kind: e.kind as u8,
                 flags: field::add::COPIED,
-                lines: 0,
-                partner: None,
-                name: &e.name,
+                ..AddRecord::new(Ino(e.ino), e.generation, e.kind, &e.name, cookie, image.mtime)
             };
             let mut batch = Batch::new();
             add.encode(&mut batch);

@@ -410,16 +410,23 @@ impl<M: Media> Fs<M> {
         Ok(write)
     }
 
-    /// Notes a read whose copy is under way. Under the inode's lock.
+    /// Notes a read whose copy is under way; `None` where it was waited for, because the pool is being closed. Under the inode's lock.
     pub(super) fn read_under_way(
         &self,
         ino: u32,
         pages: Pages,
         flight: Flight,
         watched: bool,
-    ) -> Arc<ReadUnderWay> {
+    ) -> Result<Option<Arc<ReadUnderWay>>> {
         self.core.copies.ever.store(true, Ordering::Relaxed);
-        self.core.copies.reads.begin(ino, pages, self.share(flight, watched))
+        match self.core.copies.reads.begin(ino, pages, self.share(flight, watched)) {
+            Ok(read) => Ok(Some(read)),
+            Err(copy) => {
+                self.end_copy(&copy);
+                let fault = copy.fault.lock().take();
+                fault.map_or(Ok(None), |fault| Err(fault.into()))
+            }
+        }
     }
 
     // -----------------------------------------------------------------------------------------------
@@ -807,6 +814,11 @@ impl<M: Media> Fs<M> {
     pub(super) fn has_writes_of(&self, epoch: u64) -> bool {
         let of = |lane: &CachePadded<Mutex<Lane>>| lane.lock().under_way.iter().any(|w| w.epoch <= epoch);
         self.has_writes_under_way() && self.core.copies.lanes.iter().any(of)
+    }
+
+    /// Engines' reads are waited for from now on before they return.
+    pub(super) fn begin_no_more_reads(&self) {
+        self.core.copies.reads.begin_no_more();
     }
 
     /// Waits for all reads.

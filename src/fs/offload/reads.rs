@@ -20,6 +20,8 @@ pub struct Reads {
 #[derive(Default)]
 struct ReadsState {
     next: u64,
+    /// None begins any more.
+    over: bool,
     under_way: BTreeMap<u64, Arc<ReadUnderWay>>,
     /// Freed while reads with lower numbers were under way, and when it may be reused otherwise.
     kept: VecDeque<(u64, Run, Option<u64>)>,
@@ -54,15 +56,23 @@ impl Reads {
         keeps
     }
 
-    /// Under the inode's lock.
-    pub(super) fn begin(&self, ino: u32, pages: Pages, copy: Copy) -> Arc<ReadUnderWay> {
+    /// Under the inode's lock. The copy again where none begins any more.
+    pub(super) fn begin(&self, ino: u32, pages: Pages, copy: Copy) -> Result<Arc<ReadUnderWay>, Copy> {
         let mut state = self.state.lock();
+        if state.over {
+            return Err(copy);
+        }
         let number = state.next;
         state.next += 1;
         let read = Arc::new(ReadUnderWay { number, ino, pages, copy });
         state.under_way.insert(number, read.clone());
         self.count.fetch_add(1, Ordering::AcqRel);
-        read
+        Ok(read)
+    }
+
+    /// From now on nothing is kept for a read that is not under way yet.
+    pub(super) fn begin_no_more(&self) {
+        self.state.lock().over = true;
     }
 
     /// All under way.

@@ -152,7 +152,8 @@ impl<M: Media> Recovery<'_, M> {
         if add.flags & field::add::CREATE == 0 && !self.power_loss {
             return Ok(true);
         }
-        let mut reader = match Reader::new(self.core, self.owner(add.ino)) {
+        // A recovery that was cut short may have condemned it: that it was there is as certain as it was then.
+        let mut reader = match Reader::even_condemned(self.core, self.owner(add.ino)) {
             Ok(reader) => reader,
             // Of the new slot all is there but the log head, which is still the last inode's.
             Err(e) if e.errno() == libc::EUCLEAN => return Ok(false),
@@ -280,39 +281,48 @@ impl<M: Media> Recovery<'_, M> {
             }
             let settled = op.epoch() <= self.settled;
             let removal = Removal { dir: ino, seq: op.seq(), settled, in_doubt: self.in_doubt(&op, false) };
+            // Whose number another inode has since says nothing of that one.
+            let lives = |inode: (u32, u64)| {
+                let header = self.headers.get(inode.0 as usize).copied().flatten();
+                header.is_some_and(|header| header.generation == inode.1)
+            };
+            let stamp = |said: &mut Said, inode: (u32, u64), time| {
+                if lives(inode) {
+                    said.stamps.push((ino, inode.0, time));
+                }
+            };
             for record in op.records().filter(|r| r.kind == Type::Add) {
                 let replaced = body.dir()?.by_cookie(get32(record.bytes, field::add::REPLACES));
                 if let Some(old) = replaced {
+                    let inode = (old.entry.ino.0, old.entry.generation);
                     if !is_exchange(&op, &record, exchanges) {
-                        said.removed.push(((old.entry.ino.0, old.entry.generation), removal));
+                        said.removed.push((inode, removal));
                     }
-                    said.stamps.push((ino, old.entry.ino.0, get64(record.bytes, field::add::MTIME)));
+                    stamp(said, inode, get64(record.bytes, field::add::MTIME));
                 }
             }
             self.asks(&op, None, &mut said.asked);
             inode::apply(self.core, &owner, &mut body, &mut atime, &op, None)?;
             for record in op.records() {
+                let added = |b: &[u8]| (get32(b, field::add::INO), get64(b, field::add::GENERATION));
                 if record.withdrawn {
                     keep(self.core, record.addr);
                     // It cannot come back, so that nobody asks for what it named.
-                    let inode =
-                        (get32(record.bytes, field::add::INO), get64(record.bytes, field::add::GENERATION));
+                    let inode = added(record.bytes);
                     said.removed.push((inode, Removal { settled: true, in_doubt: false, ..removal }));
                 }
                 match record.kind {
                     Type::Add if record.bytes[field::add::FLAGS] & field::add::CREATE == 0 => {
-                        said.stamps.push((
-                            ino,
-                            get32(record.bytes, field::add::INO),
-                            get64(record.bytes, field::add::MTIME),
-                        ));
+                        stamp(said, added(record.bytes), get64(record.bytes, field::add::MTIME));
                     }
                     Type::Remove | Type::RemoveMoved => {
-                        let gone = get32(record.bytes, field::remove::INO);
-                        said.stamps.push((ino, gone, get64(record.bytes, field::remove::MTIME)));
+                        let gone = (
+                            get32(record.bytes, field::remove::INO),
+                            get64(record.bytes, field::remove::GENERATION),
+                        );
+                        stamp(said, gone, get64(record.bytes, field::remove::MTIME));
                         if record.kind == Type::Remove {
-                            let generation = get64(record.bytes, field::remove::GENERATION);
-                            said.removed.push(((gone, generation), removal));
+                            said.removed.push((gone, removal));
                         }
                     }
                     _ => {}

@@ -46,7 +46,6 @@ impl<M: Media> Recovery<'_, M> {
             Ok(())
         })?;
         for part in parts {
-            repairs.seals.extend(part.seals);
             repairs.stamps.extend(part.stamps);
             repairs.restored.extend(part.restored);
             repairs.damaged.extend(part.damaged);
@@ -84,12 +83,9 @@ impl<M: Media> Recovery<'_, M> {
         }
         let voided = skipped.len() as u32 + cut as u32;
         self.voided.fetch_add(voided, Ordering::Relaxed);
-        let owner = self.owner(ino);
-        if !skipped.is_empty() {
+        if !skipped.is_empty() || cut {
             let pages = skipped.into_iter().flatten().collect();
-            repairs.restored.push(Restored { owner, body, atime, pages, cut });
-        } else if cut {
-            repairs.seals.push((owner, body.log));
+            repairs.restored.push(Restored { owner: self.owner(ino), body, atime, pages, cut });
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ pub(super) struct Repairs {
     pub(super) seals: Vec<(Owner, Log)>,
     /// Change times that only directories know, and which directory it is.
     pub(super) stamps: HashMap<u32, (u64, u32)>,
-    /// Files with writes that were skipped.
+    /// Files that are less than their logs say.
     pub(super) restored: Vec<Restored>,
     /// Files.
     pub(super) damaged: Damaged,
@@ -18,13 +18,14 @@ pub(super) struct Repairs {
     pub(super) asked: Vec<Run>,
 }
 
-/// A file as it is without the writes that were skipped, and their pages.
+/// A file as it is without what its log says and does not hold.
 pub(super) struct Restored {
     pub(super) owner: Owner,
     pub(super) body: Body,
     pub(super) atime: u64,
+    /// Of the writes that were skipped.
     pub(super) pages: Vec<Pages>,
-    /// Its log was cut, too.
+    /// Its log was cut.
     pub(super) cut: bool,
 }
 
@@ -163,6 +164,15 @@ impl<M: Media> Recovery<'_, M> {
         read_only
     }
 
+    /// Where nothing can be written down: files of which not all holds that their logs say are shown as they were found to be.
+    pub(super) fn show(&self, table: &table::Table, repairs: Repairs) {
+        for Restored { owner, body, atime, .. } in repairs.restored {
+            let header = self.headers[owner.ino as usize].expect("its log was replayed");
+            let links = table.entry(owner.ino).links();
+            table.fill(table.share(inode::assemble(&header, &owner, body, atime), links));
+        }
+    }
+
     /// Condemns what is damaged, seals what was cut, and writes down times that only directories knew; those that found no
     /// room, by directory.
     pub(super) fn repair(&self, table: &table::Table, repairs: Repairs) -> Result<LeftTimes> {
@@ -172,11 +182,16 @@ impl<M: Media> Recovery<'_, M> {
         let epoch = self.core.epochs.current();
         let mut pending = Flushed::issued();
         for Restored { owner, mut body, atime, pages, cut } in repairs.restored {
-            if self.core.media.omits("what the pages of a skipped write are is written down") {
+            let skipped = !pages.is_empty();
+            if skipped && self.core.media.omits("what the pages of a skipped write are is written down") {
                 continue;
             }
             if cut && !self.core.media.omits("a log that was cut is sealed") {
                 pending = pending.and(body.log.seal_void(self.core, &owner, epoch)?);
+            }
+            if !skipped {
+                table.log_end(owner.ino).store(body.log.seq(), Ordering::Relaxed);
+                continue;
             }
             let mut batch = Batch::new();
             offload::restoring_records(&body, pages.into_iter(), &mut batch);

@@ -30,6 +30,8 @@ pub struct Qmp {
     events: VecDeque<Value>,
     /// Commands that nobody has looked at the answer of yet, and whether the emulator got a descriptor with it.
     owed: VecDeque<(&'static str, bool)>,
+    /// Of the first command, until it is answered: what comes before that was for who had the socket before, and was killed.
+    first: Option<u64>,
     /// Its version, in its own words.
     pub version: String,
     /// And its first two numbers.
@@ -44,11 +46,12 @@ impl Qmp {
             buffer: Vec::new(),
             events: VecDeque::new(),
             owed: VecDeque::new(),
+            first: None,
             version: String::new(),
             release: (0, 0),
         };
         let until = Instant::now() + ANSWER_WAIT_MAX;
-        let greeting = qmp.line(until)?;
+        let greeting = qmp.greeting(until)?;
         let version = &greeting["QMP"]["version"];
         let (number, package) = (&version["qemu"], version["package"].as_str().unwrap_or_default());
         let part = |name: &str| number[name].as_u64();
@@ -57,8 +60,23 @@ impl Qmp {
         };
         qmp.release = (major, minor);
         qmp.version = format!("{major}.{minor}.{micro} {package}").trim().to_string();
-        qmp.tell("qmp_capabilities", json!({}), None)?;
+        let id = std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos() as u64 % 1_000_000_000);
+        qmp.first = Some(id);
+        qmp.send("qmp_capabilities", &json!({}), qmp.first, None)?;
+        qmp.owed.push_back(("qmp_capabilities", false));
         Ok(qmp)
+    }
+
+    /// Waits for the greeting. Before it may come what the emulator had to say to who was here before, from anywhere in a line.
+    fn greeting(&mut self, until: Instant) -> Result<Value> {
+        loop {
+            let line = self.line(until)?;
+            match parsed(&line) {
+                Ok(old) if ["return", "error", "event"].iter().any(|kind| old.get(kind).is_some()) => {}
+                Err(_) if line.trim_ascii_end().ends_with(b"}") => {}
+                greeting => return greeting,
+            }
+        }
     }
 
     /// Runs a command: its answer.
@@ -74,7 +92,7 @@ impl Qmp {
         commands: [(&'static str, Value); N],
     ) -> Result<[Result<Value>; N]> {
         for (command, arguments) in &commands {
-            self.send(command, arguments, None)?;
+            self.send(command, arguments, None, None)?;
         }
         let told = self.settle()?;
         let mut answers = commands.map(|(command, _)| (command, Ok(Value::Null)));
@@ -96,7 +114,7 @@ impl Qmp {
         if fd.is_some() && self.owed.iter().any(|(_, with_fd)| *with_fd) {
             self.settle()??;
         }
-        self.send(command, &arguments, fd)?;
+        self.send(command, &arguments, None, fd)?;
         self.owed.push_back((command, fd.is_some()));
         Ok(())
     }
@@ -110,12 +128,21 @@ impl Qmp {
         Ok(settled)
     }
 
-    fn send(&mut self, command: &str, arguments: &Value, fd: Option<BorrowedFd<'_>>) -> Result<()> {
+    fn send(
+        &mut self,
+        command: &str,
+        arguments: &Value,
+        id: Option<u64>,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<()> {
         let mut line = match arguments.as_object().is_some_and(|arguments| arguments.is_empty()) {
             true => json!({ "execute": command }),
             false => json!({ "execute": command, "arguments": arguments }),
+        };
+        if let Some(id) = id {
+            line["id"] = id.into();
         }
-        .to_string();
+        let mut line = line.to_string();
         line.push('\n');
         let mut bytes = line.as_bytes();
         let fds = fd.map(|fd| [fd]);
@@ -141,7 +168,14 @@ impl Qmp {
     fn answer(&mut self, command: &str) -> Result<Result<Value>> {
         let until = Instant::now() + ANSWER_WAIT_MAX;
         loop {
-            let mut line = self.line(until).map_err(|e| e.context(format_args!("`{command}`")))?;
+            let line = self.line(until).and_then(|line| parsed(&line));
+            let mut line = line.map_err(|e| e.context(format_args!("`{command}`")))?;
+            if let Some(id) = self.first {
+                if line["id"] != id {
+                    continue;
+                }
+                self.first = None;
+            }
             if line.get("event").is_some() {
                 self.events.push_back(line);
             } else if let Some(error) = line.get("error") {
@@ -160,7 +194,10 @@ impl Qmp {
         loop {
             let event = match self.events.pop_front() {
                 Some(event) => event,
-                None => self.line(until).map_err(|e| e.context(format_args!("waiting for {name}")))?,
+                None => {
+                    let line = self.line(until).and_then(|line| parsed(&line));
+                    line.map_err(|e| e.context(format_args!("waiting for {name}")))?
+                }
             };
             if event["event"] == name
                 && let Some(found) = wanted(&event["data"])
@@ -170,13 +207,11 @@ impl Qmp {
         }
     }
 
-    fn line(&mut self, until: Instant) -> Result<Value> {
+    fn line(&mut self, until: Instant) -> Result<Vec<u8>> {
         let mut looked = 0;
         loop {
             if let Some(end) = self.buffer[looked..].iter().position(|b| *b == b'\n') {
-                let line: Vec<u8> = self.buffer.drain(..=looked + end).collect();
-                return serde_json::from_slice(&line)
-                    .map_err(|e| failed(format!("the emulator's answer is not understood: {e}")));
+                return Ok(self.buffer.drain(..=looked + end).collect());
             }
             looked = self.buffer.len();
             if looked > LINE_BYTES_MAX {
@@ -204,6 +239,10 @@ impl Qmp {
     }
 }
 
+fn parsed(line: &[u8]) -> Result<Value> {
+    serde_json::from_slice(line).map_err(|e| failed(format!("the emulator's answer is not understood: {e}")))
+}
+
 fn failed(message: String) -> Error {
     Error::message(libc::EIO, SITE, message)
 }
@@ -218,20 +257,30 @@ mod tests {
     use super::*;
     use std::io::{BufRead, BufReader, Write};
 
+    const GREETING: &str = r#"{"QMP":{"version":{"qemu":{"major":7,"minor":2,"micro":1},"package":"P"}}}"#;
+
     /// An emulator that says these lines after the greeting, one for each command.
     fn emulator(answers: &'static [&'static str]) -> Qmp {
+        emulator_after(["", ""], answers)
+    }
+
+    /// As `emulator`, with what it has left to say to somebody else, before it greets and after that.
+    fn emulator_after(left: [&'static str; 2], answers: &'static [&'static str]) -> Qmp {
         let (ours, theirs) = UnixStream::pair().unwrap();
         std::thread::spawn(move || {
             let mut to = theirs.try_clone().unwrap();
             let mut from = BufReader::new(theirs);
-            to.write_all(b"{\"QMP\":{\"version\":{\"qemu\":{\"major\":7,\"minor\":2,\"micro\":1},\"package\":\"P\"}}}\n")
-                .unwrap();
-            for answer in ["{\"return\":{}}"].iter().chain(answers) {
+            to.write_all(format!("{}{GREETING}\n{}", left[0], left[1]).as_bytes()).unwrap();
+            for answer in std::iter::once(&"first").chain(answers) {
                 let mut line = String::new();
                 if from.read_line(&mut line).unwrap() == 0 {
                     return;
                 }
-                serde_json::from_str::<Value>(&line).unwrap();
+                let command = serde_json::from_str::<Value>(&line).unwrap();
+                let answer = match *answer {
+                    "first" => json!({ "return": {}, "id": command["id"] }).to_string(),
+                    answer => answer.into(),
+                };
                 to.write_all(answer.as_bytes()).and_then(|()| to.write_all(b"\n")).unwrap();
             }
         });
@@ -274,6 +323,16 @@ mod tests {
         assert!(e.contains("`getfd`: no room"), "{e}");
         assert_eq!(qmp.run("query-status", json!({})).unwrap()["n"], 2);
         qmp.event("STOP", |_| Some(())).unwrap();
+    }
+
+    #[test]
+    fn what_was_for_another_before_is_passed_over() {
+        let before = "turn\": {}}\r\n{\"return\":{}}\n{\"event\":\"STOP\",\"data\":{}}\n";
+        let behind = "{\"error\":{\"class\":\"GenericError\",\"desc\":\"gone\"}}\n{\"event\":\"STOP\",\"data\":{}}\n{\"return\":7}\n";
+        let mut qmp =
+            emulator_after([before, behind], &["{\"return\":1}\n{\"event\":\"STOP\",\"data\":{\"n\":1}}"]);
+        assert_eq!(qmp.run("stop", json!({})).unwrap(), 1);
+        assert_eq!(qmp.event("STOP", |data| data["n"].as_u64()).unwrap(), 1);
     }
 
     #[test]
