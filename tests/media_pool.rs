@@ -1,7 +1,7 @@
 //! Pools on files: creation, opening, labels, locks, striping, and what each mistake is answered with.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use lodestone::media::{
@@ -253,6 +253,8 @@ fn each_mistake_has_its_answer() {
 
     let create = |name: &str, size| message(Pool::create(&[dir.path(name)], size, &options()));
     expect(create("none", None), libc::ENOENT, &["give a size"]);
+    std::os::unix::fs::symlink("nowhere", dir.path("link")).unwrap();
+    expect(create("link", Some(4 * MIB)), libc::ENOENT, &["link", "leads nowhere"]);
     expect(create("empty", None), libc::EINVAL, &["empty"]);
     expect(create("foreign", None), libc::EEXIST, &["other data", "--force"]);
     expect(create("short", Some(4 * MIB)), libc::EEXIST, &["other data"]);
@@ -265,6 +267,15 @@ fn each_mistake_has_its_answer() {
         expect(create("huge", None), libc::EINVAL, &["to 8796093022208 bytes"]);
         assert_eq!(huge.metadata().unwrap().blocks(), 0, "something was stored there");
     }
+
+    // What leaves its first blocks alone, as btrfs does.
+    let image = fs::File::create_new(dir.path("image")).unwrap();
+    image.set_len(64 * MIB).unwrap();
+    image.write_all_at(b"_BHRfS_M", 0x10040).unwrap();
+    for size in [None, Some(4 * MIB), Some(128 * MIB)] {
+        expect(create("image", size), libc::EEXIST, &["data at byte 65600", "--force"]);
+    }
+    assert_eq!(image.metadata().unwrap().len(), 64 * MIB);
 
     drop(Pool::create(&[dir.path("pool")], Some(4 * MIB), &options()).unwrap());
     expect(create("pool", None), libc::EEXIST, &["holds a pool", "--force"]);
@@ -556,8 +567,6 @@ fn a_pool_is_free_once_it_is_dropped_whatever_children_hold() {
 /// As a guest's memory is: stored to by another process, written back from here, by several threads where it is much.
 #[test]
 fn what_others_stored_is_written_back() {
-    use std::os::unix::fs::FileExt;
-
     let dir = Dir::new("persist");
     let path = dir.path("memory");
     let bytes: Vec<u8> = (0..40 * MIB).map(|i| (i * 7 + i / 4096) as u8).collect();
@@ -576,8 +585,6 @@ fn what_others_stored_is_written_back() {
 /// As a guest's memory lies in a pool that its server has.
 #[test]
 fn parts_are_used_beside_who_has_the_whole() {
-    use std::os::unix::fs::FileExt;
-
     let dir = Dir::new("part");
     let path = dir.path("pool");
     let pool = Pool::create(std::slice::from_ref(&path), Some(16 * MIB), &options()).unwrap();

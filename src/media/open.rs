@@ -25,7 +25,7 @@ impl Pool {
     /// Makes a pool of files or devices. With a `size` (of the whole pool) files are created where they
     /// do not exist, and their blocks are taken from the host now; without, every path must exist and
     /// is used as it is, holes included. What holds anything already is taken only by
-    /// [`PoolOptions::force`]. Nothing is left behind on failure.
+    /// [`PoolOptions::force`] (looked for as far as 256 MiB that are no holes). Nothing is left behind on failure.
     pub fn create(paths: &[PathBuf], size: Option<u64>, options: &PoolOptions) -> Result<Pool> {
         let stripe_bytes = checked_stripe(options)?;
         let routines = Routines::choose(options.isa)?;
@@ -278,6 +278,13 @@ fn add_region(
         return Err(Error::message(libc::EINVAL, CREATE, message));
     }
     let region = OpenRegion::open(path, false).map_err(|e| match e.errno() {
+        libc::ENOENT if may_create => {
+            let message = format!(
+                "{} is a symbolic link that leads nowhere: remove it, or name another file",
+                path.shown()
+            );
+            Error::message(libc::ENOENT, CREATE, message)
+        }
         libc::ENOENT => e.context("give a size to create the pool's file"),
         _ => e,
     })?;
@@ -321,10 +328,13 @@ fn label_beside(path: &Path) -> Result<Option<[u8; LABEL_BYTES]>> {
 /// Refuses to make a pool of what holds something.
 fn check_free(region: &OpenRegion) -> Result<()> {
     let what = match Label::decode(&read_block0(region)?) {
-        Block0::Blank => return Ok(()),
-        Block0::Label(_) | Block0::Newer(_) => "holds a pool already",
-        Block0::Damaged(_) => "holds a pool already, whose label is damaged",
-        Block0::Foreign => "holds other data already",
+        Block0::Blank => match region.first_data()? {
+            None => return Ok(()),
+            Some(at) => format!("is not empty (there is data at byte {at})"),
+        },
+        Block0::Label(_) | Block0::Newer(_) => "holds a pool already".into(),
+        Block0::Damaged(_) => "holds a pool already, whose label is damaged".into(),
+        Block0::Foreign => "holds other data already".into(),
     };
     Err(Error::message(
         libc::EEXIST,
@@ -353,12 +363,11 @@ pub(super) fn read_block0(region: &OpenRegion) -> Result<[u8; LABEL_BYTES]> {
     Ok(block)
 }
 
-/// What says what a file or device holds: block 0, and of a device so many bytes that file systems and volume managers
-/// which leave its first blocks alone have begun; zeros where there is less.
+/// What says what a file or device holds: so many bytes that file systems and volume managers
+/// which leave the first blocks alone have begun; zeros where there is less.
 pub(super) fn read_beginning(region: &OpenRegion) -> Result<Vec<u8>> {
-    const DEVICE_BYTES: usize = 128 << 10;
-    let is_device = matches!(region.kind(), RegionKind::BlockDevice | RegionKind::DeviceDax);
-    let mut beginning = vec![0; if is_device { DEVICE_BYTES } else { LABEL_BYTES }];
+    const BEGINNING_BYTES: usize = 128 << 10;
+    let mut beginning = vec![0; BEGINNING_BYTES];
     read_first(region, &mut beginning)?;
     Ok(beginning)
 }

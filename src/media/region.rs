@@ -287,6 +287,14 @@ impl OpenRegion {
                 ),
             ));
         }
+        // To take what there is until no more comes would fill the host's disk for that long.
+        let held = self.stat.st_blocks as u64 * 512;
+        let has_room = |space: rustix::fs::StatVfs| {
+            space.f_blocks == 0 || bytes.saturating_sub(held) <= space.f_bfree.saturating_mul(space.f_frsize)
+        };
+        if !rustix::fs::fstatvfs(&self.file).is_ok_and(has_room) {
+            return Err(self.host_full(bytes));
+        }
         self.take_huge_pages(bytes);
         match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, bytes) {
             Ok(()) => {}
@@ -440,6 +448,40 @@ impl OpenRegion {
             self.path.shown()
         );
         Err(Error::message(libc::EADDRINUSE, SITE, message))
+    }
+
+    /// Where the first byte stands that is not zero, as far as is looked: 256 MiB, holes not counted; of device-dax, which has
+    /// none, where labels of file systems, arrays and partitions stand.
+    pub fn first_data(&self) -> Result<Option<u64>> {
+        const SITE: &str = "media::region::first_data";
+        const LOOKED_INTO_MAX: u64 = 256 << 20;
+        const LOOK_BYTES: usize = 1 << 20;
+        let first = |bytes: &[u8]| bytes.iter().position(|byte| *byte != 0);
+        if self.kind == RegionKind::DeviceDax {
+            return Ok(first(&super::open::read_beginning(self)?).map(|at| at as u64));
+        }
+        let mut buffer = vec![0; LOOK_BYTES];
+        let (mut at, mut looked) = (0, 0);
+        while looked < LOOKED_INTO_MAX {
+            at = match rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(at)) {
+                Ok(start) => start,
+                Err(Errno::NXIO) => return Ok(None),
+                Err(Errno::INVAL) => at, // cannot tell holes from data: all is data
+                Err(e) => return Err(cannot("examine", SITE, &self.path, e)),
+            };
+            let n = match rustix::io::pread(&self.file, &mut buffer, at) {
+                Ok(0) => return Ok(None),
+                Ok(n) => n,
+                Err(Errno::INTR) => continue,
+                Err(e) => return Err(cannot("read", SITE, &self.path, e)),
+            };
+            if let Some(inside) = first(&buffer[..n]) {
+                return Ok(Some(at + inside as u64));
+            }
+            at += n as u64;
+            looked += n as u64;
+        }
+        Ok(None)
     }
 }
 

@@ -88,7 +88,7 @@ impl Span {
     }
 
     /// As [`open`](Span::open), mapped at the first of the addresses that `places` answers where nothing is mapped;
-    /// anywhere where it answers none. It sees the file before anything of it changes: the first 4 KiB, of a device
+    /// anywhere where it answers none. It sees the file before anything of it changes: the first
     /// 128 KiB, zeros where there is less; or why they cannot be read. EADDRINUSE where all are taken.
     pub fn open_at(
         path: &Path,

@@ -62,7 +62,7 @@ pub struct OpenOptions {
 impl Heap<Span> {
     /// Makes a heap in a file or device, and opens it; durable on return, the file's name too. Where it cannot be made a
     /// file that was made for it is removed, and one that was there is as long as before. EEXIST where something is
-    /// (something but zeros in the first 4 KiB; of a device, in the first 128 KiB), EBUSY where somebody uses it,
+    /// (something but zeros in the first 128 KiB), EBUSY where somebody uses it,
     /// EADDRINUSE where its place is taken, EINVAL for a size or a place that cannot be, and whatever the host answers.
     pub fn create(path: &Path, options: &CreateOptions) -> Result<Heap<Span>> {
         let named = |e: Error| e.context(path.shown());

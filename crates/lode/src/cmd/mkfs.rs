@@ -3,8 +3,8 @@
 //! Everything that can be refused is refused before the first byte is written: what a region holds, sizes
 //! against limits and against the host's disk. Files that this command created are removed if it fails.
 
-use std::fs::{self, File};
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use lodestone::fs::{DataMode, Fs, MkfsOptions};
@@ -19,16 +19,10 @@ use crate::target::{regions, show};
 
 /// Size of a new pool that was given none, in bytes.
 const SIZE_DEFAULT: u64 = 4 << 30;
-/// How much of an existing file is looked into for data, in bytes; holes do not count.
-const LOOKED_INTO_MAX: u64 = 256 << 20;
-const LOOK_BYTES: usize = 1 << 20;
 
 pub fn run(args: &cli::Mkfs) -> Result<()> {
     let paths = regions(&args.pool);
     let states = paths.iter().map(|path| Region::find(path)).collect::<Result<Vec<_>>>()?;
-    if !args.force {
-        states.iter().try_for_each(Region::refuse_data)?;
-    }
     let size = pool_size(args, &states)?;
     if let Some(size) = size {
         fits_the_host(size, &states)?;
@@ -71,7 +65,6 @@ struct Found {
     size: u64,
     allocated: u64,
     regular: bool,
-    block_device: bool,
 }
 
 impl<'a> Region<'a> {
@@ -80,12 +73,7 @@ impl<'a> Region<'a> {
             return Err(Failure::usage("the name of a pool is empty"));
         }
         let found = match fs::metadata(path) {
-            Ok(m) => Some(Found {
-                size: m.len(),
-                allocated: m.blocks() * 512,
-                regular: m.is_file(),
-                block_device: m.file_type().is_block_device(),
-            }),
+            Ok(m) => Some(Found { size: m.len(), allocated: m.blocks() * 512, regular: m.is_file() }),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound && fs::symlink_metadata(path).is_ok() => {
                 return Err(Failure::failed(format_args!(
                     "{} is a symbolic link that leads nowhere: remove it, or name another file",
@@ -101,22 +89,6 @@ impl<'a> Region<'a> {
     /// The file is to be made, or is there and empty.
     fn is_new(&self) -> bool {
         self.found.as_ref().is_none_or(|f| f.regular && f.size == 0)
-    }
-
-    /// An existing file must be blank. The first block is left to the media, which knows what it says, and so is what is
-    /// neither file nor block device: opening a pipe would wait for whoever writes to it.
-    fn refuse_data(&self) -> Result<()> {
-        if !self.found.as_ref().is_some_and(|f| f.block_device || f.regular && f.size > 0) {
-            return Ok(());
-        }
-        match first_data(self.path) {
-            Ok(Some(at)) if at >= 4096 => Err(Failure::failed(format_args!(
-                "{} is not empty (there is data at byte {at}); add --force to overwrite it",
-                show(self.path)
-            ))),
-            // What cannot be read here is told by the media, in better words.
-            _ => Ok(()),
-        }
     }
 
     /// Removes a file that was not there before.
@@ -137,33 +109,6 @@ fn plain(e: &std::io::Error) -> String {
             text.split(" (os error").next().unwrap_or_default().to_string()
         },
     )
-}
-
-/// The offset of the first byte that is not zero. Holes are jumped over, so that a sparse file of any size
-/// takes no time.
-fn first_data(path: &Path) -> std::io::Result<Option<u64>> {
-    let file = File::open(path)?;
-    let mut buffer = vec![0; LOOK_BYTES];
-    let (mut at, mut looked) = (0, 0);
-    while looked < LOOKED_INTO_MAX {
-        let here = at;
-        at = match rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(at)) {
-            Ok(start) => start,
-            Err(Errno::NXIO) => return Ok(None),
-            Err(Errno::INVAL) => here, // cannot tell holes from data: all is data
-            Err(e) => return Err(e.into()),
-        };
-        let n = file.read_at(&mut buffer, at)?;
-        if n == 0 {
-            return Ok(None);
-        }
-        if let Some(inside) = buffer[..n].iter().position(|&b| b != 0) {
-            return Ok(Some(at + inside as u64));
-        }
-        at += n as u64;
-        looked += n as u64;
-    }
-    Ok(None)
 }
 
 /// The size to create the pool with; none to take files and devices as they are.
@@ -220,24 +165,4 @@ fn fits_the_host(size: u64, regions: &[Region]) -> Result<()> {
         wanted.push((meta.dev(), missing, disk.to_path_buf()));
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn scratch(name: &str) -> PathBuf {
-        std::env::temp_dir().join(format!("lode-mkfs-{}-{name}", std::process::id()))
-    }
-
-    #[test]
-    fn a_sparse_file_is_blank_until_its_first_byte() {
-        let path = scratch("sparse");
-        let file = File::create(&path).unwrap();
-        file.set_len(1 << 40).unwrap();
-        assert_eq!(first_data(&path).unwrap(), None);
-        file.write_all_at(b"x", (1 << 39) + 5).unwrap();
-        assert_eq!(first_data(&path).unwrap(), Some((1 << 39) + 5));
-        fs::remove_file(&path).unwrap();
-    }
 }
