@@ -282,8 +282,8 @@ impl<M: Media> Fs<M> {
                 if self.is_overgrown(&body) && matches!(body.data, Data::File(_)) {
                     self.catch_up(inode, &mut body, &guard);
                 }
-                let in_place = self.core.sb.data_in_place && !self.core.deferring;
-                if in_place && input.class == Class::Release && input.block_class == Class::Data {
+                let in_pieces = || self.core.sb.data_in_place && !self.core.deferring;
+                if input.class == Class::Release && input.block_class == Class::Data && in_pieces() {
                     self.write_in_pieces(cred, node, (&mut body, &guard), &mut input, &mut watch)
                 } else {
                     self.write_locked(cred, node, (&mut body, &guard), &mut input, ahead.as_mut(), &mut watch)

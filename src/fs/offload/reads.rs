@@ -57,10 +57,10 @@ impl Reads {
     }
 
     /// Under the inode's lock. The copy again where none begins any more.
-    pub(super) fn begin(&self, ino: u32, pages: Pages, copy: Copy) -> Result<Arc<ReadUnderWay>, Copy> {
+    pub(super) fn begin(&self, ino: u32, pages: Pages, copy: Copy) -> Result<Arc<ReadUnderWay>, Box<Copy>> {
         let mut state = self.state.lock();
         if state.over {
-            return Err(copy);
+            return Err(Box::new(copy));
         }
         let number = state.next;
         state.next += 1;
