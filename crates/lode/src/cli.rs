@@ -248,7 +248,7 @@ pub struct Cat {
 /// POOL:/path is a file in a pool, anything else one of the host: the first `:/` divides, so ./a:b is a file
 /// of the host. A backslash before the colon takes its meaning away (dir\:/file).
 ///
-/// Holes stay holes. An interrupted copy removes the file it was writing and says so. A file of the host that is the
+/// Holes stay holes; into a pipe or a device they are written as zeros. An interrupted copy removes the file it was writing and says so. A file of the host that is the
 /// pool being copied is refused, and nothing is written over what the same command just made, or through a symbolic
 /// link that leads nowhere.
 #[derive(Args, Debug)]

@@ -893,6 +893,111 @@ fn archives_keep_everything() {
     assert!(allocated <= 2 * BLOCK, "the holes were filled in the pool: {allocated} bytes");
 }
 
+/// Holes of a file are zeros for whoever keeps none.
+#[test]
+fn a_sparse_file_goes_whole_into_what_has_no_holes() {
+    let dir = Dir::new("no-holes");
+    dir.pool("p", 16);
+    let sparse = File::create(dir.path("sparse")).unwrap();
+    sparse.set_len(4 * MIB + 77).unwrap();
+    sparse.write_all_at(b"first", MIB).unwrap();
+    sparse.write_all_at(b"second", 3 * MIB).unwrap();
+    let whole = fs::read(dir.path("sparse")).unwrap();
+    dir.ok(&["cp", "sparse", "p:/sparse"]);
+    let ran = dir.run(&["cp", "p:/sparse", "/dev/stdout"]);
+    assert_eq!((ran.code, ran.err.as_str(), ran.out == whole), (Some(0), "", true));
+    assert!(dir.run(&["cat", "p:/sparse"]).out == whole);
+    let fifo = dir.path("fifo");
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    let reader = std::thread::spawn(move || fs::read(fifo).unwrap());
+    dir.ok(&["cp", "p:/sparse", "fifo"]);
+    assert!(reader.join().unwrap() == whole);
+    dir.ok(&["cp", "p:/sparse", "/dev/null"]);
+    // A block device keeps what is not written over.
+    let disk = dir.write("disk", &vec![0xa5; 5 * MIB as usize]);
+    let made = Command::new("losetup").args(["--find", "--show"]).arg(&disk).output();
+    let Some(made) = made.ok().filter(|made| made.status.success()) else {
+        return println!("SKIPPED: a sparse file on a block device: no loop device can be made");
+    };
+    let device = String::from_utf8(made.stdout).unwrap();
+    let ran = dir.run(&["cp", "p:/sparse", device.trim()]);
+    let held = fs::read(device.trim());
+    assert!(Command::new("losetup").args(["--detach", device.trim()]).status().unwrap().success());
+    let held = held.unwrap();
+    ran.ok();
+    let (begins, rest) = held.split_at(whole.len());
+    assert!(begins == whole && rest.iter().all(|&byte| byte == 0xa5));
+}
+
+#[test]
+fn a_directory_that_nobody_may_write_is_copied_with_its_mode() {
+    let dir = Dir::new("read-only-dir");
+    dir.pool("p", 16);
+    fs::create_dir_all(dir.path("d/e")).unwrap();
+    dir.write("d/e/file", b"x");
+    for name in ["d/e", "d"] {
+        fs::set_permissions(dir.path(name), PermissionsExt::from_mode(0o555)).unwrap();
+    }
+    dir.ok(&["cp", "-r", "d", "p:/d"]);
+    dir.ok(&["cp", "-r", "p:/d", "back"]);
+    let listed = dir.ok(&["ls", "-l", "p:/", "p:/d"]);
+    assert_eq!(listed.lines().filter(|line| line.starts_with("dr-xr-xr-x ")).count(), 2, "{listed}");
+    for name in ["back", "back/e"] {
+        assert_eq!(fs::metadata(dir.path(name)).unwrap().mode() & 0o7777, 0o555);
+    }
+    assert_eq!(fs::read(dir.path("back/e/file")).unwrap(), b"x");
+    // One that was there stays as it is.
+    fs::create_dir(dir.path("there")).unwrap();
+    dir.ok(&["cp", "-r", "p:/d/.", "there"]);
+    assert_eq!(fs::metadata(dir.path("there")).unwrap().mode() & 0o7777, 0o755);
+    for name in ["d", "d/e", "back", "back/e", "there/e"] {
+        fs::set_permissions(dir.path(name), PermissionsExt::from_mode(0o755)).unwrap();
+    }
+}
+
+/// As an unprivileged user, because root may write to everything.
+#[test]
+fn archives_keep_xattrs_of_what_nobody_may_write() {
+    let dir = Dir::new("read-only-xattr");
+    let pool = dir.pool("p", 16);
+    let flags = rustix::fs::XattrFlags::empty();
+    let file = dir.write("file", b"x");
+    rustix::fs::lsetxattr(&file, "user.note", b"kept", flags).unwrap();
+    fs::set_permissions(&file, PermissionsExt::from_mode(0o444)).unwrap();
+    dir.ok(&["cp", "-a", "file", "p:/"]);
+    fs::set_permissions(&pool, PermissionsExt::from_mode(0o644)).unwrap();
+    let to = dir.path("to");
+    fs::create_dir(&to).unwrap();
+    fs::set_permissions(&dir.0, PermissionsExt::from_mode(0o755)).unwrap();
+    let binary = dir.path("lode");
+    fs::copy(LODE, &binary).unwrap();
+    let mut command = Command::new(&binary);
+    command.args(["cp", "-a", "p:/file", "to"]).current_dir(&dir.0).env("HOME", &dir.0).stdin(Stdio::null());
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(&to, Some(65534), Some(65534)).unwrap();
+        command.uid(65534).gid(65534);
+    }
+    Ran::of(&mut command).ok();
+    let mut value = [0; 8];
+    let len = rustix::fs::lgetxattr(to.join("file"), "user.note", &mut value).unwrap();
+    assert_eq!(&value[..len], b"kept");
+    assert_eq!(fs::metadata(to.join("file")).unwrap().mode() & 0o7777, 0o444);
+    // What is lost is said: nobody but its owner gives a sticky directory attributes.
+    if rustix::process::geteuid().is_root() {
+        fs::create_dir(dir.path("from")).unwrap();
+        rustix::fs::lsetxattr(dir.path("from"), "user.note", b"lost", flags).unwrap();
+        dir.ok(&["cp", "-a", "from", "p:/"]);
+        fs::create_dir(dir.path("sticky")).unwrap();
+        fs::set_permissions(dir.path("sticky"), PermissionsExt::from_mode(0o1777)).unwrap();
+        let mut command = Command::new(&binary);
+        command.args(["cp", "-a", "p:/from/.", "sticky"]).current_dir(&dir.0).env("HOME", &dir.0);
+        let ran = Ran::of(command.uid(65534).gid(65534).stdin(Stdio::null()));
+        assert_eq!(ran.code, Some(1), "{ran:?}");
+        assert!(ran.err.contains("cannot copy attribute user.note of p:/from/. to sticky"), "{ran:?}");
+    }
+}
+
 #[test]
 fn listings_show_what_is_there() {
     let dir = Dir::new("listing");
@@ -950,12 +1055,16 @@ fn copies_that_make_no_sense_are_refused() {
         (&["cp", "-r", "p:/d", "p:/file"], "there is a file of this name"),
         (&["cp", "file", "p:/file", "p:/none"], "is no directory"),
         (&["cp", "file", "p:/none/"], "is no directory"),
+        (&["cp", "-r", "file", "p:/none/"], "Not a directory"),
+        (&["cp", "-a", "p:/file", "none/"], "Not a directory"),
         (&["cp", "p:/none", "copy"], "No such file"),
         (&["cat", "p:/d"], "Is a directory"),
         (&["cat", "p:/file/below"], "Not a directory"),
     ] {
         dir.run(args).fails(1, &[says]);
     }
+    assert!(!dir.path("none").exists());
+    assert_eq!(dir.ok(&["ls", "p:/"]), "d\nfile\n");
     // What went into itself would never end.
     dir.ok(&["cp", "-r", "d", "p:/d/below"]);
     for to in ["p:/d", "p:/d/below", "p:/d/new", "p:/d/below/../other"] {

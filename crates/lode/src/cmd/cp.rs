@@ -8,6 +8,7 @@
 //! what the same command just made of another source.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::rc::Rc;
 
@@ -107,6 +108,7 @@ struct Level {
     from: usize,
     to: usize,
     stat: Stat,
+    lent: u32,
     names: std::vec::IntoIter<Vec<u8>>,
 }
 
@@ -115,7 +117,14 @@ enum Copied {
     /// All of it is there, or nothing had to be done.
     Done,
     /// The directory is there, with nothing in it.
-    Begun(Stat, Vec<Vec<u8>>),
+    Begun(Stat, Begun),
+}
+
+/// A directory that is there to be filled.
+struct Begun {
+    names: Vec<Vec<u8>>,
+    /// Rights that its owner has only until all is in it.
+    lent: u32,
 }
 
 /// Why one file was not copied, with what became of the destination.
@@ -187,10 +196,11 @@ impl<'a> Copier<'a> {
         loop {
             match self.copy(&from, &to, levels.is_empty()) {
                 Ok(Copied::Done) => {}
-                Ok(Copied::Begun(stat, names)) => levels.push(Level {
+                Ok(Copied::Begun(stat, Begun { names, lent })) => levels.push(Level {
                     from: from.path.len(),
                     to: to.path.len(),
                     stat,
+                    lent,
                     names: names.into_iter(),
                 }),
                 Err(stopped) => self.tell(&from, &to, stopped)?,
@@ -205,9 +215,9 @@ impl<'a> Copier<'a> {
                     to.go_down(&name);
                     break;
                 }
-                let stat = level.stat;
+                let (stat, lent) = (level.stat, level.lent);
                 levels.pop();
-                if let Err(e) = self.end_directory(&from, &to, &stat) {
+                if let Err(e) = self.end_directory(&from, &to, &stat, lent) {
                     self.tell(&from, &to, e.into())?;
                 }
             }
@@ -275,6 +285,10 @@ impl<'a> Copier<'a> {
             return Err(refused(libc::EISDIR, "it is a directory; add -r"));
         }
         self.refuse_pool(from, &stat)?;
+        // As with open(2): a slash asks for a directory, and only one is made by such a name.
+        if top && to.path.ends_with(b"/") && stat.kind != Kind::Directory {
+            return Err(Error::new(libc::ENOTDIR, "lode::cp"));
+        }
         let Some(old) = to.stat(false)? else { return Ok(Some(stat)) };
         // A link met inside a tree could lead anywhere, and -a keeps attributes of what has the name: only
         // the one that the user named is followed, and not by -a.
@@ -322,21 +336,26 @@ impl<'a> Copier<'a> {
     }
 
     /// All that is in it has been copied, or told of.
-    fn end_directory(&mut self, from: &Place, to: &Place, stat: &Stat) -> Result<()> {
+    fn end_directory(&mut self, from: &Place, to: &Place, stat: &Stat, lent: u32) -> Result<()> {
+        // Last, because it may take the right to write into it, and writing changes its times.
         if self.args.archive {
-            // Last, because it may take the right to write into it, and writing changes its times.
-            keep_attributes_of_directory(from, to, stat)?;
+            self.keep_attributes_of_directory(from, to, stat)?;
+        } else if lent != 0 {
+            let mode = to.tree.stat(&to.path, true)?.mode;
+            to.tree.chmod(&to.path, mode & !lent)?;
         }
         self.note(to, stat)
     }
 
-    fn make_directory(&mut self, from: &Place, to: &Place, stat: &Stat) -> Result<Vec<Vec<u8>>> {
+    fn make_directory(&mut self, from: &Place, to: &Place, stat: &Stat) -> Result<Begun> {
         let names = from.tree.names(&from.path)?;
+        let mut lent = 0;
         if to.stat(true)?.is_none() {
-            to.tree.mkdir(&to.path, stat.mode & 0o777 | 0o700)?;
+            lent = 0o700 & !stat.mode;
+            to.tree.mkdir(&to.path, stat.mode & 0o777 | lent)?;
             self.made.insert(to.tree.stat(&to.path, true)?.file);
         }
-        Ok(names)
+        Ok(Begun { names, lent })
     }
 
     /// Anything but a directory.
@@ -359,7 +378,7 @@ impl<'a> Copier<'a> {
             _ => self.contents(from, to, stat)?,
         }
         if self.args.archive {
-            keep_attributes(from, to, stat)?;
+            self.keep_attributes(from, to, stat)?;
         }
         if linked {
             self.copied.insert(stat.file, to.path.clone());
@@ -367,10 +386,33 @@ impl<'a> Copier<'a> {
         Ok(())
     }
 
+    /// As [`keep_attributes`](fn@keep_attributes); what is lost of them is said, and counts as a failure.
+    fn keep_attributes(&mut self, from: &Place, to: &Place, stat: &Stat) -> Result<()> {
+        let mut lost = Vec::new();
+        let kept = keep_attributes(from, to, stat, &mut lost);
+        for (name, e) in lost {
+            self.failures += 1;
+            let (name, why, remedy) = (Quoted(&name), reason(&e), remedy(e.errno()));
+            let line = format!("cannot copy attribute {name} of {from} to {to}: {why}{remedy}");
+            self.progress.suspend(|| complain(line));
+        }
+        kept
+    }
+
+    /// Of what a symbolic link leads to where one stands for the directory.
+    fn keep_attributes_of_directory(&mut self, from: &Place, to: &Place, stat: &Stat) -> Result<()> {
+        match to.stat(false)? {
+            Some(link) if link.kind == Kind::Symlink => self.keep_attributes(from, &to.below(b"."), stat),
+            _ => self.keep_attributes(from, to, stat),
+        }
+    }
+
     fn contents(&mut self, from: &Place, to: &Place, stat: &Stat) -> Result<(), Stopped> {
         let source = from.tree.open(&from.path)?;
         let existed = to.stat(true)?.is_some();
-        let sink = to.tree.create(&to.path, stat.mode & 0o777, false)?;
+        // With -a the mode comes last: until then it is the owner's alone, who must write it to give it xattrs.
+        let mode = if self.args.archive { stat.mode & 0o700 | 0o200 } else { stat.mode & 0o777 };
+        let sink = to.tree.create(&to.path, mode, false)?;
         self.progress.file(&to.to_string(), stat.size);
         let mut written = 0;
         let copied = self.data(&*source, &*sink, &mut written);
@@ -387,11 +429,11 @@ impl<'a> Copier<'a> {
         })
     }
 
-    /// The data that is there, at its offset; holes stay.
+    /// The data that is there, at its offset; holes stay where there can be some.
     fn data(&mut self, source: &dyn Source, sink: &dyn Sink, written: &mut u64) -> Result<()> {
         let mut at = 0;
         while let Some((start, end)) = source.next_data(at)? {
-            self.progress.advance(start - at);
+            self.hole(sink, at..start, written)?;
             at = start;
             while at < end {
                 let room = (end - at).min(CHUNK_BYTES as u64) as usize;
@@ -409,7 +451,31 @@ impl<'a> Copier<'a> {
                 self.progress.advance(n as u64);
             }
         }
-        sink.set_len(source.stat()?.size.max(at))
+        let size = source.stat()?.size.max(at);
+        self.hole(sink, at..size, written)?;
+        sink.set_len(size)
+    }
+
+    /// A hole of the source: zeros for what would keep its old bytes there, or hand on those behind it too early.
+    fn hole(&mut self, sink: &dyn Sink, hole: Range<u64>, written: &mut u64) -> Result<()> {
+        if sink.has_holes() {
+            self.progress.advance(hole.end - hole.start);
+            return Ok(());
+        }
+        let mut at = hole.start;
+        while at < hole.end {
+            if interrupt::requested() {
+                return Err(interrupted());
+            }
+            let room = (hole.end - at).min(CHUNK_BYTES as u64) as usize;
+            let zeros = &mut self.buffer[..room];
+            zeros.fill(0);
+            sink.write(at, zeros)?;
+            at += room as u64;
+            *written = at;
+            self.progress.advance(room as u64);
+        }
+        Ok(())
     }
 }
 
@@ -467,17 +533,10 @@ fn replace(to: &Place) -> Result<()> {
     }
 }
 
-/// As [`keep_attributes`], of what a symbolic link leads to where one stands for the directory.
-fn keep_attributes_of_directory(from: &Place, to: &Place, stat: &Stat) -> Result<()> {
-    match to.stat(false)? {
-        Some(link) if link.kind == Kind::Symlink => keep_attributes(from, &to.below(b"."), stat),
-        _ => keep_attributes(from, to, stat),
-    }
-}
-
 /// Owner, mode, xattrs and times, in an order in which none undoes another. As cp(1) with -a: what only
-/// root may give is left where the caller is not root, and xattrs that the other side does not take.
-fn keep_attributes(from: &Place, to: &Place, stat: &Stat) -> Result<()> {
+/// root may give is left where the caller is not root, and xattrs where the other side has none. What else it does
+/// not take is added to `lost`, with the reason.
+fn keep_attributes(from: &Place, to: &Place, stat: &Stat, lost: &mut Vec<(Vec<u8>, Error)>) -> Result<()> {
     let tree = to.tree;
     let owned = match tree.chown(&to.path, stat.uid, stat.gid) {
         Ok(()) => true,
@@ -486,10 +545,11 @@ fn keep_attributes(from: &Place, to: &Place, stat: &Stat) -> Result<()> {
     };
     for (name, value) in xattrs(from)? {
         match tree.set_xattr(&to.path, &name, &value) {
-            Err(e) if !matches!(e.errno(), libc::EOPNOTSUPP | libc::EPERM | libc::EACCES | libc::EINVAL) => {
-                return Err(e);
-            }
-            _ => {}
+            Ok(()) => {}
+            Err(e) if e.errno() == libc::EOPNOTSUPP => {}
+            Err(e) if matches!(e.errno(), libc::EPERM | libc::EACCES) && is_of_root(&name) => {}
+            Err(e) if matches!(e.errno(), libc::EIO | libc::EROFS) => return Err(e),
+            Err(e) => lost.push((name, e)),
         }
     }
     tree.set_times(&to.path, stat.atime, stat.mtime)?;
@@ -500,9 +560,19 @@ fn keep_attributes(from: &Place, to: &Place, stat: &Stat) -> Result<()> {
     Ok(())
 }
 
+/// Those of a file, access lists last: they may take the right to give it others.
 fn xattrs(from: &Place) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
     match from.tree.xattrs(&from.path) {
         Err(e) if e.errno() == libc::EOPNOTSUPP => Ok(Vec::new()),
-        other => other,
+        Err(e) => Err(e),
+        Ok(mut all) => {
+            all.sort_by_key(|(name, _)| name.starts_with(b"system."));
+            Ok(all)
+        }
     }
+}
+
+/// Whether xattrs of such a name are for the superuser alone to give.
+fn is_of_root(name: &[u8]) -> bool {
+    name.starts_with(b"trusted.") || name.starts_with(b"security.")
 }

@@ -93,15 +93,20 @@ impl Tree for HostTree {
         let stat = stat_of(&sys::fstat(&fd).map_err(failed)?)?;
         // Files of /proc and /sys say that they are empty, and are not.
         let stream = stat.kind != Kind::File || stat.size == 0;
-        Ok(Box::new(HostFile { fd, stream }))
+        let reach = if stream { Reach::Stream } else { Reach::File };
+        Ok(Box::new(HostFile { fd, reach }))
     }
 
     fn create(&self, path: &[u8], mode: u32, exclusive: bool) -> Result<Box<dyn Sink + '_>> {
         let exclusive = if exclusive { OFlags::EXCL } else { OFlags::empty() };
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | exclusive;
         let fd = sys::open(&*near(path)?, flags, Mode::from_raw_mode(mode)).map_err(failed)?;
-        let stream = stat_of(&sys::fstat(&fd).map_err(failed)?)?.kind != Kind::File;
-        Ok(Box::new(HostFile { fd, stream }))
+        let reach = match stat_of(&sys::fstat(&fd).map_err(failed)?)?.kind {
+            Kind::File => Reach::File,
+            Kind::BlockDevice => Reach::Device,
+            _ => Reach::Stream,
+        };
+        Ok(Box::new(HostFile { fd, reach }))
     }
 
     fn mkdir(&self, path: &[u8], mode: u32) -> Result<()> {
@@ -170,8 +175,16 @@ fn grown(call: impl Fn(&mut [u8]) -> rustix::io::Result<usize>) -> Result<Vec<u8
 
 struct HostFile {
     fd: OwnedFd,
+    reach: Reach,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reach {
+    File,
+    /// Written at offsets, and as long as it is.
+    Device,
     /// Read and written without offsets, to its end.
-    stream: bool,
+    Stream,
 }
 
 impl Source for HostFile {
@@ -180,7 +193,7 @@ impl Source for HostFile {
     }
 
     fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<usize> {
-        let read = if self.stream {
+        let read = if self.reach == Reach::Stream {
             interrupt::wait_readable(self.fd.as_fd());
             if interrupt::requested() {
                 return Err(failed(Errno::INTR));
@@ -193,7 +206,7 @@ impl Source for HostFile {
     }
 
     fn next_data(&self, offset: u64) -> Result<Option<(u64, u64)>> {
-        if self.stream {
+        if self.reach == Reach::Stream {
             return Ok(Some((offset, u64::MAX)));
         }
         let start = match sys::seek(&self.fd, sys::SeekFrom::Data(offset)) {
@@ -210,7 +223,7 @@ impl Source for HostFile {
 impl Sink for HostFile {
     fn write(&self, mut offset: u64, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
-            let written = if self.stream {
+            let written = if self.reach == Reach::Stream {
                 rustix::io::write(&self.fd, bytes)
             } else {
                 rustix::io::pwrite(&self.fd, bytes, offset)
@@ -226,6 +239,13 @@ impl Sink for HostFile {
     }
 
     fn set_len(&self, size: u64) -> Result<()> {
-        if self.stream { Ok(()) } else { sys::ftruncate(&self.fd, size).map_err(failed) }
+        match self.reach {
+            Reach::File => sys::ftruncate(&self.fd, size).map_err(failed),
+            Reach::Device | Reach::Stream => Ok(()),
+        }
+    }
+
+    fn has_holes(&self) -> bool {
+        self.reach == Reach::File
     }
 }

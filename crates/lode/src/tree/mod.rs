@@ -67,7 +67,10 @@ pub trait Source {
 pub trait Sink {
     /// All of `bytes`.
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()>;
+    /// A device or a pipe has what length it has.
     fn set_len(&self, size: u64) -> Result<()>;
+    /// What is not written reads as zeros: of no device, which keeps what it held, and of no pipe.
+    fn has_holes(&self) -> bool;
 }
 
 /// Refuses what a user named where no path of the system's is as long.

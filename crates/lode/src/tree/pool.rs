@@ -262,4 +262,8 @@ impl<M: Media> Sink for PoolFile<'_, M> {
         let set = SetAttr { size: Some(size), ..SetAttr::default() };
         self.tree.fs.setattr(&self.opener(), self.node.ino(), &set).map(|_| ())
     }
+
+    fn has_holes(&self) -> bool {
+        true
+    }
 }
