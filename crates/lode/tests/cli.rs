@@ -998,6 +998,59 @@ fn archives_keep_xattrs_of_what_nobody_may_write() {
     }
 }
 
+/// Overwrites a byte in the slot of the inode that has this name in the pool.
+fn damage_inode(dir: &Dir, pool: &str, parent: &str, name: &str) {
+    let listed = json(&dir.ok(&["ls", "--json", &format!("{pool}:{parent}")]));
+    let entries = listed["listings"][0]["entries"].as_array().unwrap();
+    let ino = entries.iter().find(|e| e["name"] == name).unwrap()["ino"].to_string();
+    let dumped = dir.ok(&["dump", pool, &ino]);
+    let at = dumped.split_once(" at 0x").unwrap().1.split(':').next().unwrap();
+    let at = u64::from_str_radix(at, 16).unwrap() + 20;
+    let file = File::options().read(true).write(true).open(dir.path(pool)).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[!byte[0]], at).unwrap();
+}
+
+#[test]
+fn a_damaged_inode_hides_and_keeps_itself_alone() {
+    let dir = Dir::new("damaged-inode");
+    dir.pool("p", 16);
+    fs::create_dir_all(dir.path("d/sub/deep")).unwrap();
+    for name in ["d/1", "d/2", "d/3", "d/sub/x", "d/sub/deep/y"] {
+        dir.write(name, b"x");
+    }
+    dir.ok(&["cp", "-r", "d", "p:/"]);
+    damage_inode(&dir, "p", "/d", "2");
+    damage_inode(&dir, "p", "/d/sub", "deep");
+    let says = |ran: &Ran, lines: &[&str]| {
+        assert_eq!((ran.code, ran.err.lines().count()), (Some(1), lines.len()), "{ran:?}");
+        for (line, begins) in ran.err.lines().zip(lines) {
+            assert!(line.starts_with(begins) && line.contains("no valid slot"), "{ran:?}");
+        }
+        String::from_utf8(ran.out.clone()).unwrap()
+    };
+    let unread = "lode: cannot read p:/d/2: ";
+    assert_eq!(says(&dir.run(&["ls", "p:/d"]), &[unread]), "1\n2\n3\nsub\n");
+    let long = says(&dir.run(&["ls", "-l", "p:/d"]), &[unread]);
+    assert_eq!(long.lines().count(), 4);
+    let line = long.lines().nth(1).unwrap();
+    assert!(line.starts_with("-????????? ? ? ") && line.ends_with(" ? 2"), "{long}");
+    assert_eq!(line.len(), long.lines().next().unwrap().len());
+    let deep = says(&dir.run(&["ls", "-R", "p:/d"]), &[unread, "lode: cannot read p:/d/sub/deep: "]);
+    assert!(deep.ends_with("p:/d/sub:\ndeep\nx\n"), "{deep}");
+    let listed = json(&says(&dir.run(&["ls", "--json", "p:/d"]), &[unread]));
+    let entry = &listed["listings"][0]["entries"][1];
+    assert_eq!((&entry["name"], &entry["kind"]), (&"2".into(), &"file".into()));
+    assert!(entry["error"].as_str().unwrap().contains("no valid slot") && entry.get("size").is_none());
+    assert_eq!(listed["listings"][0]["entries"][0]["size"], 1);
+    let stays = ["lode: cannot remove p:/d/2: ", "lode: cannot remove p:/d/sub/deep: "];
+    says(&dir.run(&["rm", "-r", "p:/d"]), &stays);
+    says(&dir.run(&["ls", "p:/d"]), &[unread]);
+    let left = String::from_utf8(dir.run(&["ls", "-R", "p:/"]).out).unwrap();
+    assert_eq!(left, "p:/:\nd\n\np:/d:\n2\nsub\n\np:/d/sub:\ndeep\n");
+}
+
 #[test]
 fn listings_show_what_is_there() {
     let dir = Dir::new("listing");
@@ -1375,6 +1428,38 @@ fn rm_removes_what_it_is_told() {
 }
 
 #[test]
+fn an_interrupted_rm_reaches_nothing_more() {
+    let dir = Dir::new("rm-interrupt");
+    dir.pool("p", 16);
+    dir.write("keep", b"kept");
+    dir.ok(&["cp", "keep", "p:/"]);
+    // More messages than a pipe takes that nobody reads yet.
+    let mut args = vec!["rm"];
+    args.extend(["p:/none"; 4000]);
+    args.push("p:/keep");
+    let child = dir.command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let (status, begun) = (format!("/proc/{}/status", child.id()), Instant::now());
+    let catches = || {
+        let status = fs::read_to_string(&status).unwrap();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap().trim();
+        u64::from_str_radix(caught, 16).unwrap() & 1 << (libc::SIGINT - 1) != 0
+    };
+    while !catches() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it does not begin");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let ended = child.wait_with_output().unwrap();
+    let said = String::from_utf8(ended.stderr).unwrap();
+    let last = said.lines().last().unwrap();
+    assert_eq!(last, "lode: cannot remove p:/none: interrupted; what was not reached is left");
+    assert_eq!(said.matches("interrupted").count(), 1);
+    assert_eq!(ended.status.code(), Some(1));
+    assert_eq!(dir.ok(&["ls", "p:/"]), "keep\n");
+}
+
+#[test]
 fn rm_never_empties_what_a_link_leads_to() {
     let dir = Dir::new("rm-link");
     dir.pool("p", 16);
@@ -1403,8 +1488,11 @@ fn json_is_one_document_and_nothing_else() {
     for wanted in ["cpu", "dsa", "ioat", "resctrl", "fuse", "userfaultfd", "io_uring"] {
         assert!(names.iter().any(|n| *n == wanted), "{wanted} is not in {names:?}");
     }
-    // Two arguments, recursion: still one document.
-    json(&dir.ok(&["ls", "-R", "--json", "p:/", "p:/"]));
+    // Two arguments, recursion: still one document, which says what is of which pool.
+    dir.pool("q", 16);
+    let listed = json(&dir.ok(&["ls", "-R", "--json", "p:/", "q:/"]));
+    let pools: Vec<_> = listed["listings"].as_array().unwrap().iter().map(|l| &l["pool"]).collect();
+    assert_eq!(pools, ["p", "q"]);
     // Logs do not mix with it.
     let ran = Ran::of(dir.command(&["ls", "--json", "p:/"]).env("LODE_LOG", "trace"));
     assert_eq!(ran.code, Some(0));
@@ -1650,6 +1738,24 @@ fn fsck_writes_a_lost_label_again() {
         let ran = unchanged(&dir.path("a"), || dir.run(args));
         ran.fails(if args[0] == "fsck" { 8 } else { 1 }, &["a has no label", "restore block 0 from a copy"]);
     }
+}
+
+#[test]
+fn a_finding_says_the_bytes_of_a_path_that_is_no_text() {
+    let dir = Dir::new("fsck-hex");
+    let pool = dir.pool("p", 8);
+    fs::create_dir(dir.path("in")).unwrap();
+    let file = dir.path("in").join(OsStr::from_bytes(b"bad\xff"));
+    fs::rename(file_of(&dir, "file", 10_000), &file).unwrap();
+    dir.ok(&["cp", "-r", "in", "p:/"]);
+    let (image, wanted) = (fs::read(&pool).unwrap(), &fs::read(&file).unwrap()[..4096]);
+    let at = image.chunks(4096).position(|block| block == wanted).expect("the data are there") as u64 * 4096;
+    File::options().write(true).open(&pool).unwrap().write_all_at(&[!wanted[0]], at).unwrap();
+    let finding = &json(std::str::from_utf8(&dir.run(&["fsck", "p", "--json"]).out).unwrap())["findings"][0];
+    assert_eq!(
+        (&finding["path"], &finding["path_hex"]),
+        (&"/in/bad\u{fffd}".into(), &"2f696e2f626164ff".into())
+    );
 }
 
 #[test]

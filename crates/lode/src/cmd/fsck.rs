@@ -11,6 +11,7 @@ use lodestone::fs::check::{self, Finding, Progress, Report};
 use lodestone::media::{Pool, PoolOptions};
 use serde::Serialize;
 
+use super::ls::exact;
 use crate::cli;
 use crate::failure::{Failure, Output, Result, complain, reason};
 use crate::progress::Waiting;
@@ -160,6 +161,9 @@ struct Line {
     inode: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     path: Option<String>,
+    /// The exact path where it is not UTF-8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_hex: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     block: Option<u64>,
     /// File bytes that are lost or doubtful.
@@ -178,6 +182,7 @@ impl Line {
             kind: finding.what.name(),
             inode: finding.ino,
             path: finding.path.as_ref().map(|path| String::from_utf8_lossy(path).into_owned()),
+            path_hex: finding.path.as_deref().and_then(exact),
             block: finding.block,
             from: finding.bytes.map(|b| b.0),
             to: finding.bytes.map(|b| b.1),

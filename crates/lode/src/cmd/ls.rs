@@ -2,6 +2,8 @@
 //!
 //! One name per line, sorted by its bytes; times are UTC, so that output does not depend on where it runs.
 
+use std::os::unix::ffi::OsStrExt;
+
 use lodestone::fs::{Attr, Kind, Time};
 use lodestone::quote::Quoted;
 use lodestone::{Error, Result};
@@ -11,7 +13,7 @@ use crate::cli;
 use crate::failure::{self, Failure, Output, complain, reason, remedy};
 use crate::pool::{Access, Pools, Tree as PoolTree};
 use crate::target::PoolPath;
-use crate::tree::{base_name, check_length, join};
+use crate::tree::{Named, base_name, check_length, join};
 
 pub fn run(args: &cli::Ls) -> failure::Result<()> {
     let mut pools = Pools::new();
@@ -21,19 +23,21 @@ pub fn run(args: &cli::Ls) -> failure::Result<()> {
     let mut listings = Vec::new();
     let mut failures = 0;
     for path in &args.paths {
-        let mut failed = |path: &PoolPath, e: Error| {
-            complain(format_args!("cannot list {path}: {}{}", reason(&e), remedy(e.errno())));
+        let mut failed = |what: &str, path: &PoolPath, e: &Error| {
+            complain(format_args!("cannot {what} {path}: {}{}", reason(e), remedy(e.errno())));
             failures += 1;
         };
         match check_length(&path.path) {
             Ok(()) => list(pools.tree(&path.pool), path, args, &mut listings, &mut failed),
-            Err(e) => failed(path, e),
+            Err(e) => failed("list", path, &e),
         }
     }
-    Output::print(|out| match args.json {
+    let printed = Output::print(|out| match args.json {
         true => out.json(&Document { listings: &listings }),
         false => print(&listings, args, out),
-    })?;
+    });
+    pools.close()?;
+    printed?;
     if failures == 0 { Ok(()) } else { Err(Failure::Reported) }
 }
 
@@ -45,6 +49,11 @@ struct Document<'a> {
 /// One argument, or one directory met below it.
 #[derive(Serialize)]
 struct Listing {
+    #[serde(serialize_with = "as_text")]
+    pool: Vec<u8>,
+    /// The exact name of the pool where it is not UTF-8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pool_hex: Option<String>,
     #[serde(serialize_with = "as_text")]
     path: Vec<u8>,
     /// The exact path where it is not UTF-8.
@@ -65,6 +74,17 @@ struct Entry {
     name_hex: Option<String>,
     ino: u32,
     kind: &'static str,
+    /// Nothing of an inode that cannot be read.
+    #[serde(flatten)]
+    facts: Option<Facts>,
+    /// Why it, or what it says, cannot be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+/// What stands in the inode.
+#[derive(Serialize)]
+struct Facts {
     mode: String,
     nlink: u32,
     uid: u32,
@@ -97,11 +117,11 @@ fn list(
     path: &PoolPath,
     args: &cli::Ls,
     listings: &mut Vec<Listing>,
-    failed: &mut dyn FnMut(&PoolPath, Error),
+    failed: &mut dyn FnMut(&str, &PoolPath, &Error),
 ) {
     let mut waiting = vec![path.clone()];
     while let Some(path) = waiting.pop() {
-        match one(tree, &path, args) {
+        match one(tree, &path, args, failed) {
             Ok(listing) => {
                 if args.recursive && listing.directory {
                     let below = listing.entries.iter().rev().filter(|e| e.is_directory_below());
@@ -110,12 +130,18 @@ fn list(
                 }
                 listings.push(listing);
             }
-            Err(e) => failed(&path, e),
+            Err(e) => failed("list", &path, &e),
         }
     }
 }
 
-fn one(tree: &PoolTree, path: &PoolPath, args: &cli::Ls) -> Result<Listing> {
+/// The listing of `path`. Of an entry that fails the name is listed, and the failure told.
+fn one(
+    tree: &PoolTree,
+    path: &PoolPath,
+    args: &cli::Ls,
+    failed: &mut dyn FnMut(&str, &PoolPath, &Error),
+) -> Result<Listing> {
     // As ls(1): a symbolic link to a directory is followed, with -l it is shown.
     let attr = match tree.attr(&path.path, !args.long) {
         Err(e) if e.errno() == libc::ENOENT => tree.attr(&path.path, false)?,
@@ -124,12 +150,28 @@ fn one(tree: &PoolTree, path: &PoolPath, args: &cli::Ls) -> Result<Listing> {
     let directory = attr.kind() == Kind::Directory;
     let entries = if directory {
         let names = tree.entries(attr.ino)?.into_iter();
-        let shown = names.filter(|(name, _)| args.all || !name.starts_with(b"."));
-        shown.map(|(name, ino)| Entry::new(tree, name, &tree.fs.getattr(ino)?)).collect::<Result<_>>()?
+        let shown = names.filter(|entry| args.all || !entry.name.starts_with(b"."));
+        let below = |name: &[u8]| PoolPath { path: join(&path.path, name), ..path.clone() };
+        shown
+            .map(|named| {
+                let (entry, wrong) = Entry::new(tree, named);
+                if let Some(e) = wrong {
+                    failed("read", &below(&entry.name), &e);
+                }
+                entry
+            })
+            .collect()
     } else {
-        vec![Entry::new(tree, base_name(&path.path).to_vec(), &attr)?]
+        let name = base_name(&path.path).to_vec();
+        let (entry, wrong) = Entry::new(tree, Named { name, ino: attr.ino, kind: attr.kind() });
+        if let Some(e) = wrong {
+            failed("read", path, &e);
+        }
+        vec![entry]
     };
     Ok(Listing {
+        pool_hex: exact(path.pool.as_bytes()),
+        pool: path.pool.as_bytes().to_vec(),
         path_hex: exact(&path.path),
         path: path.path.clone(),
         shown: path.to_string(),
@@ -139,15 +181,47 @@ fn one(tree: &PoolTree, path: &PoolPath, args: &cli::Ls) -> Result<Listing> {
 }
 
 impl Entry {
-    fn new(tree: &PoolTree, name: Vec<u8>, a: &Attr) -> Result<Entry> {
-        let kind = a.kind();
-        let is_device = matches!(kind, Kind::CharDevice | Kind::BlockDevice);
-        let target = if kind == Kind::Symlink { Some(tree.fs.readlink(a.ino)?) } else { None };
-        Ok(Entry {
-            name_hex: exact(&name),
-            name,
-            ino: a.ino.0,
-            kind: kind_name(kind),
+    /// With what of it cannot be read.
+    fn new(tree: &PoolTree, Named { name, ino, kind }: Named) -> (Entry, Option<Error>) {
+        let attr = tree.fs.getattr(ino);
+        let target = match (&attr, kind) {
+            (Ok(_), Kind::Symlink) => tree.fs.readlink(ino).map(Some),
+            _ => Ok(None),
+        };
+        let (target, unread) = target.map_or_else(|e| (None, Some(e)), |target| (target, None));
+        let (facts, wrong) = match attr {
+            Ok(attr) => (Some(Facts::new(&attr, target)), unread),
+            Err(e) => (None, Some(e)),
+        };
+        let error = wrong.as_ref().map(reason);
+        (Entry { name_hex: exact(&name), name, ino: ino.0, kind: kind_name(kind), facts, error }, wrong)
+    }
+
+    fn is_directory_below(&self) -> bool {
+        self.facts.is_some() && self.kind == "directory" && self.name != b"." && self.name != b".."
+    }
+
+    /// The line of -l, with its columns as wide as the listing needs them.
+    fn long_line(&self, width: &Widths) -> String {
+        let (l, u, g, s, t) = (width.nlink, width.uid, width.gid, width.size, width.mtime);
+        let letter = kind_letter(self.kind);
+        let Some(facts) = &self.facts else {
+            let unknown = "?";
+            return format!(
+                "{letter}????????? {unknown:>l$} {unknown:>u$} {unknown:>g$} {unknown:>s$} {unknown:>t$} "
+            );
+        };
+        let mode = u32::from_str_radix(&facts.mode, 8).expect("we wrote these digits");
+        let (permissions, size) = (permissions(mode), facts.size_column());
+        let Facts { nlink, uid, gid, mtime, .. } = facts;
+        format!("{letter}{permissions} {nlink:>l$} {uid:>u$} {gid:>g$} {size:>s$} {mtime:>t$} ")
+    }
+}
+
+impl Facts {
+    fn new(a: &Attr, target: Option<Vec<u8>>) -> Facts {
+        let is_device = matches!(a.kind(), Kind::CharDevice | Kind::BlockDevice);
+        Facts {
             mode: format!("{:04o}", a.mode & 0o7777),
             nlink: a.nlink,
             uid: a.uid,
@@ -158,32 +232,16 @@ impl Entry {
             mtime: utc(a.mtime),
             target_hex: target.as_deref().and_then(exact),
             target,
-        })
+        }
     }
 
-    fn is_directory_below(&self) -> bool {
-        self.kind == "directory" && self.name != b"." && self.name != b".."
-    }
-
-    /// The line of -l, with its columns as wide as the listing needs them.
-    fn long_line(&self, width: &Widths) -> String {
-        let mode = u32::from_str_radix(&self.mode, 8).expect("we wrote these digits");
-        let size = self.rdev.map_or(self.size.to_string(), |(major, minor)| format!("{major},{minor}"));
-        let (l, u, g, s) = (width.nlink, width.uid, width.gid, width.size);
-        format!(
-            "{}{} {:>l$} {:>u$} {:>g$} {size:>s$} {} ",
-            kind_letter(self.kind),
-            permissions(mode),
-            self.nlink,
-            self.uid,
-            self.gid,
-            self.mtime,
-        )
+    fn size_column(&self) -> String {
+        self.rdev.map_or(self.size.to_string(), |(major, minor)| format!("{major},{minor}"))
     }
 }
 
 /// In hexadecimal digits what is no UTF-8; none of what is.
-fn exact(bytes: &[u8]) -> Option<String> {
+pub fn exact(bytes: &[u8]) -> Option<String> {
     let is_text = std::str::from_utf8(bytes).is_ok();
     (!is_text).then(|| bytes.iter().map(|b| format!("{b:02x}")).collect())
 }
@@ -193,17 +251,19 @@ struct Widths {
     uid: usize,
     gid: usize,
     size: usize,
+    mtime: usize,
 }
 
 impl Widths {
     fn of(entries: &[Entry]) -> Widths {
-        let widest =
-            |text: &dyn Fn(&Entry) -> String| entries.iter().map(|e| text(e).len()).max().unwrap_or(0);
+        let facts = || entries.iter().filter_map(|entry| entry.facts.as_ref());
+        let widest = |text: &dyn Fn(&Facts) -> String| facts().map(|f| text(f).len()).max().unwrap_or(1);
         Widths {
-            nlink: widest(&|e| e.nlink.to_string()),
-            uid: widest(&|e| e.uid.to_string()),
-            gid: widest(&|e| e.gid.to_string()),
-            size: widest(&|e| e.rdev.map_or(e.size.to_string(), |(a, b)| format!("{a},{b}"))),
+            nlink: widest(&|f| f.nlink.to_string()),
+            uid: widest(&|f| f.uid.to_string()),
+            gid: widest(&|f| f.gid.to_string()),
+            size: widest(&Facts::size_column),
+            mtime: widest(&|f| f.mtime.clone()),
         }
     }
 }
@@ -218,7 +278,7 @@ fn print(listings: &[Listing], args: &cli::Ls, out: &mut Output) -> failure::Res
         let widths = Widths::of(&listing.entries);
         for entry in &listing.entries {
             let long = if args.long { entry.long_line(&widths) } else { String::new() };
-            let target = match &entry.target {
+            let target = match entry.facts.as_ref().and_then(|facts| facts.target.as_ref()) {
                 Some(target) if args.long => format!(" -> {}", Quoted(target)),
                 _ => String::new(),
             };

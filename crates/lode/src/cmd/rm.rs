@@ -1,38 +1,57 @@
 //! `lode rm POOL:/path ...`: removes names from a pool.
 //!
 //! Directories are emptied by inode number, with a list instead of recursion, so that neither the depth of a
-//! tree nor the length of a path is a limit.
+//! tree nor the length of a path is a limit. What cannot be removed is told and does not keep the rest, unless the
+//! medium itself fails or somebody wants an end.
 
 use lodestone::fs::{Ino, Kind};
 use lodestone::{Error, Result};
 
 use crate::cli;
 use crate::failure::{self, Failure, complain, reason, remedy};
+use crate::interrupt;
 use crate::pool::{Access, Pools, Tree as PoolTree};
 use crate::target::PoolPath;
+use crate::tree::join;
 
 pub fn run(args: &cli::Rm) -> failure::Result<()> {
     let mut pools = Pools::new();
     for path in &args.paths {
         pools.open(&path.pool, Access::Write)?;
     }
-    crate::interrupt::catch();
-    let mut failures = 0;
+    interrupt::catch();
+    let mut complete = true;
     for path in &args.paths {
         match remove(pools.tree(&path.pool), path, args) {
             Err(e) if args.force && matches!(e.errno(), libc::ENOENT | libc::ENOTDIR) => {}
             Err(e) => {
-                complain(format_args!("cannot remove {path}: {}{}", reason(&e), remedy(e.errno())));
-                failures += 1;
+                tell(path, &e);
+                complete = false;
+                if e.errno() == libc::EINTR {
+                    break;
+                }
             }
-            Ok(()) => {}
+            Ok(removed) => complete &= removed,
         }
     }
     pools.close()?;
-    if failures == 0 { Ok(()) } else { Err(Failure::Reported) }
+    if complete { Ok(()) } else { Err(Failure::Reported) }
 }
 
-fn remove(tree: &PoolTree, path: &PoolPath, args: &cli::Rm) -> Result<()> {
+fn tell(path: &PoolPath, e: &Error) {
+    complain(format_args!("cannot remove {path}: {}{}", reason(e), remedy(e.errno())));
+}
+
+fn check_interrupt() -> Result<()> {
+    match interrupt::requested() {
+        true => Err(Error::message(libc::EINTR, "lode::rm", "interrupted; what was not reached is left")),
+        false => Ok(()),
+    }
+}
+
+/// Whether all of it is gone; of what is not was told why.
+fn remove(tree: &PoolTree, path: &PoolPath, args: &cli::Rm) -> Result<bool> {
+    check_interrupt()?;
     let (dir, name) = tree.fs.walk_parent(&tree.cred, None, &path.path)?;
     if name.is_empty() {
         return Err(Error::message(libc::EBUSY, "lode::rm", "it is the root directory"));
@@ -46,13 +65,16 @@ fn remove(tree: &PoolTree, path: &PoolPath, args: &cli::Rm) -> Result<()> {
         if path.path.ends_with(b"/") {
             return Err(Error::new(libc::ENOTDIR, "lode::rm"));
         }
-        return tree.fs.unlink(&tree.cred, dir.ino(), name);
+        return tree.fs.unlink(&tree.cred, dir.ino(), name).map(|()| true);
     }
     if !args.recursive {
         return Err(Error::message(libc::EISDIR, "lode::rm", "it is a directory; add -r"));
     }
-    empty(tree, attr.ino)?;
-    tree.fs.rmdir(&tree.cred, dir.ino(), name)
+    let emptied = Emptying { tree, top: path, levels: Vec::new() }.all(attr.ino)?;
+    if emptied {
+        tree.fs.rmdir(&tree.cred, dir.ino(), name)?;
+    }
+    Ok(emptied)
 }
 
 /// A directory on the way down: what it is called in the one above, and which directories it still holds.
@@ -60,36 +82,67 @@ struct Level {
     ino: Ino,
     name: Vec<u8>,
     below: Vec<(Vec<u8>, Ino)>,
+    /// Something in it could not be removed.
+    stays: bool,
 }
 
-/// Removes everything below `dir`.
-fn empty(tree: &PoolTree, dir: Ino) -> Result<()> {
-    let mut levels = vec![Level { ino: dir, name: Vec::new(), below: unlink_files(tree, dir)? }];
-    while let Some(level) = levels.last_mut() {
-        if let Some((name, ino)) = level.below.pop() {
-            levels.push(Level { ino, name, below: unlink_files(tree, ino)? });
-            continue;
-        }
-        let emptied = levels.pop().expect("the loop's condition");
-        if let Some(above) = levels.last() {
-            tree.fs.rmdir(&tree.cred, above.ino, &emptied.name)?;
-        }
-    }
-    Ok(())
+/// The removal of everything below a directory.
+struct Emptying<'a> {
+    tree: &'a PoolTree,
+    top: &'a PoolPath,
+    levels: Vec<Level>,
 }
 
-/// Unlinks what is no directory, gives the directories.
-fn unlink_files(tree: &PoolTree, dir: Ino) -> Result<Vec<(Vec<u8>, Ino)>> {
-    let mut directories = Vec::new();
-    for (name, ino) in tree.entries(dir)? {
-        if crate::interrupt::requested() {
-            return Err(Error::message(libc::EINTR, "lode::rm", "interrupted; what was not reached is left"));
-        }
-        if tree.fs.getattr(ino)?.kind() == Kind::Directory {
-            directories.push((name, ino));
-        } else {
-            tree.fs.unlink(&tree.cred, dir, &name)?;
+impl Emptying<'_> {
+    /// Whether `dir` is empty now.
+    fn all(mut self, dir: Ino) -> Result<bool> {
+        self.enter(Vec::new(), dir)?;
+        loop {
+            let level = self.levels.last_mut().expect("it ends with the first");
+            if let Some((name, ino)) = level.below.pop() {
+                if let Err(e) = self.enter(name.clone(), ino) {
+                    self.stays(&name, e)?;
+                }
+                continue;
+            }
+            let emptied = self.levels.pop().expect("it was just there");
+            let Some(above) = self.levels.last_mut() else { return Ok(!emptied.stays) };
+            if emptied.stays {
+                above.stays = true;
+                continue;
+            }
+            let above = above.ino;
+            if let Err(e) = self.tree.fs.rmdir(&self.tree.cred, above, &emptied.name) {
+                self.stays(&emptied.name, e)?;
+            }
         }
     }
-    Ok(directories)
+
+    /// Unlinks what is no directory, and leaves the directories to be emptied.
+    fn enter(&mut self, name: Vec<u8>, dir: Ino) -> Result<()> {
+        let entries = self.tree.entries(dir)?;
+        self.levels.push(Level { ino: dir, name, below: Vec::new(), stays: false });
+        for entry in entries {
+            check_interrupt()?;
+            if entry.kind == Kind::Directory {
+                let level = self.levels.last_mut().expect("just pushed");
+                level.below.push((entry.name, entry.ino));
+            } else if let Err(e) = self.tree.fs.unlink(&self.tree.cred, dir, &entry.name) {
+                self.stays(&entry.name, e)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells what of the last level was not removed. The error ends the removal: going on makes no sense.
+    fn stays(&mut self, name: &[u8], e: Error) -> Result<()> {
+        if matches!(e.errno(), libc::EINTR | libc::EIO | libc::EROFS) {
+            return Err(e);
+        }
+        let names = self.levels.iter().skip(1).map(|level| &level.name[..]).chain([name]);
+        let path = names.fold(self.top.path.clone(), |path, name| join(&path, name));
+        tell(&PoolPath { path, ..self.top.clone() }, &e);
+        self.levels.last_mut().expect("something is in it").stays = true;
+        Ok(())
+    }
 }

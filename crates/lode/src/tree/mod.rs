@@ -12,7 +12,7 @@ use lodestone::limits::PATH_BYTES_MAX;
 use lodestone::{Error, Result};
 
 pub use host::HostTree;
-pub use pool::PoolTree;
+pub use pool::{Named, PoolTree};
 
 /// What stat says, on either side.
 #[derive(Clone, Copy, Debug)]

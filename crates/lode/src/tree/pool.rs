@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use lodestone::fs::{Attr, Cred, Fs, Ino, Node, SetAttr, SetTime, Time};
+use lodestone::fs::{Attr, Cred, Fs, Ino, Kind, Node, SetAttr, SetTime, Time};
 use lodestone::media::Media;
 use lodestone::{Error, Result};
 
@@ -17,6 +17,13 @@ pub struct PoolTree<M: Media> {
     /// Stands for the device number: two open pools differ in it.
     pub device: u64,
     umask: u32,
+}
+
+/// An entry of a directory.
+pub struct Named {
+    pub name: Vec<u8>,
+    pub ino: Ino,
+    pub kind: Kind,
 }
 
 impl<M: Media> PoolTree<M> {
@@ -61,17 +68,17 @@ impl<M: Media> PoolTree<M> {
         self.fs.attr_of(&self.node(path, follow)?)
     }
 
-    /// Names and inode numbers without "." and "..", sorted by name.
-    pub fn entries(&self, dir: Ino) -> Result<Vec<(Vec<u8>, Ino)>> {
+    /// What a directory says of its names, but for "." and "..", sorted: that is known of inodes that cannot be read, too.
+    pub fn entries(&self, dir: Ino) -> Result<Vec<Named>> {
         self.fs.access(&self.cred, dir, libc::R_OK)?;
         let mut entries = Vec::new();
         self.fs.readdir(dir, 0, &mut |e| {
             if e.name != b"." && e.name != b".." {
-                entries.push((e.name.to_vec(), e.ino));
+                entries.push(Named { name: e.name.to_vec(), ino: e.ino, kind: e.kind });
             }
             true
         })?;
-        entries.sort();
+        entries.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(entries)
     }
 
@@ -128,7 +135,7 @@ impl<M: Media> Tree for PoolTree<M> {
 
     fn names(&self, dir: &[u8]) -> Result<Vec<Vec<u8>>> {
         let dir = self.node(dir, true)?;
-        Ok(self.entries(dir.ino())?.into_iter().map(|(name, _)| name).collect())
+        Ok(self.entries(dir.ino())?.into_iter().map(|entry| entry.name).collect())
     }
 
     fn readlink(&self, path: &[u8]) -> Result<Vec<u8>> {
