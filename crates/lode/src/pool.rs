@@ -1,5 +1,6 @@
 //! The pools that one command works on: each opened once, however often and by which names it is given.
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::MetadataExt;
@@ -37,6 +38,7 @@ struct Open {
     names: Vec<OsString>,
     identity: Option<(u64, u64)>,
     writable: bool,
+    closed: Cell<bool>,
     tree: Tree,
 }
 
@@ -64,7 +66,13 @@ impl Pools {
         let tree = PoolTree::new(fs, device);
         self.files.extend(files);
         self.paths.extend(regions.into_iter().map(|region| region.path));
-        self.open.push(Open { names: vec![pool.to_os_string()], identity, writable, tree });
+        self.open.push(Open {
+            names: vec![pool.to_os_string()],
+            identity,
+            writable,
+            closed: Cell::new(false),
+            tree,
+        });
         Ok(())
     }
 
@@ -90,19 +98,35 @@ impl Pools {
         )
     }
 
-    /// Closes what may have been changed: everything is safe from here on.
-    pub fn close(&self) -> Result<()> {
-        for open in self.open.iter().filter(|o| o.writable) {
-            open.tree.fs.close().map_err(|e| {
+    /// Closes what is open for writing, changed or not: everything is safe from here on.
+    pub fn close(self) -> Result<()> {
+        self.close_all()
+    }
+
+    /// All, whatever becomes of one; the first failure.
+    fn close_all(&self) -> Result<()> {
+        let mut closed = Ok(());
+        for open in self.open.iter().filter(|o| o.writable && !o.closed.replace(true)) {
+            let ended = open.tree.fs.close().map_err(|e| {
                 let name = show(Path::new(&open.names[0]));
                 let full = if e.errno() == libc::EIO { self.remedy(libc::EIO) } else { String::new() };
                 Failure::failed(format_args!(
                     "cannot close {name}: {}{full}; the next use recovers it",
                     reason(&e)
                 ))
-            })?;
+            });
+            closed = closed.and(ended);
         }
-        Ok(())
+        closed
+    }
+}
+
+/// On the way out of a command that failed: its own failure is what is said.
+impl Drop for Pools {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            let _ = self.close_all();
+        }
     }
 }
 
@@ -134,7 +158,7 @@ pub fn map(pool: &Path, access: Access, assume: Option<Domain>) -> lodestone::Re
     let options = PoolOptions { read_only: access == Access::Read, assume, ..PoolOptions::default() };
     match open(pool, &options) {
         Ok(media) => Ok((media, access == Access::Write)),
-        // Of device-dax there are no private copies.
+        // Of device-dax there are no private copies. The pool is closed as any other that is open for writing.
         Err(e) if e.errno() == libc::EOPNOTSUPP && access == Access::Read => map(pool, Access::Write, assume),
         Err(e) => Err(e),
     }

@@ -1460,6 +1460,16 @@ fn an_interrupted_rm_reaches_nothing_more() {
 }
 
 #[test]
+fn a_command_that_fails_closes_what_it_opened() {
+    let dir = Dir::new("closes");
+    dir.pool("p", 16);
+    for args in [&["rm", "p:/x", "none:/x"][..], &["cp", "none:/x", "p:/x"]] {
+        dir.run(args).fails(1, &["none"]);
+        assert_eq!(json(&dir.ok(&["info", "p", "--json"]))["pool"]["state"]["clean"], true);
+    }
+}
+
+#[test]
 fn rm_never_empties_what_a_link_leads_to() {
     let dir = Dir::new("rm-link");
     dir.pool("p", 16);

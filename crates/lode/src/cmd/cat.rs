@@ -16,7 +16,7 @@ pub fn run(args: &cli::Cat) -> Result<()> {
     }
     let mut buffer = vec![0; CHUNK_BYTES];
     let mut failures = 0;
-    Output::print(|out| {
+    let printed = Output::print(|out| {
         for path in &args.paths {
             let tree = pools.tree(&path.pool);
             if let Err(e) = write(tree, path, out, &mut buffer)? {
@@ -25,7 +25,9 @@ pub fn run(args: &cli::Cat) -> Result<()> {
             }
         }
         Ok(())
-    })?;
+    });
+    pools.close()?;
+    printed?;
     if failures == 0 { Ok(()) } else { Err(Failure::Reported) }
 }
 

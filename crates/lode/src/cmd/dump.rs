@@ -25,5 +25,6 @@ pub fn run(args: &cli::Dump) -> Result<()> {
     };
     let mut out = Output::new();
     out.bytes(text.as_bytes())?;
-    out.finish()
+    out.finish()?;
+    pools.close()
 }
