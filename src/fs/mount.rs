@@ -55,11 +55,17 @@ impl MkfsOptions {
             );
             return Err(Error::message(libc::EINVAL, "mount::mkfs", message));
         }
-        if self.label.len() > LABEL_BYTES_MAX {
-            let message = format!("a label has at most {LABEL_BYTES_MAX} bytes");
-            return Err(Error::message(libc::EINVAL, "mount::mkfs", message));
-        }
-        Ok(())
+        MkfsOptions::check_label(&self.label)
+    }
+
+    /// EINVAL for what is no label: it is one line of text, and not a long one.
+    pub fn check_label(label: &str) -> Result<()> {
+        let message = match label {
+            _ if label.len() > LABEL_BYTES_MAX => format!("a label has at most {LABEL_BYTES_MAX} bytes"),
+            _ if label.chars().any(char::is_control) => "a label has no control characters".to_owned(),
+            _ => return Ok(()),
+        };
+        Err(Error::message(libc::EINVAL, "mount::mkfs", message))
     }
 }
 

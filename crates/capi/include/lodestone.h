@@ -307,7 +307,7 @@ int lode_close_pool(lode_fs *fs);
  *
  * opts: NULL, or a comma-separated list of
  *   force                   also where something is already
- *   label=TEXT              at most 63 bytes
+ *   label=TEXT              at most 63 bytes, none of them a control character
  *   data=cow                each write is atomic (the default)
  *   data=inplace            a crash can tear a write
  *

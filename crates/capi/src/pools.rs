@@ -123,7 +123,7 @@ pub unsafe extern "C" fn lode_close_pool(fs: *mut lode_fs) -> c_int {
 ///
 /// opts: NULL, or a comma-separated list of
 ///   force                   also where something is already
-///   label=TEXT              at most 63 bytes
+///   label=TEXT              at most 63 bytes, none of them a control character
 ///   data=cow                each write is atomic (the default)
 ///   data=inplace            a crash can tear a write
 ///

@@ -1049,6 +1049,7 @@ static void a_refused_pool_leaves_nothing(void)
     snprintf(path, sizeof path, "%s.refused", pool_path);
     snprintf(opts, sizeof opts, "label=%064d", 1);
     FAILS(EINVAL, lode_mkfs(path, 8 << 20, opts));
+    FAILS(EINVAL, lode_mkfs(path, 8 << 20, "label=two\nlines"));
     FAILS(EINVAL, lode_mkfs(path, 4096, NULL));
     CHECK(access(path, F_OK) == -1 && errno == ENOENT);
 }

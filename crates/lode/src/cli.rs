@@ -11,9 +11,8 @@ use std::time::Duration;
 
 use clap::{Arg, ArgAction, Args, Command, CommandFactory, Parser, Subcommand, ValueEnum};
 
-use lodestone::limits::{
-    LABEL_BYTES_MAX, MEMORY_BYTES_MAX, MEMORY_BYTES_MIN, POOL_BLOCKS_MAX, POOL_BYTES_MIN,
-};
+use lodestone::fs::MkfsOptions;
+use lodestone::limits::{MEMORY_BYTES_MAX, MEMORY_BYTES_MIN, POOL_BLOCKS_MAX, POOL_BYTES_MIN};
 use lodestone::mover::class::{Class, UnknownClass};
 use lodestone::mover::{EngineKind, UnknownEngine};
 
@@ -852,11 +851,7 @@ fn parse_engine(name: &str) -> Result<EngineKind, String> {
 }
 
 fn parse_label(text: &str) -> Result<String, String> {
-    match text {
-        _ if text.len() > LABEL_BYTES_MAX => Err(format!("longer than {LABEL_BYTES_MAX} bytes")),
-        _ if text.chars().any(char::is_control) => Err("it has control characters".to_string()),
-        _ => Ok(text.to_string()),
-    }
+    MkfsOptions::check_label(text).map(|()| text.to_string()).map_err(|e| e.to_string())
 }
 
 /// Names a pool, by any bytes but none.

@@ -1769,6 +1769,30 @@ fn a_finding_says_the_bytes_of_a_path_that_is_no_text() {
 }
 
 #[test]
+fn a_label_is_one_line() {
+    use lodestone::fs::MkfsOptions;
+    use lodestone::fs::format::{SUPER_BYTES, Super};
+    let dir = Dir::new("label");
+    dir.run(&["mkfs", "p", "--label", "a\nb"]).fails(2, &["control characters"]);
+    let odd = MkfsOptions { label: "a\nb".into(), ..MkfsOptions::default() };
+    assert_eq!(odd.check(None).unwrap_err().errno(), libc::EINVAL);
+    // One that was made all the same.
+    dir.ok(&["mkfs", "p", "--size", "16M", "--label", "plain"]);
+    assert!(dir.ok(&["info", "p"]).contains("\n  label     plain\n"));
+    let file = File::options().read(true).write(true).open(dir.path("p")).unwrap();
+    let mut bytes = [0; SUPER_BYTES];
+    file.read_exact_at(&mut bytes, BLOCK).unwrap();
+    let label = "a\n  uuid\u{1b}[2J".to_owned();
+    let Ok(sb) = Super::decode(&bytes) else { panic!("no superblock") };
+    let bytes = Super { label, ..sb }.encode();
+    for block in [1, 16 * MIB / BLOCK - 1] {
+        file.write_all_at(&bytes, block * BLOCK).unwrap();
+    }
+    let shown = dir.ok(&["info", "p"]);
+    assert!(shown.contains("\n  label     $'a\\n  uuid\\033[2J'\n"), "{shown}");
+}
+
+#[test]
 fn fsck_finds_says_and_repairs() {
     let dir = Dir::new("fsck");
     let pool = dir.pool("p", 8);

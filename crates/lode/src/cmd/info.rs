@@ -15,6 +15,7 @@ use lodestone::media::{Description, Domain, Pool, PoolOptions, RegionDescription
 use lodestone::mover::EngineKind;
 use lodestone::mover::identity::memory;
 use lodestone::mover::profile_text::REMEDY;
+use lodestone::quote::Quoted;
 use serde::Serialize;
 
 use super::ls::utc;
@@ -270,7 +271,7 @@ impl About {
     fn print(&self, out: &mut Output) -> Result<()> {
         out.line(format_args!("pool        {}", self.path))?;
         if !self.label.is_empty() {
-            out.line(format_args!("  label     {}", self.label))?;
+            out.line(format_args!("  label     {}", Quoted(self.label.as_bytes())))?;
         }
         out.line(format_args!("  uuid      {}", self.uuid))?;
         out.line(format_args!("  size      {}", Size(self.bytes)))?;
