@@ -19,7 +19,7 @@ use super::statline::Changing;
 use super::withdraw::Removing;
 use super::*;
 use crate::limits::{LINKS_MAX, NAME_BYTES_MAX, SUBDIRECTORIES_MAX};
-use crate::media::{Flushed, prefetch};
+use crate::media::{Flushed, crc32c, prefetch};
 
 const W: u32 = libc::W_OK as u32;
 const X: u32 = libc::X_OK as u32;
@@ -96,6 +96,15 @@ impl<M: Media> Fs<M> {
         }
         inode.uses.fetch_add(1, Ordering::AcqRel);
         Ok(self.attr(&inode, &body))
+    }
+
+    /// What stands for a generation where 32 bits are kept of it: in file handles, which outlive mounts.
+    ///
+    /// Half of it will not do: the count begins anew in every mount, and the mount is the same for all that it makes. A CRC differs for
+    /// certain where two generations differ within 32 adjacent bits: those of one mount by the count, those of the same count
+    /// by the mount. (Of others one in four billion is another's.) The key makes handles of another pool's files strangers.
+    pub fn handle_number(&self, generation: u64) -> u32 {
+        crc32c(&generation.to_le_bytes(), self.core.key_crc)
     }
 
     /// What `name` stands for in a directory whose lock the caller holds.
@@ -1370,6 +1379,24 @@ mod tests {
     fn fresh(domain: Domain) -> Arc<Fs<SimMedia>> {
         let media = SimMedia::new(vec![0; 1 << 20], domain);
         open_as(Fs::mkfs(media, &MkfsOptions::default()).unwrap().image(), domain)
+    }
+
+    /// Both halves of a generation come again: the mount in all that it makes, the count in every mount.
+    #[test]
+    fn no_two_files_of_a_number_have_one_handle() {
+        let cred = Cred::root();
+        let mut image = fresh(Domain::Memory).media().image();
+        let mut seen = std::collections::HashSet::new();
+        for mount in 0..20 {
+            let fs = open(image);
+            for n in 0..50 {
+                let made = fs.create(&cred, Ino::ROOT, b"f", 0o644, 0, 0).unwrap().0;
+                assert!(seen.insert(fs.handle_number(made.generation)), "file {n} of mount {mount}");
+                fs.unlink(&cred, Ino::ROOT, b"f").unwrap();
+            }
+            fs.close().unwrap();
+            image = fs.media().image();
+        }
     }
 
     #[test]

@@ -534,39 +534,74 @@ def birth_time(context):
     assert birth(path) > born["f"]
 
 
-def file_handles(context):
-    """open_by_handle_at: what has a name, or is open, is found by its handle, and nothing else"""
+def handle_of(fd):
+    """The file handle of what is open, as a server of NFS keeps it."""
     AT_EMPTY_PATH = 0x1000
     BYTES_MAX = 128
+    made = ctypes.create_string_buffer(struct.pack("Ii", BYTES_MAX, 0) + bytes(BYTES_MAX))
+    libc("name_to_handle_at", fd, b"", made, ctypes.byref(ctypes.c_int()), AT_EMPTY_PATH)
+    return made
+
+
+def by_handle(mount, made):
+    """What the file of a handle has; `mount` is a descriptor of any file beside it."""
+    fd = libc("open_by_handle_at", mount, made, os.O_RDONLY)
+    try:
+        return os.read(fd, 100)
+    finally:
+        os.close(fd)
+
+
+def file_handles(context):
+    """open_by_handle_at: what has a name, or is open, is found by its handle, and nothing else"""
     path, mount = context.path("f"), os.open(context.dir, os.O_RDONLY)
-
-    def handle(fd):
-        made = ctypes.create_string_buffer(struct.pack("Ii", BYTES_MAX, 0) + bytes(BYTES_MAX))
-        libc("name_to_handle_at", fd, b"", made, ctypes.byref(ctypes.c_int()), AT_EMPTY_PATH)
-        return made
-
-    def by_handle(made):
-        fd = libc("open_by_handle_at", mount, made, os.O_RDONLY)
-        try:
-            return os.read(fd, 100)
-        finally:
-            os.close(fd)
-
     for n in range(200):
         data = b"content %d" % n
         write_file(path, data)
         fd = os.open(path, os.O_RDONLY)
-        made = handle(fd)
-        assert by_handle(made) == data
+        made = handle_of(fd)
+        assert by_handle(mount, made) == data
         os.unlink(path)
-        assert by_handle(made) == data, "it is open still"
+        assert by_handle(mount, made) == data, "it is open still"
         os.close(fd)
         # At once: the server may not have heard yet that it is closed.
-        fails_with(errno.ESTALE, by_handle, made)
+        fails_with(errno.ESTALE, by_handle, mount, made)
         write_file(path, b"another")
-        fails_with(errno.ESTALE, by_handle, made)
+        fails_with(errno.ESTALE, by_handle, mount, made)
         os.unlink(path)
     os.close(mount)
+
+
+def old_file_handles(context):
+    """Handles over mounts: they open what is there still, and never another file with its number"""
+    FILES = 40
+
+    def make(names):
+        handles = {}
+        for name in names:
+            write_file(context.path(name), name.encode())
+            with open(context.path(name), "rb") as file:
+                handles[name] = handle_of(file.fileno())
+        return handles
+
+    stay, gone = make(f"stay{n}" for n in range(FILES)), {}
+    for mount in range(4):
+        gone |= make(f"go{mount}.{n}" for n in range(FILES))
+        for n in range(FILES):
+            os.unlink(context.path(f"go{mount}.{n}"))
+        context.target.unmount()
+        context.target.mount()
+        # As many as were made the last time, with their numbers.
+        new = make(f"new{mount}.{n}" for n in range(FILES))
+        root = os.open(context.dir, os.O_RDONLY)
+        for name, made in (stay | new).items():
+            assert by_handle(root, made) == name.encode()
+        for made in gone.values():
+            fails_with(errno.ESTALE, by_handle, root, made)
+        os.close(root)
+        for name in new:
+            os.unlink(context.path(name))
+        gone |= new
 
 
 def permissions(context):
@@ -666,5 +701,5 @@ full_pool.mib = 64
 SUITES = [
     pjdfstest, fsx, statvfs, sendfile, copy_file_range, memory_map, tmpfile, unlinked_open, fallocate,
     seek_hole, xattrs, renameat2, deep_paths, odd_names, special_files, directory_streams, times,
-    birth_time, file_handles, permissions, full_pool,
+    birth_time, file_handles, old_file_handles, permissions, full_pool,
 ]

@@ -284,9 +284,14 @@ impl<M: Media> Requests<M> {
         self.fresh(attr.ino).unwrap_or((attr, self.remember().min(REMEMBER_SHORTLY)))
     }
 
+    /// With the inode's number all that the kernel keeps in a file handle, 32 bits of it; compared by the kernel alone. It wants none of the root.
+    fn generation(&self, attr: &Attr) -> Generation {
+        Generation(if attr.ino == Ino::ROOT { 0 } else { self.fs().handle_number(attr.generation).into() })
+    }
+
     fn entry(&self, reply: ReplyEntry, answer: Result<Attr, Errno>) {
         match answer.map(|attr| self.newest(attr)) {
-            Ok((attr, time)) => reply.entry(&time, &attributes(&attr), Generation(attr.generation)),
+            Ok((attr, time)) => reply.entry(&time, &attributes(&attr), self.generation(&attr)),
             Err(e) => reply.error(e),
         }
     }
@@ -302,7 +307,7 @@ impl<M: Media> Requests<M> {
     fn created(&self, reply: ReplyCreate, answer: Result<Attr, Errno>) {
         match answer.map(|attr| self.newest(attr)) {
             Ok((attr, time)) => {
-                let generation = Generation(attr.generation);
+                let generation = self.generation(&attr);
                 reply.created(&time, &attributes(&attr), generation, NO_HANDLE, self.file_flags());
             }
             Err(e) => reply.error(e),
@@ -776,7 +781,7 @@ impl<M: Media> Filesystem for Requests<M> {
                 let number = INodeNo(u64::from(e.ino.0));
                 !match attr {
                     Some(attr) => {
-                        let generation = Generation(attr.generation);
+                        let generation = self.generation(attr);
                         reply.add(number, e.cookie, name, &time_of(e.ino), &attributes(attr), generation)
                     }
                     None => {
