@@ -190,6 +190,40 @@ def memory_map(context):
     assert data[PAGE - 2 : PAGE + 2] == b"edge" and len(data) == 4 * PAGE + 100
 
 
+def stores_before_an_end(context):
+    """What was stored through mappings outlives SIGTERM to the server, though the files are in use"""
+    FILES = 8
+    BYTES = 1 << 20
+    files = []
+    for n in range(FILES):
+        fd = os.open(context.path(f"f{n}"), os.O_RDWR | os.O_CREAT)
+        os.ftruncate(fd, BYTES)
+        files.append((fd, mmap.mmap(fd, BYTES)))
+    for _, mapped in files:
+        mapped[:] = pattern(BYTES)
+    # Not what was stored a moment ago alone.
+    time.sleep(1)
+    context.target.stop()
+    seen = time.monotonic()
+    while os.path.ismount(context.dir):
+        seen = time.monotonic()
+        assert context.target.server.poll() is None, "the server ended before its mount"
+        time.sleep(0.01)
+    # Out of sight, and its users are not cut off yet.
+    files[0][1][:5] = b"later"
+    in_time = time.monotonic() - seen < 0.5
+    context.target.stopped()
+    for fd, mapped in files:
+        mapped.close()
+        fails_with(errno.ENOTCONN, os.close, fd)
+    context.target.mount()
+    for n in range(FILES):
+        found = read_file(context.path(f"f{n}"))
+        assert found[5:] == pattern(BYTES)[5:], f"f{n} lost what was stored before the signal"
+    if in_time:
+        assert read_file(context.path("f0"))[:5] == b"later", "what was stored out of sight is lost"
+
+
 def tmpfile(context):
     """O_TMPFILE, and linkat that gives the file a name"""
     try:
@@ -699,7 +733,7 @@ def fill(context, names):
 full_pool.mib = 64
 
 SUITES = [
-    pjdfstest, fsx, statvfs, sendfile, copy_file_range, memory_map, tmpfile, unlinked_open, fallocate,
+    pjdfstest, fsx, statvfs, sendfile, copy_file_range, memory_map, stores_before_an_end, tmpfile, unlinked_open, fallocate,
     seek_hole, xattrs, renameat2, deep_paths, odd_names, special_files, directory_streams, times,
     birth_time, file_handles, old_file_handles, permissions, full_pool,
 ]

@@ -65,6 +65,10 @@ class Target:
         """SIGKILL to the process that serves the mount."""
         raise Skip(f"{self.name} has no server process to kill")
 
+    def stop(self):
+        """SIGTERM to that process, begun; `stopped` waits for its end, with status 0."""
+        raise Skip(f"what a server of {self.name} does at SIGTERM is its own business")
+
     def free(self):
         """Nothing stays mounted, whatever happened."""
         subprocess.run(["umount", "-l", self.dir], stdout=self.log, stderr=self.log, check=False)
@@ -156,6 +160,14 @@ class Lode(Served):
 
     def unmount_command(self):
         return [self.binary, "umount", self.dir]
+
+    def stop(self):
+        self.server.send_signal(signal.SIGTERM)
+
+    def stopped(self):
+        status = self.server.wait(timeout=self.mount_s_max)
+        self.server = None
+        assert status == 0, f"after SIGTERM the mount server ended with status {status}, not 0"
 
 
 class Bindfs(Served):

@@ -10,11 +10,12 @@
 //! What goes on meanwhile is told by [`live`](crate::live).
 //!
 //! `options` reads what was asked, `daemon` lets the caller go when the mount is live, `stop` ends it by
-//! signal; the kernel's side is in [`door`](crate::door).
+//! signal, before which `write_back` has the kernel write what it alone has; the kernel's side is in [`door`](crate::door).
 
 mod daemon;
 pub mod options;
 mod stop;
+mod write_back;
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};

@@ -11,7 +11,7 @@ use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -222,6 +222,11 @@ fn unmount_by_helper(dir: &Path, lazy: bool) -> io::Result<()> {
     }
 }
 
+/// A file of the kernel about the mount's connection.
+fn connection(m: &Mounted, file: &str) -> String {
+    format!("/sys/fs/fuse/connections/{}/{file}", m.device.1)
+}
+
 impl Attachment {
     /// True while the mount is where it was made, or nobody can tell. Another one on top of it, or in its place, is not ours.
     pub fn stands(&self) -> bool {
@@ -247,12 +252,33 @@ impl Attachment {
         }
     }
 
+    /// Its root, opened. As long as it is, the mount is in use.
+    pub fn root(&self) -> io::Result<fs::File> {
+        match &self.mounted {
+            Some(m) if self.stands() => {
+                let root = fs::File::options().read(true).custom_flags(libc::O_DIRECTORY).open(&m.dir)?;
+                // Another one may have been mounted on it just now.
+                let found = root.metadata()?.dev();
+                match (rustix::fs::major(found), rustix::fs::minor(found)) == m.device {
+                    true => Ok(root),
+                    false => Err(Errno::STALE.into()),
+                }
+            }
+            _ => Err(Errno::STALE.into()),
+        }
+    }
+
+    /// Requests of the kernel that have no answer yet. None where it does not say.
+    pub fn waiting(&self) -> Option<u64> {
+        let m = self.mounted.as_ref()?;
+        let text = fs::read_to_string(connection(m, "waiting")).ok()?;
+        text.trim().parse().ok()
+    }
+
     /// Cuts the connection: every pending and later request of its users fails. False where the kernel
     /// offers no way to do so.
     pub fn cut(&self) -> bool {
-        self.mounted
-            .as_ref()
-            .is_some_and(|m| fs::write(format!("/sys/fs/fuse/connections/{}/abort", m.device.1), "1").is_ok())
+        self.mounted.as_ref().is_some_and(|m| fs::write(connection(m, "abort"), "1").is_ok())
     }
 
     /// Lets the kernel read further ahead than it does for disks; it stays as it is where that is not

@@ -48,7 +48,7 @@ use super::translate::{attributes, errno, file_type, ino, no_entry, set_time, un
 use super::{Cache, Door, Settings};
 
 /// Readahead and asynchronous direct requests in flight, before the kernel waits.
-const BACKGROUND_REQUESTS_MAX: u16 = 64;
+pub const BACKGROUND_REQUESTS_MAX: u16 = 64;
 /// How long names and attributes may be remembered where that is right: a year, longer than a mount.
 const REMEMBER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// And where a change may have crossed them.

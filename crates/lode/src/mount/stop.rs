@@ -4,6 +4,9 @@
 //! ever interrupted half-way. A mount in use is given a grace, then taken out of sight, then cut from its
 //! users: whoever sends SIGTERM means it, and a checkpoint must follow before SIGKILL does. A second signal
 //! ends the grace.
+//!
+//! Of what its users stored through mappings before the cut nothing is lost: the kernel is made to write it, while the mount is in sight
+//! (later nobody could ask), and again before the cut. That has a limit, too, and the next signal ends it.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -11,12 +14,15 @@ use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::write_back::{Step, WriteBack};
 use crate::door::connect::Attachment;
 
 /// How long a busy mount may stay in sight.
 const GRACE: Duration = Duration::from_secs(2);
 /// How long its users may go on after it has been taken out of sight.
 const LINGER: Duration = Duration::from_secs(1);
+/// How long the kernel may take, in all, to write what its users stored.
+const WRITE_BACK: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(20);
 
 /// The signals that end a mount, blocked since this was made.
@@ -72,10 +78,23 @@ impl Signals {
             return;
         }
         tracing::warn!("the mount is in use: it is taken out of sight, and its users are cut off");
+        let begin = Instant::now();
+        let write_back = WriteBack::begin(attachment);
+        let step = |step, end| match &write_back {
+            Ok(write_back) => write_back.step(step, end, || self.wait(Duration::ZERO)),
+            Err(e) => Err(io::Error::new(e.kind(), e.to_string())),
+        };
+        let asked = step(Step::Ask, begin + WRITE_BACK);
+        let took = begin.elapsed();
         if let Err(e) = attachment.unmount(true) {
             tracing::error!(error = %e, "the mount cannot be taken away");
         }
         self.wait(LINGER);
+        let settled =
+            asked.and_then(|()| step(Step::Settle, Instant::now() + WRITE_BACK.saturating_sub(took)));
+        if let Err(e) = settled {
+            tracing::error!(error = %e, "what programs stored through mappings may be lost: the kernel did not write all of it");
+        }
         attachment.cut();
     }
 
