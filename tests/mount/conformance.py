@@ -394,6 +394,42 @@ def whiteouts(context, rename):
         os.unlink(context.path(name))
 
 
+def listed(path):
+    """Numbers by name, as getdents tells them, `.` and `..` too."""
+    LIBC.opendir.restype = LIBC.readdir.restype = ctypes.c_void_p
+    stream, found = ctypes.c_void_p(LIBC.opendir(os.fsencode(path))), {}
+    while entry := LIBC.readdir(stream):
+        found[ctypes.string_at(entry + 19)] = ctypes.c_uint64.from_address(entry).value
+    LIBC.closedir(stream)
+    return found
+
+
+def moved_directories(context):
+    """A listing names the parent that a directory has now, whatever was listed before"""
+    def check(path, parent):
+        for _ in range(2):
+            found, expected = listed(context.path(path))[b".."], os.stat(context.path(parent)).st_ino
+            assert found == expected, f".. of {path} is {found}, and {parent} is {expected}"
+        assert os.stat(context.path(path, "..")).st_ino == expected
+
+    for name in ("a/m/below", "b/n/below"):
+        os.makedirs(context.path(name))
+    for turn in range(20):
+        one, other = ("a", "b") if turn % 2 == 0 else ("b", "a")
+        check(f"{one}/m", one)
+        os.rename(context.path(one, "m"), context.path(other, "m"))
+        check(f"{other}/m", other)
+        check("b/n", "b")
+    names = [os.fsencode(context.path(name)) for name in ("a/m", "b/n")]
+    for _ in range(20):
+        libc("renameat2", AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE)
+        check("a/m", "a")
+        check("b/n", "b")
+    os.rename(context.path("a", "m"), context.path("m"))
+    check("m", ".")
+    check("m/below", "m")
+
+
 def deep_paths(context):
     """Paths of 4095 bytes, refused at 4096; trees deeper than any path"""
     here = context.dir
@@ -734,6 +770,6 @@ full_pool.mib = 64
 
 SUITES = [
     pjdfstest, fsx, statvfs, sendfile, copy_file_range, memory_map, stores_before_an_end, tmpfile, unlinked_open, fallocate,
-    seek_hole, xattrs, renameat2, deep_paths, odd_names, special_files, directory_streams, times,
+    seek_hole, xattrs, renameat2, moved_directories, deep_paths, odd_names, special_files, directory_streams, times,
     birth_time, file_handles, old_file_handles, permissions, full_pool,
 ]

@@ -36,7 +36,7 @@ use fuser::{
     ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyStatx,
     ReplyWrite, ReplyXattr, Request, Session, SessionACL, TimeOrNow, WriteFlags,
 };
-use lodestone::fs::{Attr, Cred, FIXED, Fs, Ino, SetAttr};
+use lodestone::fs::{Attr, Cred, FIXED, Fs, Ino, Kind, SetAttr};
 use lodestone::media::Media;
 use tracing::{debug_span, error};
 
@@ -254,6 +254,17 @@ impl<M: Media> Requests<M> {
     fn touched(&self, ino: Ino) {
         if self.settings.cache != Cache::None && self.handed_out.changed(ino) {
             self.forget_attributes(ino);
+        }
+    }
+
+    /// What the kernel keeps of a directory's listing names the old parent as `..`, and no time of the directory says that this changed. Unlike
+    /// a file's, the pages of a listing wait for no request: they are gone before the answer.
+    fn forget_listing(&self, dir: Ino) {
+        if self.settings.cache == Cache::None {
+            return;
+        }
+        if let Some(Err(e)) = self.kernel.get().map(|k| k.inval_inode(INodeNo(u64::from(dir.0)), 0, 0)) {
+            error!(inode = dir.0, error = %e, "the kernel keeps a listing of a directory that moved");
         }
     }
 
@@ -568,10 +579,13 @@ impl<M: Media> Filesystem for Requests<M> {
             self.fs().rename(&cred, from, name.as_bytes(), to, newname.as_bytes(), flags.bits())?;
             self.touched(from);
             self.touched(to);
-            // What moved has another time, too.
+            // What moved has another time, too, and a directory perhaps another parent.
             for (dir, name) in [(to, newname), (from, name)] {
                 if let Ok(moved) = self.fs().lookup(&Cred::root(), dir, name.as_bytes()) {
                     self.touched(moved.ino);
+                    if from != to && moved.kind() == Kind::Directory {
+                        self.forget_listing(moved.ino);
+                    }
                     self.fs().forget(moved.ino, 1);
                 }
                 if !flags.contains(RenameFlags::RENAME_EXCHANGE) {
