@@ -141,6 +141,9 @@ impl<M: Media> Fs<M> {
             return Err(Error::new(libc::EFBIG, SITE));
         }
         let inode = self.inode(ino)?;
+        // Who is refused waits for nobody: who has the lock may be storing zeros for seconds.
+        self.core.check_alive()?;
+        self.is_fixed_so(cred, &inode, &inode.body.read(), bytes)?;
         let _one_at_a_time = self.fixing.lock();
         // A close waits for the blocks.
         let _counted = Counted::new(&self.core.fixing);
@@ -282,16 +285,19 @@ impl<M: Media> Fs<M> {
     pub fn unfix(&self, cred: &Cred, ino: Ino) -> Result<()> {
         const SITE: &str = "fixed::unfix";
         let inode = self.inode(ino)?;
-        let _one_at_a_time = self.fixing.lock();
-        self.core.check_alive()?;
-        let run = {
+        let check = || {
+            self.core.check_alive()?;
             let body = inode.body.read();
             permit_fixing(cred, &body)?;
             match body.fixed {
-                true => self.fixed_blocks(&body).ok(),
-                false => return Err(Error::new(libc::ENODATA, SITE)),
+                true => Ok(self.fixed_blocks(&body).ok()),
+                false => Err(Error::new(libc::ENODATA, SITE)),
             }
         };
+        // As in `fix`.
+        check()?;
+        let _one_at_a_time = self.fixing.lock();
+        let run = check()?;
         if let Some(run) = run {
             let in_use = || self.core.media.is_used(block_addr(run.start), bytes_of(run));
             let used = || {
@@ -672,6 +678,38 @@ mod tests {
                 about.size
             );
         }
+    }
+
+    #[test]
+    fn who_is_refused_waits_for_nobody_who_fixes() {
+        let files = files(64 << 20, Domain::Memory);
+        make(&files, "/ram", BYTES);
+        let fd = files.open(b"/empty", libc::O_CREAT | libc::O_RDWR, 0o600).unwrap();
+        files.close(fd).unwrap();
+        let ino = |path: &[u8]| files.stat(path).unwrap().ino;
+        let (ram, empty) = (ino(b"/ram"), ino(b"/empty"));
+        let other = Cred { uid: 1000, gid: 1000, ..Cred::root() };
+        let root = Cred::root();
+        // Somebody fixes a file, for long.
+        let fixing = files.fs().fixing.lock();
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let fs = files.fs();
+                let refused = [
+                    fs.fix(&other, empty, 4096),
+                    fs.fix(&other, ram, BYTES),
+                    fs.fix(&root, ram, 4096),
+                    fs.unfix(&other, ram),
+                    fs.unfix(&root, empty),
+                ];
+                tell.send(refused.map(errno)).unwrap();
+            });
+            let refused = told.recv_timeout(std::time::Duration::from_secs(60));
+            drop(fixing);
+            let expected = [libc::EPERM, libc::EPERM, libc::EEXIST, libc::EPERM, libc::ENODATA];
+            assert_eq!(refused, Ok(expected));
+        });
     }
 
     #[test]

@@ -351,6 +351,35 @@ def xattrs(context):
     fails_with(errno.ENODATA, os.removexattr, path, "user.large")
 
 
+def refused_fixing(context):
+    """Who may not fix a file takes nothing from the kernel's cache of it"""
+    FIXED = "system.lode.fixed"
+    path = context.path("f")
+    write_file(path, pattern(64 * PAGE))
+    fd = os.open(path, os.O_RDWR)
+    mapped = mmap.mmap(fd, 64 * PAGE)
+    view = ctypes.c_char.from_buffer(mapped)
+
+    def cached():
+        pages = ctypes.create_string_buffer(64)
+        libc("mincore", ctypes.c_void_p(ctypes.addressof(view)), ctypes.c_size_t(64 * PAGE), pages)
+        return sum(page & 1 for page in pages.raw)
+
+    read_file(path)
+    assert cached() == 64
+    if context.target.name != "lode":
+        raise Skip(f"{context.target.name} fixes no files")
+    fails_with(errno.EEXIST, os.setxattr, path, FIXED, b"262144")
+    fails_with(errno.EINVAL, os.setxattr, path, FIXED, b"5")
+    fails_with(errno.ENODATA, os.removexattr, path, FIXED)
+    # It would be forgotten a moment later.
+    time.sleep(0.3)
+    assert cached() == 64, f"{cached()} of 64 pages are left"
+    del view
+    mapped.close()
+    os.close(fd)
+
+
 def renameat2(context):
     """renameat2: RENAME_NOREPLACE, RENAME_EXCHANGE, and flags that make no sense"""
     rename = lambda a, b, flags: libc(
@@ -769,7 +798,7 @@ def fill(context, names):
 full_pool.mib = 64
 
 SUITES = [
-    pjdfstest, fsx, statvfs, sendfile, copy_file_range, memory_map, stores_before_an_end, tmpfile, unlinked_open, fallocate,
-    seek_hole, xattrs, renameat2, moved_directories, deep_paths, odd_names, special_files, directory_streams, times,
-    birth_time, file_handles, old_file_handles, permissions, full_pool,
+    pjdfstest, fsx, statvfs, sendfile, copy_file_range, memory_map, stores_before_an_end, tmpfile,
+    unlinked_open, fallocate, seek_hole, xattrs, refused_fixing, renameat2, moved_directories, deep_paths, odd_names,
+    special_files, directory_streams, times, birth_time, file_handles, old_file_handles, permissions, full_pool,
 ]

@@ -279,14 +279,12 @@ impl<M: Media> Requests<M> {
         })
     }
 
-    /// Before the answer to who fixes a file, or ends that: the kernel forgets its size, and soon its pages, for others store
-    /// there.
-    fn fixed_anew(&self, node: INodeNo, attribute: &OsStr) {
+    /// Behind a change of this attribute, and before the answer to it: where a file was fixed, or is not any more, the kernel forgets its size, and
+    /// soon its pages, for others store there.
+    fn fixed_anew(&self, ino: Ino, attribute: &OsStr) {
         if attribute.as_bytes() == FIXED {
-            if let Ok(ino) = ino(node) {
-                self.forget_attributes(ino);
-            }
-            self.pages.forget(node, 0, 0);
+            self.forget_attributes(ino);
+            self.pages.forget(INodeNo(u64::from(ino.0)), 0, 0);
         }
     }
 
@@ -853,9 +851,9 @@ impl<M: Media> Filesystem for Requests<M> {
             let node = ino(node)?;
             self.service.setxattr(caller(req), node, name.as_bytes(), value, flags)?;
             self.touched(node);
+            self.fixed_anew(node, name);
             Ok(())
         });
-        self.fixed_anew(node, name);
         answer_empty(reply, answer);
     }
 
@@ -877,9 +875,9 @@ impl<M: Media> Filesystem for Requests<M> {
             let node = ino(node)?;
             self.fs().removexattr(&caller(req).cred(), node, name.as_bytes())?;
             self.touched(node);
+            self.fixed_anew(node, name);
             Ok(())
         });
-        self.fixed_anew(node, name);
         answer_empty(reply, answer);
     }
 
