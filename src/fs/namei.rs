@@ -1442,7 +1442,7 @@ mod tests {
         let slot = fs.inode(f).unwrap().slot;
         let head = || fs.core.media.load64(slot.add(LOG_HEAD_OFFSET)).unwrap();
         let chmod = |n: u32| {
-            let mode = Some(0o600 | n % 64);
+            let mode = Some(0o600 | (n % 64));
             fs.setattr(&cred, f, &SetAttr { mode, ..SetAttr::default() }).unwrap();
         };
         // Its log begins in a segment.
