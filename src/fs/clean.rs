@@ -80,9 +80,7 @@ fn gains_by_cleaning(inode: &Inode, body: &Body) -> bool {
     let segments = body.log.closed(&inode.owner()).count() as u32 + 1;
     let lines = body.log.lines();
     let dead = lines.saturating_sub(live_lines(body) + SEGMENT_LINES_OF_ITS_OWN * segments);
-    body.dir().is_ok()
-        && !body.cleaning.stuck
-        && dead >= (lines / 8).clamp(DEAD_LINES_MIN, DEAD_LINES_WORTH_IT)
+    body.dir().is_ok() && !body.log.stuck && dead >= (lines / 8).clamp(DEAD_LINES_MIN, DEAD_LINES_WORTH_IT)
 }
 
 /// How far the cleaner is with a file.
@@ -91,8 +89,6 @@ pub struct Cleaning {
     /// Nothing of a file's mapping before this record is live: the last sweep began here.
     swept: Option<u32>,
     sweep: Option<Sweep>,
-    /// A record is not what was appended: the log stays as it is.
-    stuck: bool,
 }
 
 /// A sweep under way: the log's next record when it began, and the page it has come to.
@@ -133,9 +129,7 @@ impl<M: Media> Fs<M> {
     /// Whether writes of this file have to end so that its log can be cleaned: it was put off for as long as it is good.
     #[inline]
     pub(super) fn is_overgrown(&self, body: &Body) -> bool {
-        body.log.has_grown()
-            && !body.cleaning.stuck
-            && body.log.lines() > 2 * (SLACK_LINES + 2 * live_lines(body))
+        body.log.has_grown() && !body.log.stuck && body.log.lines() > 2 * (SLACK_LINES + 2 * live_lines(body))
     }
 
     /// Whether a log wastes more than it may: on a pool that is short of room more than what its file's mapping takes at most, else
@@ -166,7 +160,7 @@ impl<M: Media> Fs<M> {
 
     #[cold]
     fn clean_if_due(&self, inode: &Inode, body: &mut Body, guard: &epoch::Guard) {
-        if body.cleaning.stuck {
+        if body.log.stuck {
             return;
         }
         if let Data::File(_) = body.data {
@@ -370,7 +364,7 @@ impl<M: Media> Fs<M> {
         };
         match next {
             Some(page) => body.cleaning.sweep = Some(Sweep { from, page }),
-            None => (body.cleaning.swept, body.cleaning.sweep) = (Some(from), None),
+            None => body.cleaning = Cleaning { swept: Some(from), sweep: None },
         }
         Ok(())
     }
@@ -393,7 +387,7 @@ impl<M: Media> Fs<M> {
             live.keep(body, head, record);
         })
         .inspect_err(|e| {
-            body.cleaning.stuck = true;
+            body.log.stuck = true;
             tracing::error!("{e}");
         })?;
         self.move_head(inode, body, guard, live, 1, with_attributes)

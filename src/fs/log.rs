@@ -50,6 +50,8 @@ pub struct Log {
     lines: u32,
     /// A segment was added since the cleaner last looked.
     grown: bool,
+    /// A record is not what was appended: the log is not cleaned.
+    pub stuck: bool,
     /// Types of the records in the slot, a bit each.
     slot_kinds: u16,
     segments: VecDeque<Segment>,
@@ -130,6 +132,7 @@ impl Log {
             seed: log_seed(core_key, owner.ino, owner.generation, incarnation),
             lines: 0,
             grown: false,
+            stuck: false,
             slot_kinds: 0,
             segments: VecDeque::new(),
         }

@@ -81,35 +81,44 @@ struct Input<'a> {
     /// Packed time.
     now: u64,
     engine: Via,
-    /// Of its record.
-    class: Class,
-    /// Of its blocks.
-    block_class: Class,
+    of_reserve: OfReserve,
+}
+
+/// What of a write may be taken from the reserve.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OfReserve {
+    Nothing,
+    /// Where that was promised: of a file with blocks that were reserved, or of what is overwritten in place.
+    Record,
+    /// What replaces others.
+    RecordAndBlocks,
 }
 
 /// Pages of one piece of what goes to the reserve, at most.
 const RESERVE_PAGES_MAX: usize = 16;
 
 impl Input<'_> {
-    /// On a full pool the record goes to the reserve where that was promised: of a file with blocks that were reserved, or of what
-    /// is overwritten in place. And what programs stored through a mapping (`stored`) nobody can refuse them any more: it goes to blocks of the
-    /// reserve, in pieces, each of which gives it the blocks that it replaces (decision 0096). Shortens such a write to its
-    /// first piece, or to half of one that failed; false where nothing is left to try.
-    fn turns_to_reserve(&mut self, stored: bool) -> bool {
-        if self.class == Class::Data {
-            self.class = Class::Release;
-            return true;
-        }
+    /// What programs stored through a mapping nobody can refuse them any more. So on a full pool it goes to blocks of the
+    /// reserve, in pieces, each of which gives it the blocks that it replaces (decision 0096). Shortens the write to its
+    /// first piece, or to half of one that failed; false where there is no less.
+    fn turns_to_blocks_of_reserve(&mut self) -> bool {
         let pages = page_count(self.offset, self.bytes.bytes().len()) as usize;
-        let fewer = match self.block_class {
-            _ if !stored => return false,
-            Class::Data => pages.min(RESERVE_PAGES_MAX),
-            _ if pages > 1 => pages / 2,
-            _ => return false,
+        let fewer = match self.of_reserve {
+            OfReserve::RecordAndBlocks if pages <= 1 => return false,
+            OfReserve::RecordAndBlocks => pages / 2,
+            _ => pages.min(RESERVE_PAGES_MAX),
         };
-        self.block_class = Class::Release;
+        self.of_reserve = OfReserve::RecordAndBlocks;
         self.bytes = self.bytes.first(fewer * BLOCK - (self.offset % PAGE) as usize);
         true
+    }
+
+    fn record_class(&self) -> Class {
+        if self.of_reserve == OfReserve::Nothing { Class::Data } else { Class::Release }
+    }
+
+    fn block_class(&self) -> Class {
+        if self.of_reserve == OfReserve::RecordAndBlocks { Class::Release } else { Class::Data }
     }
 
     /// What is written in place may be cut into pieces: shortens the write to one that is written in one way, so that none takes blocks
@@ -248,22 +257,19 @@ impl<M: Media> Fs<M> {
     ) -> WriteStep<Range<u64>> {
         let inode = &*node.inode;
         let src = src.first(WRITE_BYTES_MAX);
-        // What is appended replaces nothing.
-        let stored = !append && node.is_written_back();
         let mut input = Input {
             offset,
             bytes: up_to_largest(src, offset),
             now: 0,
             engine: node.engine(),
-            class: Class::Data,
-            block_class: Class::Data,
+            of_reserve: OfReserve::Nothing,
         };
         let mut watch = self.core.ledger.begin(Op::Write, input.bytes.bytes().len());
         let mut room = self.room();
         loop {
             let done = {
                 let mut ahead = None;
-                if input.class == Class::Data && is_shared(inode) && !append {
+                if is_shared(inode) && !append {
                     ahead = self.copy_ahead(inode, &input)?;
                     watch.did(Phase::Copy);
                 }
@@ -282,16 +288,13 @@ impl<M: Media> Fs<M> {
                 if self.is_overgrown(&body) && matches!(body.data, Data::File(_)) {
                     self.catch_up(inode, &mut body, &guard);
                 }
-                let in_pieces = || self.core.sb.data_in_place && !self.core.deferring;
-                if input.class == Class::Release && input.block_class == Class::Data && in_pieces() {
-                    self.write_in_pieces(cred, node, (&mut body, &guard), &mut input, &mut watch)
-                } else {
-                    self.write_locked(cred, node, (&mut body, &guard), &mut input, ahead.as_mut(), &mut watch)
-                }
+                self.write_locked(cred, node, (&mut body, &guard), &mut input, ahead.as_mut(), &mut watch)
             };
             match done {
                 Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut room) => continue,
-                Err(e) if e.errno() == libc::ENOSPC && input.turns_to_reserve(stored) => {}
+                Err(e) if e.errno() == libc::ENOSPC => {
+                    return self.write_from_reserve(cred, node, (offset, src, append), &mut watch);
+                }
                 Err(e) => return Err(e),
                 Ok((end, None)) => return Ok(Step::Done(input.offset..end)),
                 Ok((end, Some(write))) => return Ok(Step::UnderWay(input.offset..end, write)),
@@ -299,32 +302,70 @@ impl<M: Media> Fs<M> {
         }
     }
 
-    /// On a full pool, with `data=inplace`: the pieces of a write of which each is written in one way, so that none takes blocks for pages
-    /// that it need not replace. ENOSPC where the first has no room; else the end of the last that had.
+    /// A write that the pool has no room for, as far as it may take from the reserve. (Apart: what is lent to a function that is called
+    /// stands in memory, stored and loaded in pieces of other sizes, for all writes.)
     #[cold]
+    #[inline(never)]
+    fn write_from_reserve(
+        &self,
+        cred: &Cred,
+        node: &Node,
+        (offset, src, append): (u64, Lent, bool),
+        watch: &mut Watch,
+    ) -> WriteStep<Range<u64>> {
+        // What is appended replaces nothing.
+        let stored = !append && node.is_written_back();
+        let (now, engine, of_reserve) = (0, node.engine(), OfReserve::Record);
+        let mut input = Input { offset, bytes: up_to_largest(src, offset), now, engine, of_reserve };
+        let mut room = self.room();
+        loop {
+            let step = {
+                let mut body = self.table.change(&node.inode);
+                let guard = self.core.enter()?;
+                if append {
+                    input.offset = body.size;
+                    input.bytes = up_to_largest(src, input.offset);
+                }
+                self.write_in_pieces(cred, node, (&mut body, &guard), &input, watch)
+            };
+            match step {
+                Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut room) => {}
+                Err(e) if e.errno() == libc::ENOSPC && stored && input.turns_to_blocks_of_reserve() => {}
+                step => return step,
+            }
+        }
+    }
+
+    /// With `data=inplace` the pieces of a write of which each is written in one way, so that none takes blocks for pages that it need
+    /// not replace; else all of it. ENOSPC where the first has no room; else up to the end of the last that had.
     fn write_in_pieces(
         &self,
         cred: &Cred,
         node: &Node,
         (body, guard): (&mut Body, &epoch::Guard),
-        input: &mut Input,
+        input: &Input,
         watch: &mut Watch,
-    ) -> Result<Written> {
-        let len = input.bytes.bytes().len();
+    ) -> WriteStep<Range<u64>> {
+        let (offset, len) = (input.offset, input.bytes.bytes().len());
+        let in_place = self.core.sb.data_in_place && !self.core.deferring;
         let mut done = 0;
         loop {
-            let mut piece = Input {
-                offset: input.offset + done as u64,
-                bytes: input.bytes.part(done, len - done),
-                ..*input
-            };
-            piece.shorten_to_one_way(body);
+            let bytes = input.bytes.part(done, len - done);
+            let mut piece = Input { offset: offset + done as u64, bytes, ..*input };
+            if let Some(write) = self.in_the_way(body, &piece) {
+                return Ok(if done > 0 { Step::Done(offset..piece.offset) } else { Step::Blocked(write) });
+            }
+            if in_place && input.of_reserve == OfReserve::Record {
+                piece.shorten_to_one_way(body);
+            }
             match self.write_locked(cred, node, (body, guard), &mut piece, None, watch) {
-                Ok((end, None)) if end < input.offset + len as u64 => done = (end - input.offset) as usize,
+                Ok((end, None)) if end < offset + len as u64 => done = (end - offset) as usize,
+                Ok((end, None)) => return Ok(Step::Done(offset..end)),
+                Ok((end, Some(write))) => return Ok(Step::UnderWay(offset..end, write)),
                 Err(e) if done > 0 && e.errno() == libc::ENOSPC => {
-                    return Ok((input.offset + done as u64, None));
+                    return Ok(Step::Done(offset..offset + done as u64));
                 }
-                written => return written,
+                Err(e) => return Err(e),
             }
         }
     }
@@ -350,6 +391,8 @@ impl<M: Media> Fs<M> {
         self.write_at(cred, &Node::new(self.inode(ino)?), offset, src, append)
     }
 
+    // What the pieces of a full pool call, too, would be called by all writes.
+    #[inline(always)]
     fn write_locked(
         &self,
         cred: &Cred,
@@ -368,16 +411,10 @@ impl<M: Media> Fs<M> {
             return Ok((offset, None));
         }
         input.now = now();
-        let way = match input.block_class {
-            Class::Data => self.way(inode, body, offset, end),
-            _ if has_blocks(body, offset, end) => Way::Blocks,
-            _ => return Err(Error::new(libc::ENOSPC, "write::write_locked")),
+        let way = match input.of_reserve {
+            OfReserve::Nothing => self.way(inode, body, offset, end),
+            _ => self.way_with_reserve(inode, body, (offset, end), input.of_reserve)?,
         };
-        let promised =
-            || matches!(way, Way::InPlace) || body.file().is_some_and(PageIndex::may_have_unwritten);
-        if input.class == Class::Release && input.block_class == Class::Data && !promised() {
-            return Err(Error::new(libc::ENOSPC, "write::write_locked"));
-        }
         watch.did(Phase::Index);
         let falls =
             set_id_that_falls(cred, body) != 0 || xattr::has_capability(body) && !node.is_written_back();
@@ -460,7 +497,7 @@ impl<M: Media> Fs<M> {
 
     /// On an ordinary file nothing is overwritten in place, whatever the mode: after a power loss the data of
     /// every record since the last sync is verified, and must be what the record wrote.
-    #[inline]
+    #[inline(always)]
     fn way(&self, inode: &Inode, body: &Body, offset: u64, end: u64) -> Way {
         if offset == body.size
             && (end - 1) / PAGE == offset / PAGE
@@ -490,13 +527,33 @@ impl<M: Media> Fs<M> {
         }
     }
 
+    /// As [`way`](Fs::way) of a write that may take from the reserve: ENOSPC where that was not promised.
+    #[cold]
+    fn way_with_reserve(
+        &self,
+        inode: &Inode,
+        body: &Body,
+        (offset, end): (u64, u64),
+        of_reserve: OfReserve,
+    ) -> Result<Way> {
+        let way = match of_reserve {
+            OfReserve::RecordAndBlocks if has_blocks(body, offset, end) => Some(Way::Blocks),
+            OfReserve::RecordAndBlocks => None,
+            _ => match self.way(inode, body, offset, end) {
+                Way::InPlace => Some(Way::InPlace),
+                _ => body.file().filter(|index| index.may_have_unwritten()).map(|_| Way::Blocks),
+            },
+        };
+        way.ok_or_else(|| Error::new(libc::ENOSPC, "write::way_with_reserve"))
+    }
+
     /// Bytes behind the end of file that its last block has room for.
     fn append_in_place(
         &self,
         inode: &Inode,
         body: &mut Body,
         guard: &epoch::Guard,
-        Input { offset, bytes: src, now, engine, class, .. }: Input,
+        Input { offset, bytes: src, now, engine, .. }: Input,
         block: Block,
         watch: &mut Watch,
     ) -> Result<u64> {
@@ -512,15 +569,16 @@ impl<M: Media> Fs<M> {
             WriteFields { start: offset, len: end - offset, size: end, mtime: now, crc: sink.crc, flags: 0 };
         let mut line = [write_line(None, &fields)];
         let record = (Type::Write, &mut line[..]);
-        let committed = self.commit_lines_and(inode, body, record, guard, class, sink.flushed, |body, _| {
-            watch.did(Phase::Metadata);
-            body.size = end;
-            if !self.core.deferring {
-                LastLine::appended(body, src.bytes(), knew_last);
-            }
-            (body.mtime, body.ctime) = (now, now);
-            watch.did(Phase::Index);
-        });
+        let committed =
+            self.commit_lines_and(inode, body, record, guard, Class::Data, sink.flushed, |body, _| {
+                watch.did(Phase::Metadata);
+                body.size = end;
+                if !self.core.deferring {
+                    LastLine::appended(body, src.bytes(), knew_last);
+                }
+                (body.mtime, body.ctime) = (now, now);
+                watch.did(Phase::Index);
+            });
         if let Err(e) = committed {
             return Err(self.undo(&Plan::default(), Flushed::issued(), e));
         }
@@ -536,7 +594,7 @@ impl<M: Media> Fs<M> {
         inode: &Inode,
         body: &mut Body,
         guard: &epoch::Guard,
-        Input { offset, bytes: src, now, class, .. }: Input,
+        Input { offset, bytes: src, now, .. }: Input,
         before: Option<&mut Batch>,
         watch: &mut Watch,
     ) -> Result<u64> {
@@ -550,7 +608,7 @@ impl<M: Media> Fs<M> {
             let mut lines = [Words::default(); REDO_LINES_MAX];
             let lines = &mut lines[..bytes.div_ceil(LINE)];
             redo_words(lines.as_flattened_mut(), offset, now, src);
-            self.commit_lines(inode, body, (Type::Redo, lines), guard, class, Flushed::issued())?
+            self.commit_lines(inode, body, (Type::Redo, lines), guard, Class::Data, Flushed::issued())?
         } else {
             let mut own = None;
             let batch = before.unwrap_or_else(|| own.insert(Batch::new()));
@@ -559,7 +617,7 @@ impl<M: Media> Fs<M> {
             put64(r, field::redo::MTIME, now);
             put16(r, field::redo::LEN, src.len() as u16);
             r[field::redo::DATA..bytes].copy_from_slice(src);
-            self.commit(inode, body, batch, guard, class, Flushed::issued())?;
+            self.commit(inode, body, batch, guard, Class::Data, Flushed::issued())?;
             batch.placed(batch.count() - 1).0
         };
         watch.did(Phase::Metadata);
@@ -606,10 +664,11 @@ impl<M: Media> Fs<M> {
         inode: &Inode,
         body: &mut Body,
         guard: &epoch::Guard,
-        Input { offset, bytes: src, now, engine, class, .. }: Input,
+        input: Input,
         batch: &mut Batch,
         watch: &mut Watch,
     ) -> Result<u64> {
+        let (class, Input { offset, bytes: src, now, engine, .. }) = (input.record_class(), input);
         let src = src.bytes();
         let before = (body.mtime, body.ctime);
         (body.mtime, body.ctime) = (now, now);
@@ -679,7 +738,7 @@ impl<M: Media> Fs<M> {
         let record = (Type::Write, &mut line[..]);
         let reuse_after = core.reuse_after(guard);
         let replaced = self
-            .commit_lines_and(&node.inode, body, record, guard, input.class, pending, |body, _| {
+            .commit_lines_and(&node.inode, body, record, guard, Class::Data, pending, |body, _| {
                 watch.did(Phase::Metadata);
                 let index = body.file_mut();
                 let mut replaced = Runs::new();
@@ -712,11 +771,13 @@ impl<M: Media> Fs<M> {
         &self,
         node: &Node,
         (body, guard): (&mut Body, &epoch::Guard),
-        Input { offset, bytes: src, now, engine, class, block_class }: Input,
+        input: Input,
         ahead: Option<&mut Ahead<M>>,
         batch: &mut Batch,
         watch: &mut Watch,
     ) -> Result<Written> {
+        let (class, block_class) = (input.record_class(), input.block_class());
+        let Input { offset, bytes: src, now, engine, .. } = input;
         let inode = &*node.inode;
         let len = src.bytes().len();
         let end = offset + len as u64;

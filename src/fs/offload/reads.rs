@@ -17,11 +17,12 @@ pub struct Reads {
     state: Mutex<ReadsState>,
 }
 
+const NEVER: u64 = u64::MAX;
+
 #[derive(Default)]
 struct ReadsState {
+    /// [`NEVER`]: none begins any more.
     next: u64,
-    /// None begins any more.
-    over: bool,
     under_way: BTreeMap<u64, Arc<ReadUnderWay>>,
     /// Freed while reads with lower numbers were under way, and when it may be reused otherwise.
     kept: VecDeque<(u64, Run, Option<u64>)>,
@@ -59,7 +60,7 @@ impl Reads {
     /// Under the inode's lock. The copy again where none begins any more.
     pub(super) fn begin(&self, ino: u32, pages: Pages, copy: Copy) -> Result<Arc<ReadUnderWay>, Box<Copy>> {
         let mut state = self.state.lock();
-        if state.over {
+        if state.next == NEVER {
             return Err(Box::new(copy));
         }
         let number = state.next;
@@ -72,7 +73,7 @@ impl Reads {
 
     /// From now on nothing is kept for a read that is not under way yet.
     pub(super) fn begin_no_more(&self) {
-        self.state.lock().over = true;
+        self.state.lock().next = NEVER;
     }
 
     /// All under way.
