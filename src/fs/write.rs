@@ -98,44 +98,12 @@ enum OfReserve {
 const RESERVE_PAGES_MAX: usize = 16;
 
 impl Input<'_> {
-    /// What programs stored through a mapping nobody can refuse them any more. So on a full pool it goes to blocks of the
-    /// reserve, in pieces, each of which gives it the blocks that it replaces (decision 0096). Shortens the write to its
-    /// first piece, or to half of one that failed; false where there is no less.
-    fn turns_to_blocks_of_reserve(&mut self) -> bool {
-        let pages = page_count(self.offset, self.bytes.bytes().len()) as usize;
-        let fewer = match self.of_reserve {
-            OfReserve::RecordAndBlocks if pages <= 1 => return false,
-            OfReserve::RecordAndBlocks => pages / 2,
-            _ => pages.min(RESERVE_PAGES_MAX),
-        };
-        self.of_reserve = OfReserve::RecordAndBlocks;
-        self.bytes = self.bytes.first(fewer * BLOCK - (self.offset % PAGE) as usize);
-        true
-    }
-
     fn record_class(&self) -> Class {
         if self.of_reserve == OfReserve::Nothing { Class::Data } else { Class::Release }
     }
 
     fn block_class(&self) -> Class {
         if self.of_reserve == OfReserve::RecordAndBlocks { Class::Release } else { Class::Data }
-    }
-
-    /// What is written in place may be cut into pieces: shortens the write to one that is written in one way, so that none takes blocks
-    /// for pages that it need not replace.
-    #[cold]
-    fn shorten_to_one_way(&mut self, body: &Body) {
-        let Some(index) = body.file() else { return };
-        let pages = page_count(self.offset, self.bytes.bytes().len());
-        let (mapping, count) = index.run_at((self.offset / PAGE) as u32, pages);
-        let end = (self.offset / PAGE + count as u64) * PAGE;
-        let end = match mapping {
-            Mapping::Hole => return,
-            Mapping::Written(_) if self.offset < body.size => end.min(body.size),
-            Mapping::Written(_) => return,
-            Mapping::Unwritten(_) => end,
-        };
-        self.bytes = self.bytes.first((end - self.offset) as usize);
     }
 }
 
@@ -255,21 +223,29 @@ impl<M: Media> Fs<M> {
         src: Lent,
         append: bool,
     ) -> WriteStep<Range<u64>> {
+        self.try_write(cred, node, offset, src.first(WRITE_BYTES_MAX), append, OfReserve::Nothing)
+    }
+
+    /// One function for all that writes take of the reserve: what it is made of has one caller each, and so becomes part of it.
+    #[inline(never)]
+    fn try_write(
+        &self,
+        cred: &Cred,
+        node: &Node,
+        offset: u64,
+        src: Lent,
+        append: bool,
+        of_reserve: OfReserve,
+    ) -> WriteStep<Range<u64>> {
         let inode = &*node.inode;
-        let src = src.first(WRITE_BYTES_MAX);
-        let mut input = Input {
-            offset,
-            bytes: up_to_largest(src, offset),
-            now: 0,
-            engine: node.engine(),
-            of_reserve: OfReserve::Nothing,
-        };
+        let mut input =
+            Input { offset, bytes: up_to_largest(src, offset), now: 0, engine: node.engine(), of_reserve };
         let mut watch = self.core.ledger.begin(Op::Write, input.bytes.bytes().len());
         let mut room = self.room();
         loop {
             let done = {
                 let mut ahead = None;
-                if is_shared(inode) && !append {
+                if of_reserve == OfReserve::Nothing && is_shared(inode) && !append {
                     ahead = self.copy_ahead(inode, &input)?;
                     watch.did(Phase::Copy);
                 }
@@ -288,12 +264,15 @@ impl<M: Media> Fs<M> {
                 if self.is_overgrown(&body) && matches!(body.data, Data::File(_)) {
                     self.catch_up(inode, &mut body, &guard);
                 }
+                if of_reserve == OfReserve::Record {
+                    input.bytes = input.bytes.first(self.bytes_of_one_way(&body, offset, input.bytes));
+                }
                 self.write_locked(cred, node, (&mut body, &guard), &mut input, ahead.as_mut(), &mut watch)
             };
             match done {
                 Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut room) => continue,
-                Err(e) if e.errno() == libc::ENOSPC => {
-                    return self.write_from_reserve(cred, node, (offset, src, append), &mut watch);
+                Err(e) if e.errno() == libc::ENOSPC && of_reserve == OfReserve::Nothing => {
+                    return self.write_from_reserve(cred, node, offset, src, append);
                 }
                 Err(e) => return Err(e),
                 Ok((end, None)) => return Ok(Step::Done(input.offset..end)),
@@ -302,72 +281,64 @@ impl<M: Media> Fs<M> {
         }
     }
 
-    /// A write that the pool has no room for, as far as it may take from the reserve. (Apart: what is lent to a function that is called
-    /// stands in memory, stored and loaded in pieces of other sizes, for all writes.)
+    /// A write that the pool has no room for, as far as it may take from the reserve. ENOSPC where it may not, or finds nothing there;
+    /// where only some of its pieces have room, up to the end of the last that had.
     #[cold]
     #[inline(never)]
     fn write_from_reserve(
         &self,
         cred: &Cred,
         node: &Node,
-        (offset, src, append): (u64, Lent, bool),
-        watch: &mut Watch,
+        offset: u64,
+        src: Lent,
+        append: bool,
     ) -> WriteStep<Range<u64>> {
-        // What is appended replaces nothing.
-        let stored = !append && node.is_written_back();
-        let (now, engine, of_reserve) = (0, node.engine(), OfReserve::Record);
-        let mut input = Input { offset, bytes: up_to_largest(src, offset), now, engine, of_reserve };
-        let mut room = self.room();
-        loop {
-            let step = {
-                let mut body = self.table.change(&node.inode);
-                let guard = self.core.enter()?;
-                if append {
-                    input.offset = body.size;
-                    input.bytes = up_to_largest(src, input.offset);
+        let len = up_to_largest(src, offset).bytes().len();
+        let mut done = 0;
+        let full = loop {
+            let (at, rest) = (offset + done as u64, src.part(done, len - done));
+            match self.try_write(cred, node, at, rest, append, OfReserve::Record) {
+                Ok(Step::Done(range)) if !append && range.end < offset + len as u64 => {
+                    done = (range.end - offset) as usize;
                 }
-                self.write_in_pieces(cred, node, (&mut body, &guard), &input, watch)
-            };
-            match step {
-                Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut room) => {}
-                Err(e) if e.errno() == libc::ENOSPC && stored && input.turns_to_blocks_of_reserve() => {}
+                Ok(Step::Done(range)) if done > 0 => return Ok(Step::Done(offset..range.end)),
+                Err(e) if e.errno() == libc::ENOSPC && done == 0 => break e,
+                Ok(Step::Blocked(_)) | Err(_) if done > 0 => return Ok(Step::Done(offset..at)),
+                step => return step,
+            }
+        };
+        // What is appended replaces nothing.
+        if append || !node.is_written_back() {
+            return Err(full);
+        }
+        let mut pages = (page_count(offset, len) as usize).min(RESERVE_PAGES_MAX);
+        loop {
+            // What programs stored through a mapping nobody can refuse them any more. So on a full pool it goes to blocks of the
+            // reserve, in pieces, each of which gives it the blocks that it replaces (decision 0096).
+            let piece = src.first((pages * BLOCK - (offset % PAGE) as usize).min(len));
+            match self.try_write(cred, node, offset, piece, false, OfReserve::RecordAndBlocks) {
+                Err(e) if e.errno() == libc::ENOSPC && pages > 1 => pages /= 2,
                 step => return step,
             }
         }
     }
 
-    /// With `data=inplace` the pieces of a write of which each is written in one way, so that none takes blocks for pages that it need
-    /// not replace; else all of it. ENOSPC where the first has no room; else up to the end of the last that had.
-    fn write_in_pieces(
-        &self,
-        cred: &Cred,
-        node: &Node,
-        (body, guard): (&mut Body, &epoch::Guard),
-        input: &Input,
-        watch: &mut Watch,
-    ) -> WriteStep<Range<u64>> {
-        let (offset, len) = (input.offset, input.bytes.bytes().len());
-        let in_place = self.core.sb.data_in_place && !self.core.deferring;
-        let mut done = 0;
-        loop {
-            let bytes = input.bytes.part(done, len - done);
-            let mut piece = Input { offset: offset + done as u64, bytes, ..*input };
-            if let Some(write) = self.in_the_way(body, &piece) {
-                return Ok(if done > 0 { Step::Done(offset..piece.offset) } else { Step::Blocked(write) });
-            }
-            if in_place && input.of_reserve == OfReserve::Record {
-                piece.shorten_to_one_way(body);
-            }
-            match self.write_locked(cred, node, (body, guard), &mut piece, None, watch) {
-                Ok((end, None)) if end < offset + len as u64 => done = (end - offset) as usize,
-                Ok((end, None)) => return Ok(Step::Done(offset..end)),
-                Ok((end, Some(write))) => return Ok(Step::UnderWay(offset..end, write)),
-                Err(e) if done > 0 && e.errno() == libc::ENOSPC => {
-                    return Ok(Step::Done(offset..offset + done as u64));
-                }
-                Err(e) => return Err(e),
-            }
-        }
+    /// With `data=inplace` a write may be cut into pieces: the bytes that are written in one way, so that none takes blocks for pages that it
+    /// need not replace. Else all.
+    #[cold]
+    fn bytes_of_one_way(&self, body: &Body, offset: u64, src: Lent) -> usize {
+        let len = src.bytes().len();
+        let Some(index) = body.file().filter(|_| self.core.sb.data_in_place && !self.core.deferring) else {
+            return len;
+        };
+        let (mapping, count) = index.run_at((offset / PAGE) as u32, page_count(offset, len));
+        let end = (offset / PAGE + count as u64) * PAGE;
+        let end = match mapping {
+            Mapping::Written(_) if offset < body.size => end.min(body.size),
+            Mapping::Unwritten(_) => end,
+            _ => return len,
+        };
+        len.min((end - offset) as usize)
     }
 
     /// A write under way that has to end before this one begins.
@@ -391,8 +362,6 @@ impl<M: Media> Fs<M> {
         self.write_at(cred, &Node::new(self.inode(ino)?), offset, src, append)
     }
 
-    // What the pieces of a full pool call, too, would be called by all writes.
-    #[inline(always)]
     fn write_locked(
         &self,
         cred: &Cred,
@@ -497,7 +466,7 @@ impl<M: Media> Fs<M> {
 
     /// On an ordinary file nothing is overwritten in place, whatever the mode: after a power loss the data of
     /// every record since the last sync is verified, and must be what the record wrote.
-    #[inline(always)]
+    #[inline]
     fn way(&self, inode: &Inode, body: &Body, offset: u64, end: u64) -> Way {
         if offset == body.size
             && (end - 1) / PAGE == offset / PAGE
