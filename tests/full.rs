@@ -431,6 +431,11 @@ fn what_was_reserved_is_written_on_a_full_pool() {
             }
         }
 
+        // Where a block is wanted nothing is written, however much of it would need none.
+        let bytes = vec![0x77; 8 * PAGE];
+        let refused = files.pwrite(fd, &bytes, ((RESERVED_PAGES - 4) * PAGE) as i64);
+        assert_eq!(refused.map_err(|e| e.errno()), Err(libc::ENOSPC), "{what}");
+
         let mut history = History { random, files, names: Vec::new(), made: 0, full: 0 };
         for closes in [false, true] {
             history = history.reopen(closes);

@@ -264,7 +264,7 @@ impl<M: Media> Fs<M> {
                 if self.is_overgrown(&body) && matches!(body.data, Data::File(_)) {
                     self.catch_up(inode, &mut body, &guard);
                 }
-                if of_reserve == OfReserve::Record {
+                if of_reserve == OfReserve::Record && !append {
                     input.bytes = input.bytes.first(self.bytes_of_one_way(&body, offset, input.bytes));
                 }
                 self.write_locked(cred, node, (&mut body, &guard), &mut input, ahead.as_mut(), &mut watch)
@@ -293,7 +293,8 @@ impl<M: Media> Fs<M> {
         src: Lent,
         append: bool,
     ) -> WriteStep<Range<u64>> {
-        let len = up_to_largest(src, offset).bytes().len();
+        // Where an append goes is known once the file is had.
+        let len = if append { src } else { up_to_largest(src, offset) }.bytes().len();
         let mut done = 0;
         let full = loop {
             let (at, rest) = (offset + done as u64, src.part(done, len - done));
@@ -328,9 +329,12 @@ impl<M: Media> Fs<M> {
     #[cold]
     fn bytes_of_one_way(&self, body: &Body, offset: u64, src: Lent) -> usize {
         let len = src.bytes().len();
-        let Some(index) = body.file().filter(|_| self.core.sb.data_in_place && !self.core.deferring) else {
+        let in_place = self.core.sb.data_in_place && !self.core.deferring && len > 0;
+        let Some(index) = body.file().filter(|_| in_place) else { return len };
+        // What needs a block all the same is refused as a whole.
+        if !all_mapped(body, offset, offset + len as u64, |mapping| mapping != Mapping::Hole) {
             return len;
-        };
+        }
         let (mapping, count) = index.run_at((offset / PAGE) as u32, page_count(offset, len));
         let end = (offset / PAGE + count as u64) * PAGE;
         let end = match mapping {
