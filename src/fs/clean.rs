@@ -89,6 +89,8 @@ pub struct Cleaning {
     /// Nothing of a file's mapping before this record is live: the last sweep began here.
     swept: Option<u32>,
     sweep: Option<Sweep>,
+    /// Lines that the last sweep took, with what others logged meanwhile.
+    kept: u32,
 }
 
 /// A sweep under way: the log's next record when it began, and the page it has come to.
@@ -132,16 +134,15 @@ impl<M: Media> Fs<M> {
         body.log.has_grown() && !body.log.stuck && body.log.lines() > 2 * (SLACK_LINES + 2 * live_lines(body))
     }
 
-    /// Whether a log wastes more than it may: on a pool that is short of room more than what its file's mapping takes at most, else
+    /// Whether a log wastes more than it may: on a pool that is short of room more than its file's mapping took the last time, else
     /// than it takes where each page has a record.
     fn is_due(&self, body: &Body) -> bool {
-        let live = match &body.data {
-            Data::File(index) if self.core.alloc.is_short() => {
-                (index.mapped() as usize).div_ceil(PART_PAGES) as u32 * PAGES_LINES as u32
-            }
-            _ => live_lines(body),
+        // Both the old and the new have to find room.
+        let may_have = match &body.data {
+            Data::File(_) if self.core.alloc.is_short() => body.cleaning.kept,
+            _ => 2 * live_lines(body),
         };
-        body.log.lines() > SLACK_LINES + 2 * live
+        body.log.lines() > SLACK_LINES + may_have
     }
 
     /// Cleans what was put off while copies were under way, all of it at once: now there are none.
@@ -364,7 +365,10 @@ impl<M: Media> Fs<M> {
         };
         match next {
             Some(page) => body.cleaning.sweep = Some(Sweep { from, page }),
-            None => body.cleaning = Cleaning { swept: Some(from), sweep: None },
+            None => {
+                let kept = body.log.seq().wrapping_sub(from);
+                body.cleaning = Cleaning { swept: Some(from), sweep: None, kept };
+            }
         }
         Ok(())
     }
