@@ -607,6 +607,11 @@ impl Allocator {
         self.reserve.missing.load(Relaxed) != 0
     }
 
+    /// Blocks of the reserve that [`Class::Release`] may use, in all.
+    pub fn blocks_for_release(&self) -> u32 {
+        self.reserve.target.load(Relaxed) / 2
+    }
+
     /// A contiguous run of 1 to `want` blocks, as long as can be found cheaply; `None` when no block is
     /// free that the class may use. 512 and more come 2 MiB-aligned where there are such runs.
     ///

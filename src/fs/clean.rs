@@ -29,7 +29,7 @@ use smallvec::SmallVec;
 
 use super::alloc::Class;
 use super::format::*;
-use super::index::{PART_PAGES, Part};
+use super::index::{PART_PAGES, PageIndex, Part};
 use super::inode::{AddRecord, Body, Data, Inode, Xattr};
 use super::log::{self, Batch, Segment};
 use super::write::{WriteFields, write_records};
@@ -89,8 +89,6 @@ pub struct Cleaning {
     /// Nothing of a file's mapping before this record is live: the last sweep began here.
     swept: Option<u32>,
     sweep: Option<Sweep>,
-    /// Lines that the last sweep took, with what others logged meanwhile.
-    kept: u32,
 }
 
 /// A sweep under way: the log's next record when it began, and the page it has come to.
@@ -134,12 +132,11 @@ impl<M: Media> Fs<M> {
         body.log.has_grown() && !body.log.stuck && body.log.lines() > 2 * (SLACK_LINES + 2 * live_lines(body))
     }
 
-    /// Whether a log wastes more than it may: on a pool that is short of room more than its file's mapping took the last time, else
-    /// than it takes where each page has a record.
+    /// Whether a log wastes more than it may: on a pool that is short of room more than its file's mapping takes, else than that takes
+    /// where each page has a record.
     fn is_due(&self, body: &Body) -> bool {
-        // Both the old and the new have to find room.
         let may_have = match &body.data {
-            Data::File(_) if self.core.alloc.is_short() => body.cleaning.kept,
+            Data::File(index) if self.core.alloc.is_short() => lines_of_sweep(index),
             _ => 2 * live_lines(body),
         };
         body.log.lines() > SLACK_LINES + may_have
@@ -165,9 +162,16 @@ impl<M: Media> Fs<M> {
             return;
         }
         if let Data::File(_) = body.data {
-            // Others wait for the room.
+            // Others wait for the room. Where the old and the new do not find it together a sweep that stops would take it.
             if self.core.alloc.is_short() {
-                return self.catch_up(inode, body, guard);
+                let fits = |index| {
+                    let room = self.core.alloc.blocks_for_release() * (SEGMENT_LINES - 2);
+                    body.log.lines() + lines_of_sweep(index) <= room
+                };
+                if body.cleaning.sweep.is_some() || self.is_due(body) && body.file().is_some_and(fits) {
+                    self.catch_up(inode, body, guard);
+                }
+                return;
             }
             let cleaned = self.clean_file(inode, body, guard);
             return cleaned.unwrap_or_else(|e| put_off(inode, &e));
@@ -365,10 +369,7 @@ impl<M: Media> Fs<M> {
         };
         match next {
             Some(page) => body.cleaning.sweep = Some(Sweep { from, page }),
-            None => {
-                let kept = body.log.seq().wrapping_sub(from);
-                body.cleaning = Cleaning { swept: Some(from), sweep: None, kept };
-            }
+            None => body.cleaning = Cleaning { swept: Some(from), sweep: None },
         }
         Ok(())
     }
@@ -540,6 +541,20 @@ fn pages_words(to: &mut [u64], page: u32, words: &[u32]) {
     for (to, two) in to[field::pages::WORDS / 8..].iter_mut().zip(words.chunks(2)) {
         *to = pair(two[0], two.get(1).copied().unwrap_or(0));
     }
+}
+
+/// Lines that a sweep appends, hardly less than so many.
+fn lines_of_sweep(index: &PageIndex) -> u32 {
+    let (mut lines, mut runs) = (0, 0);
+    index.parts_from(0, &mut |part| {
+        match part {
+            // With what runs before it leave of a line.
+            Part::Words { words, .. } => lines += (field::pages::WORDS + 4 * words.len()).div_ceil(LINE) + 1,
+            Part::Run(_) => runs += 1,
+        }
+        true
+    });
+    lines as u32 + (runs as u32).div_ceil(field::write::PER_LINE as u32 - 1) + 2
 }
 
 /// Lines that the log would have if it held nothing dead, roughly. A file is allowed half a line a page: its log
