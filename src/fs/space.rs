@@ -17,7 +17,7 @@ const PAGE: u64 = BLOCK as u64;
 impl<M: Media> Fs<M> {
     /// `mode`: FALLOC_FL_* bits: reserve (0 or KEEP_SIZE), PUNCH_HOLE, ZERO_RANGE, UNSHARE_RANGE (all
     /// blocks are unshared); collapse and insert are EOPNOTSUPP. Reserved space survives a crash and
-    /// makes later writes to it succeed on a full pool; it reads as zeros.
+    /// makes later writes to it succeed on a full pool, as far as their records find room (docs/semantics.md, "Space"); it reads as zeros.
     /// Set-id bits are dropped unless `cred` is the superuser.
     pub fn fallocate(&self, cred: &Cred, ino: Ino, mode: i32, offset: u64, len: u64) -> Result<()> {
         self.fallocate_node(cred, &Node::new(self.inode(ino)?), mode, offset, len)
