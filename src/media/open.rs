@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::copy::{Copier, Isa, ReadTable, Routines};
+use super::copy::{Isa, Routines};
 use super::label::{Block0, LABEL_BYTES, Label, STRIPE_BYTES_MAX, STRIPE_BYTES_MIN};
 use super::pool::{Pool, PoolOptions};
 use super::region::{OpenRegion, Region};
@@ -359,7 +359,7 @@ fn too_short(region: &OpenRegion) -> Error {
 /// Block 0 of a region, before the region is mapped for use; zeros where the file is shorter.
 pub(super) fn read_block0(region: &OpenRegion) -> Result<[u8; LABEL_BYTES]> {
     let mut block = [0; LABEL_BYTES];
-    read_first(region, &mut block)?;
+    region.read_head(&mut block)?;
     Ok(block)
 }
 
@@ -368,23 +368,8 @@ pub(super) fn read_block0(region: &OpenRegion) -> Result<[u8; LABEL_BYTES]> {
 pub(super) fn read_beginning(region: &OpenRegion) -> Result<Vec<u8>> {
     const BEGINNING_BYTES: usize = 128 << 10;
     let mut beginning = vec![0; BEGINNING_BYTES];
-    read_first(region, &mut beginning)?;
+    region.read_head(&mut beginning)?;
     Ok(beginning)
-}
-
-fn read_first(region: &OpenRegion, to: &mut [u8]) -> Result<()> {
-    let have = region.bytes.min(to.len() as u64) as usize;
-    if have == 0 {
-        return Ok(());
-    }
-    let copier = Copier::new(Routines::default_choice(), Domain::Volatile, ReadTable::default());
-    let map = region.map_prefix(to.len() as u64)?;
-    // SAFETY: the mapping covers as many bytes as `to`, of which the file has `have`.
-    unsafe { copier.read(&mut to[..have], map.base()) }.map_err(|_| {
-        let path = region.path.shown();
-        let message = format!("the first {have} bytes of {path} cannot be read: the media is bad there");
-        Error::message(libc::EIO, OPEN, message)
-    })
 }
 
 /// The label of a region that must have one.

@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-#[cfg(feature = "memory-type")]
 use super::copy::{Copier, ReadTable, Routines};
 use super::domain::{self, Domain};
 use super::holder;
@@ -483,6 +482,36 @@ impl OpenRegion {
         }
         Ok(None)
     }
+
+    /// Reads the first bytes; what lies behind the end is as it was. Without a mapping where that can be: no handler of signals
+    /// is put in place for it, and the kernel takes no page of persistent memory for one that somebody may have stored to.
+    pub fn read_head(&self, to: &mut [u8]) -> Result<()> {
+        const SITE: &str = "media::region::read_head";
+        let have = self.bytes.min(to.len() as u64) as usize;
+        let to = &mut to[..have];
+        let bad = || {
+            let path = self.path.shown();
+            let message = format!("the first {have} bytes of {path} cannot be read: the media is bad there");
+            Error::message(libc::EIO, SITE, message)
+        };
+        if self.kind == RegionKind::DeviceDax {
+            let copier = Copier::new(Routines::default_choice(), Domain::Volatile, ReadTable::default());
+            let map = self.map_prefix(have as u64)?;
+            // SAFETY: the mapping covers as many bytes as `to`, which the device has.
+            return unsafe { copier.read(to, map.base()) }.map_err(|_| bad());
+        }
+        let mut read = 0;
+        while read < have {
+            match rustix::io::pread(&self.file, &mut to[read..], self.offset + read as u64) {
+                Ok(0) => break,
+                Ok(more) => read += more,
+                Err(Errno::INTR) => {}
+                Err(Errno::IO) => return Err(bad()),
+                Err(e) => return Err(cannot("read", SITE, &self.path, e)),
+            }
+        }
+        Ok(())
+    }
 }
 
 /// What tracts need of it.
@@ -564,32 +593,6 @@ impl OpenRegion {
             Ok(_) | Err(Errno::INVAL) => Ok(self.bytes == 0),
             Err(e) => Err(cannot("examine", SITE, &self.path, e)),
         }
-    }
-
-    /// Reads the first bytes; what lies behind the end is as it was. Without a mapping where that can be, so that no handler of
-    /// signals is put in place for it.
-    pub fn read_head(&self, to: &mut [u8]) -> Result<()> {
-        const SITE: &str = "media::region::read_head";
-        if self.kind == RegionKind::DeviceDax {
-            let copier = Copier::new(Routines::default_choice(), Domain::Volatile, ReadTable::default());
-            let map = self.map_prefix(to.len() as u64)?;
-            // SAFETY: the mapping covers so many bytes, which the device has: it is made of huge pages.
-            return unsafe { copier.read(to, map.base()) }.map_err(|_| {
-                let message =
-                    format!("the begin of {} cannot be read: the media is bad there", self.path.shown());
-                Error::message(libc::EIO, SITE, message)
-            });
-        }
-        let mut have = 0;
-        while have < to.len() {
-            match rustix::io::pread(&self.file, &mut to[have..], have as u64) {
-                Ok(0) => break,
-                Ok(more) => have += more,
-                Err(Errno::INTR) => {}
-                Err(e) => return Err(cannot("read", SITE, &self.path, e)),
-            }
-        }
-        Ok(())
     }
 
     /// Writes the first bytes, without a mapping where that can be.
