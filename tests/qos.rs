@@ -209,6 +209,53 @@ fn copies_without_a_class_never_stand_on_a_channel_at_rest() {
     bulk.wait().1.unwrap();
 }
 
+/// It had the channel that class bandwidth came to have; whoever waits for it looks after nobody else.
+#[test]
+fn what_was_handed_over_before_there_were_classes_ends_first_all_the_same() {
+    for qos in [patient(), Qos::default()] {
+        let copies = with_qos(slow(2), qos);
+        let submit =
+            |n: u64, options| copies.submit_to_media(Addr(n << 22), pattern(n as u8, BULK_BYTES), &options);
+        let before = [submit(0, CopyOptions::default()), submit(1, CopyOptions::default())];
+        let bulk = submit(2, bandwidth(1));
+        let one = submit(3, latency());
+        assert!(!seen(&copies).groups[0].at_rest, "somebody else is on its channel");
+        for ticket in before {
+            assert_eq!(ticket.wait().1.unwrap().bytes, BULK_BYTES as u64);
+        }
+        one.wait().1.unwrap();
+        bulk.wait().1.unwrap();
+        // Now it is class bandwidth's own.
+        let bulk = submit(2, bandwidth(1));
+        let one = submit(3, latency());
+        assert!(seen(&copies).groups[0].at_rest);
+        one.wait().1.unwrap();
+        bulk.wait().1.unwrap();
+    }
+}
+
+/// By engines that hold the number of copies down themselves, class latency's reads, too.
+#[test]
+fn reads_of_class_latency_go_by_the_limit_of_threads() {
+    for kind in [EngineKind::Semaphore, EngineKind::Delegate] {
+        let profile = Profile { concurrency: 1, ..eager() };
+        let copies = Copies::classed(media(), kind, profile, None, Qos::default());
+        std::thread::scope(|scope| {
+            for n in 0..8u64 {
+                let copies = &copies;
+                scope.spawn(move || {
+                    let mut back = vec![0; 64 << 10];
+                    for _ in 0..20 {
+                        copies.from_media(Addr(n << 20), &mut back, &latency()).unwrap();
+                    }
+                });
+            }
+        });
+        let latency = seen(&copies).groups[0].latency;
+        assert_eq!((latency.held_back, latency.copies), (0, 160), "{kind}: none went past it");
+    }
+}
+
 /// How large the shares are, the model in `mover::owners` shows: here they would depend on when threads run.
 #[test]
 fn requests_of_two_owners_end_in_whatever_order_one_thread_waits_for_them() {

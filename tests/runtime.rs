@@ -1,7 +1,8 @@
 //! Uthreads: results and panics, waiting of every kind, where they run, and what becomes of those that run off their
 //! stack.
 
-use std::future::Future;
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -12,6 +13,10 @@ use std::time::{Duration, Instant};
 use lodestone::fs::files::Files;
 use lodestone::fs::{Cred, Fs, MkfsOptions, OpenOptions};
 use lodestone::media::{Addr, Dirty, Domain, Durable, Fault, Flushed, Media, Pool, PoolOptions};
+use lodestone::mover::EngineKind;
+use lodestone::mover::copies::{Copies, CopyOptions};
+use lodestone::mover::engine_port::{Dram, RawTransfer, Route};
+use lodestone::mover::profile::Profile;
 use lodestone::runtime::{
     self, Condvar, JoinHandle, Mutex, Options, Outcome, Pending, Poller, Runtime, TryRecv, TrySend, Unparker,
     bounded, park, park_timeout, sleep, spawn, yield_now,
@@ -783,6 +788,30 @@ impl Media for SyncsLate {
         }
         self.pool.sync()
     }
+}
+
+/// A task that asked for durable bytes lets go of its future, and then all is let go of.
+#[test]
+fn media_do_not_go_while_a_thread_syncs_them_for_a_future() {
+    let options = PoolOptions { assume: Some(Domain::PageCache), ..PoolOptions::default() };
+    let media = Arc::new(SyncsLate::new(Pool::memfd(32 << 20, &options).unwrap()));
+    media.late.store(true, Ordering::Release);
+    let copies = Copies::new(media.clone(), EngineKind::Cpu, Profile::default());
+    let durable = CopyOptions { durable: true, ..CopyOptions::default() };
+    let bytes = [1; 4096];
+    let part =
+        RawTransfer { at: Addr(0), dram: Dram::From(bytes.as_ptr(), Route::PastCaches), len: bytes.len() };
+    // SAFETY: all is copied when this returns, by the CPU, and nobody changes `bytes`.
+    let mut future = unsafe { copies.submit_raw(&[part], &durable) }.unwrap().into_future();
+    let mut asks = Context::from_waker(Waker::noop());
+    assert!(Pin::new(&mut future).poll(&mut asks).is_pending());
+    drop(future);
+    let closes = std::thread::spawn(move || drop(copies));
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(!closes.is_finished(), "its thread is at the media");
+    media.others_ran.store(true, Ordering::Release);
+    closes.join().unwrap();
+    assert_eq!(Arc::strong_count(&media), 1, "nobody has them any more");
 }
 
 /// Hundreds wait for their syncs: one thread makes them, and what was asked for during one is made by the next.

@@ -592,7 +592,7 @@ impl<M: Media> Engine<M> for Delegate<M> {
 
     /// A queue of its own for each region.
     fn channels(&self, region: usize) -> Channels {
-        Channels { group: region, count: 1, can_rest: false }
+        Channels { group: region, count: 1, can_rest: false, bounds_itself: true }
     }
 }
 

@@ -327,10 +327,10 @@ impl<M: Media, P: Portal> Engine<M> for Dsa<P> {
     fn channels(&self, region: usize) -> Channels {
         let can_rest = self.portal.can_rest();
         match self.near.get(region) {
-            None => Channels { group: 0, count: self.offers.len(), can_rest },
+            None => Channels { group: 0, count: self.offers.len(), can_rest, bounds_itself: false },
             Some(near) => {
                 let group = self.near.iter().position(|of| of == near).unwrap_or(region);
-                Channels { group, count: near.len(), can_rest }
+                Channels { group, count: near.len(), can_rest, bounds_itself: false }
             }
         }
     }

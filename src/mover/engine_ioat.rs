@@ -834,10 +834,14 @@ impl<M: Media, D: Device> Engine<M> for Ioat<D> {
         self.channels.iter().for_each(|channel| channel.resume(&self.device));
     }
 
-    /// Where devices are on several nodes, which one a region's copies go to is known copy by copy only: none rests.
+    /// Those that work, as [`pick`](Ioat::pick) numbers them. Where devices are on several nodes, which one a region's copies go
+    /// to is known copy by copy only: none rests. Nor does another once the last has retired, which was class bandwidth's: what
+    /// others had handed over to it would rest, too.
     fn channels(&self, _region: usize) -> Channels {
-        let can_rest = self.channels.windows(2).all(|pair| pair[0].node == pair[1].node);
-        Channels { group: 0, count: self.channels.len(), can_rest }
+        let working = self.channels.iter().filter(|channel| !channel.is_retired()).count();
+        let is_there = self.channels.last().is_some_and(|last| !last.is_retired());
+        let can_rest = is_there && self.channels.windows(2).all(|pair| pair[0].node == pair[1].node);
+        Channels { group: 0, count: working.max(1), can_rest, bounds_itself: false }
     }
 
     fn rest(&self, _region: usize, channel: usize) {
@@ -873,5 +877,40 @@ impl<D: Device> Drop for Ioat<D> {
         } else {
             tracing::error!("engine {name}: the device does not stop: its memory is left to it");
         }
+    }
+}
+
+#[cfg(all(test, not(any(shuttle, loom, miri))))]
+mod tests {
+    use super::*;
+    use crate::mover::engine_emu_ioat::{Emulated, Model};
+
+    fn channels(engine: &Ioat<Emulated>) -> Channels {
+        Engine::<crate::media::Pool>::channels(engine, 0)
+    }
+
+    /// Which channel class bandwidth has, and which of others it meets there.
+    fn of_bandwidth(engine: &Ioat<Emulated>) -> (Option<usize>, bool) {
+        let at = channels(engine);
+        let own = engine.pick(None, at.of_bandwidth());
+        let others = (0..at.of_others()).any(|turn| engine.pick(None, turn) == own);
+        (own, others)
+    }
+
+    #[test]
+    fn class_bandwidth_keeps_its_channel_to_itself_when_others_retire() {
+        let device = Emulated::new(Model { channels: 4, ..Model::default() }).unwrap();
+        let engine = Ioat::new(device, Durability::WriteBack, Bounds::default()).unwrap();
+        let retire = |n: usize| engine.channels[n].retire(&mut engine.channels[n].lock(), &engine.outcomes);
+        assert_eq!(of_bandwidth(&engine), (Some(3), false));
+        retire(1);
+        assert_eq!((of_bandwidth(&engine), channels(&engine).can_rest), ((Some(3), false), true));
+        retire(3);
+        assert!(
+            !of_bandwidth(&engine).1 && !channels(&engine).can_rest,
+            "others have copies on what is the last now"
+        );
+        [0, 2].into_iter().for_each(retire);
+        assert_eq!(channels(&engine).count, 1, "there is one at least to speak of");
     }
 }

@@ -372,7 +372,7 @@ pub trait Engine<M: Media>: Send + Sync {
     /// The channels in front of a region, as [`submit`](Engine::submit) numbers them. Regions that share channels have the
     /// same group, one of the regions' numbers.
     fn channels(&self, _region: usize) -> Channels {
-        Channels { group: 0, count: self.capability().channels.max(1), can_rest: false }
+        Channels { group: 0, count: self.capability().channels.max(1), can_rest: false, bounds_itself: false }
     }
 
     /// From now on this channel begins nothing, and stops where it can in the middle; what is handed over waits there.

@@ -194,7 +194,7 @@ impl<M: Media> Engine<M> for Semaphore {
 
     /// A gate of its own for each region.
     fn channels(&self, region: usize) -> Channels {
-        Channels { group: region, count: 1, can_rest: false }
+        Channels { group: region, count: 1, can_rest: false, bounds_itself: true }
     }
 }
 

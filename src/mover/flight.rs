@@ -26,10 +26,10 @@ use super::class::{Class, Via};
 use super::completion::Completion;
 use super::dsa::{BATCH_MAX, TRANSFER_BYTES_MAX};
 use super::engine_port::{Awaited, Durability, End, Engine, RawTransfer, Refused, Ticket, Transfer};
-use super::manager::Entered;
+use super::manager::{Channels, Entered};
 use super::owners;
 use super::schedule::{Decision, Direction, Expected, Job, decide};
-use super::{EngineKind, Mover, Running};
+use super::{EngineKind, Mover, Running, Stranger};
 use crate::account::waiting;
 use crate::media::{Fault, Flushed, Media, crc32c_join};
 use crate::wait::{Bell, Ending, Holding, Seat, Seen, until};
@@ -70,6 +70,8 @@ struct Batch {
     ticket: Option<Ticket>,
     /// With a class, and the ticket.
     entered: Option<Entered>,
+    /// Without one, on a channel that may rest otherwise; and the ticket.
+    stranger: Option<Channels>,
     /// Of its end; none before it is submitted, nor where that made the copy, and none of class bandwidth: nobody knows how
     /// long its channel rests.
     expected: Option<Expected>,
@@ -231,8 +233,18 @@ impl Cut {
             Some(batch) => batch.transfers.push(part),
             None => {
                 let transfers = SmallVec::from_slice(&[part]);
-                let (channel, ticket, entered, expected, seen) = (0, None, None, None, None);
-                let batch = Batch { kind, region, channel, ticket, entered, expected, seen, transfers, sum };
+                let batch = Batch {
+                    kind,
+                    region,
+                    channel: 0,
+                    ticket: None,
+                    entered: None,
+                    stranger: None,
+                    expected: None,
+                    seen: None,
+                    transfers,
+                    sum,
+                };
                 self.pending.push(batch);
             }
         }
@@ -382,6 +394,9 @@ impl<M: Media> Mover<M> {
     /// The scheduler's rules for a part within one region.
     fn cut(&self, cut: &mut Cut, kind: EngineKind, region: usize, part: RawTransfer, shares: bool) {
         let Some(Running { scheduler, limits, capability, .. }) = self.running(kind) else {
+            if kind != EngineKind::Cpu {
+                self.count_busy();
+            }
             return cut.own(part);
         };
         let to_media = part.is_to_media();
@@ -444,6 +459,7 @@ impl<M: Media> Mover<M> {
         };
         let ticket = run.scheduler.claim(region, &run.unclassed(region), run.limits).and_then(|claim| {
             batch.channel = entered.as_ref().map_or(claim.channel, |entered| entered.channel);
+            let stranger = if class.is_none() { run.comes(region, batch.channel) } else { None };
             // SAFETY: the caller vouches for the bytes and for media until the flight has ended.
             let ticket = unsafe {
                 match helps {
@@ -451,7 +467,10 @@ impl<M: Media> Mover<M> {
                     false => run.engine.submit(media, region, batch.channel, &batch.transfers, crc),
                 }
             };
-            ticket.ok().inspect(|_| claim.keep())
+            ticket.ok().inspect(|_| {
+                claim.keep();
+                batch.stranger = stranger.map(Stranger::keep);
+            })
         });
         let took = ticket.is_some();
         match (ticket, entered) {
@@ -702,6 +721,9 @@ impl<M: Media> Mover<M> {
         let completion = run.engine.wait(ticket);
         if !batch.is_piece() {
             run.scheduler.give_back(region, run.limits);
+        }
+        if let Some(at) = batch.stranger.take() {
+            run.manager.went(at);
         }
         if let Some(entered) = batch.entered.take() {
             run.manager.leave(channels, entered, run.manager.now(), &|rests| {

@@ -163,6 +163,8 @@ pub struct Channels {
     pub count: usize,
     /// A channel can rest in the middle of what it copies, and what is handed over then waits.
     pub can_rest: bool,
+    /// Its engine holds the number of copies down by itself: what the CPU would copy beside it would undo that.
+    pub bounds_itself: bool,
 }
 
 impl Channels {
@@ -179,6 +181,11 @@ impl Channels {
     /// Class bandwidth has it to itself, and it can rest.
     fn yields(&self) -> bool {
         self.can_rest && self.count > 1
+    }
+
+    /// Whether a copy of this turn goes to a channel that may be told to rest.
+    fn may_rest(&self, turn: usize) -> bool {
+        self.yields() && turn % self.count == self.of_bandwidth()
     }
 }
 
@@ -295,6 +302,8 @@ struct Group {
     fed: AtomicU64,
     at_rest: AtomicBool,
     settling: AtomicBool,
+    /// Copies without a class on the channel of class bandwidth: handed over before there was one.
+    strangers: AtomicU32,
     rests: AtomicU64,
     epochs: AtomicU64,
     late_epochs: AtomicU64,
@@ -323,6 +332,7 @@ impl Group {
             fed: AtomicU64::new(0),
             at_rest: AtomicBool::new(false),
             settling: AtomicBool::new(false),
+            strangers: AtomicU32::new(0),
             rests: AtomicU64::new(0),
             epochs: AtomicU64::new(0),
             late_epochs: AtomicU64::new(0),
@@ -339,9 +349,11 @@ impl Group {
         self.owed.load(Ordering::SeqCst) >= self.piece_bytes
     }
 
-    fn should_rest(&self) -> bool {
-        self.latency.under_way.load(Ordering::SeqCst) > 0
+    fn should_rest(&self, at: Channels) -> bool {
+        at.yields()
+            && self.latency.under_way.load(Ordering::SeqCst) > 0
             && self.bandwidth.under_way.load(Ordering::SeqCst) > 0
+            && self.strangers.load(Ordering::SeqCst) == 0
             && !self.is_forced()
     }
 
@@ -419,11 +431,11 @@ impl Manager {
         let count = at.of_others().min(LATENCY_CHANNELS_MAX);
         let turn = group.turn.fetch_add(1, Ordering::Relaxed) as usize;
         let channel = match direction {
-            Direction::Write => {
+            _ if direction == Direction::Write || at.bounds_itself => {
                 group.depth(turn % count).fetch_add(1, Ordering::Relaxed);
                 turn % count
             }
-            Direction::Read => {
+            _ => {
                 let free = (0..count).map(|n| (turn + n) % count).find(|n| {
                     let depth = group.depth(*n);
                     let before = depth.fetch_add(1, Ordering::Relaxed);
@@ -446,6 +458,25 @@ impl Manager {
         }
         let of = Kind::Latency { disturbed };
         Some(Entered { group: at.group, channel, direction, bytes, begun: now, of })
+    }
+
+    /// A copy without a class is about to be handed over. It may be the turn of the channel of class bandwidth, as long as
+    /// nobody knew of one: who waits for such a copy does not look after the channel, which does not rest before
+    /// [`went`](Manager::went). Whether that is to be called once it has ended.
+    #[inline]
+    pub fn comes(&self, at: Channels, turn: usize, rest: Rest<'_>) -> bool {
+        if !at.may_rest(turn) {
+            return false;
+        }
+        let group = &self.groups[at.group];
+        group.strangers.fetch_add(1, Ordering::SeqCst);
+        self.settle_if_due(group, at, rest);
+        true
+    }
+
+    /// A copy that [came](Manager::comes) has ended, or was not handed over.
+    pub fn went(&self, at: Channels) {
+        self.groups[at.group].strangers.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// A request of class bandwidth has pieces to hand over, until [`part`](Manager::part).
@@ -673,28 +704,25 @@ impl Manager {
 
     #[inline]
     fn settle_if_due(&self, group: &Group, at: Channels, rest: Rest<'_>) {
-        if at.yields() && group.at_rest.load(Ordering::SeqCst) != group.should_rest() {
+        if group.at_rest.load(Ordering::SeqCst) != group.should_rest(at) {
             self.settle(group, at, rest);
         }
     }
 
     /// Tells the channel what it should do. Who finds another at it leaves it to that one, who looks again afterwards.
     fn settle(&self, group: &Group, at: Channels, rest: Rest<'_>) {
-        if !at.yields() {
-            return;
-        }
         loop {
             if group.settling.swap(true, Ordering::SeqCst) {
                 return;
             }
-            let should = group.should_rest();
+            let should = group.should_rest(at);
             if group.at_rest.load(Ordering::SeqCst) != should {
                 rest(should);
                 group.at_rest.store(should, Ordering::SeqCst);
                 group.rests.fetch_add(should as u64, Ordering::Relaxed);
             }
             group.settling.store(false, Ordering::SeqCst);
-            if group.should_rest() == should {
+            if group.should_rest(at) == should {
                 return;
             }
         }
@@ -708,9 +736,9 @@ mod tests {
     use super::*;
 
     const PIECE: u64 = PIECE_BYTES as u64;
-    const FOUR: Channels = Channels { group: 0, count: 4, can_rest: true };
-    const FIRM: Channels = Channels { group: 0, count: 4, can_rest: false };
-    const ONE: Channels = Channels { group: 0, count: 1, can_rest: false };
+    const FOUR: Channels = Channels { group: 0, count: 4, can_rest: true, bounds_itself: false };
+    const FIRM: Channels = Channels { group: 0, count: 4, can_rest: false, bounds_itself: false };
+    const ONE: Channels = Channels { group: 0, count: 1, can_rest: false, bounds_itself: false };
 
     /// A manager whose time stands still unless it is told otherwise, and a channel of class bandwidth.
     struct Bed {
@@ -999,7 +1027,7 @@ mod schedules {
     use crate::sync::primitive::yield_now;
     use crate::sync::schedules::explore;
 
-    const AT: Channels = Channels { group: 0, count: 2, can_rest: true };
+    const AT: Channels = Channels { group: 0, count: 2, can_rest: true, bounds_itself: false };
     const PIECE: u64 = PIECE_BYTES as u64;
 
     /// A manager, and a channel that says whether it rests.

@@ -241,6 +241,27 @@ struct Running<'a, M: Media> {
     capability: Capability,
 }
 
+/// A copy without a class on the channel of class bandwidth: see [`Manager::comes`].
+struct Stranger<'a> {
+    manager: &'a Manager,
+    at: Channels,
+}
+
+impl Stranger<'_> {
+    /// Until its batch was waited for, which says that it [went](Manager::went).
+    fn keep(self) -> Channels {
+        let at = self.at;
+        std::mem::forget(self);
+        at
+    }
+}
+
+impl Drop for Stranger<'_> {
+    fn drop(&mut self) {
+        self.manager.went(self.at);
+    }
+}
+
 impl<'a, M: Media> Running<'a, M> {
     fn of<E: Engine<M>>(run: &'a Run<E>) -> Running<'a, M> {
         Running::with(run, &run.engine)
@@ -263,6 +284,17 @@ impl<'a, M: Media> Running<'a, M> {
 
     fn channels(&self, region: usize) -> Channels {
         self.engine.channels(region)
+    }
+
+    /// A copy without a class is about to be handed over; it has ended once what this answers is dropped.
+    #[inline]
+    fn comes(&self, region: usize, channel: usize) -> Option<Stranger<'a>> {
+        if self.capability.channels == 1 {
+            return None;
+        }
+        let (manager, at) = (self.manager, self.channels(region));
+        let rest = |rests| self.rest(region, at, rests);
+        manager.comes(at, channel, &rest).then(|| Stranger { manager, at })
     }
 
     /// Tells the channel of class bandwidth to rest, or to go on.
@@ -570,8 +602,9 @@ impl<M: Media> Mover<M> {
         let place = (region, claim.channel);
         let mut expected = None;
         let expect = || run.expect(&mut expected, place, Direction::Write, middle.len());
+        let stranger = run.comes(region, claim.channel);
         let carried = carry_expected(*engine, media, place, &mut transfer, crc, || (), (holding, expect));
-        drop(claim);
+        drop((stranger, claim));
         let done = match &carried {
             Ok((end, ())) => {
                 let completion = &end.completion;
@@ -664,9 +697,10 @@ impl<M: Media> Mover<M> {
         let place = (region, claim.channel);
         let mut expected = None;
         let expect = || run.expect(&mut expected, place, Direction::Read, until);
+        let stranger = run.comes(region, claim.channel);
         let carried =
             carry_expected(*engine, media, place, &mut transfer, None, meanwhile, (holding, expect));
-        drop(claim);
+        drop((stranger, claim));
         let Ok((end, own_time)) = carried else {
             self.count_busy();
             return media.read(at, to);

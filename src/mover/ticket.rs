@@ -13,7 +13,8 @@
 //! through, by whatever way, ends the copy and rings for all others.
 //!
 //! **Invariants.**
-//! 1. A copy under way is in `Home::under_way`: whoever drops the last ticket does not drop the flight with it.
+//! 1. A copy under way is in `Home::under_way`, and one whose sync is on a thread of its own: whoever drops the last ticket
+//!    does not drop the flight with it, and media do not go while somebody is at them.
 //! 2. Its bytes are there until its flight has ended: an owned buffer is not touched before, whoever owns the ticket.
 
 use std::collections::HashMap;
@@ -40,7 +41,8 @@ pub(super) struct Home<M: Media> {
     // Before media: engines end first.
     mover: Mover<M>,
     media: M,
-    under_way: Mutex<HashMap<u64, Arc<Op>>>,
+    /// Shared with threads that sync, which let go of the rest first.
+    under_way: Arc<Mutex<HashMap<u64, Arc<Op>>>>,
     next: AtomicU64,
 }
 
@@ -65,6 +67,19 @@ struct Op {
 /// An engine rings for a part of it.
 impl Wake for Op {
     fn wake(self: Arc<Op>) {
+        self.bell.ring();
+    }
+}
+
+impl Op {
+    /// The host has written it back, or could not; whoever waits is told.
+    fn settled(&self, synced: Result<()>) {
+        let mut state = self.state.lock();
+        if let Err(e) = synced {
+            state.outcome = Err(Failure::Sync(e.errno()));
+        }
+        (state.synced, state.syncing) = (true, false);
+        drop(state);
         self.bell.ring();
     }
 }
@@ -147,7 +162,7 @@ impl Failure {
 
 impl<M: Media> Home<M> {
     pub(super) fn new(media: M, mover: Mover<M>) -> Home<M> {
-        Home { mover, media, under_way: Mutex::default(), next: AtomicU64::new(0) }
+        Home { mover, media, under_way: Arc::default(), next: AtomicU64::new(0) }
     }
 
     pub(super) fn media(&self) -> &M {
@@ -286,14 +301,7 @@ impl<M: Media> Home<M> {
         }
         state.syncing = true;
         drop(state);
-        let synced = self.sync();
-        let mut state = op.state.lock();
-        if let Err(e) = synced {
-            state.outcome = Err(Failure::Sync(e.errno()));
-        }
-        (state.synced, state.syncing) = (true, false);
-        drop(state);
-        op.bell.ring();
+        op.settled(self.sync());
     }
 
     /// As a future is polled; `seat` is the asking task's. See [`RawTicket::poll_with`].
@@ -318,18 +326,26 @@ impl<M: Media> Home<M> {
         if state.is_through() { Poll::Ready(state.answer()) } else { Poll::Pending }
     }
 
-    /// As [`settle`](Home::settle), on a thread of its own: a sync takes as long as the device does.
+    /// As [`settle`](Home::settle), on a thread of its own: a sync takes as long as the device does. It is under way meanwhile.
     fn settle_elsewhere(self: &Arc<Self>, op: &Arc<Op>) {
-        if op.state.lock().syncing {
+        if std::mem::replace(&mut op.state.lock().syncing, true) {
             return;
         }
+        self.under_way.lock().insert(op.number, op.clone());
         let settle = {
             let (home, op) = (self.clone(), op.clone());
-            move || home.settle(&op)
+            move || {
+                let (synced, under_way) = (home.sync(), home.under_way.clone());
+                // Whoever is told may go on to let go of the media.
+                drop(home);
+                op.settled(synced);
+                under_way.lock().remove(&op.number);
+            }
         };
         if let Err(e) = std::thread::Builder::new().name("lode-sync".to_owned()).spawn(settle) {
             tracing::warn!("a sync is waited for by the task that asked for it: no thread starts: {e}");
-            self.settle(op);
+            op.settled(self.sync());
+            self.under_way.lock().remove(&op.number);
         }
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::bell::Seat;
+use super::bell::{Seat, wake};
 use super::slack;
 
 /// The thread ends after so long without an alarm.
@@ -78,7 +78,7 @@ fn run() {
         match known.by_time.first_key_value().map(|((at, seat), _)| (*at, *seat)) {
             Some((at, seat)) if at <= now => {
                 let waker = known.remove(seat);
-                parking_lot::MutexGuard::unlocked(&mut alarms, || waker.into_iter().for_each(Waker::wake));
+                parking_lot::MutexGuard::unlocked(&mut alarms, || waker.into_iter().for_each(wake));
             }
             Some((at, _)) => drop(CHANGED.wait_until(&mut alarms, at)),
             None => {

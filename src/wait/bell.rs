@@ -7,6 +7,7 @@
 //! passes a fence and looks whether somebody listens. So one of the two sees the other. Where nobody listens a ring
 //! is that fence and a load.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicU64 as Unseen;
 use std::task::Waker;
 
@@ -87,7 +88,7 @@ impl Bell {
         let woken = std::mem::take(&mut *listeners);
         // A waker may do anything, also listen here.
         drop(listeners);
-        woken.into_iter().for_each(|(_, waker)| waker.wake());
+        woken.into_iter().for_each(|(_, waker)| wake(waker));
     }
 
     /// Wakes who has listened for longest, where somebody does; whether somebody did.
@@ -102,9 +103,16 @@ impl Bell {
         drop(listeners);
         let rang = first.is_some();
         if let Some((_, waker)) = first {
-            waker.wake();
+            wake(waker);
         }
         rang
+    }
+}
+
+/// Wakes. A waker is somebody else's code: should it panic, others are woken all the same, and whoever rings goes on.
+pub(super) fn wake(waker: Waker) {
+    if catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err() {
+        tracing::error!("a waker panicked: whoever it was to wake may sleep on");
     }
 }
 
@@ -131,6 +139,27 @@ mod tests {
 
     fn woken(counted: &Counted) -> usize {
         counted.0.load(Ordering::SeqCst)
+    }
+
+    struct Panics;
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Panics>) {
+            panic!("a waker's own");
+        }
+    }
+
+    #[test]
+    fn a_waker_that_panics_keeps_nobody_else_asleep() {
+        let bell = Bell::new();
+        let (a, b) = (Seat::new(), Seat::new());
+        let (other, waker) = counted();
+        bell.listen(&a, &Arc::new(Panics).into());
+        bell.listen(&b, &waker);
+        bell.ring();
+        assert_eq!(woken(&other), 1);
+        bell.listen(&a, &Arc::new(Panics).into());
+        assert!(bell.ring_one());
     }
 
     #[test]

@@ -104,7 +104,7 @@ fn bed(plan: &Plan, bytes_per_s: u64) -> Result<Copies> {
 /// What the manager takes to let a copy of class latency in, its time stamp included.
 fn decision(plan: &Plan) -> (Row, Option<Claim>) {
     let manager = Manager::new(1, Qos::default());
-    let at = Channels { group: 0, count: 4, can_rest: true };
+    let at = Channels { group: 0, count: 4, can_rest: true, bounds_itself: false };
     let clock = Clock::get();
     let once = || {
         let mut ticks = 0;
