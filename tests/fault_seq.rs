@@ -1,6 +1,8 @@
 //! Media that fail at one load or store, at every one of each operation of ACE's set and of opening the pool, on all kinds of
 //! pools: see `sim/faults.rs`. `LODE_FAULTS_EVERY=1` tries all of them.
 
+use std::collections::{HashMap, HashSet};
+
 use lodestone::fs::DataMode;
 use lodestone::media::Domain;
 use lodestone::sim::faults::{self, Faults, Left, Pool, Tally};
@@ -47,21 +49,27 @@ fn hold(one_of: OneOf, copiers: &[Copier], run: Run) -> [Tally; 3] {
     let whole = |every: String| OneOf { sequences: 1, accesses: every.parse().expect("a number") };
     let OneOf { sequences, accesses: every } = said.map_or(one_of, whole);
     let kinds = [Failing::Once, Failing::Twice, Failing::FromThenOn];
-    let (mut tallies, mut broken, mut turn) = ([Tally::default(); 3], Vec::new(), 0);
+    let (mut tallies, mut broken, mut round) = ([Tally::default(); 3], Vec::new(), 0);
+    let mut chosen: HashMap<u64, HashSet<u64>> = HashMap::new();
     for place in places(copiers) {
         let start = Start::new(place).unwrap();
         for (tally, failing) in tallies.iter_mut().zip(kinds) {
-            for n in 0..workload::count(1) {
-                turn += 1;
-                if turn % sequences != 0 {
-                    continue;
-                }
-                let faults = Faults { failing, every, from: 1 + turn / sequences % every };
+            // In each round others, whatever number of them there is.
+            for n in (0..workload::count(1)).filter(|n| (n + round) % sequences == 0) {
+                let faults = Faults { failing, every, from: 1 + (n + round / sequences) % every };
+                chosen.entry(n).or_default().insert(faults.from);
                 let found = run(&start, &workload::sequence(1, n), faults, tally);
                 broken.extend(found.into_iter().map(|what| format!("{place}, {what}")));
             }
+            round += 1;
         }
     }
+    assert_eq!(chosen.len() as u64, workload::count(1), "each sequence has its turn");
+    let from = (round / sequences).min(every) as usize;
+    assert!(
+        chosen.values().all(|some| some.len() >= from),
+        "not each begins at so many accesses: {chosen:?}"
+    );
     tallies.iter().zip(kinds).for_each(|(tally, failing)| println!("{failing:?}, every {every}: {tally:?}"));
     broken.iter().take(SHOWN_MAX).for_each(|what| println!("{what}"));
     assert!(broken.is_empty(), "promises were broken {} times", broken.len());
@@ -75,6 +83,7 @@ fn an_access_of_an_operation_fails() {
             faults::operation(start, s, Pool::Loaded, faults, tally)
         });
     assert!(once.failed > once.faults / 2 && once.stopped > 0);
+    assert!(once.handed_over > once.faults / 20, "engines have little to copy: {once:?}");
     assert!(from_then_on.damaged > 0);
 }
 

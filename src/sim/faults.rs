@@ -53,6 +53,8 @@ pub struct Tally {
     pub faults: u64,
     /// Calls, or openings, that failed.
     pub failed: u64,
+    /// Copies that operations handed over to an engine.
+    pub handed_over: u64,
     /// After which the pool took no more changes.
     pub stopped: u64,
     /// Pools that opened with damage.
@@ -179,8 +181,10 @@ impl Run<'_> {
     fn operation(&self, ready: Ready, tally: &mut Tally) -> Result<(), String> {
         let Ready { mut machine, before, op } = ready;
         let torn = overwritten(&machine, &op).filter(|_| self.start.is_in_place());
+        let moved = machine.fs().mover().moved().copies;
         machine.fs().media().fail_access(self.nth, self.failing);
         let done = machine.attempt_next(&op);
+        tally.handed_over += machine.fs().mover().moved().copies - moved;
         machine.fs().media().accesses();
         let failed = done.is_err() && done != self.wanted;
         if failed && done != Err(libc::EIO) {

@@ -8,7 +8,7 @@ use crate::fs::{
     Cred, FIXED, Fs, Ino, OpenOptions, RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT, ReadTicket,
     SetTime, Time, WriteTicket, clock,
 };
-
+use crate::media::{Domain, Media};
 use crate::mover::class::{Class, Owner};
 
 use super::engine::SimEngine;
@@ -209,8 +209,11 @@ impl Machine {
         Ok(())
     }
 
+    /// On persistent memory everything that was answered is durable; elsewhere a sync makes it so.
     fn crash(&mut self) -> Result<(), String> {
-        self.fs().sync().map_err(|e| format!("it cannot be synced: {e:?}"))?;
+        if self.fs().media().domain() == Domain::PageCache {
+            self.fs().sync().map_err(|e| format!("it cannot be synced: {e:?}"))?;
+        }
         let left = self.fs().media().crash_point().media(super::media::Keep::Nothing);
         self.go_on_with(open(left)?);
         Ok(())

@@ -34,6 +34,8 @@ use super::workload::{Line, Op, Sequence};
 const POOL_BYTES: usize = crate::limits::POOL_BYTES_MIN as usize;
 /// Sequences that failed and are made shorter and told of; of others only the number is.
 const TOLD_MAX: usize = 20;
+/// Failures of power behind an operation that take lines which were fenced.
+const ADR_FAILURES: u64 = 2;
 /// The time that inodes are given by which a recovered pool is used, in seconds.
 const GONE_ON: i64 = 77;
 
@@ -197,6 +199,8 @@ pub struct Tally {
     /// Moments at which the process was killed, and power failed later: the points and states of that count among those in
     /// recoveries.
     pub kills: u64,
+    /// Pools that opened although power took lines that were fenced.
+    pub adr_failed: u64,
     /// Operations that a full pool refused.
     pub refused: u64,
     pub violations: u64,
@@ -212,6 +216,7 @@ impl std::ops::AddAssign for Tally {
         self.recovery_points += other.recovery_points;
         self.recovery_states += other.recovery_states;
         self.kills += other.kills;
+        self.adr_failed += other.adr_failed;
         self.refused += other.refused;
         self.violations += other.violations;
     }
@@ -708,12 +713,27 @@ impl Run<'_> {
         if always {
             *at.lock() = format!("{op}, done");
             self.explore(&last, &history.allowed(deferring))?;
+            if self.start.place.domain == Domain::Memory {
+                *at.lock() = format!("{op}, done, and power takes what was fenced, too");
+                self.adr_failed(&last);
+            }
             if self.effort.twice {
                 *at.lock() = format!("{op}, killed when it was done");
                 self.killed(&last, &Left { trees: &history.trees, interrupted: false, torn: None })?;
             }
         }
         Ok(())
+    }
+
+    /// Power fails and what was promised of it does not hold: lines that were fenced are as they were before. Nothing is asked
+    /// then but that whoever opens the pool, reads it and checks it lives.
+    fn adr_failed(&mut self, point: &CrashPoint) {
+        for seed in 0..ADR_FAILURES {
+            if let Ok(fs) = machine::open(point.media(Keep::FailedAdr(seed))) {
+                let _ = (Tree::read(&fs, []), judge::checked(&fs), fs.close());
+                self.tally.adr_failed += 1;
+            }
+        }
     }
 
     /// The process is killed, the next one recovers the pool and changes it, and power fails.

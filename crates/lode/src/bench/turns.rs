@@ -53,7 +53,7 @@ impl CpuScope {
     }
 
     /// What to subtract from [`since`](CpuScope::since).
-    fn begin(self) -> f64 {
+    pub fn begin(self) -> f64 {
         match self {
             CpuScope::Process => process_cpu_s(),
             CpuScope::Machine => machine_cpu_s(),
@@ -65,7 +65,8 @@ impl CpuScope {
         }
     }
 
-    fn since(self, begun: f64) -> f64 {
+    /// CPU seconds since then.
+    pub fn since(self, begun: f64) -> f64 {
         match self {
             CpuScope::Process => process_cpu_s() - begun,
             CpuScope::Machine => machine_cpu_s() - begun,

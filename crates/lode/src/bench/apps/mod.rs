@@ -36,7 +36,7 @@ use lodestone::quote::Shown;
 use lodestone::{Error, Result};
 
 use self::app::{App, Desk};
-use self::round::{Round, cpu_scope};
+use self::round::Round;
 use self::system::{CORE, Copier, DMA, System, UTHREADS_PER_CORE};
 use super::machine::{Machine, memory_available_bytes};
 use super::place::Place;
@@ -305,7 +305,7 @@ fn row(name: &str, system: &str, cores: usize, promise: &'static str, rounds: &[
         cpu_s_per_gib: Some(of(&|round| round.cpu_s / gib(round))),
         cpu_us_per_op: Some(of(&|round| round.cpu_s * 1e6 / round.items as f64)),
         waiting_share: None,
-        cpu_scope: cpu_scope(cores),
+        cpu_scope: round::SCOPE.name(),
         promise,
         rounds: rounds.len(),
         ops_per_s_min: rates.iter().copied().fold(middle, f64::min),

@@ -6,16 +6,19 @@ use std::time::{Duration, Instant};
 
 use lodestone::Result;
 use lodestone::runtime::{JoinHandle, Options, Runtime};
-use rustix::time::{ClockId, clock_gettime};
 
 use super::app::{App, Desk, weigh};
 use super::system::System;
-use crate::bench::clock::{Clock, Histogram, process_cpu_s};
+use crate::bench::clock::{Clock, Histogram};
+use crate::bench::turns::CpuScope;
 
 /// Decoders and regular expressions need more than the default.
 const STACK_BYTES: usize = 512 << 10;
 /// An item may keep its worker for as long as it takes: here that is work, and no mistake.
 const LONG_SLICE: Duration = Duration::from_secs(10);
+
+/// Of all systems: one whose engine is threads pays for what those copy, and others' emulated devices are nobody's.
+pub const SCOPE: CpuScope = CpuScope::BesideDevice;
 
 /// What a round came to.
 pub struct Round {
@@ -56,9 +59,9 @@ pub fn run(
     });
     let parts: Vec<JoinHandle<Result<Part>>> = parts.collect::<Result<_>>()?;
     let copying_before = system.media().copying();
-    let (cpu_began, began) = (cpu_s(cores), Instant::now());
+    let (cpu_begun, began) = (SCOPE.begin(), Instant::now());
     runtime.run(cores)?;
-    let (seconds, cpu_s) = (began.elapsed().as_secs_f64(), cpu_s(cores) - cpu_began);
+    let (seconds, cpu_s) = (began.elapsed().as_secs_f64(), SCOPE.since(cpu_begun));
     let copying = system.media().copying() - copying_before;
     let (mut times, mut result, mut bytes) = (Histogram::default(), 0u64, 0);
     for part in parts {
@@ -103,19 +106,4 @@ fn part(
         times.add(clock.stamp() - began);
         result = result.wrapping_add(weigh(n, came_out));
     }
-}
-
-/// CPU time of the app core where there is one, which is this thread's; otherwise the process's, an emulated device's
-/// thread included.
-fn cpu_s(cores: usize) -> f64 {
-    if cores > 1 {
-        return process_cpu_s();
-    }
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
-}
-
-/// Whose CPU time that is.
-pub fn cpu_scope(cores: usize) -> &'static str {
-    if cores > 1 { "process" } else { "app core" }
 }
