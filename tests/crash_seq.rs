@@ -32,6 +32,12 @@ fn hold(places: Vec<Place>) {
     println!("{domain}: {tally:?}");
     assert_eq!(tally.violations, 0, "promises were broken");
     assert!(tally.crash_points > tally.sequences && tally.states > tally.crash_points);
+    assert_eq!(
+        tally.adr_failed > 0,
+        domain == Domain::Memory,
+        "of ADR that failed {} pools opened",
+        tally.adr_failed
+    );
 }
 
 #[test]

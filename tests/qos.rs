@@ -256,6 +256,27 @@ fn reads_of_class_latency_go_by_the_limit_of_threads() {
     }
 }
 
+/// Where there is no such device here, that is told by what it leaves to the CPU: whichever way copies take.
+#[test]
+fn copies_by_an_engine_that_is_not_there_are_counted() {
+    let copies = Copies::classed(media(), EngineKind::Dsa, eager(), None, Qos::default());
+    if copies.mover().engine(EngineKind::Dsa).is_some() {
+        println!("SKIPPED: this machine has a DSA");
+        return;
+    }
+    let (mut back, data) = (vec![0; 64 << 10], pattern(1, 64 << 10));
+    let busy = || copies.mover().moved().busy;
+    for (count, options) in [CopyOptions::default(), latency(), bandwidth(1)].iter().enumerate() {
+        let before = busy();
+        copies.to_media(Addr(0), &data, options).unwrap();
+        copies.from_media(Addr(0), &mut back, options).unwrap();
+        copies.submit_to_media(Addr(0), data.clone(), options).wait().1.unwrap();
+        assert_eq!(busy() - before, 3, "options {count}");
+        copies.submit_to_media(Addr(0), vec![0; 100], options).wait().1.unwrap();
+        assert_eq!(busy() - before, 3, "what is small is the CPU's in any case");
+    }
+}
+
 /// How large the shares are, the model in `mover::owners` shows: here they would depend on when threads run.
 #[test]
 fn requests_of_two_owners_end_in_whatever_order_one_thread_waits_for_them() {

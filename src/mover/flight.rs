@@ -29,7 +29,7 @@ use super::engine_port::{Awaited, Durability, End, Engine, RawTransfer, Refused,
 use super::manager::{Channels, Entered};
 use super::owners;
 use super::schedule::{Decision, Direction, Expected, Job, decide};
-use super::{EngineKind, Mover, Running, Stranger};
+use super::{EngineKind, Mover, Running, Stranger, smallest};
 use crate::account::waiting;
 use crate::media::{Fault, Flushed, Media, crc32c_join};
 use crate::wait::{Bell, Ending, Holding, Seat, Seen, until};
@@ -394,7 +394,8 @@ impl<M: Media> Mover<M> {
     /// The scheduler's rules for a part within one region.
     fn cut(&self, cut: &mut Cut, kind: EngineKind, region: usize, part: RawTransfer, shares: bool) {
         let Some(Running { scheduler, limits, capability, .. }) = self.running(kind) else {
-            if kind != EngineKind::Cpu {
+            // As where it is there, of what it would take.
+            if kind != EngineKind::Cpu && part.len >= smallest(kind) {
                 self.count_busy();
             }
             return cut.own(part);

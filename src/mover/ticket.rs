@@ -328,14 +328,21 @@ impl<M: Media> Home<M> {
 
     /// As [`settle`](Home::settle), on a thread of its own: a sync takes as long as the device does. It is under way meanwhile.
     fn settle_elsewhere(self: &Arc<Self>, op: &Arc<Op>) {
-        if std::mem::replace(&mut op.state.lock().syncing, true) {
-            return;
+        {
+            let mut state = op.state.lock();
+            // Somebody who waits may have seen to it meanwhile.
+            if state.is_through() || std::mem::replace(&mut state.syncing, true) {
+                return;
+            }
         }
         self.under_way.lock().insert(op.number, op.clone());
         let settle = {
             let (home, op) = (self.clone(), op.clone());
             move || {
-                let (synced, under_way) = (home.sync(), home.under_way.clone());
+                // Where somebody's media panic nobody knows what is kept, as where they fail.
+                let synced = catch_unwind(AssertUnwindSafe(|| home.sync()));
+                let synced = synced.unwrap_or_else(|_| Err(sync_failed(std::io::ErrorKind::Other.into())));
+                let under_way = home.under_way.clone();
                 // Whoever is told may go on to let go of the media.
                 drop(home);
                 op.settled(synced);
