@@ -471,6 +471,34 @@ fn a_guest_whose_record_is_in_doubt_does_not_run_on() {
     assert!(machine.runs, "it was not stopped: the record could not be read");
 }
 
+/// The kernel says once that it could not write pages, takes them for clean, and the next sync succeeds without them.
+#[test]
+fn what_a_sync_did_not_write_is_in_the_next_image() {
+    let host = Host::new(Domain::PageCache);
+    let mut machine = Model::of(&host, true);
+    let suspended_whole = |machine: &mut Model| {
+        let generation = machine.suspend().unwrap();
+        let words = host.words();
+        let left = Arc::new(host.ram.crash_point().media(Keep::Nothing));
+        let left = Host { ram: left, ..host.clone() };
+        assert_eq!(left.resume(&mut Model::of(&left, false)).unwrap(), generation);
+        assert_eq!(left.words(), words, "generation {generation}");
+    };
+    machine.work();
+    host.ram.fail_sync_once();
+    assert!(machine.suspend().unwrap_err().to_string().contains("runs on"));
+    suspended_whole(&mut machine);
+    // Of a guest that was left standing the record is written first.
+    let mut machine = Model::of(&host, false);
+    host.resume(&mut machine).unwrap();
+    machine.work();
+    machine.runs = false;
+    host.ram.fail_sync_once();
+    assert!(go_on_standing(&host.memory(), &mut machine).is_err());
+    assert!(go_on_standing(&host.memory(), &mut machine).unwrap().is_some());
+    suspended_whole(&mut machine);
+}
+
 #[test]
 fn a_resume_that_fails_may_be_tried_again_until_the_guest_runs() {
     let host = Host::new(Domain::Memory);
