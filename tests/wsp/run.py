@@ -898,9 +898,16 @@ def restart(context):
 
 def unread(host):
     """Guests of which nobody can tell whether they are suspended are not passed over in silence."""
-    host.run("suspend", "plain", "spoilt", "stands")
     described, ram = read(host.file("plain", "guest.json")), host.ram("spoilt")
+    # A guest that runs is not forgotten for it.
     write(host.file("plain", "guest.json"), b"{")
+    host.refused("start", "plain")
+    host.refused("start", "plain", "--ram", "64M", "--media", host.media, "--fresh")
+    write(host.file("plain", "guest.json"), described)
+    expect(host.json("status", "plain")["state"] == "running", "it is taken for dead")
+    host.run("suspend", "plain", "spoilt", "stands")
+    write(host.file("plain", "guest.json"), b"{")
+    expect("there is a guest plain already" in host.refused("resume", "stands", "--clone", "plain"), "its name is given away")
     os.rename(ram, ram + ".away")
     status, out, err = host.status("resume", "--all")
     expect(status == 1 and "stands: resumed" in out and err.count("\n") == 2, f"{out}{err}")

@@ -225,12 +225,9 @@ impl Place {
     }
 
     /// Whether a guest was started here once. One whose description is lost, or cannot be looked at, is not forgotten.
-    fn is_there(&self) -> bool {
-        let is_nothing = |name: &str| {
-            let about = fs::metadata(self.dir.join(name));
-            about.is_err_and(|e| [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory].contains(&e.kind()))
-        };
-        !["guest.json", "console.log", "history.jsonl"].into_iter().all(is_nothing)
+    pub fn is_there(&self) -> bool {
+        let is_missing = |name: &str| fs::metadata(self.dir.join(name)).is_err_and(|e| is_nothing(&e));
+        !["guest.json", "console.log", "history.jsonl"].into_iter().all(is_missing)
     }
 
     pub fn config(&self) -> Result<Config> {
@@ -273,11 +270,14 @@ impl Place {
     /// Waits for whoever works on the guest.
     pub fn lock(&self) -> Result<Lock> {
         let path = self.dir.join("lock");
-        let file = open_lock(&path).map_err(|e| self.failed("open", &path, e))?;
+        let open = || open_lock(&path).map_err(|e| self.failed("open", &path, e));
+        let mut file = open()?;
         let begun = Instant::now();
         loop {
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Lock { _file: file }),
+                Ok(()) if is_at(&file, &path) => return Ok(Lock { _file: file }),
+                // Whoever had it removed it: others have another.
+                Ok(()) => file = open()?,
                 Err(Errno::WOULDBLOCK) if begun.elapsed() < LOCK_WAIT_MAX => std::thread::sleep(LOCK_PAUSE),
                 Err(Errno::WOULDBLOCK) => {
                     return Err(Failure::failed(format_args!(
@@ -293,9 +293,10 @@ impl Place {
 
     /// None where somebody works on the guest.
     pub fn lock_if_free(&self) -> Option<Lock> {
-        let file = open_lock(&self.dir.join("lock")).ok()?;
+        let path = self.dir.join("lock");
+        let file = open_lock(&path).ok()?;
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
-        Some(Lock { _file: file })
+        is_at(&file, &path).then_some(Lock { _file: file })
     }
 
     /// Whether the emulator lives.
@@ -412,6 +413,19 @@ fn open_lock(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
 }
 
+/// Whether an open file is still the one that has this name.
+fn is_at(file: &File, path: &Path) -> bool {
+    let identity = |about: fs::Metadata| (about.dev(), about.ino());
+    fs::metadata(path)
+        .map(identity)
+        .is_ok_and(|named| file.metadata().map(identity).is_ok_and(|it| it == named))
+}
+
+/// Nothing is there, as opposed to nobody knows.
+fn is_nothing(e: &io::Error) -> bool {
+    [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory].contains(&e.kind())
+}
+
 fn read_text(path: &Path) -> io::Result<String> {
     if fs::metadata(path)?.len() > TEXT_BYTES_MAX {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "it is too long"));
@@ -467,6 +481,20 @@ mod tests {
         assert!(place.is_alive(), "as long as anybody has it");
         drop(other);
         assert!(!place.is_alive() && place.wait_end(Duration::ZERO));
+    }
+
+    #[test]
+    fn a_lock_that_was_removed_is_nobodys() {
+        let (_dir, place) = place("lock");
+        let first = place.lock().unwrap();
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| place.lock().map(|lock| (lock, place.lock_if_free().is_none())));
+            std::thread::sleep(Duration::from_millis(50));
+            fs::remove_file(place.dir.join("lock")).unwrap();
+            drop(first);
+            let (_lock, is_taken) = second.join().unwrap().unwrap();
+            assert!(is_taken, "another has it, too");
+        });
     }
 
     #[test]

@@ -359,8 +359,9 @@ fn take_name(clone: &Place) -> lodestone::Result<Lock> {
     let failed = |failure: Failure| Error::message(libc::EIO, SITE, words(failure));
     clone.make().map_err(failed)?;
     let lock = clone.lock().map_err(failed)?;
-    let is_ours = clone.config().map(|c| c.clone_of.is_some());
-    if clone.is_alive() || is_ours.is_ok_and(|is_clone| !is_clone) {
+    // What cannot be read is somebody's all the same.
+    let is_free = clone.config().map_or(!clone.is_there(), |config| config.clone_of.is_some());
+    if clone.is_alive() || !is_free {
         let message = format!("there is a guest {} already: choose another name, or remove it", clone.name);
         return Err(Error::message(libc::EEXIST, SITE, message));
     }

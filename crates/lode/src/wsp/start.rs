@@ -21,10 +21,12 @@ const SITE: &str = "wsp::start";
 
 pub fn run(guests: &Guests, args: &WspStart) -> Result<()> {
     let place = guests.place(&args.name);
+    let is_new = !place.dir.exists();
     place.make()?;
     let _lock = place.lock()?;
     start(&place, args).inspect_err(|_| {
-        if place.config().is_err() {
+        // What was there before is somebody's, whether it is understood or not.
+        if is_new && !place.is_alive() && place.config().is_err() {
             remove_if_empty(&place);
         }
     })
