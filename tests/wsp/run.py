@@ -15,6 +15,7 @@ Times that are shown are of an emulated processor on a machine with other work; 
 import argparse
 import copy
 import errno
+import fcntl
 import glob
 import json
 import os
@@ -597,6 +598,8 @@ def clones(context):
         expect(last <= first[0] <= last + 2, f"clone {name} begins with {first}, after {last}")
     said = host.refused("resume", "db")
     expect("in use" in said, said)
+    said = host.refused("resume", "db", "--boot-after", "1")
+    expect("in use" in said and host.json("status", "db")["failed_resumes"] == 0, f"its image is not to blame: {said}")
     said = host.refused("suspend", "one")
     expect("is a clone" in said, said)
     host.wait_requests("one", 2)
@@ -882,6 +885,8 @@ def restart(context):
     expect(status == 0 and out.count("\n") == 1 and "stands: had been left standing" in out, out + err)
     unread(host)
     hangs(context, host)
+    called_off(host)
+    read_only(context, host)
     status, _, err = host.status("daemon", "--boot-after", "3")
     expect(status == 2 and "--resume" in err, err)
     # No guest at all is told from a wrong directory.
@@ -951,6 +956,58 @@ def hangs(context, host):
         process.kill()
         process.communicate()
     host.describe("plain", qemu=qemu)
+    host.run("resume", "--all")
+
+
+def called_off(host):
+    """Power fails while guests are being resumed: none of them runs in the end."""
+    host.run("suspend", "plain")
+    generation = host.json("status", "plain")["generation"]
+    with open(host.ram("plain"), "rb") as looked_at:
+        # Whoever looks at memory is waited for.
+        fcntl.flock(looked_at, fcntl.LOCK_SH)
+        process = host.start_process("daemon", "--resume")
+        try:
+            wait_line(process, "waiting for SIGPWR")
+            time.sleep(0.3)
+            process.send_signal(signal.SIGPWR)
+            time.sleep(0.4)
+            fcntl.flock(looked_at, fcntl.LOCK_UN)
+            process.send_signal(signal.SIGTERM)
+            expect(process.wait(60) == 0, "the daemon does not end in order")
+        finally:
+            process.kill()
+            said = process.communicate()[1].decode()
+        found = {guest["name"]: guest["state"] for guest in host.json("list")["guests"]}
+        expect(set(found.values()) == {"suspended"}, f"{found}: {said}")
+        expect(host.json("status", "plain")["generation"] == generation, f"its image was used up: {said}")
+        # By somebody else, who is waited for.
+        fcntl.flock(looked_at, fcntl.LOCK_SH)
+        resumes = host.start_process("resume", "plain")
+        time.sleep(0.3)
+        suspends = host.start_process("suspend", "--all")
+        time.sleep(0.3)
+        fcntl.flock(looked_at, fcntl.LOCK_UN)
+        for process in (resumes, suspends):
+            out, err = process.communicate(timeout=60)
+            expect(process.returncode == 0, (out + err).decode())
+    expect(b"plain: suspended" in out and host.json("status", "plain")["state"] == "suspended", f"{out}")
+    host.run("resume", "--all")
+
+
+def read_only(context, host):
+    """Guests whose directory cannot be written to any more are suspended all the same."""
+    bound = subprocess.run(["mount", "--bind", host.guests, host.guests], capture_output=True, check=False)
+    if bound.returncode:
+        context.untried.append("a directory that is read-only: nothing can be mounted here")
+        return
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", host.guests], check=True)
+        host.run("suspend", "--all")
+        found = {guest["name"]: guest["state"] for guest in host.json("list")["guests"]}
+        expect(set(found.values()) == {"suspended"}, f"{found}")
+    finally:
+        subprocess.run(["umount", host.guests], check=True)
     host.run("resume", "--all")
 
 

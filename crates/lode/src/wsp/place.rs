@@ -156,16 +156,25 @@ impl Guests {
         (known, unknown)
     }
 
-    /// Those that run, for whoever suspends all. Where nobody ever started one, somebody else's guests may be meant: that is no
-    /// success when power fails.
-    pub fn running(&self) -> Result<Vec<Place>> {
+    /// Those that run, for whoever suspends all, and those that somebody works on: he may be resuming them. Where nobody ever started
+    /// one, somebody else's guests may be meant: that is no success when power fails.
+    pub fn running(&self) -> Result<(Vec<Place>, Vec<Place>)> {
         if !self.dir.exists() {
             return Err(Failure::failed(format_args!(
                 "there are no guests: {} does not exist; root's are in {ROOT_DIR}: run as root, or give --wsp-dir",
                 show(&self.dir)
             )));
         }
-        Ok(self.all()?.into_iter().filter(Place::is_alive).collect())
+        let (mut running, mut busy) = (Vec::new(), Vec::new());
+        for place in self.all()? {
+            // In that order: of whoever is through by then the guest is seen.
+            match (place.lock_if_free().is_none(), place.is_alive()) {
+                (_, true) => running.push(place),
+                (true, false) => busy.push(place),
+                (false, false) => {}
+            }
+        }
+        Ok((running, busy))
     }
 
     /// Makes the directory, so that no guest at all is told from a wrong directory.
@@ -299,10 +308,22 @@ impl Place {
         is_at(&file, &path).then_some(Lock { _file: file })
     }
 
-    /// Whether the emulator lives.
+    /// Whether the emulator lives. One that cannot be looked at is not taken for dead: whoever does something with it is told why.
     pub fn is_alive(&self) -> bool {
-        let Ok(file) = open_lock(&self.dir.join("alive")) else { return false };
-        rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
+        self.lives().unwrap_or(true)
+    }
+
+    /// As [`is_alive`](Place::is_alive), for who tells why that cannot be told.
+    pub fn lives(&self) -> Result<bool> {
+        let path = self.dir.join("alive");
+        match open_lock(&path) {
+            Ok(file) => {
+                let locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared);
+                Ok(locked == Err(Errno::WOULDBLOCK))
+            }
+            Err(e) if is_nothing(&e) => Ok(false),
+            Err(e) => Err(self.failed("tell whether it runs: cannot open", &path, e)),
+        }
     }
 
     /// What the emulator is to hold: an open file with a lock, which ends with the last process that has it.
@@ -409,8 +430,11 @@ pub fn remove_if_there(path: &Path) -> io::Result<()> {
     }
 }
 
+/// Nothing is written to it, so that a file system that is read-only by now hides no guest.
 fn open_lock(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
+    let mut options = OpenOptions::new();
+    let opened = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
+    opened.or_else(|e| if is_nothing(&e) { Err(e) } else { File::open(path) })
 }
 
 /// Whether an open file is still the one that has this name.
@@ -495,6 +519,22 @@ mod tests {
             let (_lock, is_taken) = second.join().unwrap().unwrap();
             assert!(is_taken, "another has it, too");
         });
+    }
+
+    #[test]
+    fn a_guest_that_cannot_be_looked_at_is_not_dead() {
+        let (_dir, place) = place("looked-at");
+        assert!(!Place { name: "none".into(), dir: place.dir.join("none") }.is_alive());
+        // What opens for nobody, root included.
+        std::os::unix::fs::symlink("alive", place.dir.join("alive")).unwrap();
+        assert!(place.is_alive() && place.lives().is_err());
+        fs::write(place.dir.join("guest.json"), "{").unwrap();
+        let guests = Guests { dir: place.dir.parent().unwrap().into() };
+        assert_eq!(guests.running().unwrap().0.len(), 1);
+        fs::remove_file(place.dir.join("alive")).unwrap();
+        assert!(guests.running().unwrap().0.is_empty());
+        let _lock = place.lock().unwrap();
+        assert_eq!(guests.running().unwrap().1.len(), 1, "somebody may be resuming it");
     }
 
     #[test]

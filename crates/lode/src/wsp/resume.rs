@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use lodestone::error::Error;
@@ -31,10 +32,26 @@ const SITE: &str = "wsp::resume";
 /// How long an emulator lives that answers nobody any more.
 const ENDS_MAX: Duration = Duration::from_secs(2);
 
+/// What says nothing of the image, and boots no guest: somebody uses its memory, all are being suspended, the host has no room, or does
+/// not allow it.
+const OF_HOST: [i32; 9] = [
+    libc::EBUSY,
+    libc::ECANCELED,
+    libc::EAGAIN,
+    libc::ENOMEM,
+    libc::ENOSPC,
+    libc::EMFILE,
+    libc::ENFILE,
+    libc::EPERM,
+    libc::EACCES,
+];
+
 #[derive(Clone, Copy)]
-struct How {
+struct How<'a> {
     /// Leaves the guests alone that are neither suspended nor stand.
     only_idle: bool,
+    /// All guests are being suspended: those that are not resumed yet stay so.
+    called_off: &'a AtomicBool,
     /// A copy is a guest of its own.
     reflink: bool,
     force: bool,
@@ -62,8 +79,13 @@ pub fn run(guests: &Guests, args: &WspResume) -> Result<()> {
         false => guests.named(&args.names),
     };
     let clone = args.clone.as_deref().map(|name| guests.place(name));
-    let how =
-        How { only_idle: args.all, reflink: args.reflink, force: args.force, boot_after: args.boot_after };
+    let how = How {
+        only_idle: args.all,
+        called_off: &AtomicBool::new(false),
+        reflink: args.reflink,
+        force: args.force,
+        boot_after: args.boot_after,
+    };
     let mut outcomes = all(&places, clone.as_ref(), how, &|_| {});
     outcomes.extend(unknown.into_iter().map(|(name, failure)| {
         let error = Some(words(failure));
@@ -91,15 +113,16 @@ fn is_idle(place: &Place) -> std::result::Result<bool, String> {
     if config.clone_of.is_some() {
         return Ok(false);
     }
-    let look = || match place.is_alive() {
+    let alive = place.lives().map_err(words)?;
+    let look = |alive| match alive {
         true => Ok(super::status::stands(place, &config)),
         false => is_suspended(place, &config),
     };
-    let looked = match look() {
+    let looked = match look(alive) {
         // Somebody works on it, and it may be another guest then.
         Err(e) if e.errno() == libc::EBUSY => {
             drop(place.lock().map_err(words)?);
-            look()
+            look(place.is_alive())
         }
         looked => looked,
     };
@@ -118,13 +141,14 @@ fn is_suspended(place: &Place, config: &Config) -> lodestone::Result<bool> {
 }
 
 /// Resumes all that are suspended or stand, for those who report to a log: `told` hears of each guest when it is through, or
-/// cannot be.
+/// cannot be. Those stay that are not resumed yet when it is `called_off`.
 pub fn every(
     guests: &Guests,
     boot_after: Option<u32>,
+    called_off: &AtomicBool,
     told: &(dyn Fn(&str, std::result::Result<String, String>) + Sync),
 ) -> Result<()> {
-    let how = How { only_idle: true, reflink: false, force: false, boot_after };
+    let how = How { only_idle: true, called_off, reflink: false, force: false, boot_after };
     all(&guests.all()?, None, how, &|outcome| {
         let result = match (&outcome.entry, &outcome.error) {
             (Some(entry), None) => Ok(entry.sentence()),
@@ -153,7 +177,8 @@ fn all(places: &[Place], clone: Option<&Place>, how: How, told: &(dyn Fn(&Outcom
     })
 }
 
-fn one(place: &Place, clone: Option<&Place>, How { reflink, force, boot_after, .. }: How) -> Outcome {
+fn one(place: &Place, clone: Option<&Place>, how: How) -> Outcome {
+    let How { reflink, force, boot_after, .. } = how;
     let ended = |state, entry, error| Outcome { name: place.name.clone(), state, entry, error };
     let failed = |failure: Failure| ended("failed", None, Some(words(failure)));
     let _lock = match place.lock() {
@@ -165,9 +190,10 @@ fn one(place: &Place, clone: Option<&Place>, How { reflink, force, boot_after, .
         Err(failure) => return failed(failure),
     };
     let done = match clone {
-        Some(clone) if reflink => resume_copy(place, &config, clone, force),
+        Some(clone) if reflink => resume_copy(place, &config, clone, how),
         Some(clone) => resume_clone(place, &config, clone, force),
-        None => resume(place, &config, force),
+        // Whoever calls it off later finds the guest locked, or running.
+        None => goes_on(how).and_then(|()| resume(place, &config, how)),
     };
     match done {
         Ok(entry) => {
@@ -183,7 +209,8 @@ fn one(place: &Place, clone: Option<&Place>, How { reflink, force, boot_after, .
             let message = format!("guest {}: {e}", place.name);
             let remedy = cold_boot(place, &config, &e);
             // Memory and slots that a clone's description names are its original's: nothing may be put aside for it.
-            if clone.is_some() || config.clone_of.is_some() || place.is_alive() {
+            let is_of_host = OF_HOST.contains(&e.errno());
+            if clone.is_some() || config.clone_of.is_some() || place.is_alive() || is_of_host {
                 return ended("failed", None, Some(message + &remedy));
             }
             config.failed += 1;
@@ -224,7 +251,18 @@ fn cold_boot(place: &Place, config: &Config, why: &Error) -> String {
     }
 }
 
-fn resume(place: &Place, config: &Config, force: bool) -> lodestone::Result<Entry> {
+/// ECANCELED when all guests are being suspended.
+fn goes_on(how: How) -> lodestone::Result<()> {
+    match how.called_off.load(Ordering::SeqCst) {
+        false => Ok(()),
+        true => {
+            let message = "it was not resumed, for all guests are being suspended: it is as it was";
+            Err(Error::message(libc::ECANCELED, SITE, message))
+        }
+    }
+}
+
+fn resume(place: &Place, config: &Config, how: How) -> lodestone::Result<Entry> {
     if config.clone_of.is_some() && !place.is_alive() {
         return Err(Error::message(libc::ESTALE, SITE, "it is a clone, whose memory ended with it"));
     }
@@ -247,7 +285,9 @@ fn resume(place: &Place, config: &Config, force: bool) -> lodestone::Result<Entr
     let slot = open_slot(config, generation)?;
     let mut guest = Guest::new(config, place, Mode::Resume, used);
     let opened = begun.elapsed();
-    let mut done = wsp::resume(&ram, &slot, &mut guest, |seal| disks_fit(seal, force))?;
+    // To wait for memory may have taken long.
+    let accept = |seal: &Seal| disks_fit(seal, how.force).and_then(|()| goes_on(how));
+    let mut done = wsp::resume(&ram, &slot, &mut guest, accept)?;
     done.start += opened;
     let clock = guest.set_clock();
     // For next time; who has no room for it now may have then.
@@ -338,16 +378,17 @@ fn resume_clone(place: &Place, config: &Config, clone: &Place, force: bool) -> l
 }
 
 /// A copy that shares blocks with its original is a guest like any other, and is resumed as such.
-fn resume_copy(place: &Place, config: &Config, clone: &Place, force: bool) -> lodestone::Result<Entry> {
+fn resume_copy(place: &Place, config: &Config, clone: &Place, how: How) -> lodestone::Result<Entry> {
     let begun = Instant::now();
     if clone.name == place.name {
         return Err(Error::message(libc::EINVAL, SITE, "a clone has another name than its original"));
     }
     there(config)?;
     let _lock = take_name(clone)?;
-    let copy = super::reflink::copy(config, clone, |seal| disks_fit(seal, force))?;
+    let copy = super::reflink::copy(config, clone, |seal| disks_fit(seal, how.force))?;
     let copied = begun.elapsed();
-    let mut entry = resume(clone, &copy, false)
+    let how = How { force: false, ..how };
+    let mut entry = resume(clone, &copy, how)
         .map_err(|e| e.context(format_args!("the copy {} was made, and is suspended", clone.name)))?;
     entry.what = "clone".into();
     entry.phases[0].us += copied.as_nanos() as f64 / 1e3;
