@@ -1268,6 +1268,17 @@ def clock(context):
     off = time.time() - host.requests("db")[-1][3]
     expect(abs(off) < 2.5, f"the guest's clock is {off:.1f} s behind")
     host.whole("db")
+    # Nobody waits for an agent that is not there.
+    context.bare("mute", options=("--agent",))
+    host.run("suspend", "mute")
+    resumes = host.start_process("resume", "mute")
+    wait_state(host, "mute", "running")
+    begun = time.monotonic()
+    host.run("suspend", "mute")
+    took = time.monotonic() - begun
+    _, err = resumes.communicate(timeout=60)
+    expect(resumes.returncode == 0 and took < 3, f"a suspend waited {took:.1f} s: {err.decode()}")
+    host.run("rm", "mute", "--force")
     context.note = f"{off:.1f} s off, after 3 s"
 
 

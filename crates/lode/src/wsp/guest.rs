@@ -370,17 +370,6 @@ impl<'a> Guest<'a> {
         rustix::fs::flock(&held, FlockOperation::NonBlockingLockShared).map_err(|e| failed(e.into()))?;
         Ok(held.into())
     }
-
-    /// Sets the guest's clock by its agent; in words what came of it.
-    pub fn set_clock(&self) -> String {
-        if !self.config.agent {
-            return "not set: start the guest with --agent".into();
-        }
-        match super::agent::set_time(self.place) {
-            Ok(()) => "set by the agent".into(),
-            Err(e) => format!("not set: {e}"),
-        }
-    }
 }
 
 /// What a seal says of where its state fits.

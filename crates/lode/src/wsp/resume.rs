@@ -181,7 +181,7 @@ fn one(place: &Place, clone: Option<&Place>, how: How) -> Outcome {
     let How { reflink, force, boot_after, .. } = how;
     let ended = |state, entry, error| Outcome { name: place.name.clone(), state, entry, error };
     let failed = |failure: Failure| ended("failed", None, Some(words(failure)));
-    let _lock = match place.lock() {
+    let lock = match place.lock() {
         Ok(lock) => lock,
         Err(failure) => return failed(failure),
     };
@@ -196,13 +196,17 @@ fn one(place: &Place, clone: Option<&Place>, how: How) -> Outcome {
         None => goes_on(how).and_then(|()| resume(place, &config, how)),
     };
     match done {
-        Ok(entry) => {
-            clone.unwrap_or(place).note(&entry);
+        Ok(mut entry) => {
             if std::mem::take(&mut config.failed) > 0
                 && let Err(failure) = place.write_config(&config)
             {
                 complain(words(failure));
             }
+            // An agent that is slow to answer, or never does, keeps nobody from suspending the guest.
+            drop(lock);
+            let place = clone.unwrap_or(place);
+            entry.clock.get_or_insert_with(|| super::agent::set_clock(&config, place));
+            place.note(&entry);
             ended("running", Some(entry), None)
         }
         Err(e) => {
@@ -289,14 +293,13 @@ fn resume(place: &Place, config: &Config, how: How) -> lodestone::Result<Entry> 
     let accept = |seal: &Seal| disks_fit(seal, how.force).and_then(|()| goes_on(how));
     let mut done = wsp::resume(&ram, &slot, &mut guest, accept)?;
     done.start += opened;
-    let clock = guest.set_clock();
     // For next time; who has no room for it now may have then.
     if let Err(e) = make_slot(config, generation + 1) {
         complain(format_args!("guest {}: {e}", place.name));
     }
     drop(slot);
     let _ = remove_if_there(&slot_path(config, generation));
-    Ok(entry("resume", &done, media.domain().name(), &clock))
+    Ok(entry("resume", &done, media.domain().name(), None))
 }
 
 /// A guest whose emulator is there. One that ends just now is not: whoever suspended it was killed when he had told it to.
@@ -330,10 +333,11 @@ fn go_on(config: &Config, guest: &mut Guest) -> lodestone::Result<Option<Entry>>
         load: Duration::ZERO,
         finish: begun.elapsed(),
     };
-    Ok(Some(entry("go-on", &done, media.domain().name(), "as it was: the guest only stood")))
+    Ok(Some(entry("go-on", &done, media.domain().name(), Some("as it was: the guest only stood"))))
 }
 
-fn entry(what: &str, done: &wsp::Resumed, domain: &str, clock: &str) -> Entry {
+/// Without a word of the clock that is set when nobody has to wait for it.
+fn entry(what: &str, done: &wsp::Resumed, domain: &str, clock: Option<&str>) -> Entry {
     Entry {
         what: what.into(),
         at_ns: now_ns(),
@@ -343,7 +347,7 @@ fn entry(what: &str, done: &wsp::Resumed, domain: &str, clock: &str) -> Entry {
         dirty: Vec::new(),
         domain: domain.into(),
         phases: phases([("start", done.start), ("load", done.load), ("finish", done.finish)]),
-        clock: Some(clock.into()),
+        clock: clock.map(str::to_string),
     }
 }
 
@@ -373,8 +377,7 @@ fn resume_clone(place: &Place, config: &Config, clone: &Place, force: bool) -> l
     clone.write_config(&copy).map_err(failed)?;
     let mut guest = Guest::new(&copy, clone, Mode::Clone, used);
     let done = wsp::resume_clone(&ram, &slot, &mut guest, |seal| disks_fit(seal, force))?;
-    let clock = guest.set_clock();
-    Ok(entry("clone", &done, media.domain().name(), &clock))
+    Ok(entry("clone", &done, media.domain().name(), None))
 }
 
 /// A copy that shares blocks with its original is a guest like any other, and is resumed as such.
