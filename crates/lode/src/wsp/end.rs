@@ -93,6 +93,7 @@ fn remove(place: &Place, force: bool) -> Result<()> {
             _ => {}
         }
         let failed = |e: lodestone::Error| Failure::failed(format_args!("guest {}: {e}", place.name));
+        super::place::check_own_dir(&config.slots).map_err(failed)?;
         // Those that lie elsewhere stay there.
         let kept = if config.slots.starts_with(&place.dir) { kept_images(&config) } else { Vec::new() };
         if let (Some(first), false) = (kept.first(), force) {

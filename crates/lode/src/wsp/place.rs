@@ -30,6 +30,7 @@ use super::pooled::PoolFile;
 use crate::failure::{Failure, Result};
 use crate::target::show;
 
+const SITE: &str = "wsp::place";
 /// Others' work on a guest is waited for so long.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(30);
 const LOCK_PAUSE: Duration = Duration::from_micros(500);
@@ -362,7 +363,7 @@ impl Place {
     pub fn note_process(&self, process: u32) -> lodestone::Result<()> {
         let path = self.dir.join("process");
         fs::write(&path, process.to_string())
-            .map_err(|e| lodestone::Error::io(e, "wsp::place", "cannot write", &path))
+            .map_err(|e| lodestone::Error::io(e, SITE, "cannot write", &path))
     }
 
     pub fn process(&self) -> Option<u32> {
@@ -420,6 +421,44 @@ impl Place {
     /// Has what was noted survive a power failure.
     pub fn keep_notes(&self) {
         let _ = File::open(self.dir.join("history.jsonl")).and_then(|file| file.sync_all());
+    }
+}
+
+/// Makes a directory for memory and slots, whatever the umask. See [`check_own_dir`].
+pub fn make_own_dir(dir: &Path) -> lodestone::Result<()> {
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    made.map_err(|e| lodestone::Error::io(e, SITE, "cannot make the directory", dir))?;
+    check_own_dir(dir)
+}
+
+/// EPERM for a directory, or a link to one, that somebody else made, or that others may change: memory and slots there would be
+/// theirs. He who owns what it lies in might do so anyway. Nothing where there is none.
+pub fn check_own_dir(dir: &Path) -> lodestone::Result<()> {
+    let examined = |e| lodestone::Error::io(e, SITE, "cannot examine", dir);
+    let link = match fs::symlink_metadata(dir) {
+        Ok(link) => link,
+        Err(e) if is_nothing(&e) => return Ok(()),
+        Err(e) => return Err(examined(e)),
+    };
+    let (us, parent) =
+        (rustix::process::geteuid().as_raw(), dir.parent().and_then(|dir| fs::metadata(dir).ok()));
+    let is_ours = |about: &fs::Metadata| {
+        about.uid() == us || parent.as_ref().is_some_and(|parent| parent.uid() == about.uid())
+    };
+    let refused = |what: &str| {
+        let message = format!("{} {what}: guests' memory is not kept there", show(dir));
+        Err(lodestone::Error::message(libc::EPERM, SITE, message))
+    };
+    if !is_ours(&link) {
+        return refused("is somebody else's; remove it, or chown it");
+    }
+    let about = fs::metadata(dir).map_err(examined)?;
+    let group = if about.gid() == rustix::process::getegid().as_raw() { 0 } else { 0o020 };
+    match about.mode() & (group | 0o002) {
+        _ if !about.is_dir() => refused("is no directory; remove it"),
+        _ if !is_ours(&about) => refused("is a link to what is somebody else's; remove it"),
+        0 => Ok(()),
+        _ => refused("can be changed by others; chmod go-w it"),
     }
 }
 
@@ -535,6 +574,31 @@ mod tests {
         assert!(guests.running().unwrap().0.is_empty());
         let _lock = place.lock().unwrap();
         assert_eq!(guests.running().unwrap().1.len(), 1, "somebody may be resuming it");
+    }
+
+    #[test]
+    fn memory_is_kept_in_nobody_elses_directory() {
+        let (_dir, place) = place("own");
+        let dir = place.dir.join("m.wsp");
+        check_own_dir(&dir).unwrap();
+        make_own_dir(&dir).unwrap();
+        make_own_dir(&dir).unwrap();
+        assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o777, 0o700);
+        let refused = |dir: &Path| make_own_dir(dir).unwrap_err().to_string();
+        fs::set_permissions(&dir, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        assert!(refused(&dir).contains("chmod"));
+        let link = place.dir.join("link.wsp");
+        std::os::unix::fs::symlink(&dir, &link).unwrap();
+        assert!(refused(&link).contains("chmod"));
+        fs::set_permissions(&dir, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        make_own_dir(&link).unwrap();
+        if !rustix::process::geteuid().is_root() {
+            return println!("SKIPPED: memory_is_kept_in_nobody_elses_directory: others' takes root");
+        }
+        std::os::unix::fs::lchown(&link, Some(65534), None).unwrap();
+        assert!(refused(&link).contains("somebody else's"));
+        std::os::unix::fs::chown(&dir, Some(65534), None).unwrap();
+        assert!(refused(&dir).contains("somebody else's"));
     }
 
     #[test]

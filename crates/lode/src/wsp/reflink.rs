@@ -17,7 +17,7 @@ use lodestone::wsp::{Ram, Seal, adopt};
 use super::emulator::{command_line, refused_for_reflink};
 use super::guest::{identity_of, open_ram, open_ram_to_read, open_slot, slot_path};
 use super::identity::{Disk, Identity};
-use super::place::{Config, Place, remove_if_there};
+use super::place::{Config, Place, make_own_dir, remove_if_there};
 use super::suspend::words;
 
 const SITE: &str = "wsp::reflink";
@@ -36,8 +36,7 @@ pub fn copy(config: &Config, clone: &Place, accept: impl FnOnce(&Seal) -> Result
     accept(&seal)?;
     let copy = places(config, clone);
     let mut made = Made(Vec::new());
-    std::fs::create_dir_all(&copy.slots)
-        .map_err(|e| Error::io(e, SITE, "cannot make the directory", &copy.slots))?;
+    make_own_dir(&copy.slots)?;
     made.share(&config.ram, &copy.ram)?;
     for (from, to) in config.disks.iter().zip(&copy.disks) {
         made.share(from, to)?;

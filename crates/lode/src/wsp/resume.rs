@@ -19,7 +19,7 @@ use super::guest::{
     Guest, identity_of, make_slot, open_ram, open_ram_to_read, open_slot, record_there, slot_path, use_ram,
     with_ram,
 };
-use super::place::{Config, Guests, Lock, Place, remove_if_there};
+use super::place::{Config, Guests, Lock, Place, check_own_dir, remove_if_there};
 use super::pooled::Kept;
 use super::report::{Entry, now_ns, phases};
 use super::suspend::words;
@@ -282,6 +282,7 @@ fn resume(place: &Place, config: &Config, how: How) -> lodestone::Result<Entry> 
             None => guest.end(),
         }
     }
+    check_own_dir(&config.slots)?;
     let used = use_ram(config)?;
     let media = open_ram(config)?;
     let ram = Ram::new(&media, config.ram_bytes)?;
@@ -369,6 +370,7 @@ fn resume_clone(place: &Place, config: &Config, clone: &Place, force: bool) -> l
     }
     let _lock = take_name(clone)?;
     there(config)?;
+    check_own_dir(&config.slots)?;
     let used = use_ram(config)?;
     let media = open_ram_to_read(config)?;
     let ram = Ram::new(&media, config.ram_bytes)?;
@@ -441,6 +443,8 @@ fn boot_instead(place: &Place, config: &mut Config) -> lodestone::Result<PathBuf
             "its memory is a device, of which there is one: its image cannot be kept; boot it with --fresh";
         return Err(Error::message(libc::EOPNOTSUPP, SITE, message));
     }
+    // What others made is not written to.
+    check_own_dir(&config.slots)?;
     config.failed = 0;
     let Some(file) = &config.pooled else {
         let kept = put_aside(config)?;

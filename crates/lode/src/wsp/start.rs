@@ -1,5 +1,6 @@
 //! `lode wsp start`: memory is made, the record says that a guest was booted on it, the guest boots.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use lodestone::error::Error;
@@ -10,7 +11,9 @@ use serde_json::json;
 
 use super::emulator::{self, Mode};
 use super::guest::{Guest, make_ram, make_slot, open_ram, record_there, refuse_used, slot_path, use_ram};
-use super::place::{Config, Guests, Place, VERSION, is_hugetlbfs, remove_if_there};
+use super::place::{
+    Config, Guests, Place, VERSION, check_own_dir, is_hugetlbfs, make_own_dir, remove_if_there,
+};
 use super::pooled::{self, PoolFile};
 use crate::cli::wsp::{Accel, WspStart};
 use crate::failure::{Failure, Output, Result};
@@ -115,6 +118,7 @@ pub fn boot(
 ) -> lodestone::Result<()> {
     // Whatever is asked for: a guest's memory is not overwritten under it.
     refuse_used(config)?;
+    check_own_dir(&config.slots)?;
     let was_made = take_place(config, before)?;
     let memory = || {
         // Memory of another guest, or of one whose description is lost.
@@ -129,8 +133,7 @@ pub fn boot(
             Some(before) => forget(before)?,
             None => {}
         }
-        std::fs::create_dir_all(&config.slots)
-            .map_err(|e| Error::io(e, SITE, "cannot make the directory", &config.slots))?;
+        make_own_dir(&config.slots)?;
         // In a pool it is there already; elsewhere it is made now.
         let mut used = if config.pooled.is_some() { use_ram(config)? } else { None };
         let media = make_ram(config, fresh || is_ours)?;
@@ -177,6 +180,7 @@ fn write_config(place: &Place, config: &Config) -> lodestone::Result<()> {
 
 /// Removes memory and slots, where they are files.
 pub fn forget(config: &Config) -> lodestone::Result<()> {
+    check_own_dir(&config.slots)?;
     // This may be refused, and then nothing is lost.
     if let Some(file) = &config.pooled {
         file.remove(config.ram_number)?;
@@ -213,8 +217,12 @@ fn foreign(config: &Config) -> lodestone::Result<()> {
     };
     let about = std::fs::metadata(&config.ram);
     let is_file = config.pooled.is_none() && about.as_ref().is_ok_and(|about| about.is_file());
-    if is_file && about.is_ok_and(|about| about.len() == 0) {
-        return Ok(());
+    if let Ok(about) = about
+        && is_file
+        && about.len() == 0
+    {
+        let is_ours = about.uid() == rustix::process::geteuid().as_raw();
+        return if is_ours { Ok(()) } else { refused("is somebody else's") };
     }
     let media = open_ram(config)?;
     let record = match media.len() >= config.ram_bytes + config.trailer_bytes {
