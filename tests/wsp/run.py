@@ -717,6 +717,102 @@ def repeated(context):
     expect(read(other) == b"somebody's file", "somebody's file is gone")
     expect(not [name for name in os.listdir(host.media) if name in ("vm.ram", "vm.ram.kept.2")], f"{os.listdir(host.media)}")
     os.remove(other)
+def taken(context):
+    """Memory that was given to another guest is resumed by nobody else, and stays that one's"""
+    host = context.cleared()
+    memory = os.path.join(host.media, "vm.ram")
+    for first, second in (("128M", "64M"), ("64M", "128M"), ("64M", "64M")):
+        give_away(host, memory, first, second)
+        # It goes when its guest does.
+        host.run("suspend", "two")
+        if first != second:
+            said = host.refused("start", "one")
+            expect("has the memory of a guest that is suspended" in said, said)
+        # Of one size the record may be that of either.
+        host.run("rm", "one", *["--force"] * (first == second))
+        expect(os.path.exists(memory), "the other guest's memory is gone")
+        host.run("resume", "two")
+        host.run("stop", "two")
+        host.run("rm", "two")
+        expect(not os.path.exists(memory), "memory is left")
+    # While the other runs.
+    give_away(host, memory, "128M", "64M")
+    host.run("rm", "one")
+    host.run("suspend", "two")
+    host.run("resume", "two")
+    host.run("stop", "two")
+    host.run("rm", "two")
+    give_device_away(context, host)
+    theirs(context, host)
+
+
+def give_away(host, memory, first, second):
+    """The guest one is suspended, and its memory becomes that of two, which runs."""
+    host.run("start", "one", "--ram", first, "--media", memory)
+    host.run("suspend", "one")
+    taken_by = ("start", "two", "--ram", second, "--media", memory)
+    expect("has the memory of a guest" in host.refused(*taken_by), "memory is given away unasked")
+    host.run(*taken_by, "--fresh")
+    said = host.refused("resume", "one")
+    expect("a guest runs in" in said, f"two guests are in one memory: {said}")
+    host.run("stop", "two")
+    said = host.refused("resume", "one")
+    expect(any(words in said for words in ("cut short", "no record", "not suspended")), f"a guest goes on in memory that was another's: {said}")
+    expect(not host.emulators("one"), "an emulator was left behind")
+    host.run("start", "two")
+
+
+def give_device_away(context, host):
+    """A device stays as long as it is, with the records of all who had it."""
+    file = os.path.join(context.work, "device.img")
+    write(file, bytes(160 << 20))
+    attached = losetup("--find", "--show", file)
+    if not attached:
+        context.untried.append("memory that is a device: no loop device can be had, which takes root")
+        return
+    try:
+        for first, second in (("128M", "64M"), ("64M", "128M")):
+            give_away(host, attached, first, second)
+            host.run("suspend", "two")
+            said = host.refused("start", "one")
+            expect("has the memory of a guest that is suspended" in said, said)
+            host.run("rm", "one")
+            host.run("resume", "two")
+            host.run("stop", "two")
+            host.run("rm", "two")
+            with open(attached, "r+b", buffering=0) as begins:
+                for _ in range(160):
+                    begins.write(bytes(1 << 20))
+    finally:
+        host.end_all()
+        losetup("--detach", attached)
+
+
+def theirs(context, host):
+    """A directory, or a link to one, that somebody else made holds no guest's memory."""
+    if os.geteuid():
+        context.untried.append("directories of others: this is not root")
+        return
+    directory, nobody = os.path.join(host.media, "theirs.wsp"), 65534
+    for make in (os.mkdir, lambda path: os.symlink(context.work, path)):
+        make(directory)
+        os.chown(directory, nobody, nobody, follow_symlinks=False)
+        said = host.refused("start", "theirs", "--ram", "64M", "--media", host.media, "--fresh")
+        expect("somebody else's" in said and said.count("\n") == 0, said)
+        if os.path.islink(directory):
+            os.remove(directory)
+        elif os.path.exists(directory):
+            os.rmdir(directory)
+    context.bare("theirs")
+    host.run("suspend", "theirs")
+    os.chown(directory, nobody, nobody)
+    for words in (("resume", "theirs"), ("start", "theirs", "--fresh"), ("rm", "theirs", "--force")):
+        said = host.refused(*words)
+        expect("somebody else's" in said, f"{words}: {said}")
+    os.chown(directory, 0, 0)
+    host.run("resume", "theirs")
+    host.run("stop", "theirs")
+    host.run("rm", "theirs")
 
 
 def power(context):
@@ -1522,7 +1618,7 @@ def error_of(what):
     return 0
 
 
-SUITES = [cycles, cold, kills, steps, unfinished, spoiled, changed, clones, reflinked, repeated, power, order, restart, hook, full, paged, huge, cut, words, clock, pooled]
+SUITES = [cycles, cold, kills, steps, unfinished, spoiled, changed, clones, reflinked, repeated, taken, power, order, restart, hook, full, paged, huge, cut, words, clock, pooled]
 
 
 def main():

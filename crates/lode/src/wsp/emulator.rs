@@ -326,6 +326,7 @@ mod tests {
             pooled: None,
             ram_number: 0,
             slots: "/m".into(),
+            image: None,
             assume: None,
             disks: vec![PathBuf::from("/d,1")],
             cpus: 2,

@@ -66,6 +66,9 @@ pub struct Config {
     pub ram_number: u64,
     /// The directory of its slots.
     pub slots: PathBuf,
+    /// Of the image in its memory, in hexadecimal: memory with another is another guest's. None of a guest that an older version booted.
+    #[serde(default)]
+    pub image: Option<String>,
     pub assume: Option<String>,
     pub disks: Vec<PathBuf>,
     pub cpus: i64,
@@ -109,6 +112,11 @@ impl Config {
             None => show(&self.ram).to_string(),
         }
     }
+}
+
+/// The number of an image, as a description has it.
+pub fn image_number(image: [u8; 16]) -> String {
+    format!("{:032x}", u128::from_be_bytes(image))
 }
 
 /// All guests.
@@ -642,6 +650,7 @@ mod tests {
             pooled: Some(PoolFile { pool: "/m/ram".into(), path: "/g.ram".into() }),
             ram_number: 7 << 40,
             slots: "/m".into(),
+            image: Some(image_number([0xab; 16])),
             assume: None,
             disks: vec!["/d".into()],
             cpus: 1,

@@ -16,8 +16,8 @@ use serde::Serialize;
 
 use super::emulator::{self, Mode};
 use super::guest::{
-    Guest, identity_of, make_slot, open_ram, open_ram_to_read, open_slot, record_there, slot_path, use_ram,
-    with_ram,
+    Guest, identity_of, make_slot, open_ram, open_ram_to_read, open_slot, open_to_use, record_there,
+    slot_path, use_ram, with_ram,
 };
 use super::place::{Config, Guests, Lock, Place, check_own_dir, remove_if_there};
 use super::pooled::Kept;
@@ -283,8 +283,7 @@ fn resume(place: &Place, config: &Config, how: How) -> lodestone::Result<Entry> 
         }
     }
     check_own_dir(&config.slots)?;
-    let used = use_ram(config)?;
-    let media = open_ram(config)?;
+    let (media, used) = open_to_use(config, || open_ram(config))?;
     let ram = Ram::new(&media, config.ram_bytes)?;
     let generation = wsp::cycle::suspended(&ram)?.generation;
     let slot = open_slot(config, generation)?;

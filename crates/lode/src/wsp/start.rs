@@ -6,16 +6,19 @@ use std::path::{Path, PathBuf};
 use lodestone::error::Error;
 use lodestone::media::{Addr, Media, device_align};
 use lodestone::wsp::image::TRAILER_BYTES;
-use lodestone::wsp::{Machine, Ram, State};
+use lodestone::wsp::{Machine, Ram, State, record};
 use serde_json::json;
 
 use super::emulator::{self, Mode};
-use super::guest::{Guest, make_ram, make_slot, open_ram, record_there, refuse_used, slot_path, use_ram};
+use super::guest::{
+    Guest, forget_others, make_ram, make_slot, open_ram, open_to_use, others_record, record_there,
+    refuse_used, slot_path,
+};
 use super::place::{
-    Config, Guests, Place, VERSION, check_own_dir, is_hugetlbfs, make_own_dir, remove_if_there,
+    Config, Guests, Place, VERSION, check_own_dir, image_number, is_hugetlbfs, make_own_dir, remove_if_there,
 };
 use super::pooled::{self, PoolFile};
-use crate::cli::wsp::{Accel, WspStart};
+use crate::cli::wsp::{Accel, RAM_BYTES_UNIT, WspStart};
 use crate::failure::{Failure, Output, Result};
 use crate::size::Size;
 use crate::target::show;
@@ -121,33 +124,41 @@ pub fn boot(
     check_own_dir(&config.slots)?;
     let was_made = take_place(config, before)?;
     let memory = || {
+        let ours = before.filter(|before| before.ram == config.ram && before.ram_offset == config.ram_offset);
+        let others = ours.map_or(Ok(None), others_record);
+        let others = if fresh { others.unwrap_or_default() } else { others? };
+        let is_lost = others.as_ref().is_some_and(|record| record.state == State::Suspended);
         // Memory of another guest, or of one whose description is lost.
-        let is_ours =
-            before.is_some_and(|before| before.ram == config.ram && before.ram_offset == config.ram_offset);
-        if !fresh && !is_ours && config.ram.exists() {
+        if !fresh && (ours.is_none() || is_lost) && config.ram.exists() {
             foreign(config)?;
         }
         match before {
             // However it was called: what is in the pool stays in its place.
-            Some(before) if is_ours && config.pooled.is_some() => forget_slots(before)?,
+            Some(before) if ours.is_some() && config.pooled.is_some() => forget_slots(before)?,
             Some(before) => forget(before)?,
             None => {}
         }
+        // A device stays, and where it was the guest's before, and as long, it was looked through then.
+        let is_known = ours.is_some_and(|ours| ours.image.is_some() && ours.ram_bytes == config.ram_bytes);
+        if config.pooled.is_none() && (others.is_some() || !is_known) {
+            forget_others(config)?;
+        }
         make_own_dir(&config.slots)?;
         // In a pool it is there already; elsewhere it is made now.
-        let mut used = if config.pooled.is_some() { use_ram(config)? } else { None };
-        let media = make_ram(config, fresh || is_ours)?;
-        if config.pooled.is_none() {
-            used = use_ram(config)?;
-        }
+        let (media, used) = open_to_use(config, || make_ram(config, fresh || ours.is_some()))?;
         let ram = Ram::new(&media, config.ram_bytes)?;
         let mut image = [0; 16];
         rustix::rand::getrandom(&mut image, rustix::rand::GetRandomFlags::empty())
             .map_err(|e| Error::message(e.raw_os_error(), SITE, "the kernel gives no random numbers"))?;
         ram.begin(image)?;
-        make_slot(config, 1).map(|()| used)
+        make_slot(config, 1).map(|()| (image, used))
     };
-    let used = memory().and_then(|used| write_config(place, config).map(|()| used)).inspect_err(|_| {
+    let made = memory();
+    let described = made.and_then(|(image, used)| {
+        config.image = Some(image_number(image));
+        write_config(place, config).map(|()| used)
+    });
+    let used = described.inspect_err(|_| {
         // Nobody would know of it.
         if let Some(file) = config.pooled.as_ref().filter(|_| was_made) {
             let _ = file.remove(config.ram_number);
@@ -178,13 +189,19 @@ fn write_config(place: &Place, config: &Config) -> lodestone::Result<()> {
     })
 }
 
-/// Removes memory and slots, where they are files.
+/// Removes memory and slots, where they are files, and the guest's own.
 pub fn forget(config: &Config) -> lodestone::Result<()> {
     check_own_dir(&config.slots)?;
     // This may be refused, and then nothing is lost.
     if let Some(file) = &config.pooled {
         file.remove(config.ram_number)?;
         return forget_slots(config);
+    }
+    // Who cannot look was asked before whether all of it may go.
+    if others_record(config).is_ok_and(|record| record.is_some()) {
+        // Slots that lie beside it are that guest's, too.
+        let is_beside = config.ram.parent() == Some(&config.slots);
+        return if is_beside { Ok(()) } else { forget_slots(config) };
     }
     refuse_used(config)?;
     forget_slots(config)?;
@@ -225,9 +242,13 @@ fn foreign(config: &Config) -> lodestone::Result<()> {
         return if is_ours { Ok(()) } else { refused("is somebody else's") };
     }
     let media = open_ram(config)?;
-    let record = match media.len() >= config.ram_bytes + config.trailer_bytes {
-        true => Ram::new(&media, config.ram_bytes)?.record()?,
-        false => None,
+    let record = match is_file {
+        // It ends with the record, as it was made. All of what may be anything else, and large, is not looked through.
+        true => {
+            let bytes = media.len() / RAM_BYTES_UNIT * RAM_BYTES_UNIT;
+            Ram::new(&media, bytes).map_or(Ok(None), |ram| ram.record())?
+        }
+        false => record::of_any_size(&media, RAM_BYTES_UNIT)?,
     };
     match record {
         Some(record) => refused(&format!("has the memory of a guest that is {}", record.state.name())),
@@ -325,6 +346,7 @@ fn described(place: &Place, args: &WspStart) -> Result<Config> {
         pooled,
         ram_number: 0,
         slots,
+        image: None,
         assume: args.assume.map(|domain| domain.domain().name().to_string()),
         disks,
         cpus: args.cpus,
