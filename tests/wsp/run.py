@@ -401,6 +401,7 @@ def spoiled(context):
     said = host.refused("resume", "db")
     expect("missing" in said and BOOTS_FRESH in said, said)
     expect(host.json("status", "db")["state"] == "lost", "its state without a slot")
+    expect("is suspended" in host.refused("start", "db"), "an image is lost whose slot was away for a moment")
     os.rename(slot + ".away", slot)
     # Memory: gone, shorter, of another guest, of another generation.
     os.rename(ram, ram + ".away")
@@ -766,11 +767,18 @@ def give_device_away(context, host):
     """A device stays as long as it is, with the records of all who had it."""
     file = os.path.join(context.work, "device.img")
     write(file, bytes(160 << 20))
+    with open(file, "r+b") as begins:
+        begins.seek(0x10040)
+        begins.write(b"_BHRfS_M")
     attached = losetup("--find", "--show", file)
     if not attached:
         context.untried.append("memory that is a device: no loop device can be had, which takes root")
         return
     try:
+        said = host.refused("start", "one", "--ram", "64M", "--media", attached)
+        expect("holds something" in said, f"a file system is overwritten: {said}")
+        with open(attached, "r+b", buffering=0) as begins:
+            begins.write(bytes(1 << 20))
         for first, second in (("128M", "64M"), ("64M", "128M")):
             give_away(host, attached, first, second)
             host.run("suspend", "two")

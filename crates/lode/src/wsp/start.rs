@@ -12,7 +12,7 @@ use serde_json::json;
 use super::emulator::{self, Mode};
 use super::guest::{
     Guest, forget_others, make_ram, make_slot, open_ram, open_to_use, others_record, record_there,
-    refuse_used, slot_path,
+    refuse_used,
 };
 use super::place::{
     Config, Guests, Place, VERSION, check_own_dir, image_number, is_hugetlbfs, make_own_dir, remove_if_there,
@@ -24,6 +24,9 @@ use crate::size::Size;
 use crate::target::show;
 
 const SITE: &str = "wsp::start";
+/// How much of a device is looked at for what others have there: file systems begin within 68 KiB, arrays within 8, partitions
+/// within 34.
+const FOREIGN_BYTES: usize = 128 << 10;
 
 pub fn run(guests: &Guests, args: &WspStart) -> Result<()> {
     let place = guests.place(&args.name);
@@ -254,7 +257,7 @@ fn foreign(config: &Config) -> lodestone::Result<()> {
         Some(record) => refused(&format!("has the memory of a guest that is {}", record.state.name())),
         None if is_file => refused("exists"),
         None => {
-            let mut first = [0; 4096];
+            let mut first = vec![0; FOREIGN_BYTES.min(media.len() as usize)];
             media.read(Addr(0), &mut first)?;
             if first.iter().all(|byte| *byte == 0) { Ok(()) } else { refused("holds something") }
         }
@@ -267,14 +270,11 @@ fn discards_nothing(place: &Place, config: &Config, fresh: bool) -> Result<()> {
         return Ok(());
     }
     match record_there(config) {
-        Ok(Some(record))
-            if record.state == State::Suspended && slot_path(config, record.generation).exists() =>
-        {
-            Err(Failure::failed(format_args!(
-                "guest {} is suspended (generation {}): resume it, or lose that with --fresh",
-                place.name, record.generation
-            )))
-        }
+        // Its slot, too, may only be away.
+        Ok(Some(record)) if record.state == State::Suspended => Err(Failure::failed(format_args!(
+            "guest {} is suspended (generation {}): resume it, or lose that with --fresh",
+            place.name, record.generation
+        ))),
         Ok(_) => Ok(()),
         Err(e) if e.errno() == libc::EBUSY => Err(Failure::failed(format_args!("guest {}: {e}", place.name))),
         Err(e) => Err(Failure::failed(format_args!(
