@@ -525,6 +525,7 @@ def changed(context):
     host.wait_requests("db", 3)
     host.whole("db")
     relative(context, host)
+    header(context, host)
     device(context, host)
     context.note = "version, machine, processor, command line, disks"
     if not package:
@@ -549,6 +550,24 @@ def relative(context, host):
     said = host.refused("resume", "relative")
     expect(disk in said and "written to" in said, said)
     host.run("rm", "relative", "--force")
+
+
+def header(context, host):
+    """What a guest writes at the beginning of its raw disk makes nothing else of that."""
+    disk = os.path.join(context.work, "raw.img")
+    write(disk, bytes(1 << 20))
+    context.bare("raw", options=("--disk", disk))
+    with open(disk, "r+b") as file:
+        file.write(b"QFI\xfb\0\0\0\3")
+    for words in (("suspend", "resume"), ("stop", "start")):
+        for word in words:
+            host.run(word, "raw")
+        command = read(f"/proc/{host.emulators('raw')[0]}/cmdline")
+        expect(b"raw.img,format=raw" in command, f"{words}: {command}")
+    host.run("stop", "raw")
+    said = host.refused("start", "raw", "--ram", "64M", "--media", host.media, "--disk", disk)
+    expect("is raw, and begins as qcow2" in said, said)
+    host.run("rm", "raw")
 
 
 def device(context, host):

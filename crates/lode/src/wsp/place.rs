@@ -71,6 +71,10 @@ pub struct Config {
     pub image: Option<String>,
     pub assume: Option<String>,
     pub disks: Vec<PathBuf>,
+    /// What they were taken for when they were named, each; none of a guest that an older version booted. The guest may have written
+    /// anything to them since.
+    #[serde(default)]
+    pub formats: Vec<String>,
     pub cpus: i64,
     pub priority: i32,
     pub agent: bool,
@@ -653,6 +657,7 @@ mod tests {
             image: Some(image_number([0xab; 16])),
             assume: None,
             disks: vec!["/d".into()],
+            formats: vec!["raw".into()],
             cpus: 1,
             priority: -3,
             agent: false,

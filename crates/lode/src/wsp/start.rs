@@ -69,6 +69,7 @@ fn start(place: &Place, args: &WspStart) -> Result<()> {
         Failure::failed(if said.starts_with(&guest) { said } else { guest + &said })
     };
     if let Some(before) = &before {
+        keeps_formats(place, before, &config)?;
         discards_nothing(place, before, args.fresh)?;
     }
     boot(place, &mut config, before.as_ref(), args.fresh).map_err(|e| {
@@ -125,6 +126,10 @@ pub fn boot(
     // Whatever is asked for: a guest's memory is not overwritten under it.
     refuse_used(config)?;
     check_own_dir(&config.slots)?;
+    // Of a guest that an older version booted.
+    if config.formats.len() != config.disks.len() {
+        config.formats = config.disks.iter().map(|disk| emulator::format_of(disk).to_string()).collect();
+    }
     let was_made = take_place(config, before)?;
     let memory = || {
         let ours = before.filter(|before| before.ram == config.ram && before.ram_offset == config.ram_offset);
@@ -284,6 +289,23 @@ fn discards_nothing(place: &Place, config: &Config, fresh: bool) -> Result<()> {
     }
 }
 
+/// A disk that was raw is not taken for anything else because of what its guest may have written there.
+fn keeps_formats(place: &Place, before: &Config, config: &Config) -> Result<()> {
+    let former = |disk: &PathBuf| before.disks.iter().zip(&before.formats).find(|(path, _)| *path == disk);
+    let changed = config.disks.iter().zip(&config.formats).find(|(disk, format)| {
+        format.as_str() != "raw" && former(disk).is_some_and(|(_, former)| former == "raw")
+    });
+    match changed {
+        None => Ok(()),
+        Some((disk, format)) => Err(Failure::failed(format_args!(
+            "guest {}: its disk {} is raw, and begins as {format} does, which the guest may have written: if it is to be \
+             {format}, remove the guest first (lode wsp rm)",
+            place.name,
+            show(disk)
+        ))),
+    }
+}
+
 /// What the command line says of a guest.
 fn described(place: &Place, args: &WspStart) -> Result<Config> {
     let (Some(ram_bytes), Some(media)) = (args.ram, &args.media) else {
@@ -348,6 +370,7 @@ fn described(place: &Place, args: &WspStart) -> Result<Config> {
         slots,
         image: None,
         assume: args.assume.map(|domain| domain.domain().name().to_string()),
+        formats: disks.iter().map(|disk| emulator::format_of(disk).to_string()).collect(),
         disks,
         cpus: args.cpus,
         priority: args.priority,
