@@ -737,6 +737,35 @@ def repeated(context):
     expect(read(other) == b"somebody's file", "somebody's file is gone")
     expect(not [name for name in os.listdir(host.media) if name in ("vm.ram", "vm.ram.kept.2")], f"{os.listdir(host.media)}")
     os.remove(other)
+    # What was counted is of an image, and ends with it.
+    context.bare("counted")
+    host.run("suspend", "counted")
+    flip(host.slot("counted"), SEAL_BYTES + 5, 0)
+    host.refused("resume", "counted", "--boot-after", "2")
+    host.run("start", "counted", "--fresh")
+    expect(host.json("status", "counted")["failed_resumes"] == 0, "failures of an image that is gone are counted")
+    host.run("suspend", "counted")
+    flip(host.slot("counted"), SEAL_BYTES + 5, 0)
+    expect("booted instead" not in host.refused("resume", "counted", "--boot-after", "2"), "it is booted too early")
+    # An image beside slots goes with the guest, too.
+    expect("booted instead" in host.status("resume", "counted", "--boot-after", "2")[2], "it is not booted")
+    host.run("stop", "counted")
+    expect("put aside" in host.refused("rm", "counted"), "an image that was kept is lost")
+    host.run("rm", "counted", "--force")
+    expect(not os.path.exists(os.path.join(host.media, "counted.wsp")), "its memory is left")
+    # Where the memory of one lies is not to be read any more: the rest goes.
+    host.run("start", "own", "--ram", "64M", "--media", memory)
+    host.run("suspend", "own")
+    flip(host.slot("own"), SEAL_BYTES + 5, 0)
+    host.status("resume", "own", "--boot-after", "1")
+    host.run("stop", "own")
+    write(host.file("own", "slots", "kept.1", "memory.json"), b"{")
+    status, _, said = host.status("rm", "own", "--force")
+    expect(status == 0 and "is not understood" in said and "stays there" in said, said)
+    expect(not os.path.exists(host.file("own")) and os.path.exists(memory + ".kept.1"), f"{os.listdir(host.media)}")
+    os.remove(memory + ".kept.1")
+
+
 def taken(context):
     """Memory that was given to another guest is resumed by nobody else, and stays that one's"""
     host = context.cleared()

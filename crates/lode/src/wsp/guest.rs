@@ -289,7 +289,7 @@ impl<'a> Guest<'a> {
     /// ESTALE where the emulator maps something else than the memory that stands at its path: that was moved or replaced while
     /// the guest ran, and a record there would speak of what the guest never stored to. Who cannot look believes it.
     pub fn maps_its_ram(&self) -> Result<()> {
-        let looked = self.place.process().map(|process| super::touched::maps_ram(process, self.config));
+        let looked = self.place.emulator().map(|process| super::touched::maps_ram(process, self.config));
         if !matches!(looked, Some(Ok(Some(false)))) {
             return Ok(());
         }
@@ -495,7 +495,7 @@ impl Machine for Guest<'_> {
         if self.config.options.iter().any(|option| option.contains("vhost-user")) {
             return None;
         }
-        let touched = super::touched::touched(self.place.process()?, self.config);
+        let touched = super::touched::touched(self.place.emulator()?, self.config);
         let touched = touched
             .inspect_err(|e| {
                 tracing::info!(guest = self.place.name, "all of its memory is written back: {e}")

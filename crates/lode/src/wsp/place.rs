@@ -357,29 +357,35 @@ impl Place {
         }
     }
 
-    /// Kills an emulator that does not end by itself; whether it is gone. What has its life open as standard output is it, and
-    /// no other process that got its number.
+    /// Kills an emulator that does not end by itself; whether it is gone.
     pub fn kill_emulator(&self, at_most: Duration) -> bool {
-        let number = self.process().and_then(|n| rustix::process::Pid::from_raw(n as i32));
-        let Some(process) = number else { return !self.is_alive() };
-        // By the file itself, for its path may have been given in several ways.
-        let file = |path: PathBuf| fs::metadata(path).map(|about| (about.dev(), about.ino())).ok();
-        let standard_output = file(format!("/proc/{}/fd/1", process.as_raw_nonzero()).into());
-        if standard_output.is_some() && standard_output == file(self.dir.join("alive")) {
+        if self.process().is_none() {
+            return !self.is_alive();
+        }
+        if let Some(process) = self.emulator().and_then(|n| rustix::process::Pid::from_raw(n as i32)) {
             let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
         }
         self.wait_end(at_most)
     }
 
-    /// Notes the emulator's number, for those who look at its page tables. Whether it is still its own only these can tell.
+    /// Notes the emulator's number, for those who look at its page tables.
     pub fn note_process(&self, process: u32) -> lodestone::Result<()> {
         let path = self.dir.join("process");
         fs::write(&path, process.to_string())
             .map_err(|e| lodestone::Error::io(e, SITE, "cannot write", &path))
     }
 
-    pub fn process(&self) -> Option<u32> {
+    fn process(&self) -> Option<u32> {
         read_text(&self.dir.join("process")).ok()?.parse().ok()
+    }
+
+    /// The emulator's number: what has its life open as standard output is it, and no other process that got the number.
+    pub fn emulator(&self) -> Option<u32> {
+        let process = self.process()?;
+        // By the file itself, for its path may have been given in several ways.
+        let file = |path: PathBuf| fs::metadata(path).map(|about| (about.dev(), about.ino())).ok();
+        let standard_output = file(format!("/proc/{process}/fd/1").into());
+        (standard_output.is_some() && standard_output == file(self.dir.join("alive"))).then_some(process)
     }
 
     /// Waits until the emulator is gone; whether it is.

@@ -163,7 +163,7 @@ pub fn boot(
     };
     let made = memory();
     let described = made.and_then(|(image, used)| {
-        config.image = Some(image_number(image));
+        (config.image, config.failed) = (Some(image_number(image)), 0);
         write_config(place, config).map(|()| used)
     });
     let used = described.inspect_err(|_| {
