@@ -14,6 +14,7 @@ use lodestone::sim::explore::{Bounds, explore};
 use lodestone::sim::media::{CrashPoint, Keep, SimMedia};
 use lodestone::sim::mutation::Mutation;
 use lodestone::wsp::image::{RECORD_BYTES, RECORD_STRIDE_BYTES, RECORDS, SEAL_BYTES, TRAILER_BYTES};
+use lodestone::wsp::record::{forget_of_any_size, of_any_size};
 use lodestone::wsp::{
     Machine, Ram, Saved, Seal, State, adopt, go_on_standing, resume, resume_clone, suspend,
 };
@@ -469,6 +470,56 @@ fn a_guest_whose_record_is_in_doubt_does_not_run_on() {
     host.ram.poison(from..to);
     assert!(machine.suspend().is_err());
     assert!(machine.runs, "it was not stopped: the record could not be read");
+}
+
+/// The kernel says once that it could not write pages, takes them for clean, and the next sync succeeds without them.
+#[test]
+fn what_a_sync_did_not_write_is_in_the_next_image() {
+    let host = Host::new(Domain::PageCache);
+    let mut machine = Model::of(&host, true);
+    let suspended_whole = |machine: &mut Model| {
+        let generation = machine.suspend().unwrap();
+        let words = host.words();
+        let left = Arc::new(host.ram.crash_point().media(Keep::Nothing));
+        let left = Host { ram: left, ..host.clone() };
+        assert_eq!(left.resume(&mut Model::of(&left, false)).unwrap(), generation);
+        assert_eq!(left.words(), words, "generation {generation}");
+    };
+    machine.work();
+    host.ram.fail_sync_once();
+    assert!(machine.suspend().unwrap_err().to_string().contains("runs on"));
+    suspended_whole(&mut machine);
+    // Of a guest that was left standing the record is written first.
+    let mut machine = Model::of(&host, false);
+    host.resume(&mut machine).unwrap();
+    machine.work();
+    machine.runs = false;
+    host.ram.fail_sync_once();
+    assert!(go_on_standing(&host.memory(), &mut machine).is_err());
+    assert!(go_on_standing(&host.memory(), &mut machine).unwrap().is_some());
+    suspended_whole(&mut machine);
+}
+
+/// Whatever size the memory of the guest had that was there before: its record is found, and none is left of it.
+#[test]
+fn no_record_of_any_size_is_left() {
+    const UNIT: u64 = 4096;
+    for domain in DOMAINS {
+        let ram = Arc::new(media((4 * UNIT + TRAILER_BYTES) as usize, domain));
+        assert_eq!(of_any_size(&ram, UNIT).unwrap(), None);
+        for (n, units) in [2, 4].into_iter().enumerate() {
+            Ram::new(&ram, units * UNIT).unwrap().begin([n as u8 + 1; 16]).unwrap();
+        }
+        assert_eq!(of_any_size(&ram, UNIT).unwrap().unwrap().image, [2; 16]);
+        // Who is suspended comes first.
+        let host = Host { ram: ram.clone(), ..Host::new(domain) };
+        Ram::new(&ram, UNIT).unwrap().begin([7; 16]).unwrap();
+        Model::of(&host, true).suspend().unwrap();
+        assert_eq!(of_any_size(&ram, UNIT).unwrap().unwrap().image, [7; 16]);
+        forget_of_any_size(&ram, UNIT).unwrap();
+        let left = Arc::new(ram.crash_point().media(Keep::Nothing));
+        assert_eq!(of_any_size(&left, UNIT).unwrap(), None, "{domain}");
+    }
 }
 
 #[test]

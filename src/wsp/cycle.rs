@@ -12,6 +12,8 @@ use crate::error::{Error, Result};
 use crate::media::{Addr, Domain, Media};
 
 const SITE: &str = "wsp::cycle";
+/// No kernel's pages are smaller.
+const PAGE_BYTES: usize = 4096;
 
 /// Where a suspend is (WSP Figure 2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -128,7 +130,8 @@ pub fn suspend<R: Media, M: Machine>(ram: &Ram<R>, machine: &mut M) -> Result<Su
         let touched = touched.unwrap_or_else(|| vec![(Addr(0), ram.bytes() as usize)]);
         ram.media().persist(&touched).map_err(|e| {
             let errno = e.raw_os_error().unwrap_or(libc::EIO);
-            Error::message(errno, SITE, format!("the guest's memory cannot be made durable: {e}"))
+            let message = format!("the guest's memory cannot be made durable: {e}");
+            dirty_again(ram, Error::message(errno, SITE, message))
         })?;
         Ok((saved.stream_bytes, prepare))
     });
@@ -221,7 +224,7 @@ pub fn go_on_standing<R: Media, M: Machine>(ram: &Ram<R>, machine: &mut M) -> Re
     if record.state == State::Suspended {
         return Ok(None);
     }
-    ram.write(record)?;
+    ram.write(record).map_err(|e| dirty_again(ram, e))?;
     machine.go_on()?;
     Ok(Some(record.generation))
 }
@@ -272,6 +275,25 @@ fn known<R: Media>(ram: &Ram<R>) -> Result<Record> {
             "the memory has no record that verifies: it is of no guest, of another size, or damaged";
         Error::message(libc::ENODATA, SITE, message)
     })
+}
+
+/// After a sync that failed, `why`, the kernel takes for clean what it could not write, and the next one succeeds without it. So all
+/// of memory, which stands, becomes dirty again before it moves on: else the next suspend would be acknowledged without that.
+fn dirty_again<R: Media>(ram: &Ram<R>, why: Error) -> Error {
+    if ram.media().domain() != Domain::PageCache {
+        return why;
+    }
+    let again = (0..ram.bytes()).step_by(PAGE_BYTES).map(Addr).try_for_each(|at| {
+        let word = ram.media().load64(at)?;
+        ram.media().store64(at, word)?.redundant("it is what stood there");
+        Ok::<_, Error>(())
+    });
+    match again {
+        Ok(()) => why,
+        Err(e) => why.context(format_args!(
+            "what of it is lost is not known ({e}): end the guest, and do not suspend it again"
+        )),
+    }
 }
 
 fn bring_up<M: Machine>(machine: &mut M, seal: &Seal, lap: &mut Lap) -> Result<(Duration, Duration)> {

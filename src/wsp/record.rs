@@ -3,9 +3,10 @@
 //! It is there, and not in a file of its own, so that it goes wherever the memory goes: memory that was put back from a
 //! copy brings the record of its own generation along, and fits no other state.
 
+use super::State;
 use super::image::{RECORD_BYTES, RECORD_STRIDE_BYTES, RECORDS, Record, Refused};
 use crate::error::{Error, Result};
-use crate::media::{Addr, Durable, LINE, Media};
+use crate::media::{Addr, Durable, Flushed, LINE, Media};
 
 const SITE: &str = "wsp::record";
 
@@ -88,16 +89,54 @@ impl<'a, M: Media> Ram<'a, M> {
 
     /// Says that a guest was booted on this memory: whatever image there was is gone. Durable on return.
     pub fn begin(&self, image: [u8; 16]) -> Result<Durable> {
-        self.write(Record {
-            serial: 0,
-            state: super::State::Running,
-            generation: 0,
-            image,
-            ram_bytes: self.bytes,
-        })
+        self.write(Record { serial: 0, state: State::Running, generation: 0, image, ram_bytes: self.bytes })
     }
 
     fn at(&self, n: u64) -> Addr {
         Addr(self.bytes + n * RECORD_STRIDE_BYTES)
     }
+}
+
+/// The record of any guest whose memory begins where `media` does, which may be as long as any multiple of `unit` bytes: what stands
+/// behind memory of one size is within that of another. Of several one that says suspended.
+pub fn of_any_size<M: Media>(media: &M, unit: u64) -> Result<Option<Record>> {
+    let mut found = None;
+    for bytes in sizes(media, unit) {
+        match (Ram { media, bytes }).record()? {
+            Some(record) if record.state == State::Suspended => return Ok(Some(record)),
+            Some(record) => found = Some(record),
+            None => {}
+        }
+    }
+    Ok(found)
+}
+
+/// Leaves no record that [`of_any_size`] would find, nor one of a later version: nothing is resumed from here on memory that becomes
+/// another guest's. Durable on return.
+pub fn forget_of_any_size<M: Media>(media: &M, unit: u64) -> Result<Durable> {
+    let mut forgotten = Flushed::issued();
+    for bytes in sizes(media, unit) {
+        for n in 0..RECORDS {
+            let at = (Ram { media, bytes }).at(n);
+            let mut line = [0; RECORD_BYTES];
+            // From what cannot be read nothing is resumed.
+            let is_read = media.read(at, &mut line).is_ok();
+            let is_record = Record::recognise(&line) != Err(Refused::Foreign) && Record::verifies(&line);
+            if is_read && is_record {
+                forgotten = forgotten.and(media.zero_nt(at, RECORD_BYTES)?);
+            }
+        }
+    }
+    let durable = media.fence(forgotten);
+    media.sync().map_err(|e| {
+        let errno = e.raw_os_error().unwrap_or(libc::EIO);
+        Error::message(errno, SITE, format!("former records cannot be removed from the memory: {e}"))
+    })?;
+    Ok(durable)
+}
+
+/// All that memory with a record behind it may have there, in bytes.
+fn sizes<M: Media>(media: &M, unit: u64) -> impl Iterator<Item = u64> {
+    let most = media.len().saturating_sub(RECORDS * RECORD_STRIDE_BYTES);
+    (1..=most / unit).map(move |n| n * unit)
 }

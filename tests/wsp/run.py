@@ -15,6 +15,7 @@ Times that are shown are of an emulated processor on a machine with other work; 
 import argparse
 import copy
 import errno
+import fcntl
 import glob
 import json
 import os
@@ -400,6 +401,7 @@ def spoiled(context):
     said = host.refused("resume", "db")
     expect("missing" in said and BOOTS_FRESH in said, said)
     expect(host.json("status", "db")["state"] == "lost", "its state without a slot")
+    expect("is suspended" in host.refused("start", "db"), "an image is lost whose slot was away for a moment")
     os.rename(slot + ".away", slot)
     # Memory: gone, shorter, of another guest, of another generation.
     os.rename(ram, ram + ".away")
@@ -523,6 +525,7 @@ def changed(context):
     host.wait_requests("db", 3)
     host.whole("db")
     relative(context, host)
+    header(context, host)
     device(context, host)
     context.note = "version, machine, processor, command line, disks"
     if not package:
@@ -547,6 +550,24 @@ def relative(context, host):
     said = host.refused("resume", "relative")
     expect(disk in said and "written to" in said, said)
     host.run("rm", "relative", "--force")
+
+
+def header(context, host):
+    """What a guest writes at the beginning of its raw disk makes nothing else of that."""
+    disk = os.path.join(context.work, "raw.img")
+    write(disk, bytes(1 << 20))
+    context.bare("raw", options=("--disk", disk))
+    with open(disk, "r+b") as file:
+        file.write(b"QFI\xfb\0\0\0\3")
+    for words in (("suspend", "resume"), ("stop", "start")):
+        for word in words:
+            host.run(word, "raw")
+        command = read(f"/proc/{host.emulators('raw')[0]}/cmdline")
+        expect(b"raw.img,format=raw" in command, f"{words}: {command}")
+    host.run("stop", "raw")
+    said = host.refused("start", "raw", "--ram", "64M", "--media", host.media, "--disk", disk)
+    expect("is raw, and begins as qcow2" in said, said)
+    host.run("rm", "raw")
 
 
 def device(context, host):
@@ -597,6 +618,8 @@ def clones(context):
         expect(last <= first[0] <= last + 2, f"clone {name} begins with {first}, after {last}")
     said = host.refused("resume", "db")
     expect("in use" in said, said)
+    said = host.refused("resume", "db", "--boot-after", "1")
+    expect("in use" in said and host.json("status", "db")["failed_resumes"] == 0, f"its image is not to blame: {said}")
     said = host.refused("suspend", "one")
     expect("is a clone" in said, said)
     host.wait_requests("one", 2)
@@ -714,6 +737,138 @@ def repeated(context):
     expect(read(other) == b"somebody's file", "somebody's file is gone")
     expect(not [name for name in os.listdir(host.media) if name in ("vm.ram", "vm.ram.kept.2")], f"{os.listdir(host.media)}")
     os.remove(other)
+    # What was counted is of an image, and ends with it.
+    context.bare("counted")
+    host.run("suspend", "counted")
+    flip(host.slot("counted"), SEAL_BYTES + 5, 0)
+    host.refused("resume", "counted", "--boot-after", "2")
+    host.run("start", "counted", "--fresh")
+    expect(host.json("status", "counted")["failed_resumes"] == 0, "failures of an image that is gone are counted")
+    host.run("suspend", "counted")
+    flip(host.slot("counted"), SEAL_BYTES + 5, 0)
+    expect("booted instead" not in host.refused("resume", "counted", "--boot-after", "2"), "it is booted too early")
+    # An image beside slots goes with the guest, too.
+    expect("booted instead" in host.status("resume", "counted", "--boot-after", "2")[2], "it is not booted")
+    host.run("stop", "counted")
+    expect("put aside" in host.refused("rm", "counted"), "an image that was kept is lost")
+    host.run("rm", "counted", "--force")
+    expect(not os.path.exists(os.path.join(host.media, "counted.wsp")), "its memory is left")
+    # Where the memory of one lies is not to be read any more: the rest goes.
+    host.run("start", "own", "--ram", "64M", "--media", memory)
+    host.run("suspend", "own")
+    flip(host.slot("own"), SEAL_BYTES + 5, 0)
+    host.status("resume", "own", "--boot-after", "1")
+    host.run("stop", "own")
+    write(host.file("own", "slots", "kept.1", "memory.json"), b"{")
+    status, _, said = host.status("rm", "own", "--force")
+    expect(status == 0 and "is not understood" in said and "stays there" in said, said)
+    expect(not os.path.exists(host.file("own")) and os.path.exists(memory + ".kept.1"), f"{os.listdir(host.media)}")
+    os.remove(memory + ".kept.1")
+
+
+def taken(context):
+    """Memory that was given to another guest is resumed by nobody else, and stays that one's"""
+    host = context.cleared()
+    memory = os.path.join(host.media, "vm.ram")
+    for first, second in (("128M", "64M"), ("64M", "128M"), ("64M", "64M")):
+        give_away(host, memory, first, second)
+        # It goes when its guest does.
+        host.run("suspend", "two")
+        if first != second:
+            said = host.refused("start", "one")
+            expect("has the memory of a guest that is suspended" in said, said)
+        # Of one size the record may be that of either.
+        host.run("rm", "one", *["--force"] * (first == second))
+        expect(os.path.exists(memory), "the other guest's memory is gone")
+        host.run("resume", "two")
+        host.run("stop", "two")
+        host.run("rm", "two")
+        expect(not os.path.exists(memory), "memory is left")
+    # While the other runs.
+    give_away(host, memory, "128M", "64M")
+    host.run("rm", "one")
+    host.run("suspend", "two")
+    host.run("resume", "two")
+    host.run("stop", "two")
+    host.run("rm", "two")
+    give_device_away(context, host)
+    theirs(context, host)
+
+
+def give_away(host, memory, first, second):
+    """The guest one is suspended, and its memory becomes that of two, which runs."""
+    host.run("start", "one", "--ram", first, "--media", memory)
+    host.run("suspend", "one")
+    taken_by = ("start", "two", "--ram", second, "--media", memory)
+    expect("has the memory of a guest" in host.refused(*taken_by), "memory is given away unasked")
+    host.run(*taken_by, "--fresh")
+    said = host.refused("resume", "one")
+    expect("a guest runs in" in said, f"two guests are in one memory: {said}")
+    host.run("stop", "two")
+    said = host.refused("resume", "one")
+    expect(any(words in said for words in ("cut short", "no record", "not suspended")), f"a guest goes on in memory that was another's: {said}")
+    expect(not host.emulators("one"), "an emulator was left behind")
+    host.run("start", "two")
+
+
+def give_device_away(context, host):
+    """A device stays as long as it is, with the records of all who had it."""
+    file = os.path.join(context.work, "device.img")
+    write(file, bytes(160 << 20))
+    with open(file, "r+b") as begins:
+        begins.seek(0x10040)
+        begins.write(b"_BHRfS_M")
+    attached = losetup("--find", "--show", file)
+    if not attached:
+        context.untried.append("memory that is a device: no loop device can be had, which takes root")
+        return
+    try:
+        said = host.refused("start", "one", "--ram", "64M", "--media", attached)
+        expect("holds something" in said, f"a file system is overwritten: {said}")
+        with open(attached, "r+b", buffering=0) as begins:
+            begins.write(bytes(1 << 20))
+        for first, second in (("128M", "64M"), ("64M", "128M")):
+            give_away(host, attached, first, second)
+            host.run("suspend", "two")
+            said = host.refused("start", "one")
+            expect("has the memory of a guest that is suspended" in said, said)
+            host.run("rm", "one")
+            host.run("resume", "two")
+            host.run("stop", "two")
+            host.run("rm", "two")
+            with open(attached, "r+b", buffering=0) as begins:
+                for _ in range(160):
+                    begins.write(bytes(1 << 20))
+    finally:
+        host.end_all()
+        losetup("--detach", attached)
+
+
+def theirs(context, host):
+    """A directory, or a link to one, that somebody else made holds no guest's memory."""
+    if os.geteuid():
+        context.untried.append("directories of others: this is not root")
+        return
+    directory, nobody = os.path.join(host.media, "theirs.wsp"), 65534
+    for make in (os.mkdir, lambda path: os.symlink(context.work, path)):
+        make(directory)
+        os.chown(directory, nobody, nobody, follow_symlinks=False)
+        said = host.refused("start", "theirs", "--ram", "64M", "--media", host.media, "--fresh")
+        expect("somebody else's" in said and said.count("\n") == 0, said)
+        if os.path.islink(directory):
+            os.remove(directory)
+        elif os.path.exists(directory):
+            os.rmdir(directory)
+    context.bare("theirs")
+    host.run("suspend", "theirs")
+    os.chown(directory, nobody, nobody)
+    for words in (("resume", "theirs"), ("start", "theirs", "--fresh"), ("rm", "theirs", "--force")):
+        said = host.refused(*words)
+        expect("somebody else's" in said, f"{words}: {said}")
+    os.chown(directory, 0, 0)
+    host.run("resume", "theirs")
+    host.run("stop", "theirs")
+    host.run("rm", "theirs")
 
 
 def power(context):
@@ -882,6 +1037,8 @@ def restart(context):
     expect(status == 0 and out.count("\n") == 1 and "stands: had been left standing" in out, out + err)
     unread(host)
     hangs(context, host)
+    called_off(host)
+    read_only(context, host)
     status, _, err = host.status("daemon", "--boot-after", "3")
     expect(status == 2 and "--resume" in err, err)
     # No guest at all is told from a wrong directory.
@@ -898,9 +1055,16 @@ def restart(context):
 
 def unread(host):
     """Guests of which nobody can tell whether they are suspended are not passed over in silence."""
-    host.run("suspend", "plain", "spoilt", "stands")
     described, ram = read(host.file("plain", "guest.json")), host.ram("spoilt")
+    # A guest that runs is not forgotten for it.
     write(host.file("plain", "guest.json"), b"{")
+    host.refused("start", "plain")
+    host.refused("start", "plain", "--ram", "64M", "--media", host.media, "--fresh")
+    write(host.file("plain", "guest.json"), described)
+    expect(host.json("status", "plain")["state"] == "running", "it is taken for dead")
+    host.run("suspend", "plain", "spoilt", "stands")
+    write(host.file("plain", "guest.json"), b"{")
+    expect("there is a guest plain already" in host.refused("resume", "stands", "--clone", "plain"), "its name is given away")
     os.rename(ram, ram + ".away")
     status, out, err = host.status("resume", "--all")
     expect(status == 1 and "stands: resumed" in out and err.count("\n") == 2, f"{out}{err}")
@@ -944,6 +1108,58 @@ def hangs(context, host):
         process.kill()
         process.communicate()
     host.describe("plain", qemu=qemu)
+    host.run("resume", "--all")
+
+
+def called_off(host):
+    """Power fails while guests are being resumed: none of them runs in the end."""
+    host.run("suspend", "plain")
+    generation = host.json("status", "plain")["generation"]
+    with open(host.ram("plain"), "rb") as looked_at:
+        # Whoever looks at memory is waited for.
+        fcntl.flock(looked_at, fcntl.LOCK_SH)
+        process = host.start_process("daemon", "--resume")
+        try:
+            wait_line(process, "waiting for SIGPWR")
+            time.sleep(0.3)
+            process.send_signal(signal.SIGPWR)
+            time.sleep(0.4)
+            fcntl.flock(looked_at, fcntl.LOCK_UN)
+            process.send_signal(signal.SIGTERM)
+            expect(process.wait(60) == 0, "the daemon does not end in order")
+        finally:
+            process.kill()
+            said = process.communicate()[1].decode()
+        found = {guest["name"]: guest["state"] for guest in host.json("list")["guests"]}
+        expect(set(found.values()) == {"suspended"}, f"{found}: {said}")
+        expect(host.json("status", "plain")["generation"] == generation, f"its image was used up: {said}")
+        # By somebody else, who is waited for.
+        fcntl.flock(looked_at, fcntl.LOCK_SH)
+        resumes = host.start_process("resume", "plain")
+        time.sleep(0.3)
+        suspends = host.start_process("suspend", "--all")
+        time.sleep(0.3)
+        fcntl.flock(looked_at, fcntl.LOCK_UN)
+        for process in (resumes, suspends):
+            out, err = process.communicate(timeout=60)
+            expect(process.returncode == 0, (out + err).decode())
+    expect(b"plain: suspended" in out and host.json("status", "plain")["state"] == "suspended", f"{out}")
+    host.run("resume", "--all")
+
+
+def read_only(context, host):
+    """Guests whose directory cannot be written to any more are suspended all the same."""
+    bound = subprocess.run(["mount", "--bind", host.guests, host.guests], capture_output=True, check=False)
+    if bound.returncode:
+        context.untried.append("a directory that is read-only: nothing can be mounted here")
+        return
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", host.guests], check=True)
+        host.run("suspend", "--all")
+        found = {guest["name"]: guest["state"] for guest in host.json("list")["guests"]}
+        expect(set(found.values()) == {"suspended"}, f"{found}")
+    finally:
+        subprocess.run(["umount", host.guests], check=True)
     host.run("resume", "--all")
 
 
@@ -1204,6 +1420,17 @@ def clock(context):
     off = time.time() - host.requests("db")[-1][3]
     expect(abs(off) < 2.5, f"the guest's clock is {off:.1f} s behind")
     host.whole("db")
+    # Nobody waits for an agent that is not there.
+    context.bare("mute", options=("--agent",))
+    host.run("suspend", "mute")
+    resumes = host.start_process("resume", "mute")
+    wait_state(host, "mute", "running")
+    begun = time.monotonic()
+    host.run("suspend", "mute")
+    took = time.monotonic() - begun
+    _, err = resumes.communicate(timeout=60)
+    expect(resumes.returncode == 0 and took < 3, f"a suspend waited {took:.1f} s: {err.decode()}")
+    host.run("rm", "mute", "--force")
     context.note = f"{off:.1f} s off, after 3 s"
 
 
@@ -1447,7 +1674,7 @@ def error_of(what):
     return 0
 
 
-SUITES = [cycles, cold, kills, steps, unfinished, spoiled, changed, clones, reflinked, repeated, power, order, restart, hook, full, paged, huge, cut, words, clock, pooled]
+SUITES = [cycles, cold, kills, steps, unfinished, spoiled, changed, clones, reflinked, repeated, taken, power, order, restart, hook, full, paged, huge, cut, words, clock, pooled]
 
 
 def main():

@@ -10,7 +10,7 @@ use crate::cli::Assume;
 use crate::size;
 
 /// Smallest memory of a guest, in bytes, and what all sizes are multiples of.
-const RAM_BYTES_UNIT: u64 = 2 << 20;
+pub const RAM_BYTES_UNIT: u64 = 2 << 20;
 /// Processors of a guest at most.
 const CPUS_MAX: i64 = 1024;
 /// Resumes that fail before a guest is booted, at most.

@@ -1,5 +1,7 @@
 //! `lode wsp daemon`: waits for SIGPWR, and suspends every guest; before, and beside that, it resumes them.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use tokio::signal::unix::{SignalKind, signal};
@@ -21,16 +23,22 @@ pub fn run(guests: &Guests, args: &WspDaemon) -> Result<()> {
             tokio::spawn(async move { while signal.recv().await.is_some() && to.send(number).is_ok() {} });
         }
         // Beside all that follows: power may fail meanwhile, and an emulator that hangs keeps nobody from being suspended.
+        let called_off = Arc::new(AtomicBool::new(false));
         let resumes = args.resume.then(|| {
-            let (guests, boot_after) = (guests.clone(), args.boot_after);
-            let resume = move || resume_all(&guests, boot_after);
+            let (guests, boot_after, called_off) = (guests.clone(), args.boot_after, called_off.clone());
+            let resume = move || resume_all(&guests, boot_after, &called_off);
             std::thread::Builder::new().name("resumes".to_owned()).spawn(resume)
         });
         let resumes = resumes.transpose().map_err(|e| {
             Failure::failed(format_args!("cannot start a thread (raise ulimit -u or pids.max): {e}"))
         })?;
         say("waiting for SIGPWR");
-        while signals.recv().await == Some(libc::SIGPWR) {
+        while let Some(signal) = signals.recv().await {
+            // Nobody's image is used up from here on.
+            called_off.store(true, Ordering::SeqCst);
+            if signal != libc::SIGPWR {
+                break;
+            }
             power_fails(guests, args);
         }
         // Who ends here would leave guests standing.
@@ -45,12 +53,12 @@ pub fn run(guests: &Guests, args: &WspDaemon) -> Result<()> {
 }
 
 /// Says of each guest what came of it as soon as that is known.
-fn resume_all(guests: &Guests, boot_after: Option<u32>) {
+fn resume_all(guests: &Guests, boot_after: Option<u32>, called_off: &AtomicBool) {
     let told = |name: &str, outcome: std::result::Result<String, String>| match outcome {
         Ok(told) => say(&format!("{name}: {told}")),
         Err(why) => say(&why),
     };
-    match resume::every(guests, boot_after, &told) {
+    match resume::every(guests, boot_after, called_off, &told) {
         Ok(()) => say("all resumes have ended"),
         Err(failure) => say(&suspend::words(failure)),
     }
@@ -59,11 +67,11 @@ fn resume_all(guests: &Guests, boot_after: Option<u32>) {
 /// Nobody waits for this thread meanwhile.
 fn power_fails(guests: &Guests, args: &WspDaemon) {
     let begun = Instant::now();
-    let places = match guests.running() {
+    let (places, busy) = match guests.running() {
         Ok(places) => places,
         Err(failure) => return say(&suspend::words(failure)),
     };
-    let outcome = suspend::all(places, Vec::new(), args.window, begun);
+    let outcome = suspend::all(places, busy, Vec::new(), args.window, begun);
     for guest in &outcome.guests {
         match (&guest.entry, &guest.error) {
             (Some(entry), _) => {

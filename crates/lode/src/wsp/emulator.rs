@@ -50,7 +50,7 @@ pub fn command_line(config: &Config) -> Vec<String> {
     }
     for (n, disk) in config.disks.iter().enumerate() {
         let file = escape(disk);
-        let format = format_of(disk);
+        let format = config.formats.get(n).map_or_else(|| format_of(disk), |format| format.as_str());
         add(&["-drive", &format!("if=none,id=lode-disk{n},file={file},format={format}")]);
         add(&["-device", &format!("virtio-blk-pci,drive=lode-disk{n}")]);
     }
@@ -180,7 +180,9 @@ fn escape(path: &Path) -> String {
     path.to_string_lossy().replace(',', ",,")
 }
 
-fn format_of(disk: &Path) -> &'static str {
+/// What a disk that is named now is taken for. Asked later, it would be the guest's to say, by what it writes there: as which file of
+/// the host QEMU is to show it.
+pub fn format_of(disk: &Path) -> &'static str {
     use std::io::Read;
     let mut magic = [0; 4];
     let is_qcow2 =
@@ -326,8 +328,10 @@ mod tests {
             pooled: None,
             ram_number: 0,
             slots: "/m".into(),
+            image: None,
             assume: None,
             disks: vec![PathBuf::from("/d,1")],
+            formats: vec!["raw".into()],
             cpus: 2,
             priority: 0,
             agent: false,
@@ -346,6 +350,20 @@ mod tests {
         assert!(plain.contains("file=/d,,1,format=raw") && plain.contains("-m 512M"), "{plain}");
         let own = command_line(&config(&["-M", "pc", "-cpu", "qemu64", "-serial", "null"])).join(" ");
         assert!(!own.contains("q35") && !own.contains("max") && !own.contains("lode-console"), "{own}");
+    }
+
+    #[test]
+    fn no_guest_says_what_its_disk_is() {
+        let disk = std::env::temp_dir().join(format!("lode-wsp-format-{}", std::process::id()));
+        fs::write(&disk, [0; 512]).unwrap();
+        let formats = vec![format_of(&disk).to_string()];
+        let raw = Config { disks: vec![disk.clone()], formats, ..config(&[]) };
+        let line = command_line(&raw);
+        assert!(line.join(" ").contains("format=raw"), "{line:?}");
+        fs::write(&disk, b"QFI\xfb\0\0\0\x03").unwrap();
+        assert_eq!(command_line(&raw), line);
+        assert_eq!(format_of(&disk), "qcow2");
+        fs::remove_file(&disk).unwrap();
     }
 
     #[test]

@@ -53,14 +53,25 @@ pub fn rm(guests: &Guests, args: &WspRm) -> Result<()> {
 fn kept_images(config: &Config) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(&config.slots).into_iter().flatten().flatten().map(|entry| entry.path());
     let is_kept = |path: &PathBuf| {
-        path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("kept."))
+        let name =
+            path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix("kept."));
+        name.is_some_and(|n| n.parse::<u32>().is_ok())
+            && path.symlink_metadata().is_ok_and(|about| about.is_dir())
     };
     entries.filter(is_kept).collect()
 }
 
-/// Removes the memory of an image that was put aside, where that lies elsewhere; the rest goes with the guest's directory.
-fn remove_kept(image: &Path) -> lodestone::Result<()> {
-    Kept::read(image)?.map_or(Ok(()), |kept| kept.remove())
+/// Removes an image that was put aside, and its memory, wherever that lies.
+fn remove_kept(place: &Place, image: &Path) -> lodestone::Result<()> {
+    match Kept::read(image) {
+        Ok(kept) => kept.map_or(Ok(()), |kept| kept.remove())?,
+        // Nothing of it can be mended here, and nobody else needs it.
+        Err(e) => complain(format_args!(
+            "guest {}: {e}; if that image has memory elsewhere, it stays there",
+            place.name
+        )),
+    }
+    std::fs::remove_dir_all(image).map_err(|e| lodestone::Error::io(e, "wsp::end", "cannot remove", image))
 }
 
 fn remove(place: &Place, force: bool) -> Result<()> {
@@ -93,20 +104,20 @@ fn remove(place: &Place, force: bool) -> Result<()> {
             _ => {}
         }
         let failed = |e: lodestone::Error| Failure::failed(format_args!("guest {}: {e}", place.name));
-        // Those that lie elsewhere stay there.
-        let kept = if config.slots.starts_with(&place.dir) { kept_images(&config) } else { Vec::new() };
+        super::place::check_own_dir(&config.slots).map_err(failed)?;
+        let kept = kept_images(&config);
         if let (Some(first), false) = (kept.first(), force) {
             let message = format!("guest {} has an image that was put aside in {}", place.name, show(first));
             return Err(Failure::failed(message + ": --force loses it"));
         }
         for image in &kept {
-            remove_kept(image).map_err(failed)?;
+            remove_kept(place, image).map_err(failed)?;
         }
         forget(&config).map_err(failed)?;
         if config.own_disks {
             config.disks.iter().try_for_each(|disk| super::start::remove(disk)).map_err(failed)?;
         }
-        // Images that were put aside are their owner's to remove.
+        // What else is there is its owner's to remove.
         let _ = std::fs::remove_dir(&config.slots);
     }
     std::fs::remove_dir_all(&place.dir)

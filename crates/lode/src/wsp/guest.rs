@@ -15,14 +15,15 @@ use lodestone::error::{Error, Result};
 use lodestone::media::{Addr, Domain, Part, Span, SpanOptions};
 use lodestone::quote::Shown;
 use lodestone::wsp::image::{RECORD_STRIDE_BYTES, RECORDS, SEAL_BYTES};
-use lodestone::wsp::{Machine, Phase, Ram, Record, Saved, Seal};
+use lodestone::wsp::{Machine, Phase, Ram, Record, Saved, Seal, record};
 use rustix::fs::FlockOperation;
 use serde_json::json;
 
 use super::emulator::{self, Mode, command_line};
 use super::identity::{self, Emulator, Identity};
-use super::place::{Config, Place, remove_if_there};
+use super::place::{Config, Place, image_number, remove_if_there};
 use super::qmp::Qmp;
+use crate::cli::wsp::RAM_BYTES_UNIT;
 use crate::failure;
 
 const SITE: &str = "wsp::guest";
@@ -97,6 +98,58 @@ pub fn record_there(config: &Config) -> Result<Option<Record>> {
     }
 }
 
+/// The record of another guest, where the memory at this one's path has become that one's: it was started there with `--fresh`. None
+/// where it is the guest's own, or nothing tells whose.
+pub fn others_record(config: &Config) -> Result<Option<Record>> {
+    let is_short = |about: std::fs::Metadata| about.is_file() && about.len() < RAM_BYTES_UNIT;
+    // Of a part the pool says whose it is.
+    if config.pooled.is_some() || std::fs::metadata(&config.ram).map_or(true, is_short) {
+        return Ok(None);
+    }
+    let media = open_ram(config)?;
+    let is_own =
+        |record: &Record| config.image.as_ref().is_none_or(|image| *image == image_number(record.image));
+    let own = Ram::new(&media, config.ram_bytes).and_then(|ram| ram.record());
+    match own.is_ok_and(|record| record.is_some_and(|record| is_own(&record))) {
+        true => Ok(None),
+        false => record::of_any_size(&media, RAM_BYTES_UNIT),
+    }
+}
+
+/// Leaves nothing by which a guest could be resumed that had its memory here, of whatever size: the record behind that may lie where
+/// nobody stores to.
+pub fn forget_others(config: &Config) -> Result<()> {
+    let is_file = match std::fs::metadata(&config.ram) {
+        Ok(about) if about.is_file() && about.len() == 0 => return Ok(()),
+        Ok(about) => about.is_file(),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(Error::io(e, SITE, "cannot examine", &config.ram)),
+    };
+    // As long as it is open nobody else opens it, and a guest that is being resumed there has said so.
+    let media = open_ram(config)?;
+    refuse_used(config)?;
+    if !is_file {
+        return record::forget_of_any_size(&media, RAM_BYTES_UNIT).map(drop);
+    }
+    let cut = File::options().write(true).open(&config.ram).and_then(|file| {
+        file.set_len(0)?;
+        file.sync_all()
+    });
+    cut.map_err(|e| Error::io(e, SITE, "cannot empty", &config.ram))
+}
+
+/// Opens memory that nobody uses, and says that somebody is about to. In a pool that comes first: opening looks whether the part is
+/// still the guest's, and from there on it cannot be given to others.
+pub fn open_to_use(config: &Config, open: impl FnOnce() -> Result<Span>) -> Result<(Span, Option<OwnedFd>)> {
+    if config.pooled.is_some() {
+        let used = use_ram(config)?;
+        return Ok((open()?, used));
+    }
+    let media = open()?;
+    refuse_used(config)?;
+    Ok((media, use_ram(config)?))
+}
+
 /// Says that somebody is about to use memory, as long as this is open anywhere. In a pool before memory is opened, which looks
 /// whether it is still the guest's: from here on it cannot be given to others. None where a file system has no such locks.
 pub fn use_ram(config: &Config) -> Result<Option<OwnedFd>> {
@@ -106,7 +159,7 @@ pub fn use_ram(config: &Config) -> Result<Option<OwnedFd>> {
     }
 }
 
-/// EBUSY where somebody uses memory that is in no pool; a pool looks for itself.
+/// EBUSY where somebody's guest is in memory that is in no pool; a pool looks for itself.
 pub fn refuse_used(config: &Config) -> Result<()> {
     if config.pooled.is_some() || !config.ram.exists() {
         return Ok(());
@@ -236,7 +289,7 @@ impl<'a> Guest<'a> {
     /// ESTALE where the emulator maps something else than the memory that stands at its path: that was moved or replaced while
     /// the guest ran, and a record there would speak of what the guest never stored to. Who cannot look believes it.
     pub fn maps_its_ram(&self) -> Result<()> {
-        let looked = self.place.process().map(|process| super::touched::maps_ram(process, self.config));
+        let looked = self.place.emulator().map(|process| super::touched::maps_ram(process, self.config));
         if !matches!(looked, Some(Ok(Some(false)))) {
             return Ok(());
         }
@@ -370,17 +423,6 @@ impl<'a> Guest<'a> {
         rustix::fs::flock(&held, FlockOperation::NonBlockingLockShared).map_err(|e| failed(e.into()))?;
         Ok(held.into())
     }
-
-    /// Sets the guest's clock by its agent; in words what came of it.
-    pub fn set_clock(&self) -> String {
-        if !self.config.agent {
-            return "not set: start the guest with --agent".into();
-        }
-        match super::agent::set_time(self.place) {
-            Ok(()) => "set by the agent".into(),
-            Err(e) => format!("not set: {e}"),
-        }
-    }
 }
 
 /// What a seal says of where its state fits.
@@ -453,7 +495,7 @@ impl Machine for Guest<'_> {
         if self.config.options.iter().any(|option| option.contains("vhost-user")) {
             return None;
         }
-        let touched = super::touched::touched(self.place.process()?, self.config);
+        let touched = super::touched::touched(self.place.emulator()?, self.config);
         let touched = touched
             .inspect_err(|e| {
                 tracing::info!(guest = self.place.name, "all of its memory is written back: {e}")

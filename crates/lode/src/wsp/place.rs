@@ -30,6 +30,7 @@ use super::pooled::PoolFile;
 use crate::failure::{Failure, Result};
 use crate::target::show;
 
+const SITE: &str = "wsp::place";
 /// Others' work on a guest is waited for so long.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(30);
 const LOCK_PAUSE: Duration = Duration::from_micros(500);
@@ -65,8 +66,15 @@ pub struct Config {
     pub ram_number: u64,
     /// The directory of its slots.
     pub slots: PathBuf,
+    /// Of the image in its memory, in hexadecimal: memory with another is another guest's. None of a guest that an older version booted.
+    #[serde(default)]
+    pub image: Option<String>,
     pub assume: Option<String>,
     pub disks: Vec<PathBuf>,
+    /// What they were taken for when they were named, each; none of a guest that an older version booted. The guest may have written
+    /// anything to them since.
+    #[serde(default)]
+    pub formats: Vec<String>,
     pub cpus: i64,
     pub priority: i32,
     pub agent: bool,
@@ -108,6 +116,11 @@ impl Config {
             None => show(&self.ram).to_string(),
         }
     }
+}
+
+/// The number of an image, as a description has it.
+pub fn image_number(image: [u8; 16]) -> String {
+    format!("{:032x}", u128::from_be_bytes(image))
 }
 
 /// All guests.
@@ -156,16 +169,25 @@ impl Guests {
         (known, unknown)
     }
 
-    /// Those that run, for whoever suspends all. Where nobody ever started one, somebody else's guests may be meant: that is no
-    /// success when power fails.
-    pub fn running(&self) -> Result<Vec<Place>> {
+    /// Those that run, for whoever suspends all, and those that somebody works on: he may be resuming them. Where nobody ever started
+    /// one, somebody else's guests may be meant: that is no success when power fails.
+    pub fn running(&self) -> Result<(Vec<Place>, Vec<Place>)> {
         if !self.dir.exists() {
             return Err(Failure::failed(format_args!(
                 "there are no guests: {} does not exist; root's are in {ROOT_DIR}: run as root, or give --wsp-dir",
                 show(&self.dir)
             )));
         }
-        Ok(self.all()?.into_iter().filter(Place::is_alive).collect())
+        let (mut running, mut busy) = (Vec::new(), Vec::new());
+        for place in self.all()? {
+            // In that order: of whoever is through by then the guest is seen.
+            match (place.lock_if_free().is_none(), place.is_alive()) {
+                (_, true) => running.push(place),
+                (true, false) => busy.push(place),
+                (false, false) => {}
+            }
+        }
+        Ok((running, busy))
     }
 
     /// Makes the directory, so that no guest at all is told from a wrong directory.
@@ -225,12 +247,9 @@ impl Place {
     }
 
     /// Whether a guest was started here once. One whose description is lost, or cannot be looked at, is not forgotten.
-    fn is_there(&self) -> bool {
-        let is_nothing = |name: &str| {
-            let about = fs::metadata(self.dir.join(name));
-            about.is_err_and(|e| [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory].contains(&e.kind()))
-        };
-        !["guest.json", "console.log", "history.jsonl"].into_iter().all(is_nothing)
+    pub fn is_there(&self) -> bool {
+        let is_missing = |name: &str| fs::metadata(self.dir.join(name)).is_err_and(|e| is_nothing(&e));
+        !["guest.json", "console.log", "history.jsonl"].into_iter().all(is_missing)
     }
 
     pub fn config(&self) -> Result<Config> {
@@ -273,11 +292,14 @@ impl Place {
     /// Waits for whoever works on the guest.
     pub fn lock(&self) -> Result<Lock> {
         let path = self.dir.join("lock");
-        let file = open_lock(&path).map_err(|e| self.failed("open", &path, e))?;
+        let open = || open_lock(&path).map_err(|e| self.failed("open", &path, e));
+        let mut file = open()?;
         let begun = Instant::now();
         loop {
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Lock { _file: file }),
+                Ok(()) if is_at(&file, &path) => return Ok(Lock { _file: file }),
+                // Whoever had it removed it: others have another.
+                Ok(()) => file = open()?,
                 Err(Errno::WOULDBLOCK) if begun.elapsed() < LOCK_WAIT_MAX => std::thread::sleep(LOCK_PAUSE),
                 Err(Errno::WOULDBLOCK) => {
                     return Err(Failure::failed(format_args!(
@@ -293,15 +315,28 @@ impl Place {
 
     /// None where somebody works on the guest.
     pub fn lock_if_free(&self) -> Option<Lock> {
-        let file = open_lock(&self.dir.join("lock")).ok()?;
+        let path = self.dir.join("lock");
+        let file = open_lock(&path).ok()?;
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
-        Some(Lock { _file: file })
+        is_at(&file, &path).then_some(Lock { _file: file })
     }
 
-    /// Whether the emulator lives.
+    /// Whether the emulator lives. One that cannot be looked at is not taken for dead: whoever does something with it is told why.
     pub fn is_alive(&self) -> bool {
-        let Ok(file) = open_lock(&self.dir.join("alive")) else { return false };
-        rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
+        self.lives().unwrap_or(true)
+    }
+
+    /// As [`is_alive`](Place::is_alive), for who tells why that cannot be told.
+    pub fn lives(&self) -> Result<bool> {
+        let path = self.dir.join("alive");
+        match open_lock(&path) {
+            Ok(file) => {
+                let locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared);
+                Ok(locked == Err(Errno::WOULDBLOCK))
+            }
+            Err(e) if is_nothing(&e) => Ok(false),
+            Err(e) => Err(self.failed("tell whether it runs: cannot open", &path, e)),
+        }
     }
 
     /// What the emulator is to hold: an open file with a lock, which ends with the last process that has it.
@@ -322,29 +357,35 @@ impl Place {
         }
     }
 
-    /// Kills an emulator that does not end by itself; whether it is gone. What has its life open as standard output is it, and
-    /// no other process that got its number.
+    /// Kills an emulator that does not end by itself; whether it is gone.
     pub fn kill_emulator(&self, at_most: Duration) -> bool {
-        let number = self.process().and_then(|n| rustix::process::Pid::from_raw(n as i32));
-        let Some(process) = number else { return !self.is_alive() };
-        // By the file itself, for its path may have been given in several ways.
-        let file = |path: PathBuf| fs::metadata(path).map(|about| (about.dev(), about.ino())).ok();
-        let standard_output = file(format!("/proc/{}/fd/1", process.as_raw_nonzero()).into());
-        if standard_output.is_some() && standard_output == file(self.dir.join("alive")) {
+        if self.process().is_none() {
+            return !self.is_alive();
+        }
+        if let Some(process) = self.emulator().and_then(|n| rustix::process::Pid::from_raw(n as i32)) {
             let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
         }
         self.wait_end(at_most)
     }
 
-    /// Notes the emulator's number, for those who look at its page tables. Whether it is still its own only these can tell.
+    /// Notes the emulator's number, for those who look at its page tables.
     pub fn note_process(&self, process: u32) -> lodestone::Result<()> {
         let path = self.dir.join("process");
         fs::write(&path, process.to_string())
-            .map_err(|e| lodestone::Error::io(e, "wsp::place", "cannot write", &path))
+            .map_err(|e| lodestone::Error::io(e, SITE, "cannot write", &path))
     }
 
-    pub fn process(&self) -> Option<u32> {
+    fn process(&self) -> Option<u32> {
         read_text(&self.dir.join("process")).ok()?.parse().ok()
+    }
+
+    /// The emulator's number: what has its life open as standard output is it, and no other process that got the number.
+    pub fn emulator(&self) -> Option<u32> {
+        let process = self.process()?;
+        // By the file itself, for its path may have been given in several ways.
+        let file = |path: PathBuf| fs::metadata(path).map(|about| (about.dev(), about.ino())).ok();
+        let standard_output = file(format!("/proc/{process}/fd/1").into());
+        (standard_output.is_some() && standard_output == file(self.dir.join("alive"))).then_some(process)
     }
 
     /// Waits until the emulator is gone; whether it is.
@@ -401,6 +442,44 @@ impl Place {
     }
 }
 
+/// Makes a directory for memory and slots, whatever the umask. See [`check_own_dir`].
+pub fn make_own_dir(dir: &Path) -> lodestone::Result<()> {
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    made.map_err(|e| lodestone::Error::io(e, SITE, "cannot make the directory", dir))?;
+    check_own_dir(dir)
+}
+
+/// EPERM for a directory, or a link to one, that somebody else made, or that others may change: memory and slots there would be
+/// theirs. He who owns what it lies in might do so anyway. Nothing where there is none.
+pub fn check_own_dir(dir: &Path) -> lodestone::Result<()> {
+    let examined = |e| lodestone::Error::io(e, SITE, "cannot examine", dir);
+    let link = match fs::symlink_metadata(dir) {
+        Ok(link) => link,
+        Err(e) if is_nothing(&e) => return Ok(()),
+        Err(e) => return Err(examined(e)),
+    };
+    let (us, parent) =
+        (rustix::process::geteuid().as_raw(), dir.parent().and_then(|dir| fs::metadata(dir).ok()));
+    let is_ours = |about: &fs::Metadata| {
+        about.uid() == us || parent.as_ref().is_some_and(|parent| parent.uid() == about.uid())
+    };
+    let refused = |what: &str| {
+        let message = format!("{} {what}: guests' memory is not kept there", show(dir));
+        Err(lodestone::Error::message(libc::EPERM, SITE, message))
+    };
+    if !is_ours(&link) {
+        return refused("is somebody else's; remove it, or chown it");
+    }
+    let about = fs::metadata(dir).map_err(examined)?;
+    let group = if about.gid() == rustix::process::getegid().as_raw() { 0 } else { 0o020 };
+    match about.mode() & (group | 0o002) {
+        _ if !about.is_dir() => refused("is no directory; remove it"),
+        _ if !is_ours(&about) => refused("is a link to what is somebody else's; remove it"),
+        0 => Ok(()),
+        _ => refused("can be changed by others; chmod go-w it"),
+    }
+}
+
 pub fn remove_if_there(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
@@ -408,8 +487,24 @@ pub fn remove_if_there(path: &Path) -> io::Result<()> {
     }
 }
 
+/// Nothing is written to it, so that a file system that is read-only by now hides no guest.
 fn open_lock(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
+    let mut options = OpenOptions::new();
+    let opened = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
+    opened.or_else(|e| if is_nothing(&e) { Err(e) } else { File::open(path) })
+}
+
+/// Whether an open file is still the one that has this name.
+fn is_at(file: &File, path: &Path) -> bool {
+    let identity = |about: fs::Metadata| (about.dev(), about.ino());
+    fs::metadata(path)
+        .map(identity)
+        .is_ok_and(|named| file.metadata().map(identity).is_ok_and(|it| it == named))
+}
+
+/// Nothing is there, as opposed to nobody knows.
+fn is_nothing(e: &io::Error) -> bool {
+    [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory].contains(&e.kind())
 }
 
 fn read_text(path: &Path) -> io::Result<String> {
@@ -470,6 +565,61 @@ mod tests {
     }
 
     #[test]
+    fn a_lock_that_was_removed_is_nobodys() {
+        let (_dir, place) = place("lock");
+        let first = place.lock().unwrap();
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| place.lock().map(|lock| (lock, place.lock_if_free().is_none())));
+            std::thread::sleep(Duration::from_millis(50));
+            fs::remove_file(place.dir.join("lock")).unwrap();
+            drop(first);
+            let (_lock, is_taken) = second.join().unwrap().unwrap();
+            assert!(is_taken, "another has it, too");
+        });
+    }
+
+    #[test]
+    fn a_guest_that_cannot_be_looked_at_is_not_dead() {
+        let (_dir, place) = place("looked-at");
+        assert!(!Place { name: "none".into(), dir: place.dir.join("none") }.is_alive());
+        // What opens for nobody, root included.
+        std::os::unix::fs::symlink("alive", place.dir.join("alive")).unwrap();
+        assert!(place.is_alive() && place.lives().is_err());
+        fs::write(place.dir.join("guest.json"), "{").unwrap();
+        let guests = Guests { dir: place.dir.parent().unwrap().into() };
+        assert_eq!(guests.running().unwrap().0.len(), 1);
+        fs::remove_file(place.dir.join("alive")).unwrap();
+        assert!(guests.running().unwrap().0.is_empty());
+        let _lock = place.lock().unwrap();
+        assert_eq!(guests.running().unwrap().1.len(), 1, "somebody may be resuming it");
+    }
+
+    #[test]
+    fn memory_is_kept_in_nobody_elses_directory() {
+        let (_dir, place) = place("own");
+        let dir = place.dir.join("m.wsp");
+        check_own_dir(&dir).unwrap();
+        make_own_dir(&dir).unwrap();
+        make_own_dir(&dir).unwrap();
+        assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o777, 0o700);
+        let refused = |dir: &Path| make_own_dir(dir).unwrap_err().to_string();
+        fs::set_permissions(&dir, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        assert!(refused(&dir).contains("chmod"));
+        let link = place.dir.join("link.wsp");
+        std::os::unix::fs::symlink(&dir, &link).unwrap();
+        assert!(refused(&link).contains("chmod"));
+        fs::set_permissions(&dir, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        make_own_dir(&link).unwrap();
+        if !rustix::process::geteuid().is_root() {
+            return println!("SKIPPED: memory_is_kept_in_nobody_elses_directory: others' takes root");
+        }
+        std::os::unix::fs::lchown(&link, Some(65534), None).unwrap();
+        assert!(refused(&link).contains("somebody else's"));
+        std::os::unix::fs::chown(&dir, Some(65534), None).unwrap();
+        assert!(refused(&dir).contains("somebody else's"));
+    }
+
+    #[test]
     fn an_emulator_is_killed_however_its_directory_is_called() {
         let (dir, place) = place("kill");
         let mut sleep = std::process::Command::new("sleep");
@@ -510,8 +660,10 @@ mod tests {
             pooled: Some(PoolFile { pool: "/m/ram".into(), path: "/g.ram".into() }),
             ram_number: 7 << 40,
             slots: "/m".into(),
+            image: Some(image_number([0xab; 16])),
             assume: None,
             disks: vec!["/d".into()],
+            formats: vec!["raw".into()],
             cpus: 1,
             priority: -3,
             agent: false,

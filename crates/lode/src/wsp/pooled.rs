@@ -5,6 +5,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -53,11 +54,25 @@ pub enum Kept {
 impl Kept {
     /// The name of that document.
     pub const NAME: &str = "memory.json";
+    const NEW_NAME: &str = "memory.json.new";
 
+    /// Before the memory is put aside: whole after a power failure, or not there.
     pub fn write(&self, image: &Path) -> Result<()> {
-        let path = image.join(Kept::NAME);
+        let (path, new) = (image.join(Kept::NAME), image.join(Kept::NEW_NAME));
         let text = serde_json::to_string(self).expect("our documents have string keys only");
-        fs::write(&path, text + "\n").map_err(|e| Error::io(e, SITE, "cannot write", &path))
+        let written = fs::File::create(&new).and_then(|mut file| {
+            file.write_all((text + "\n").as_bytes())?;
+            file.sync_all()?;
+            fs::rename(&new, &path)?;
+            [Some(image), image.parent()]
+                .into_iter()
+                .flatten()
+                .try_for_each(|dir| fs::File::open(dir)?.sync_all())
+        });
+        written.map_err(|e| {
+            let _ = fs::remove_file(&new);
+            Error::io(e, SITE, "cannot write", &path)
+        })
     }
 
     /// None of an image that has its memory beside its slots.

@@ -17,7 +17,7 @@ use lodestone::wsp::{Ram, Seal, adopt};
 use super::emulator::{command_line, refused_for_reflink};
 use super::guest::{identity_of, open_ram, open_ram_to_read, open_slot, slot_path};
 use super::identity::{Disk, Identity};
-use super::place::{Config, Place, remove_if_there};
+use super::place::{Config, Place, image_number, make_own_dir, remove_if_there};
 use super::suspend::words;
 
 const SITE: &str = "wsp::reflink";
@@ -34,10 +34,9 @@ pub fn copy(config: &Config, clone: &Place, accept: impl FnOnce(&Seal) -> Result
     let slot = open_slot(config, generation)?;
     let (_, seal) = lodestone::wsp::cycle::image(&ram, &slot)?;
     accept(&seal)?;
-    let copy = places(config, clone);
+    let mut copy = places(config, clone);
     let mut made = Made(Vec::new());
-    std::fs::create_dir_all(&copy.slots)
-        .map_err(|e| Error::io(e, SITE, "cannot make the directory", &copy.slots))?;
+    make_own_dir(&copy.slots)?;
     made.share(&config.ram, &copy.ram)?;
     for (from, to) in config.disks.iter().zip(&copy.disks) {
         made.share(from, to)?;
@@ -46,6 +45,7 @@ pub fn copy(config: &Config, clone: &Place, accept: impl FnOnce(&Seal) -> Result
     let mut image = [0; 16];
     rustix::rand::getrandom(&mut image, rustix::rand::GetRandomFlags::empty())
         .map_err(|e| Error::message(e.raw_os_error(), SITE, "the kernel gives no random numbers"))?;
+    copy.image = Some(image_number(image));
     let media = open_ram(&copy)?;
     let slot = open_slot(&copy, generation)?;
     adopt(&Ram::new(&media, copy.ram_bytes)?, &slot, image, |seal| sealed_anew(config, &copy, seal))?;

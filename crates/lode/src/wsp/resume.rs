@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use lodestone::error::Error;
@@ -15,10 +16,10 @@ use serde::Serialize;
 
 use super::emulator::{self, Mode};
 use super::guest::{
-    Guest, identity_of, make_slot, open_ram, open_ram_to_read, open_slot, record_there, slot_path, use_ram,
-    with_ram,
+    Guest, identity_of, make_slot, open_ram, open_ram_to_read, open_slot, open_to_use, record_there,
+    slot_path, use_ram, with_ram,
 };
-use super::place::{Config, Guests, Lock, Place, remove_if_there};
+use super::place::{Config, Guests, Lock, Place, check_own_dir, remove_if_there};
 use super::pooled::Kept;
 use super::report::{Entry, now_ns, phases};
 use super::suspend::words;
@@ -31,10 +32,26 @@ const SITE: &str = "wsp::resume";
 /// How long an emulator lives that answers nobody any more.
 const ENDS_MAX: Duration = Duration::from_secs(2);
 
+/// What says nothing of the image, and boots no guest: somebody uses its memory, all are being suspended, the host has no room, or does
+/// not allow it.
+const OF_HOST: [i32; 9] = [
+    libc::EBUSY,
+    libc::ECANCELED,
+    libc::EAGAIN,
+    libc::ENOMEM,
+    libc::ENOSPC,
+    libc::EMFILE,
+    libc::ENFILE,
+    libc::EPERM,
+    libc::EACCES,
+];
+
 #[derive(Clone, Copy)]
-struct How {
+struct How<'a> {
     /// Leaves the guests alone that are neither suspended nor stand.
     only_idle: bool,
+    /// All guests are being suspended: those that are not resumed yet stay so.
+    called_off: &'a AtomicBool,
     /// A copy is a guest of its own.
     reflink: bool,
     force: bool,
@@ -62,8 +79,13 @@ pub fn run(guests: &Guests, args: &WspResume) -> Result<()> {
         false => guests.named(&args.names),
     };
     let clone = args.clone.as_deref().map(|name| guests.place(name));
-    let how =
-        How { only_idle: args.all, reflink: args.reflink, force: args.force, boot_after: args.boot_after };
+    let how = How {
+        only_idle: args.all,
+        called_off: &AtomicBool::new(false),
+        reflink: args.reflink,
+        force: args.force,
+        boot_after: args.boot_after,
+    };
     let mut outcomes = all(&places, clone.as_ref(), how, &|_| {});
     outcomes.extend(unknown.into_iter().map(|(name, failure)| {
         let error = Some(words(failure));
@@ -91,15 +113,16 @@ fn is_idle(place: &Place) -> std::result::Result<bool, String> {
     if config.clone_of.is_some() {
         return Ok(false);
     }
-    let look = || match place.is_alive() {
+    let alive = place.lives().map_err(words)?;
+    let look = |alive| match alive {
         true => Ok(super::status::stands(place, &config)),
         false => is_suspended(place, &config),
     };
-    let looked = match look() {
+    let looked = match look(alive) {
         // Somebody works on it, and it may be another guest then.
         Err(e) if e.errno() == libc::EBUSY => {
             drop(place.lock().map_err(words)?);
-            look()
+            look(place.is_alive())
         }
         looked => looked,
     };
@@ -118,13 +141,14 @@ fn is_suspended(place: &Place, config: &Config) -> lodestone::Result<bool> {
 }
 
 /// Resumes all that are suspended or stand, for those who report to a log: `told` hears of each guest when it is through, or
-/// cannot be.
+/// cannot be. Those stay that are not resumed yet when it is `called_off`.
 pub fn every(
     guests: &Guests,
     boot_after: Option<u32>,
+    called_off: &AtomicBool,
     told: &(dyn Fn(&str, std::result::Result<String, String>) + Sync),
 ) -> Result<()> {
-    let how = How { only_idle: true, reflink: false, force: false, boot_after };
+    let how = How { only_idle: true, called_off, reflink: false, force: false, boot_after };
     all(&guests.all()?, None, how, &|outcome| {
         let result = match (&outcome.entry, &outcome.error) {
             (Some(entry), None) => Ok(entry.sentence()),
@@ -153,10 +177,11 @@ fn all(places: &[Place], clone: Option<&Place>, how: How, told: &(dyn Fn(&Outcom
     })
 }
 
-fn one(place: &Place, clone: Option<&Place>, How { reflink, force, boot_after, .. }: How) -> Outcome {
+fn one(place: &Place, clone: Option<&Place>, how: How) -> Outcome {
+    let How { reflink, force, boot_after, .. } = how;
     let ended = |state, entry, error| Outcome { name: place.name.clone(), state, entry, error };
     let failed = |failure: Failure| ended("failed", None, Some(words(failure)));
-    let _lock = match place.lock() {
+    let lock = match place.lock() {
         Ok(lock) => lock,
         Err(failure) => return failed(failure),
     };
@@ -165,25 +190,31 @@ fn one(place: &Place, clone: Option<&Place>, How { reflink, force, boot_after, .
         Err(failure) => return failed(failure),
     };
     let done = match clone {
-        Some(clone) if reflink => resume_copy(place, &config, clone, force),
+        Some(clone) if reflink => resume_copy(place, &config, clone, how),
         Some(clone) => resume_clone(place, &config, clone, force),
-        None => resume(place, &config, force),
+        // Whoever calls it off later finds the guest locked, or running.
+        None => goes_on(how).and_then(|()| resume(place, &config, how)),
     };
     match done {
-        Ok(entry) => {
-            clone.unwrap_or(place).note(&entry);
+        Ok(mut entry) => {
             if std::mem::take(&mut config.failed) > 0
                 && let Err(failure) = place.write_config(&config)
             {
                 complain(words(failure));
             }
+            // An agent that is slow to answer, or never does, keeps nobody from suspending the guest.
+            drop(lock);
+            let place = clone.unwrap_or(place);
+            entry.clock.get_or_insert_with(|| super::agent::set_clock(&config, place));
+            place.note(&entry);
             ended("running", Some(entry), None)
         }
         Err(e) => {
             let message = format!("guest {}: {e}", place.name);
             let remedy = cold_boot(place, &config, &e);
             // Memory and slots that a clone's description names are its original's: nothing may be put aside for it.
-            if clone.is_some() || config.clone_of.is_some() || place.is_alive() {
+            let is_of_host = OF_HOST.contains(&e.errno());
+            if clone.is_some() || config.clone_of.is_some() || place.is_alive() || is_of_host {
                 return ended("failed", None, Some(message + &remedy));
             }
             config.failed += 1;
@@ -224,7 +255,18 @@ fn cold_boot(place: &Place, config: &Config, why: &Error) -> String {
     }
 }
 
-fn resume(place: &Place, config: &Config, force: bool) -> lodestone::Result<Entry> {
+/// ECANCELED when all guests are being suspended.
+fn goes_on(how: How) -> lodestone::Result<()> {
+    match how.called_off.load(Ordering::SeqCst) {
+        false => Ok(()),
+        true => {
+            let message = "it was not resumed, for all guests are being suspended: it is as it was";
+            Err(Error::message(libc::ECANCELED, SITE, message))
+        }
+    }
+}
+
+fn resume(place: &Place, config: &Config, how: How) -> lodestone::Result<Entry> {
     if config.clone_of.is_some() && !place.is_alive() {
         return Err(Error::message(libc::ESTALE, SITE, "it is a clone, whose memory ended with it"));
     }
@@ -240,23 +282,24 @@ fn resume(place: &Place, config: &Config, force: bool) -> lodestone::Result<Entr
             None => guest.end(),
         }
     }
-    let used = use_ram(config)?;
-    let media = open_ram(config)?;
+    check_own_dir(&config.slots)?;
+    let (media, used) = open_to_use(config, || open_ram(config))?;
     let ram = Ram::new(&media, config.ram_bytes)?;
     let generation = wsp::cycle::suspended(&ram)?.generation;
     let slot = open_slot(config, generation)?;
     let mut guest = Guest::new(config, place, Mode::Resume, used);
     let opened = begun.elapsed();
-    let mut done = wsp::resume(&ram, &slot, &mut guest, |seal| disks_fit(seal, force))?;
+    // To wait for memory may have taken long.
+    let accept = |seal: &Seal| disks_fit(seal, how.force).and_then(|()| goes_on(how));
+    let mut done = wsp::resume(&ram, &slot, &mut guest, accept)?;
     done.start += opened;
-    let clock = guest.set_clock();
     // For next time; who has no room for it now may have then.
     if let Err(e) = make_slot(config, generation + 1) {
         complain(format_args!("guest {}: {e}", place.name));
     }
     drop(slot);
     let _ = remove_if_there(&slot_path(config, generation));
-    Ok(entry("resume", &done, media.domain().name(), &clock))
+    Ok(entry("resume", &done, media.domain().name(), None))
 }
 
 /// A guest whose emulator is there. One that ends just now is not: whoever suspended it was killed when he had told it to.
@@ -290,10 +333,11 @@ fn go_on(config: &Config, guest: &mut Guest) -> lodestone::Result<Option<Entry>>
         load: Duration::ZERO,
         finish: begun.elapsed(),
     };
-    Ok(Some(entry("go-on", &done, media.domain().name(), "as it was: the guest only stood")))
+    Ok(Some(entry("go-on", &done, media.domain().name(), Some("as it was: the guest only stood"))))
 }
 
-fn entry(what: &str, done: &wsp::Resumed, domain: &str, clock: &str) -> Entry {
+/// Without a word of the clock that is set when nobody has to wait for it.
+fn entry(what: &str, done: &wsp::Resumed, domain: &str, clock: Option<&str>) -> Entry {
     Entry {
         what: what.into(),
         at_ns: now_ns(),
@@ -303,7 +347,7 @@ fn entry(what: &str, done: &wsp::Resumed, domain: &str, clock: &str) -> Entry {
         dirty: Vec::new(),
         domain: domain.into(),
         phases: phases([("start", done.start), ("load", done.load), ("finish", done.finish)]),
-        clock: Some(clock.into()),
+        clock: clock.map(str::to_string),
     }
 }
 
@@ -325,6 +369,7 @@ fn resume_clone(place: &Place, config: &Config, clone: &Place, force: bool) -> l
     }
     let _lock = take_name(clone)?;
     there(config)?;
+    check_own_dir(&config.slots)?;
     let used = use_ram(config)?;
     let media = open_ram_to_read(config)?;
     let ram = Ram::new(&media, config.ram_bytes)?;
@@ -333,21 +378,21 @@ fn resume_clone(place: &Place, config: &Config, clone: &Place, force: bool) -> l
     clone.write_config(&copy).map_err(failed)?;
     let mut guest = Guest::new(&copy, clone, Mode::Clone, used);
     let done = wsp::resume_clone(&ram, &slot, &mut guest, |seal| disks_fit(seal, force))?;
-    let clock = guest.set_clock();
-    Ok(entry("clone", &done, media.domain().name(), &clock))
+    Ok(entry("clone", &done, media.domain().name(), None))
 }
 
 /// A copy that shares blocks with its original is a guest like any other, and is resumed as such.
-fn resume_copy(place: &Place, config: &Config, clone: &Place, force: bool) -> lodestone::Result<Entry> {
+fn resume_copy(place: &Place, config: &Config, clone: &Place, how: How) -> lodestone::Result<Entry> {
     let begun = Instant::now();
     if clone.name == place.name {
         return Err(Error::message(libc::EINVAL, SITE, "a clone has another name than its original"));
     }
     there(config)?;
     let _lock = take_name(clone)?;
-    let copy = super::reflink::copy(config, clone, |seal| disks_fit(seal, force))?;
+    let copy = super::reflink::copy(config, clone, |seal| disks_fit(seal, how.force))?;
     let copied = begun.elapsed();
-    let mut entry = resume(clone, &copy, false)
+    let how = How { force: false, ..how };
+    let mut entry = resume(clone, &copy, how)
         .map_err(|e| e.context(format_args!("the copy {} was made, and is suspended", clone.name)))?;
     entry.what = "clone".into();
     entry.phases[0].us += copied.as_nanos() as f64 / 1e3;
@@ -359,8 +404,9 @@ fn take_name(clone: &Place) -> lodestone::Result<Lock> {
     let failed = |failure: Failure| Error::message(libc::EIO, SITE, words(failure));
     clone.make().map_err(failed)?;
     let lock = clone.lock().map_err(failed)?;
-    let is_ours = clone.config().map(|c| c.clone_of.is_some());
-    if clone.is_alive() || is_ours.is_ok_and(|is_clone| !is_clone) {
+    // What cannot be read is somebody's all the same.
+    let is_free = clone.config().map_or(!clone.is_there(), |config| config.clone_of.is_some());
+    if clone.is_alive() || !is_free {
         let message = format!("there is a guest {} already: choose another name, or remove it", clone.name);
         return Err(Error::message(libc::EEXIST, SITE, message));
     }
@@ -396,6 +442,8 @@ fn boot_instead(place: &Place, config: &mut Config) -> lodestone::Result<PathBuf
             "its memory is a device, of which there is one: its image cannot be kept; boot it with --fresh";
         return Err(Error::message(libc::EOPNOTSUPP, SITE, message));
     }
+    // What others made is not written to.
+    check_own_dir(&config.slots)?;
     config.failed = 0;
     let Some(file) = &config.pooled else {
         let kept = put_aside(config)?;

@@ -1,30 +1,41 @@
 //! `lode wsp start`: memory is made, the record says that a guest was booted on it, the guest boots.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use lodestone::error::Error;
 use lodestone::media::{Addr, Media, device_align};
 use lodestone::wsp::image::TRAILER_BYTES;
-use lodestone::wsp::{Machine, Ram, State};
+use lodestone::wsp::{Machine, Ram, State, record};
 use serde_json::json;
 
 use super::emulator::{self, Mode};
-use super::guest::{Guest, make_ram, make_slot, open_ram, record_there, refuse_used, slot_path, use_ram};
-use super::place::{Config, Guests, Place, VERSION, is_hugetlbfs, remove_if_there};
+use super::guest::{
+    Guest, forget_others, make_ram, make_slot, open_ram, open_to_use, others_record, record_there,
+    refuse_used,
+};
+use super::place::{
+    Config, Guests, Place, VERSION, check_own_dir, image_number, is_hugetlbfs, make_own_dir, remove_if_there,
+};
 use super::pooled::{self, PoolFile};
-use crate::cli::wsp::{Accel, WspStart};
+use crate::cli::wsp::{Accel, RAM_BYTES_UNIT, WspStart};
 use crate::failure::{Failure, Output, Result};
 use crate::size::Size;
 use crate::target::show;
 
 const SITE: &str = "wsp::start";
+/// How much of a device is looked at for what others have there: file systems begin within 68 KiB, arrays within 8, partitions
+/// within 34.
+const FOREIGN_BYTES: usize = 128 << 10;
 
 pub fn run(guests: &Guests, args: &WspStart) -> Result<()> {
     let place = guests.place(&args.name);
+    let is_new = !place.dir.exists();
     place.make()?;
     let _lock = place.lock()?;
     start(&place, args).inspect_err(|_| {
-        if place.config().is_err() {
+        // What was there before is somebody's, whether it is understood or not.
+        if is_new && !place.is_alive() && place.config().is_err() {
             remove_if_empty(&place);
         }
     })
@@ -58,6 +69,7 @@ fn start(place: &Place, args: &WspStart) -> Result<()> {
         Failure::failed(if said.starts_with(&guest) { said } else { guest + &said })
     };
     if let Some(before) = &before {
+        keeps_formats(place, before, &config)?;
         discards_nothing(place, before, args.fresh)?;
     }
     boot(place, &mut config, before.as_ref(), args.fresh).map_err(|e| {
@@ -113,36 +125,48 @@ pub fn boot(
 ) -> lodestone::Result<()> {
     // Whatever is asked for: a guest's memory is not overwritten under it.
     refuse_used(config)?;
+    check_own_dir(&config.slots)?;
+    // Of a guest that an older version booted.
+    if config.formats.len() != config.disks.len() {
+        config.formats = config.disks.iter().map(|disk| emulator::format_of(disk).to_string()).collect();
+    }
     let was_made = take_place(config, before)?;
     let memory = || {
+        let ours = before.filter(|before| before.ram == config.ram && before.ram_offset == config.ram_offset);
+        let others = ours.map_or(Ok(None), others_record);
+        let others = if fresh { others.unwrap_or_default() } else { others? };
+        let is_lost = others.as_ref().is_some_and(|record| record.state == State::Suspended);
         // Memory of another guest, or of one whose description is lost.
-        let is_ours =
-            before.is_some_and(|before| before.ram == config.ram && before.ram_offset == config.ram_offset);
-        if !fresh && !is_ours && config.ram.exists() {
+        if !fresh && (ours.is_none() || is_lost) && config.ram.exists() {
             foreign(config)?;
         }
         match before {
             // However it was called: what is in the pool stays in its place.
-            Some(before) if is_ours && config.pooled.is_some() => forget_slots(before)?,
+            Some(before) if ours.is_some() && config.pooled.is_some() => forget_slots(before)?,
             Some(before) => forget(before)?,
             None => {}
         }
-        std::fs::create_dir_all(&config.slots)
-            .map_err(|e| Error::io(e, SITE, "cannot make the directory", &config.slots))?;
-        // In a pool it is there already; elsewhere it is made now.
-        let mut used = if config.pooled.is_some() { use_ram(config)? } else { None };
-        let media = make_ram(config, fresh || is_ours)?;
-        if config.pooled.is_none() {
-            used = use_ram(config)?;
+        // A device stays, and where it was the guest's before, and as long, it was looked through then.
+        let is_known = ours.is_some_and(|ours| ours.image.is_some() && ours.ram_bytes == config.ram_bytes);
+        if config.pooled.is_none() && (others.is_some() || !is_known) {
+            forget_others(config)?;
         }
+        make_own_dir(&config.slots)?;
+        // In a pool it is there already; elsewhere it is made now.
+        let (media, used) = open_to_use(config, || make_ram(config, fresh || ours.is_some()))?;
         let ram = Ram::new(&media, config.ram_bytes)?;
         let mut image = [0; 16];
         rustix::rand::getrandom(&mut image, rustix::rand::GetRandomFlags::empty())
             .map_err(|e| Error::message(e.raw_os_error(), SITE, "the kernel gives no random numbers"))?;
         ram.begin(image)?;
-        make_slot(config, 1).map(|()| used)
+        make_slot(config, 1).map(|()| (image, used))
     };
-    let used = memory().and_then(|used| write_config(place, config).map(|()| used)).inspect_err(|_| {
+    let made = memory();
+    let described = made.and_then(|(image, used)| {
+        (config.image, config.failed) = (Some(image_number(image)), 0);
+        write_config(place, config).map(|()| used)
+    });
+    let used = described.inspect_err(|_| {
         // Nobody would know of it.
         if let Some(file) = config.pooled.as_ref().filter(|_| was_made) {
             let _ = file.remove(config.ram_number);
@@ -173,12 +197,19 @@ fn write_config(place: &Place, config: &Config) -> lodestone::Result<()> {
     })
 }
 
-/// Removes memory and slots, where they are files.
+/// Removes memory and slots, where they are files, and the guest's own.
 pub fn forget(config: &Config) -> lodestone::Result<()> {
+    check_own_dir(&config.slots)?;
     // This may be refused, and then nothing is lost.
     if let Some(file) = &config.pooled {
         file.remove(config.ram_number)?;
         return forget_slots(config);
+    }
+    // Who cannot look was asked before whether all of it may go.
+    if others_record(config).is_ok_and(|record| record.is_some()) {
+        // Slots that lie beside it are that guest's, too.
+        let is_beside = config.ram.parent() == Some(&config.slots);
+        return if is_beside { Ok(()) } else { forget_slots(config) };
     }
     refuse_used(config)?;
     forget_slots(config)?;
@@ -211,19 +242,27 @@ fn foreign(config: &Config) -> lodestone::Result<()> {
     };
     let about = std::fs::metadata(&config.ram);
     let is_file = config.pooled.is_none() && about.as_ref().is_ok_and(|about| about.is_file());
-    if is_file && about.is_ok_and(|about| about.len() == 0) {
-        return Ok(());
+    if let Ok(about) = about
+        && is_file
+        && about.len() == 0
+    {
+        let is_ours = about.uid() == rustix::process::geteuid().as_raw();
+        return if is_ours { Ok(()) } else { refused("is somebody else's") };
     }
     let media = open_ram(config)?;
-    let record = match media.len() >= config.ram_bytes + config.trailer_bytes {
-        true => Ram::new(&media, config.ram_bytes)?.record()?,
-        false => None,
+    let record = match is_file {
+        // It ends with the record, as it was made. All of what may be anything else, and large, is not looked through.
+        true => {
+            let bytes = media.len() / RAM_BYTES_UNIT * RAM_BYTES_UNIT;
+            Ram::new(&media, bytes).map_or(Ok(None), |ram| ram.record())?
+        }
+        false => record::of_any_size(&media, RAM_BYTES_UNIT)?,
     };
     match record {
         Some(record) => refused(&format!("has the memory of a guest that is {}", record.state.name())),
         None if is_file => refused("exists"),
         None => {
-            let mut first = [0; 4096];
+            let mut first = vec![0; FOREIGN_BYTES.min(media.len() as usize)];
             media.read(Addr(0), &mut first)?;
             if first.iter().all(|byte| *byte == 0) { Ok(()) } else { refused("holds something") }
         }
@@ -236,19 +275,33 @@ fn discards_nothing(place: &Place, config: &Config, fresh: bool) -> Result<()> {
         return Ok(());
     }
     match record_there(config) {
-        Ok(Some(record))
-            if record.state == State::Suspended && slot_path(config, record.generation).exists() =>
-        {
-            Err(Failure::failed(format_args!(
-                "guest {} is suspended (generation {}): resume it, or lose that with --fresh",
-                place.name, record.generation
-            )))
-        }
+        // Its slot, too, may only be away.
+        Ok(Some(record)) if record.state == State::Suspended => Err(Failure::failed(format_args!(
+            "guest {} is suspended (generation {}): resume it, or lose that with --fresh",
+            place.name, record.generation
+        ))),
         Ok(_) => Ok(()),
         Err(e) if e.errno() == libc::EBUSY => Err(Failure::failed(format_args!("guest {}: {e}", place.name))),
         Err(e) => Err(Failure::failed(format_args!(
             "guest {}: whether it is suspended cannot be told: {e}; mend that, or lose what may be there with --fresh",
             place.name
+        ))),
+    }
+}
+
+/// A disk that was raw is not taken for anything else because of what its guest may have written there.
+fn keeps_formats(place: &Place, before: &Config, config: &Config) -> Result<()> {
+    let former = |disk: &PathBuf| before.disks.iter().zip(&before.formats).find(|(path, _)| *path == disk);
+    let changed = config.disks.iter().zip(&config.formats).find(|(disk, format)| {
+        format.as_str() != "raw" && former(disk).is_some_and(|(_, former)| former == "raw")
+    });
+    match changed {
+        None => Ok(()),
+        Some((disk, format)) => Err(Failure::failed(format_args!(
+            "guest {}: its disk {} is raw, and begins as {format} does, which the guest may have written: if it is to be \
+             {format}, remove the guest first (lode wsp rm)",
+            place.name,
+            show(disk)
         ))),
     }
 }
@@ -315,7 +368,9 @@ fn described(place: &Place, args: &WspStart) -> Result<Config> {
         pooled,
         ram_number: 0,
         slots,
+        image: None,
         assume: args.assume.map(|domain| domain.domain().name().to_string()),
+        formats: disks.iter().map(|disk| emulator::format_of(disk).to_string()).collect(),
         disks,
         cpus: args.cpus,
         priority: args.priority,

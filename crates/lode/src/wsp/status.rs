@@ -216,7 +216,7 @@ impl Status {
 /// What a suspend would have to write back now.
 fn dirty_now(place: &Place, config: &Config, domain: Domain, kind: Option<RegionKind>) -> Vec<Dirty> {
     let lines = || {
-        let lines = super::touched::touched(place.process()?, config).ok()?;
+        let lines = super::touched::touched(place.emulator()?, config).ok()?;
         let bytes = lines.iter().map(|(_, bytes)| *bytes as u64).sum();
         Some(Dirty::of_pages(config, kind, bytes))
     };

@@ -24,11 +24,16 @@ pub fn run(guests: &Guests, args: &WspSuspend) -> Result<()> {
     // Who is interrupted here would leave guests standing.
     crate::interrupt::catch();
     let begun = Instant::now();
-    let (places, unknown) = match args.all {
-        true => (guests.running()?, Vec::new()),
-        false => guests.named(&args.names),
+    let outcome = match args.all {
+        true => {
+            let (places, busy) = guests.running()?;
+            all(places, busy, Vec::new(), args.window, begun)
+        }
+        false => {
+            let (places, unknown) = guests.named(&args.names);
+            all(places, Vec::new(), unknown, args.window, begun)
+        }
     };
-    let outcome = all(places, unknown, args.window, begun);
     outcome.guests.iter().filter_map(|guest| guest.error.as_ref()).for_each(complain);
     outcome.missed().into_iter().for_each(complain);
     Output::print(|out| match args.json {
@@ -98,16 +103,24 @@ impl Outcome {
 }
 
 /// Suspends these guests. None waits for one of lower priority, and one that fails holds up none (WSP §3.4). Nor does a name that
-/// nobody knows, which is a failure all the same.
+/// nobody knows, which is a failure all the same. Those that are `busy` come last, when whoever works on them is through: they may run
+/// then.
 pub fn all(
     places: Vec<Place>,
+    busy: Vec<Place>,
     unknown: Vec<(String, Failure)>,
     window: Option<Duration>,
     begun: Instant,
 ) -> Outcome {
-    let mut queue: Vec<(i32, Place)> =
-        places.into_iter().map(|place| (place.config().map_or(0, |config| config.priority), place)).collect();
-    queue.sort_by_key(|(priority, _)| std::cmp::Reverse(*priority));
+    let with_priority = |place: Place| (place.config().map_or(0, |config| config.priority), place);
+    let by_priority = |places: Vec<Place>| {
+        let mut places: Vec<(i32, Place)> = places.into_iter().map(with_priority).collect();
+        places.sort_by_key(|(priority, _)| std::cmp::Reverse(*priority));
+        places
+    };
+    let mut queue = by_priority(places);
+    let surely = queue.len();
+    queue.extend(by_priority(busy));
     let turns = Turns::new(std::thread::available_parallelism().map_or(1, |n| n.get()));
     let ended = Mutex::new(Vec::new());
     let moments = Window::new(queue.iter().map(|(_, place)| place.name.clone()));
@@ -129,7 +142,12 @@ pub fn all(
                 let result = one(place, begun, &|moment| moments.note(n, moment));
                 turns.end(n);
                 let (done, entry, error) = match result {
-                    Ok((durable, entry)) => (durable, Some(entry), None),
+                    Ok(Some((durable, entry))) => (durable, Some(entry), None),
+                    Ok(None) if n >= surely => return moments.note(n, Moment::Off),
+                    Ok(None) => {
+                        let why = format!("guest {} does not run", place.name);
+                        (begun.elapsed(), None, Some(why))
+                    }
                     Err(failure) => (begun.elapsed(), None, Some(words(failure))),
                 };
                 moments.note(n, if error.is_some() { Moment::Failed } else { Moment::In(Phase::Durable) });
@@ -166,15 +184,16 @@ pub fn all(
 }
 
 /// And when, since `trigger`, the image was durable: nobody whose power fails waits for the emulator's end. `told` hears where it is.
-fn one(place: &Place, trigger: Instant, told: &(dyn Fn(Moment) + Sync)) -> Result<(Duration, Entry)> {
+/// None of a guest that does not run.
+fn one(place: &Place, trigger: Instant, told: &(dyn Fn(Moment) + Sync)) -> Result<Option<(Duration, Entry)>> {
     let begun = Instant::now();
     told(Moment::In(Phase::Prepare));
     let _lock = place.lock()?;
     let failed = |e: lodestone::Error| Failure::failed(format_args!("guest {}: {e}", place.name));
-    let config = place.config()?;
-    if !place.is_alive() {
-        return Err(Failure::failed(format_args!("guest {} does not run", place.name)));
+    if !place.lives()? {
+        return Ok(None);
     }
+    let config = place.config()?;
     if config.clone_of.is_some() {
         let what = "is a clone, whose memory is its own alone and ends with it: it cannot be suspended";
         return Err(Failure::failed(format_args!("guest {} {what}", place.name)));
@@ -221,7 +240,7 @@ fn one(place: &Place, trigger: Instant, told: &(dyn Fn(Moment) + Sync)) -> Resul
     };
     place.note(&entry);
     let durable = begun.duration_since(trigger) + opened + done.prepare + done.write_back + done.finish;
-    Ok((durable, entry))
+    Ok(Some((durable, entry)))
 }
 
 /// What has to be written back of the media that a phase is about: of disks before the guest stands, for then they are flushed; of

@@ -24,13 +24,15 @@ pub enum Moment {
     /// In the phase write-back, and the kernel writes this file, or a part of it.
     Writes(PathBuf, Option<Part>),
     Failed,
+    /// It does not run: somebody worked on it, and let nothing run.
+    Off,
 }
 
 /// Where a guest was when the window ended.
 #[derive(Serialize, Clone, Debug, PartialEq, Eq)]
 pub struct At {
     pub name: String,
-    /// `waiting`, `prepare`, `write-back`, `finish`, `durable` or `failed`.
+    /// `waiting`, `prepare`, `write-back`, `finish`, `durable`, `failed` or `off`.
     pub reached: &'static str,
     /// Of its memory, what the kernel had still to write to its disk; none where nobody can say, or it was not so far.
     pub left_bytes: Option<u64>,
@@ -56,7 +58,8 @@ impl Window {
     /// Waits until then, or until all are done: none then, else where each is.
     pub fn wait_until(&self, deadline: Instant) -> Option<Vec<At>> {
         let mut guests = self.guests.lock().expect("nobody panics with it");
-        let is_done = |moment: &Moment| matches!(moment, Moment::In(Phase::Durable) | Moment::Failed);
+        let is_done =
+            |moment: &Moment| matches!(moment, Moment::In(Phase::Durable) | Moment::Failed | Moment::Off);
         loop {
             if guests.iter().all(|(_, moment)| is_done(moment)) {
                 return None;
@@ -84,6 +87,7 @@ impl At {
                 (Phase::WriteBack.name(), left.ok())
             }
             Moment::Failed => ("failed", None),
+            Moment::Off => ("off", None),
         };
         At { name, reached, left_bytes }
     }
@@ -132,7 +136,9 @@ mod tests {
         window.note(0, Moment::In(Phase::Durable));
         window.note(1, Moment::Failed);
         window.note(2, Moment::Writes("/nowhere".into(), None));
-        let at = window.wait_until(Instant::now() + Duration::from_millis(5)).unwrap();
+        window.guests.lock().unwrap().push(("e".into(), Moment::Off));
+        let mut at = window.wait_until(Instant::now() + Duration::from_millis(5)).unwrap();
+        assert_eq!(at.pop().unwrap().reached, "off");
         let reached: Vec<&str> = at.iter().map(|at| at.reached).collect();
         assert_eq!(reached, ["durable", "failed", "write-back", "waiting"]);
         let text = words(Duration::from_millis(5), &at);
