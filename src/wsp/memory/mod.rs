@@ -587,6 +587,56 @@ mod tests {
         }
     }
 
+    /// Runs `child` in a child that the C library and our handlers know nothing of.
+    pub(super) fn clone(child: impl FnOnce() -> bool) -> bool {
+        // SAFETY: a fork in all but the handlers; the child makes system calls until it ends.
+        match unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } {
+            -1 => panic!("no clone"),
+            0 => {
+                let fine = child();
+                // SAFETY: ends the child at once.
+                unsafe { libc::_exit(i32::from(!fine)) }
+            }
+            pid => {
+                let mut status = 0;
+                // SAFETY: a child of ours, and a place for its status.
+                assert_eq!(i64::from(unsafe { libc::waitpid(pid as i32, &raw mut status, 0) }), pid);
+                libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+            }
+        }
+    }
+
+    /// Whether an address has no mapping.
+    fn faults(at: NonNull<u8>) -> bool {
+        let page = at.as_ptr().map_addr(|at| at & !(ground::PAGE - 1));
+        let mut present = 0;
+        // SAFETY: asks only, about one page, for which there is a byte.
+        let failed = unsafe { libc::mincore(page.cast(), 1, &raw mut present) } != 0;
+        failed && std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOMEM)
+    }
+
+    /// It leaves no witness: what it could read would turn to zeros where its parent uses it again.
+    #[test]
+    fn a_child_that_no_handler_told_has_nothing_of_what_an_earlier_fork_froze() {
+        let _alone = alone();
+        let memory = memory(64 * MIB, Full::Fail);
+        let at = memory.alloc(layout(3 * MIB)).unwrap();
+        fill(at, 3 * MIB, 1);
+        for _ in 0..2 {
+            // Those that a handler told have all of it, also of what was frozen before, and so have theirs.
+            fork(
+                || {
+                    (0..2).for_each(|_| fork(|| holds(at, 3 * MIB, 1), || {}));
+                    holds(at, 3 * MIB, 1)
+                },
+                || {},
+            );
+            assert!(holds(at, 3 * MIB, 1) && !faults(at));
+            assert!(clone(|| faults(at)), "it sees what will change");
+        }
+        assert!(memory.statistics().frozen_bytes >= 3 * MIB);
+    }
+
     #[test]
     fn parent_and_child_each_see_their_own() {
         let _alone = alone();
