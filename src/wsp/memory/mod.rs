@@ -46,6 +46,7 @@ use crate::error::{Error, Result};
 use crate::limits::MEMORY_ARENAS_MAX;
 use crate::media::Tract;
 use crate::quote::Shown;
+use crate::runtime::is_uthread;
 use ground::Ground;
 use heap::Heap;
 use hooks::Arena;
@@ -243,8 +244,10 @@ impl Memory {
     /// Runs `run`, and what it allocates in this thread by a global allocator that is [`ByScope`] lies here. Scopes may
     /// stand in scopes: the innermost counts. What it frees goes where it came from, whatever the scope.
     ///
-    /// For ever, because what was allocated lives on after the scope.
+    /// For ever, because what was allocated lives on after the scope. Panics in a uthread: others of its worker that run where it
+    /// waits would be in the scope, too. There [`alloc`](Memory::alloc) chooses.
     pub fn scope<R>(&'static self, run: impl FnOnce() -> R) -> R {
+        assert!(!is_uthread(), "a uthread has no memory scope: others of its thread would be in it");
         struct Back(Option<&'static Memory>);
         impl Drop for Back {
             fn drop(&mut self) {
@@ -420,6 +423,7 @@ fn current_cpu() -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::Runtime;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     // SAFETY: jemalloc reads this symbol when it is first called, as a pointer to a string that ends with NUL; nothing else of
@@ -997,6 +1001,19 @@ mod tests {
                 assert!(memory.contains(memory.alloc(layout(bytes)).unwrap().as_ptr()), "{bytes} bytes");
             }
         }
+    }
+
+    /// Else its worker's others would be in the scope as it waits, and the thread for ever after where two waited in theirs.
+    #[test]
+    fn a_uthread_has_no_scope() {
+        let _alone = alone();
+        let memory: &'static Memory = Box::leak(Box::new(memory(16 * MIB, Full::Fail)));
+        let runtime = Runtime::new(Default::default()).unwrap();
+        let scoped = runtime.spawn(|| memory.scope(|| ())).unwrap();
+        runtime.run(1).unwrap();
+        let message = scoped.join().unwrap_err();
+        assert!(message.downcast_ref::<&str>().unwrap().contains("uthread"));
+        memory.scope(|| ());
     }
 
     #[test]
