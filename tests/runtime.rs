@@ -764,6 +764,24 @@ fn other_faults_stay_what_they_were() {
     assert!(!stderr.contains("overflowed"), "{stderr}");
 }
 
+#[test]
+fn a_sent_signal_is_not_swallowed() {
+    if std::env::var_os(OVERFLOW).is_some() {
+        // SAFETY: none: the end that is wanted, as it comes to programs in C: the standard library's own handler swallows one.
+        unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
+        run(1, || {});
+        // SAFETY: as above.
+        unsafe { libc::kill(libc::getpid(), libc::SIGSEGV) };
+        // It comes to whichever thread the kernel likes.
+        std::thread::sleep(Duration::from_secs(10));
+        return;
+    }
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "a_sent_signal_is_not_swallowed", "--nocapture"]);
+    let output = child.env(OVERFLOW, "1").output().unwrap();
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&output.status), Some(libc::SIGSEGV));
+}
+
 /// An ordinary file whose sync ends once others have run.
 struct SyncsLate {
     pool: Pool,
