@@ -18,8 +18,8 @@ use lodestone::mover::copies::{Copies, CopyOptions};
 use lodestone::mover::engine_port::{Dram, RawTransfer, Route};
 use lodestone::mover::profile::Profile;
 use lodestone::runtime::{
-    self, Condvar, JoinHandle, Mutex, Options, Outcome, Pending, Poller, Runtime, TryRecv, TrySend, Unparker,
-    bounded, park, park_timeout, sleep, spawn, yield_now,
+    self, Condvar, JoinHandle, Mutex, Options, Outcome, Pending, Poller, Receiver, Runtime, TryRecv, TrySend,
+    Unparker, bounded, park, park_timeout, sleep, spawn, yield_now,
 };
 
 fn runtime() -> Runtime {
@@ -451,6 +451,73 @@ fn a_park_ends_by_an_unpark_before_or_after_or_by_time() {
     });
 }
 
+/// Unparks the caller while it waits, and ends that wait a while later; the caller parks afterwards.
+fn unparked_during(wait: impl FnOnce(Receiver<()>)) {
+    const WHILE: Duration = Duration::from_millis(10);
+    let (me, (send, receive)) = (Unparker::current(), bounded(1));
+    let beside = std::thread::spawn(move || {
+        std::thread::sleep(WHILE);
+        me.unpark();
+        std::thread::sleep(WHILE);
+        // Who slept has not received.
+        let _ = send.send(());
+    });
+    wait(receive);
+    let begun = Instant::now();
+    park_timeout(Duration::from_secs(60));
+    assert!(begun.elapsed() < Duration::from_secs(30), "it was unparked before");
+    beside.join().unwrap();
+}
+
+fn is_unparked_whatever_it_waits_for() {
+    unparked_during(|_| sleep(Duration::from_millis(30)));
+    unparked_during(|receive| receive.recv().unwrap());
+    unparked_during(|receive| {
+        let lock = Arc::new(Mutex::new(()));
+        let other = lock.clone();
+        let holds = std::thread::spawn(move || {
+            let _inside = other.lock();
+            receive.recv().unwrap();
+        });
+        while !holds.is_finished() && lock.try_lock().is_some() {
+            yield_now();
+        }
+        drop(lock.lock());
+        holds.join().unwrap();
+    });
+    for at_most in [Duration::from_secs(60), Duration::MAX] {
+        unparked_during(|receive| {
+            let shared = Arc::new((Mutex::new(()), Condvar::new()));
+            let other = shared.clone();
+            let mut inside = shared.0.lock();
+            let notifies = std::thread::spawn(move || {
+                receive.recv().unwrap();
+                drop(other.0.lock());
+                other.1.notify_one();
+            });
+            assert!(shared.1.wait_for(&mut inside, at_most));
+            drop(inside);
+            notifies.join().unwrap();
+        });
+    }
+}
+
+#[test]
+fn an_unpark_is_for_the_programs_own_park() {
+    run(1, || {
+        is_unparked_whatever_it_waits_for();
+        unparked_during(|receive| value(spawn(move || receive.recv().unwrap()).unwrap().join()));
+    });
+    is_unparked_whatever_it_waits_for();
+    let runtime = Arc::new(runtime());
+    unparked_during(|receive| {
+        let handle = runtime.spawn(move || receive.recv().unwrap()).unwrap();
+        let runs = std::thread::spawn(move || runtime.run(1).unwrap());
+        value(handle.join());
+        runs.join().unwrap();
+    });
+}
+
 #[test]
 fn threads_wake_uthreads_of_sleeping_workers() {
     for _ in 0..50 {
@@ -700,6 +767,24 @@ fn other_faults_stay_what_they_were() {
         "{stderr}"
     );
     assert!(!stderr.contains("overflowed"), "{stderr}");
+}
+
+#[test]
+fn a_sent_signal_is_not_swallowed() {
+    if std::env::var_os(OVERFLOW).is_some() {
+        // SAFETY: none: the end that is wanted, as it comes to programs in C: the standard library's own handler swallows one.
+        unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
+        run(1, || {});
+        // SAFETY: as above.
+        unsafe { libc::kill(libc::getpid(), libc::SIGSEGV) };
+        // It comes to whichever thread the kernel likes.
+        std::thread::sleep(Duration::from_secs(10));
+        return;
+    }
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "a_sent_signal_is_not_swallowed", "--nocapture"]);
+    let output = child.env(OVERFLOW, "1").output().unwrap();
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&output.status), Some(libc::SIGSEGV));
 }
 
 /// An ordinary file whose sync ends once others have run.

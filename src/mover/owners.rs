@@ -2,7 +2,8 @@
 //! their owners.
 //!
 //! Each owner has a count of bytes it was given. Who is ahead of the last of those who want more by more than one piece
-//! waits. Who comes begins where the last one stands: idle time is no credit. Who wants more and does not ask for it (a
+//! waits. Who comes begins where the last one stands, or stood, where nobody asks for more: neither idle time is credit nor
+//! what others got before. Who wants more and does not ask for it (a
 //! ticket that nobody polls, a thread that does not run) is waited for a few epochs and no longer, and catches up with
 //! little of it: so a share that nobody takes is the others'.
 //!
@@ -69,6 +70,8 @@ pub struct Owners {
     entries: Box<[CachePadded<Entry>]>,
     /// How far ahead one may be, in bytes.
     lead_bytes: u64,
+    /// Where who was given something last stood before it, as `served` counts. Only grows.
+    clock: CachePadded<AtomicU64>,
     /// Flights that have pieces to hand over, of all.
     wanting: CachePadded<AtomicU32>,
 }
@@ -76,17 +79,15 @@ pub struct Owners {
 impl Owners {
     pub fn new(lead_bytes: u64) -> Owners {
         let entries = (0..COPY_OWNERS_MAX).map(|_| CachePadded::default()).collect();
-        Owners { entries, lead_bytes, wanting: CachePadded::default() }
+        Owners { entries, lead_bytes, clock: CachePadded::default(), wanting: CachePadded::default() }
     }
 
     /// A request of this owner has pieces to hand over, from now on until [`leave`](Owners::leave).
     pub fn join(&self, owner: Owner, epoch: u64) -> Seat {
         let seat = self.seat(owner);
         let entry = &self.entries[seat.0];
-        // Also of those that do not ask just now: else it would have to be let catch up with all that they ever got.
-        if entry.wants.load(Ordering::Relaxed) == 0
-            && let Some(least) = self.least(epoch).or_else(|| self.least(0))
-        {
+        if entry.wants.load(Ordering::Relaxed) == 0 {
+            let least = self.least(epoch).unwrap_or_else(|| self.clock.load(Ordering::Relaxed));
             entry.served.fetch_max(least, Ordering::Relaxed);
         }
         entry.asked.fetch_max(epoch, Ordering::Relaxed);
@@ -128,7 +129,8 @@ impl Owners {
             return false;
         }
         entry.under_way.fetch_add(1, Ordering::Relaxed);
-        entry.served.fetch_add(bytes, Ordering::Relaxed);
+        let stood = entry.served.fetch_add(bytes, Ordering::Relaxed);
+        self.clock.fetch_max(stood, Ordering::Relaxed);
         true
     }
 
@@ -158,7 +160,7 @@ impl Owners {
         self.entries.iter().filter_map(of).collect()
     }
 
-    /// What the last of those who want more has got, and who have asked lately; for epoch 0, all of them.
+    /// What the last of those who want more has got, and who have asked lately.
     fn least(&self, epoch: u64) -> Option<u64> {
         let wanting = self.entries.iter().filter(|entry| entry.competes(epoch));
         wanting.map(|entry| entry.served.load(Ordering::Relaxed)).min()
@@ -306,6 +308,34 @@ mod tests {
         }
         let (a, b) = (model.done[0] - before, model.done[1]);
         assert!(a.abs_diff(b) <= 10 + CREDIT_LEADS, "{a} and {b}: it catches up with a little");
+    }
+
+    /// One that wants nothing more between its requests, and one that wants more and never asks.
+    #[test]
+    fn who_comes_while_others_pause_keeps_nobody_out() {
+        for silent in [false, true] {
+            let owners = Owners::new(PIECE);
+            if silent {
+                owners.join(Owner::of(3), 0);
+            }
+            let last = 1000;
+            let first = owners.join(Owner::of(1), 0);
+            for epoch in 0..last {
+                owners.ask(first, epoch);
+                if owners.grant(first, PIECE, epoch) {
+                    owners.ended(first, PIECE);
+                }
+            }
+            owners.leave(first);
+            let second = owners.join(Owner::of(2), last);
+            let first = owners.join(Owner::of(1), last);
+            [first, second].into_iter().for_each(|seat| owners.ask(seat, last));
+            assert!(
+                owners.grant(first, PIECE, last),
+                "silent {silent}: what it got before is held against it"
+            );
+            assert!(owners.grant(second, PIECE, last));
+        }
     }
 
     #[test]

@@ -105,7 +105,11 @@ impl Condvar {
 
     /// As [`wait`](Condvar::wait), for so long at most; whether it was notified.
     pub fn wait_for<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, timeout: Duration) -> bool {
-        let deadline = Instant::now() + timeout;
+        let Some(deadline) = Instant::now().checked_add(timeout) else {
+            // No clock goes so far.
+            self.wait(guard);
+            return true;
+        };
         let waiter = self.queue_up();
         let notified = MutexGuard::unlocked(guard, || waiter.wait_until(deadline));
         if !notified {

@@ -167,6 +167,26 @@ fn whoever_is_notified_goes_on() {
     });
 }
 
+/// Also where it comes while something else is waited for.
+#[test]
+fn an_unpark_is_for_the_programs_own_park() {
+    explore(|| {
+        let runtime = runtime();
+        let parks = || {
+            let me = Unparker::current();
+            let unparks = move || {
+                me.unpark();
+                yield_now();
+            };
+            spawn(unparks).unwrap().join().unwrap();
+            super::park();
+        };
+        let parked = runtime.spawn(parks).unwrap();
+        runtime.run(2).unwrap();
+        parked.join().unwrap();
+    });
+}
+
 /// As an engine does it, whose thread is no worker.
 #[test]
 fn a_thread_wakes_uthreads_that_park() {

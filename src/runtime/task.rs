@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Wake;
 
-use super::switch::{self, Fiber, Label};
-use super::wait::{Unparker, park};
+use super::switch::{self, Fiber, Label, Rest};
+use super::wait::Caller;
 use super::worker::Shared;
 use crate::sync::primitive::Mutex;
 use crate::sync::primitive::atomic::{AtomicU32, Ordering};
@@ -29,9 +29,9 @@ const NOWHERE: u32 = u32::MAX;
 
 #[derive(Default)]
 struct Waiting {
-    /// It was woken while it ran: its next wait ends at once.
-    woken: bool,
-    parked: Option<Box<Runnable>>,
+    /// By what it may rest for: it was woken while it did not. Its next such rest ends at once.
+    woken: [bool; 2],
+    resting: Option<(Rest, Box<Runnable>)>,
 }
 
 /// A uthread that can go on: whoever has this may resume it, where its task says.
@@ -65,36 +65,39 @@ impl Task {
         }
     }
 
-    pub(super) fn unpark(this: &Arc<Task>) {
-        let parked = {
+    /// Ends such a rest, or the next one, where it has none just now.
+    pub(super) fn wake_from(this: &Arc<Task>, rest: Rest) {
+        let resting = {
             let mut waiting = this.waiting.lock();
-            waiting.woken = waiting.parked.is_none();
-            waiting.parked.take()
+            let resting = waiting.resting.take_if(|(what, _)| *what == rest);
+            waiting.woken[rest as usize] = resting.is_none();
+            resting
         };
-        if let Some(mut runnable) = parked {
+        if let Some((_, mut runnable)) = resting {
             runnable.task = Some(this.clone());
             Shared::enqueue(&this.runtime, runnable);
         }
     }
 
     /// Puts a uthread to rest, or answers it, where it was woken meanwhile.
-    pub(super) fn rest(&self, runnable: Box<Runnable>) -> Option<Box<Runnable>> {
+    pub(super) fn rest(&self, rest: Rest, runnable: Box<Runnable>) -> Option<Box<Runnable>> {
         let mut waiting = self.waiting.lock();
-        if std::mem::take(&mut waiting.woken) {
+        if std::mem::take(&mut waiting.woken[rest as usize]) {
             return Some(runnable);
         }
-        waiting.parked = Some(runnable);
+        waiting.resting = Some((rest, runnable));
         None
     }
 }
 
+/// From its waits, not from the program's own.
 impl Wake for Task {
     fn wake(self: Arc<Task>) {
-        Task::unpark(&self);
+        self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Task>) {
-        Task::unpark(self);
+        Task::wake_from(self, Rest::Wait);
     }
 }
 
@@ -103,7 +106,7 @@ struct Slot<T>(Mutex<State<T>>);
 
 enum State<T> {
     /// Somebody may wait for it.
-    Running(Option<Unparker>),
+    Running(Option<Caller>),
     Ended(Outcome<T>),
 }
 
@@ -116,18 +119,17 @@ impl<T> JoinHandle<T> {
     /// Waits for its end. A panic of the uthread is the error. Panics in the uthread itself, which would wait for ever.
     pub fn join(self) -> Outcome<T> {
         loop {
-            {
+            let caller = {
                 let mut state = self.slot.0.lock();
-                match std::mem::replace(&mut *state, State::Running(None)) {
-                    State::Ended(outcome) => return outcome,
-                    // A second time where something else woke the caller.
-                    State::Running(it) => {
-                        *state = State::Running(Some(it.unwrap_or_else(Unparker::current)));
-                    }
+                if let State::Ended(outcome) = std::mem::replace(&mut *state, State::Running(None)) {
+                    return outcome;
                 }
-            }
+                let caller = Caller::current();
+                *state = State::Running(Some(caller.clone()));
+                caller
+            };
             assert!(!self.is_own(), "a uthread cannot join itself");
-            park();
+            caller.rest();
         }
     }
 
@@ -154,7 +156,7 @@ impl<T> Finish<T> {
         let Some(slot) = self.0.take() else { return };
         let before = std::mem::replace(&mut *slot.0.lock(), State::Ended(outcome));
         if let State::Running(Some(waits)) = before {
-            waits.unpark();
+            waits.wake();
         }
     }
 }

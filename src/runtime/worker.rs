@@ -630,8 +630,8 @@ impl Local {
                 runnable.task = Some(task);
                 self.put_back(runnable);
             }
-            Some(Why::Park) => {
-                if let Some(mut woken) = task.rest(runnable) {
+            Some(Why::Rest(rest)) => {
+                if let Some(mut woken) = task.rest(rest, runnable) {
                     woken.task = Some(task);
                     self.put_back(woken);
                 }

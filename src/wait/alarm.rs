@@ -41,7 +41,8 @@ impl Seat {
             by_seat: HashMap::new(),
             running: false,
         });
-        known.remove(self.number());
+        // Dropped last, outside of the lock: whose last it is may do anything.
+        let before = known.remove(self.number());
         let soonest = known.by_time.first_key_value().is_none_or(|((first, _), _)| at < *first);
         if !known.running {
             match std::thread::Builder::new().name("lode-alarms".to_owned()).spawn(run) {
@@ -55,7 +56,7 @@ impl Seat {
         }
         known.by_seat.insert(self.number(), at);
         known.by_time.insert((at, self.number()), waker.clone());
-        drop(alarms);
+        drop((alarms, before));
         if soonest {
             CHANGED.notify_one();
         }
@@ -113,6 +114,31 @@ mod tests {
     fn woken() -> (Arc<Woken>, Waker) {
         let woken = Arc::new(Woken(AtomicUsize::new(0), current_waker()));
         (woken.clone(), woken.into())
+    }
+
+    /// As a task that takes its other waits with it.
+    #[test]
+    fn whose_waker_is_replaced_may_cancel_alarms_as_it_goes() {
+        struct Cancels(Seat);
+
+        impl Wake for Cancels {
+            fn wake(self: Arc<Cancels>) {}
+        }
+
+        impl Drop for Cancels {
+            fn drop(&mut self) {
+                self.0.cancel_alarm();
+            }
+        }
+
+        let (seat, other) = (Seat::new(), Seat::new());
+        let ((woken, waker), late) = (woken(), Instant::now() + Duration::from_secs(3600));
+        other.set_alarm(late, &waker);
+        seat.set_alarm(late, &Arc::new(Cancels(other)).into());
+        assert_eq!(Arc::strong_count(&woken), 3);
+        seat.set_alarm(late, &waker);
+        assert_eq!(Arc::strong_count(&woken), 3, "one is its own, and one is gone");
+        seat.cancel_alarm();
     }
 
     #[test]

@@ -54,12 +54,17 @@ impl Bell {
     /// afterwards whether it has ended meanwhile.
     pub fn listen(&self, seat: &Seat, waker: &Waker) {
         let mut listeners = self.listeners.lock();
-        match listeners.iter_mut().find(|(number, _)| *number == seat.0) {
-            Some((_, before)) => before.clone_from(waker),
-            None => listeners.push((seat.0, waker.clone())),
-        }
+        let gone = match listeners.iter_mut().find(|(number, _)| *number == seat.0) {
+            Some((_, before)) if before.will_wake(waker) => None,
+            Some((_, before)) => Some(std::mem::replace(before, waker.clone())),
+            None => {
+                listeners.push((seat.0, waker.clone()));
+                None
+            }
+        };
         self.awaited.store(true, Ordering::Relaxed);
-        drop(listeners);
+        // Outside of the lock: whose last it is may do anything, also leave here.
+        drop((listeners, gone));
         fence(Ordering::SeqCst);
     }
 
@@ -186,6 +191,31 @@ mod tests {
         bell.ring();
         assert_eq!(woken(&gone), 0);
         assert_eq!(Arc::strong_count(&gone), 1, "nothing is left behind");
+    }
+
+    /// As a task that takes its other waits with it.
+    #[test]
+    fn whose_waker_is_replaced_may_use_the_bell_as_it_goes() {
+        struct Leaves(Arc<Bell>, Seat);
+
+        impl Wake for Leaves {
+            fn wake(self: Arc<Leaves>) {}
+        }
+
+        impl Drop for Leaves {
+            fn drop(&mut self) {
+                self.0.leave(&self.1);
+            }
+        }
+
+        let bell = Arc::new(Bell::new());
+        let (seat, other) = (Seat::new(), Seat::new());
+        let ((gone, its_waker), (stays, waker)) = (counted(), counted());
+        bell.listen(&other, &its_waker);
+        bell.listen(&seat, &Arc::new(Leaves(bell.clone(), other)).into());
+        bell.listen(&seat, &waker);
+        bell.ring();
+        assert_eq!((woken(&gone), woken(&stays)), (0, 1));
     }
 
     #[test]

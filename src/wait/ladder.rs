@@ -158,29 +158,24 @@ struct Rest<'a> {
 }
 
 enum Sleeps {
-    Uthread {
-        uthreads: &'static Uthreads,
-        waker: std::task::Waker,
-        /// Somebody else woke it, for a wait of the program's own.
-        strangers: bool,
-    },
+    Uthread(&'static Uthreads, std::task::Waker),
     Thread(std::sync::Arc<Sleeper>),
 }
 
 impl Rest<'_> {
     fn new<'a>(uthread: Option<&'static Uthreads>, bell: Option<&'a Bell>) -> Rest<'a> {
         let sleeps = match uthread {
-            Some(uthreads) => Sleeps::Uthread { uthreads, waker: (uthreads.waker)(), strangers: false },
+            Some(uthreads) => Sleeps::Uthread(uthreads, (uthreads.waker)()),
             None => Sleeps::Thread(Sleeper::own()),
         };
         Rest { sleeps, bell, seat: Seat::new() }
     }
 
     /// Whether it has ended.
-    fn nap(&mut self, ending: &(impl Ending + ?Sized), time: Duration) -> bool {
+    fn nap(&self, ending: &(impl Ending + ?Sized), time: Duration) -> bool {
         if let Some(bell) = self.bell {
             match &self.sleeps {
-                Sleeps::Uthread { waker, .. } => bell.listen(&self.seat, waker),
+                Sleeps::Uthread(_, waker) => bell.listen(&self.seat, waker),
                 Sleeps::Thread(sleeper) => bell.listen(&self.seat, &sleeper.clone().into()),
             }
             // It may have rung before.
@@ -188,19 +183,18 @@ impl Rest<'_> {
                 return true;
             }
         }
-        match &mut self.sleeps {
-            Sleeps::Uthread { uthreads, strangers, .. } => {
-                let began = Instant::now();
-                match self.bell {
-                    // Under a model checker no time passes: others go on, of this worker and of all threads.
-                    None if cfg!(shuttle) => {
-                        primitive::yield_now();
-                        (uthreads.yield_now)();
-                    }
-                    _ => (uthreads.park)(time),
+        match &self.sleeps {
+            // Under a model checker no time passes: others go on, of this worker and of all threads.
+            Sleeps::Uthread(uthreads, _) if cfg!(shuttle) && self.bell.is_none() => {
+                primitive::yield_now();
+                (uthreads.yield_now)();
+            }
+            Sleeps::Uthread(uthreads, _) => {
+                (uthreads.park)(time);
+                // Awake it looks by itself: a ring is for others now.
+                if let Some(bell) = self.bell {
+                    bell.leave(&self.seat);
                 }
-                let listens = self.bell.is_some_and(|bell| bell.leave(&self.seat)) || self.bell.is_none();
-                *strangers |= listens && began.elapsed() < time;
             }
             // The bell ends it; or nothing does but its time.
             Sleeps::Thread(sleeper) if self.bell.is_some() => sleeper.sleep(time),
@@ -214,10 +208,6 @@ impl Drop for Rest<'_> {
     fn drop(&mut self) {
         if let Some(bell) = self.bell {
             bell.leave(&self.seat);
-        }
-        // A uthread's wake-up that was not for this wait is for its next.
-        if let Sleeps::Uthread { waker, strangers: true, .. } = &self.sleeps {
-            waker.wake_by_ref();
         }
     }
 }

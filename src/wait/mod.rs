@@ -38,6 +38,7 @@ mod uthread;
 pub use bell::{Bell, Seat};
 pub use ladder::{Ending, Seen, for_at_most, poll_for, until};
 pub use rung::{NAP_RINGS_MAX, POLL_MAX, POLL_TOTAL_MAX, look_again};
+pub(crate) use sleeper::Sleeper;
 pub use sleeper::current_waker;
 pub use uthread::{Uthreads, keeping_thread, lets_others_run, provide};
 

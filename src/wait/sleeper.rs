@@ -10,7 +10,8 @@ use std::time::Duration;
 use super::slack::in_a_hurry;
 use crate::sync::primitive::{Condvar, Mutex, thread_local, wait_notified, yield_now};
 
-pub(super) struct Sleeper {
+/// See the file's head.
+pub(crate) struct Sleeper {
     woken: Mutex<bool>,
     wakes: Condvar,
 }
@@ -25,7 +26,7 @@ impl Sleeper {
     }
 
     /// The calling thread's.
-    pub(super) fn own() -> Arc<Sleeper> {
+    pub fn own() -> Arc<Sleeper> {
         // One that is ending has none of its own any more.
         OWN.try_with(Arc::clone).unwrap_or_else(|_| Arc::new(Sleeper::new()))
     }
@@ -39,7 +40,7 @@ impl Sleeper {
     }
 
     /// Returns when it was woken, since the last time that this returned, or after so long.
-    pub(super) fn sleep(&self, at_most: Duration) {
+    pub fn sleep(&self, at_most: Duration) {
         let mut woken = self.woken.lock();
         if !*woken {
             woken = wait_notified(&self.wakes, woken, at_most);

@@ -11,7 +11,7 @@ use crate::sync::primitive::thread_local;
 pub struct Uthreads {
     /// It is a uthread that stays on its thread.
     pub stays: fn() -> bool,
-    /// Wakes it from `park`.
+    /// Wakes it from `park`, and from nothing of the program's own.
     pub waker: fn() -> Waker,
     /// Lets others run until it is woken, or for so long; may return early.
     pub park: fn(Duration),

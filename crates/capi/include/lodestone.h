@@ -1132,7 +1132,8 @@ lode_uthread *lode_spawn(void *(*body)(void *argument), void *argument);
 int lode_join(lode_uthread *uthread, void **result);
 
 /**
- * Lets other uthreads run; outside of a uthread, other threads.
+ * Lets other uthreads run; outside of a uthread, other threads. In a child of fork() that a uthread called no uthread runs
+ * any more: it has to end by _exit(2) or execute a program before the body returns.
  */
 void lode_yield(void);
 

@@ -125,9 +125,14 @@ pub unsafe extern "C" fn lode_join(uthread: *mut lode_uthread, result: *mut *mut
     })
 }
 
-/// Lets other uthreads run; outside of a uthread, other threads.
+/// Lets other uthreads run; outside of a uthread, other threads. In a child of fork() that a uthread called no uthread runs
+/// any more: it has to end by _exit(2) or execute a program before the body returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lode_yield() {
+    if INHERITED.load(Ordering::Relaxed) {
+        // The worker's others are the parent's.
+        return std::thread::yield_now();
+    }
     runtime::yield_now();
 }
 

@@ -843,6 +843,38 @@ static void uthreads_are_told_and_keep_what_is_theirs(void)
     CHECK(lode_run(1) == 0 && lode_join(both[0], NULL) == 0 && lode_join(both[1], NULL) == 0);
 }
 
+static int it_ran;
+
+static void *says_that_it_ran(void *arg)
+{
+    it_ran = 1;
+    return arg;
+}
+
+/* On one worker: the other has yet to run. */
+static void *forks_and_yields(void *arg)
+{
+    int status;
+    lode_uthread *other = lode_spawn(says_that_it_ran, NULL);
+    pid_t child = fork();
+
+    if (child == 0) {
+        for (int turn = 0; turn < 4; turn++)
+            lode_yield();
+        _exit(it_ran);
+    }
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    CHECK(!it_ran && lode_join(other, NULL) == 0 && it_ran);
+    return arg;
+}
+
+static void the_parents_uthreads_run_in_no_child(void)
+{
+    lode_uthread *one = lode_spawn(forks_and_yields, NULL);
+
+    CHECK(one && lode_run(1) == 0 && lode_join(one, NULL) == 0);
+}
+
 /* On the stack that a uthread has where nobody asked for a larger one. */
 static void *makes_and_opens_a_pool(void *path)
 {
@@ -1244,6 +1276,7 @@ int main(int argc, char **argv)
     uthreads_run_and_are_joined();
     uthreads_are_told_and_keep_what_is_theirs();
     uthreads_make_and_open_pools();
+    the_parents_uthreads_run_in_no_child();
     files_are_used_by_ticket();
     a_number_used_again_misleads_no_call();
     a_close_waits_for_who_waits();

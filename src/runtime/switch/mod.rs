@@ -27,8 +27,17 @@ pub use stack::{Stack, Stacks};
 pub enum Why {
     /// It goes on when others had their turn.
     Yield,
-    /// It goes on when somebody wakes it.
+    /// It goes on when somebody wakes it from this.
+    Rest(Rest),
+}
+
+/// What a fiber rests for. What wakes it from the one neither ends the other nor is lost there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// The program's own wait, for whatever it likes.
     Park,
+    /// A wait of this room, or of the room `wait`.
+    Wait,
 }
 
 /// What a fiber has on its own stack while it runs.

@@ -115,6 +115,8 @@ unsafe extern "C" fn on_sigsegv(signal: libc::c_int, info: *mut libc::siginfo_t,
 /// Within a handler, with its arguments.
 unsafe fn hand_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let before = BEFORE.get().map(|action| (action.sa_sigaction, action.sa_flags));
+    // SAFETY: the kernel's, valid during the handler.
+    let sent = unsafe { (*info).si_code } <= 0;
     match before {
         Some((handler, flags)) if handler != libc::SIG_DFL && handler != libc::SIG_IGN => {
             // SAFETY: whoever installed it said by its flags which of the two it is.
@@ -127,13 +129,21 @@ unsafe fn hand_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut
                 }
             }
         }
+        // Which a fault cannot be.
+        Some((libc::SIG_IGN, _)) if sent => {}
         // The instruction is repeated, and the process ends as it would have without us.
-        _ => unsafe {
-            // SAFETY: plain data, for which zeros are a valid value.
-            let mut default: libc::sigaction = std::mem::zeroed();
-            default.sa_sigaction = libc::SIG_DFL;
-            libc::sigaction(signal, &default, std::ptr::null_mut());
-        },
+        _ => {
+            // SAFETY: plain data, for which zeros are a valid value; both calls may be made by a handler.
+            unsafe {
+                let mut default: libc::sigaction = std::mem::zeroed();
+                default.sa_sigaction = libc::SIG_DFL;
+                libc::sigaction(signal, &default, std::ptr::null_mut());
+                // What somebody sent comes from no instruction.
+                if sent {
+                    libc::raise(signal);
+                }
+            }
+        }
     }
 }
 

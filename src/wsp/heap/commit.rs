@@ -215,9 +215,11 @@ impl<M: Media> Heap<M> {
 
     fn write(&self, plan: &Plan, staged: &Staged, entries: &[u64]) -> Result<()> {
         let lines = (entries.len() + record::WORDS).div_ceil(LINE / 8);
-        let (mut lane, _durable, _unfinished) = self.append(entries, lines)?;
+        let (mut lane, _durable, unfinished) = self.append(entries, lines)?;
         let roots = self.root_words(staged);
-        self.apply(plan, &roots, &mut lane).map_err(|fault| self.fault(fault))
+        self.apply(plan, &roots, &mut lane).map_err(|fault| self.fault(fault))?;
+        unfinished.finished();
+        Ok(())
     }
 
     /// Puts small objects into the record, if all of them fit.

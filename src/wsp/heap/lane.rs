@@ -89,14 +89,19 @@ impl Group {
 }
 
 /// A panic between a record's number and its last store leaves a record that is applied in part: it must not be settled.
-/// Dropped before the lane is let go.
+/// Dropped before the lane is let go. (Whether the thread panics says nothing: another uthread's panic may wait meanwhile.)
 pub(super) struct Unfinished<'h>(&'h AtomicBool);
+
+impl Unfinished<'_> {
+    /// All of the record is stored.
+    pub fn finished(self) {
+        std::mem::forget(self);
+    }
+}
 
 impl Drop for Unfinished<'_> {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.store(true, Release);
-        }
+        self.0.store(true, Release);
     }
 }
 
@@ -256,11 +261,13 @@ fn sync_failed(e: &std::io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
-    use std::sync::Barrier;
-    use std::sync::atomic::Ordering::Acquire;
+    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::Ordering::{Acquire, Relaxed};
+    use std::sync::{Arc, Barrier};
 
     use super::Group;
     use crate::media::Domain;
+    use crate::runtime::{JoinHandle, Options, Runtime, spawn};
     use crate::sim::media::SimMedia;
     use crate::wsp::heap::{Change, FormatOptions, Heap, Shape};
 
@@ -272,7 +279,7 @@ mod tests {
         for _ in 0..50 {
             let heap = Heap::format(SimMedia::new(vec![0; 256 << 10], Domain::Memory), &options).unwrap();
             let at = heap.reserve_offset(16).unwrap();
-            let has_lane = std::sync::Arc::new(Barrier::new(2));
+            let has_lane = Arc::new(Barrier::new(2));
             let waits = has_lane.clone();
             heap.media().record(Some(Box::new(move |_| {
                 waits.wait();
@@ -289,6 +296,37 @@ mod tests {
                 catch_unwind(AssertUnwindSafe(|| heap.commit(&publish))).unwrap_err();
             });
         }
+    }
+
+    /// One whose panic lets others run on its worker, as where it waits for a copy before its buffer goes.
+    #[test]
+    fn a_panic_of_another_uthread_is_no_panic_of_a_commit() {
+        struct Waits(Option<JoinHandle<bool>>, Arc<AtomicBool>);
+        impl Drop for Waits {
+            fn drop(&mut self) {
+                let commits = self.0.take().expect("it is dropped once");
+                self.1.store(commits.join().unwrap_or(false), Relaxed);
+            }
+        }
+        let heap = Heap::format(SimMedia::new(vec![0; 256 << 10], Domain::Memory), &FormatOptions::default());
+        let heap = Box::new(heap.unwrap());
+        let commits = move || {
+            assert!(std::thread::panicking(), "the other one is in its panic");
+            (0..2).all(|_| {
+                let at = heap.reserve_offset(16).unwrap();
+                heap.commit(&[Change::Publish { at, stored: 0 }]).is_ok()
+            })
+        };
+        let committed = Arc::new(AtomicBool::new(false));
+        let told = committed.clone();
+        let panics = move || {
+            let _waits = Waits(Some(spawn(commits).unwrap()), told);
+            panic!("as the test wants it");
+        };
+        let runtime = Runtime::new(Options::default()).unwrap();
+        drop(runtime.spawn(panics).unwrap());
+        runtime.run(1).unwrap();
+        assert!(committed.load(Relaxed), "the heap refuses changes");
     }
 
     /// The second one would succeed, without what the first one should have made durable.

@@ -34,7 +34,9 @@ use std::ptr::{null_mut, with_exposed_provenance_mut};
 use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap, mmap_anonymous, mremap_fixed, munmap};
+use rustix::mm::{
+    Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mremap_fixed, munmap,
+};
 
 use super::descriptors::{self, Descriptor};
 use super::gate::Gate;
@@ -141,6 +143,7 @@ impl Ground {
         if self.copies_on_write {
             self.freeze();
             self.bear_witness();
+            self.advise_frozen(Advice::LinuxDoFork);
         } else if is_single_thread() {
             self.stand_aside();
         }
@@ -193,7 +196,24 @@ impl Ground {
             // SAFETY: from `open_witness`, and the child has it now.
             let _ = unsafe { munmap(with_exposed_provenance_mut(page), 1) };
         }
+        self.advise_frozen(Advice::LinuxDontFork);
         self.take_back();
+    }
+
+    /// Children that no handler told have nothing of what is frozen either: they left no witness, and it would change below
+    /// them as it thaws.
+    fn advise_frozen(&self, advice: Advice) {
+        // What is a parent's stays as it is.
+        if self.is_foreign() || self.inherited {
+            return;
+        }
+        let mut from = 0;
+        while let Some((at, count)) = self.runs(|unit| unit.frozen, from) {
+            from = at + count;
+            let start = with_exposed_provenance_mut(self.unit_address(at));
+            // SAFETY: mappings of ours; what their pages hold stays.
+            let _ = unsafe { madvise(start, count * self.unit_bytes, advice) };
+        }
     }
 
     /// In the child all that is the parent's stays as it is, to be read, written and freed; nothing is added to it.

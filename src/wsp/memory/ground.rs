@@ -8,7 +8,8 @@
 //! the last of them, however they end. So nothing is written to media, nothing is left behind, and a
 //! program that closes all descriptors that it does not know takes nothing from itself. A child that lives on with
 //! something of its parent's keeps all locks of that open file, those of later claims too: those units are nobody's else
-//! until it has ended.
+//! until it has ended. So are those that a process had when its descriptor was closed, until it has ended itself: what is mapped
+//! keeps the lock that nobody can take back any more.
 //!
 //! **Memory of the host.** A store to a hole in a file that the host cannot fill kills the process. So a unit's
 //! blocks are reserved (`fallocate`) before any of its pages is handed out, and a host without room is a full media; not so
@@ -57,6 +58,8 @@ pub(super) struct Unit {
     pub unseen: bool,
     /// Stood aside in DRAM while a fork is under way.
     pub aside: bool,
+    /// Its lock is also that of an open file that no descriptor leads to: given up, it would be nobody's.
+    pub closed: bool,
 }
 
 /// See the file's head.
@@ -340,6 +343,9 @@ impl Ground {
     /// Lets go of an idle unit, so that other processes have it.
     fn disown(&mut self, unit: usize) {
         let Some(file) = self.file().map(|f| f.as_raw_fd()) else { return };
+        if self.units[unit].closed {
+            return;
+        }
         let at = with_exposed_provenance_mut(self.unit_address(unit));
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         // SAFETY: over a unit of ours of which nobody holds a page.
@@ -431,11 +437,15 @@ impl Ground {
             return Some(file);
         }
         let file = self.open_or_spare()?;
-        for unit in (0..self.units.len()).filter(|unit| !self.inherited && self.units[*unit].owned) {
+        for unit in 0..self.units.len() {
+            if self.inherited || !self.units[unit].owned {
+                continue;
+            }
             // Who has it already gets it: it is ours for reading.
             if !lock(file.as_raw_fd(), libc::F_RDLCK, self.offset(unit), self.offset(1)) {
                 return None;
             }
+            self.units[unit].closed = true;
         }
         self.file = Descriptor::new(file, self.identity);
         self.file.as_ref().and_then(Descriptor::get)
@@ -635,7 +645,7 @@ fn lock_alone(file: RawFd, start: i64, bytes: i64) -> std::result::Result<(), Op
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wsp::memory::tests::alone;
+    use crate::wsp::memory::tests::{alone, clone};
 
     fn ground(units: usize) -> Ground {
         Ground::new(Tract::memfd((units << 21) as u64).unwrap()).unwrap()
@@ -719,23 +729,20 @@ mod tests {
         let _ = unsafe { [libc::close(file), libc::close(again)] };
     }
 
-    /// Runs `child` in a child that the C library and our handlers know nothing of.
-    fn clone(child: impl FnOnce() -> bool) -> bool {
-        // SAFETY: a fork in all but the handlers; the child makes system calls until it ends.
-        match unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } {
-            -1 => panic!("no clone"),
-            0 => {
-                let fine = child();
-                // SAFETY: ends the child at once.
-                unsafe { libc::_exit(i32::from(!fine)) }
-            }
-            pid => {
-                let mut status = 0;
-                // SAFETY: a child of ours, and a place for its status.
-                assert_eq!(i64::from(unsafe { libc::waitpid(pid as i32, &raw mut status, 0) }), pid);
-                libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
-            }
-        }
+    #[test]
+    fn units_whose_descriptor_was_closed_are_not_lost() {
+        let _alone = alone();
+        let mut ground = ground(64);
+        let held: Vec<_> = (0..40).map(|_| ground.alloc(2 << 20, 2 << 20).unwrap().address).collect();
+        let file = ground.file.as_ref().unwrap().get().unwrap().as_raw_fd();
+        let null = rustix::fs::open(c"/dev/null", OFlags::RDWR, Mode::empty()).unwrap();
+        // SAFETY: the number is ours to lose in this test.
+        assert_eq!(unsafe { libc::dup2(null.as_raw_fd(), file) }, file);
+        held.iter().for_each(|at| ground.free(*at, 2 << 20));
+        let again: Vec<_> = (0..60).map_while(|_| ground.alloc(2 << 20, 2 << 20)).collect();
+        assert_eq!(again.len(), 60, "some are nobody's");
+        // SAFETY: opened above.
+        let _ = unsafe { libc::close(file) };
     }
 
     #[test]

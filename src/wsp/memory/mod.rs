@@ -46,6 +46,7 @@ use crate::error::{Error, Result};
 use crate::limits::MEMORY_ARENAS_MAX;
 use crate::media::Tract;
 use crate::quote::Shown;
+use crate::runtime::is_uthread;
 use ground::Ground;
 use heap::Heap;
 use hooks::Arena;
@@ -243,8 +244,10 @@ impl Memory {
     /// Runs `run`, and what it allocates in this thread by a global allocator that is [`ByScope`] lies here. Scopes may
     /// stand in scopes: the innermost counts. What it frees goes where it came from, whatever the scope.
     ///
-    /// For ever, because what was allocated lives on after the scope.
+    /// For ever, because what was allocated lives on after the scope. Panics in a uthread: others of its worker that run where it
+    /// waits would be in the scope, too. There [`alloc`](Memory::alloc) chooses.
     pub fn scope<R>(&'static self, run: impl FnOnce() -> R) -> R {
+        assert!(!is_uthread(), "a uthread has no memory scope: others of its thread would be in it");
         struct Back(Option<&'static Memory>);
         impl Drop for Back {
             fn drop(&mut self) {
@@ -420,6 +423,7 @@ fn current_cpu() -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::Runtime;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     // SAFETY: jemalloc reads this symbol when it is first called, as a pointer to a string that ends with NUL; nothing else of
@@ -585,6 +589,56 @@ mod tests {
                 assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "the child: {status:#x}");
             }
         }
+    }
+
+    /// Runs `child` in a child that the C library and our handlers know nothing of.
+    pub(super) fn clone(child: impl FnOnce() -> bool) -> bool {
+        // SAFETY: a fork in all but the handlers; the child makes system calls until it ends.
+        match unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } {
+            -1 => panic!("no clone"),
+            0 => {
+                let fine = child();
+                // SAFETY: ends the child at once.
+                unsafe { libc::_exit(i32::from(!fine)) }
+            }
+            pid => {
+                let mut status = 0;
+                // SAFETY: a child of ours, and a place for its status.
+                assert_eq!(i64::from(unsafe { libc::waitpid(pid as i32, &raw mut status, 0) }), pid);
+                libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+            }
+        }
+    }
+
+    /// Whether an address has no mapping.
+    fn faults(at: NonNull<u8>) -> bool {
+        let page = at.as_ptr().map_addr(|at| at & !(ground::PAGE - 1));
+        let mut present = 0;
+        // SAFETY: asks only, about one page, for which there is a byte.
+        let failed = unsafe { libc::mincore(page.cast(), 1, &raw mut present) } != 0;
+        failed && std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOMEM)
+    }
+
+    /// It leaves no witness: what it could read would turn to zeros where its parent uses it again.
+    #[test]
+    fn a_child_that_no_handler_told_has_nothing_of_what_an_earlier_fork_froze() {
+        let _alone = alone();
+        let memory = memory(64 * MIB, Full::Fail);
+        let at = memory.alloc(layout(3 * MIB)).unwrap();
+        fill(at, 3 * MIB, 1);
+        for _ in 0..2 {
+            // Those that a handler told have all of it, also of what was frozen before, and so have theirs.
+            fork(
+                || {
+                    (0..2).for_each(|_| fork(|| holds(at, 3 * MIB, 1), || {}));
+                    holds(at, 3 * MIB, 1)
+                },
+                || {},
+            );
+            assert!(holds(at, 3 * MIB, 1) && !faults(at));
+            assert!(clone(|| faults(at)), "it sees what will change");
+        }
+        assert!(memory.statistics().frozen_bytes >= 3 * MIB);
     }
 
     #[test]
@@ -947,6 +1001,19 @@ mod tests {
                 assert!(memory.contains(memory.alloc(layout(bytes)).unwrap().as_ptr()), "{bytes} bytes");
             }
         }
+    }
+
+    /// Else its worker's others would be in the scope as it waits, and the thread for ever after where two waited in theirs.
+    #[test]
+    fn a_uthread_has_no_scope() {
+        let _alone = alone();
+        let memory: &'static Memory = Box::leak(Box::new(memory(16 * MIB, Full::Fail)));
+        let runtime = Runtime::new(Default::default()).unwrap();
+        let scoped = runtime.spawn(|| memory.scope(|| ())).unwrap();
+        runtime.run(1).unwrap();
+        let message = scoped.join().unwrap_err();
+        assert!(message.downcast_ref::<&str>().unwrap().contains("uthread"));
+        memory.scope(|| ());
     }
 
     #[test]
