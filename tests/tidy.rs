@@ -22,7 +22,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("fs", &["media", "mover", "policy", "wait"]),
     ("runtime", &["mover::completion", "wait"]),
     ("mediator", &["fs", "media", "mover", "policy"]),
-    ("wsp", &["fs", "media", "mover", "policy", "runtime::is_uthread"]),
+    ("wsp", &["fs", "media", "mover", "policy", "wait"]),
     ("sim", &["fs", "media", "mover", "policy", "runtime", "wsp"]),
 ];
 

@@ -18,6 +18,7 @@ use crate::wait::{Sleeper, Uthreads};
 /// How a uthread waits for what is not of this room.
 pub(super) fn uthreads() -> Uthreads {
     Uthreads {
+        is_one: switch::inside,
         stays: || worker::current_task().is_some_and(|task| !task.movable),
         waker: || worker::current_task().expect("it stays, so it is a uthread").into(),
         park: |time| rest_for(Rest::Wait, time),

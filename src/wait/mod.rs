@@ -40,7 +40,7 @@ pub use ladder::{Ending, Seen, for_at_most, poll_for, until};
 pub use rung::{NAP_RINGS_MAX, POLL_MAX, POLL_TOTAL_MAX, look_again};
 pub(crate) use sleeper::Sleeper;
 pub use sleeper::current_waker;
-pub use uthread::{Uthreads, keeping_thread, lets_others_run, provide};
+pub use uthread::{Uthreads, is_uthread, keeping_thread, lets_others_run, provide};
 
 /// What the caller has, that it must not keep others from while it lets its worker run something else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

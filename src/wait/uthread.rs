@@ -9,7 +9,9 @@ use crate::sync::primitive::thread_local;
 
 /// What the runtime provides, all of it for the caller.
 pub struct Uthreads {
-    /// It is a uthread that stays on its thread.
+    /// It is a uthread.
+    pub is_one: fn() -> bool,
+    /// And one that stays on its thread.
     pub stays: fn() -> bool,
     /// Wakes it from `park`, and from nothing of the program's own.
     pub waker: fn() -> Waker,
@@ -47,6 +49,11 @@ pub fn keeping_thread<T>(run: impl FnOnce() -> T) -> T {
     // Nobody else runs on this thread before it is dropped, so the count is this caller's.
     let _keeper = Keeper;
     run()
+}
+
+/// Whether the caller is a uthread.
+pub fn is_uthread() -> bool {
+    UTHREADS.get().is_some_and(|uthreads| (uthreads.is_one)())
 }
 
 /// Whether a wait of the caller that holds nothing lets others run.

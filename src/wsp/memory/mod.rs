@@ -46,7 +46,7 @@ use crate::error::{Error, Result};
 use crate::limits::MEMORY_ARENAS_MAX;
 use crate::media::Tract;
 use crate::quote::Shown;
-use crate::runtime::is_uthread;
+use crate::wait::is_uthread;
 use ground::Ground;
 use heap::Heap;
 use hooks::Arena;
