@@ -337,6 +337,43 @@ def crash():
     return together(*results)
 
 
+# Steps that no sequence misses, by file and by what stands in the line, or by name: docs/crash.md says why.
+SURVIVORS = {
+    "memory": [],
+    "page-cache": [],
+}
+
+
+def mutants():
+    """Each step left out that keeps files in a crash: that some sequence notices it (nightly)."""
+    if not OPTIONS.nightly:
+        return None
+    results = []
+    for domain, known in SURVIVORS.items():
+        out = os.path.join(LOGS, f"mutants-{domain}.json")
+        status, output = run("mutants", "sh", "-c", f"'{LODE}' crash --mutants --domain {domain} --json > '{out}'", minutes=90)
+        if status:
+            results.append(Result(failed=1, lines=[f"FAIL lode crash --mutants: status {status}", *output.splitlines()[-15:]]))
+            continue
+        with open(out, encoding="utf-8") as file:
+            tried = json.load(file)["tried"]
+        missed = [one["without"] for one in tried if one["killed_by"] is None and not any(stands_at(one["without"], *place) for place in known)]
+        lines = [f"FAIL {domain}: nobody notices without {site}" for site in missed]
+        results.append(Result(passed=len(tried) - len(missed), failed=len(missed) + (not tried), lines=lines))
+    return together(*results)
+
+
+def stands_at(site, file, text):
+    """Whether a site (`fence at FILE:LINE`, or a step's name) is that line."""
+    if not file:
+        return site == text
+    found = re.search(r" at (.*):(\d+)$", site)
+    if not found or found[1] != file:
+        return False
+    with open(os.path.join(ROOT, file), encoding="utf-8") as source:
+        return text in source.read().splitlines()[int(found[2]) - 1]
+
+
 def demo():
     """make demo, to the end (nightly)."""
     return step("demo", "make", "demo") if OPTIONS.nightly else None
@@ -394,7 +431,7 @@ def races():
 # a lane of its own.
 STAGES = [
     (([build, cargo], [tools, loom, fuzz, crash, lint]), [mount, guest, kills, c_api, heap, bench, fio_engine, install], [wsp, study]),
-    (([schedules, races, demo],), [], []),
+    (([schedules, races, mutants, demo],), [], []),
 ]
 # The others use what `build` makes.
 NEED_NO_BUILD = [build, tools, lint, cargo, loom, fuzz, schedules, races]

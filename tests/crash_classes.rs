@@ -306,6 +306,18 @@ fn found_what_left_a_removed_directory_is_somewhere() {
     explore(ALL, Image::Fresh, text);
 }
 
+/// Found by reading: an entry had left for a directory that the power loss took, and what it had left was removed.
+#[test]
+fn found_what_left_a_removed_directory_for_one_that_is_lost_is_somewhere() {
+    let text = "X/A/foo B/u B/v B/w !B/C | mkdir B/C ; rename X/A/foo B/C/foo ; rmdir X/A\n\n\
+                X/A/D/foo B/u B/v B/w !B/C | mkdir B/C ; rename X/A/D B/C/D ; rmdir X/A ; rmdir X\n\n\
+                X/A/foo B/u B/v B/w Y/! !B/C | mkdir B/C ; rename X/A/foo B/C/foo ; rename Y X/A\n\n\
+                X/foo Y/A/ B/u B/v B/w !Y/A/foo !B/C | rename X/foo Y/A/foo ; mkdir B/C ; rename Y/A/foo B/C/foo ; rmdir Y/A\n\n\
+                X/A/foo B/u B/v B/w !B/C | mkdir B/C ; create B/C/bar ; rename X/A/foo B/C/bar exchange ; unlink X/A/foo ; rmdir X/A";
+    explore(&[Domain::PageCache], Image::Fresh, text);
+    explored(&[Domain::PageCache], DataMode::Cow, Image::Fresh, true, text);
+}
+
 /// Found by two operations, once removals were cut: a rename behind the cut counted, for the cut was looked for among renames.
 #[test]
 fn found_what_stands_behind_a_cut_removal_is_cut() {

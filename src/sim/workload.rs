@@ -278,6 +278,7 @@ pub const LONG: &[&str] = &[
     "B/bar A/ C/ !A/foo | rename B/bar A/foo ; unlink A/foo ; rename C A ; tick",
     "A/C/ B/C/! bar | rename A/C B/C ; fsync bar ; rmdir B/C ; rmdir B",
     "A/C/foo B/C/! bar | rename A/C B/C ; fsync bar ; unlink B/C/foo ; rmdir B/C ; create A/foo ; rename A B",
+    "X/A/foo B/u B/v B/w !B/C | mkdir B/C ; rename X/A/foo B/C/foo ; rmdir X/A",
     "A/foo B/bar !new | rename A/foo B/bar whiteout ; unlink A/foo ; rmdir A ; mkdir new ; tick ; unlink B/bar",
     "A/foo B/bar:9000 | rename A/foo B/bar whiteout ; tick ; create B/new ; write B/new 0 9000 ; rename B/bar A/foo",
     "A/foo !A/bar B/ !B/foo | rename A/foo A/bar whiteout ; rename A/foo B/foo whiteout ; unlink A/foo ; churn A 60",

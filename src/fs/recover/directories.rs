@@ -410,9 +410,17 @@ impl<M: Media> Recovery<'_, M> {
                 && !reached.contains_key(&p.partner.ino)
                 && is_there(&p.partner)
         };
+        // Nobody reaches one that was removed since, and where its removal counts it may be the last that had the entry.
+        let left = |(ino, generation): (u32, u64)| {
+            replayed.dirs.get(&ino).is_some_and(|dir| dir.generation == generation)
+        };
+        let removals = replayed.said.removed.iter().filter(|(_, removal)| removal.in_doubt);
+        let removed: HashSet<u32> =
+            removals.map(|(inode, _)| *inode).filter(|inode| left(*inode)).map(|(ino, _)| ino).collect();
+        let asked = |ino: &u32| reached.contains_key(ino) || removed.contains(ino);
         let mut tree = None;
         let mut cuts = Vec::new();
-        for (&ino, scan) in scans.iter().filter(|(ino, _)| reached.contains_key(*ino)) {
+        for (&ino, scan) in scans.iter().filter(|(ino, _)| asked(ino)) {
             for pair in scan.counted().filter(lost) {
                 let tree = tree.get_or_insert_with(|| Unreached::new(scans, reached, replayed));
                 match tree.cause(pair.partner.ino, pair.partner.generation) {
