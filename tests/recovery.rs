@@ -1095,3 +1095,44 @@ fn recover_on_a_full_pool(is_withdrawn: bool) {
     assert_eq!(again.open_report().voided, 1);
     drop(ticket);
 }
+
+/// A directory that a power loss took says for ever what was in it once: it is no one's place after the next failure.
+#[test]
+fn a_directory_that_was_lost_does_not_speak_after_the_next_failure() {
+    let cred = Cred::root();
+    for goes_on in [false, true] {
+        let fs = fresh(Domain::PageCache);
+        let [q, d, s, e] = [b"q", b"d", b"s", b"e"].map(|name| mkdir(&fs, Ino::ROOT, name));
+        let u = mkdir(&fs, q, b"u");
+        create(&fs, d, b"f");
+        // Enough to have its log in a page of its own.
+        (0..8).for_each(|n| _ = create(&fs, s, format!("{n}").as_bytes()));
+        settle(&fs);
+        let images = failures(&fs, || {
+            let z = mkdir(&fs, s, b"z");
+            fs.rename(&cred, q, b"u", z, b"u", 0).unwrap();
+        });
+        let mut was_lost = false;
+        for (first, image) in images {
+            let fs = open(image, Domain::PageCache);
+            if find(&fs, s, b"z").is_some() || find(&fs, q, b"u") != Some(u) {
+                continue;
+            }
+            was_lost = true;
+            fs.rename(&cred, d, b"f", u, b"f", 0).unwrap();
+            match goes_on {
+                true => fs.rename(&cred, u, b"f", e, b"f", 0).unwrap(),
+                false => fs.unlink(&cred, u, b"f").unwrap(),
+            }
+            fs.rmdir(&cred, q, b"u").unwrap();
+            fs.sync().unwrap();
+            for (second, image) in failures(&fs, || chmod(&fs, e, 0o700)) {
+                let fs = open(image, Domain::PageCache);
+                let found = (find(&fs, d, b"f").is_some(), find(&fs, e, b"f").is_some());
+                assert_eq!(found, (false, goes_on), "{first}, then {second}");
+                assert_eq!(find(&fs, q, b"u"), None, "{first}, then {second}");
+            }
+        }
+        assert!(was_lost);
+    }
+}

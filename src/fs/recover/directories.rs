@@ -37,6 +37,8 @@ struct Scan {
     /// Number of the first operation that does not count.
     cut: Option<u32>,
     head_seq: u32,
+    /// Nothing in it is settled: its first operation is not, or there is none.
+    is_new: bool,
     pairs: Vec<Pair>,
 }
 
@@ -95,9 +97,11 @@ impl<M: Media> Recovery<'_, M> {
     /// Finds where a directory's log must be cut for reasons of its own, and its paired records.
     fn scan(&self, ino: u32) -> Result<Scan> {
         let mut reader = Reader::new(self.core, self.owner(ino))?;
-        let mut scan = Scan { cut: None, head_seq: reader.log().head_seq(), pairs: Vec::new() };
+        let head_seq = reader.log().head_seq();
         let (mut op, mut next) = (Op::default(), Op::default());
         let mut more = reader.next(&mut op)?;
+        let is_new = !more || op.epoch() > self.settled;
+        let mut scan = Scan { cut: None, head_seq, is_new, pairs: Vec::new() };
         while more {
             more = reader.next(&mut next)?;
             let in_doubt = self.in_doubt(&op, !more);
@@ -561,14 +565,41 @@ enum Cause {
 
 impl<'a> Unreached<'a> {
     fn new(scans: &'a HashMap<u32, Scan>, reached: &HashMap<u32, u32>, replayed: &Replayed) -> Unreached<'a> {
-        let mut parents = HashMap::new();
-        for (&ino, dir) in replayed.dirs.iter().filter(|(ino, _)| !reached.contains_key(*ino)) {
+        let unreached = || replayed.dirs.iter().filter(|(ino, _)| !reached.contains_key(*ino));
+        let named = |dir: &Inode| -> Vec<u32> {
             let body = dir.body.read();
             let entries = body.dir().into_iter().flat_map(|index| index.iter());
-            parents.extend(entries.filter(|e| e.entry.kind == Kind::Directory).map(|e| (e.entry.ino.0, ino)));
+            let is_there = |e: &Named| {
+                let named = replayed.dirs.get(&e.entry.ino.0);
+                named.is_some_and(|named| named.generation == e.entry.generation)
+            };
+            entries.filter(is_there).map(|e| e.entry.ino.0).filter(|ino| !reached.contains_key(ino)).collect()
+        };
+        let removals = replayed.said.removed.iter();
+        let going: HashSet<(u32, u64)> =
+            removals.filter(|(_, removal)| removal.in_doubt).map(|(inode, _)| *inode).collect();
+        // Who was out of reach before this failure says nothing: nobody names it, nor was it made or removed just now.
+        let mut names: HashMap<u32, Vec<u32>> = unreached().map(|(&ino, dir)| (ino, named(dir))).collect();
+        let mut namers: HashMap<u32, u32> = HashMap::new();
+        names.values().flatten().for_each(|ino| *namers.entry(*ino).or_default() += 1);
+        let mut queue: Vec<u32> = names.keys().filter(|ino| !namers.contains_key(*ino)).copied().collect();
+        while let Some(ino) = queue.pop() {
+            let is_new = scans.get(&ino).is_none_or(|scan| scan.is_new);
+            if is_new || going.contains(&(ino, replayed.dirs[&ino].generation)) {
+                continue;
+            }
+            for named in names.remove(&ino).into_iter().flatten() {
+                let left = namers.get_mut(&named).expect("it was counted");
+                *left -= 1;
+                if *left == 0 {
+                    queue.push(named);
+                }
+            }
         }
+        let parents =
+            names.into_iter().flat_map(|(ino, names)| names.into_iter().map(move |named| (named, ino)));
         let removed = replayed.said.removed.iter().map(|(inode, _)| *inode).collect();
-        Unreached { scans, parents, removed }
+        Unreached { scans, parents: parents.collect(), removed }
     }
 
     fn cause(&self, ino: u32, generation: u64) -> Cause {
