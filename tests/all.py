@@ -155,7 +155,7 @@ def cargo():
     is_released = os.path.exists(os.path.join(RELEASE, "lode"))
     status, output = run(
         "cargo", CARGO, "test", *chosen, "--no-fail-fast", "--", "--show-output", minutes=90 if OPTIONS.nightly else 45,
-        env={"PROPTEST_CASES": "4096", "LODE_FSCK_FLIPS": "200000", "LODE_CRASH_OPS": "200", "LODE_HEAP_KILLS": "400", "LODE_BEGUN_STEP": "1",
+        env={"PROPTEST_CASES": "4096", "LODE_FSCK_FLIPS": "200000", "LODE_CRASH_OPS": "200", "LODE_HEAP_KILLS": "400", "LODE_BEGUN_STEP": "1", "LODE_MUTANTS": "all",
              "LODE_COPIES": "100000", "LODE_FULL_SEEDS": "20000"} if OPTIONS.nightly else None,
     )
     result = Result()

@@ -7,6 +7,7 @@ use lodestone::media::Domain;
 use lodestone::sim::explore::Bounds;
 use lodestone::sim::heap::run::{Image, Place, Plan, run};
 use lodestone::sim::heap::{mutants, workload};
+use lodestone::sim::mutation::Site;
 use lodestone::sim::run::{Effort, Tally};
 
 fn effort(twice: bool) -> Effort {
@@ -147,7 +148,10 @@ fn noticed(domain: Domain, survivors: &[(&str, &str)]) {
     let plan = Plan { places, count, sequence: Box::new(of), effort, threads: 1 };
     // A mutant may die by a panic; that is no news.
     std::panic::set_hook(Box::new(|_| ()));
-    let tried = mutants::run(&plan, &|_, _, _| true);
+    // At night the survivors, too: whether they still are.
+    let at_night = std::env::var_os("LODE_MUTANTS").is_some();
+    let chosen = |site: &Site| at_night || !is_one_of(&site.to_string(), survivors);
+    let tried = mutants::run(&plan, &chosen, &|_, _, _| true);
     drop(std::panic::take_hook());
     let tried = tried.unwrap();
     let mut alive = Vec::new();

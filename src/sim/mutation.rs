@@ -108,10 +108,11 @@ pub struct Mutant<B = Broken> {
     pub killed: Option<B>,
 }
 
-/// Leaves out each site that the plan's sequences meet, one at a time. `progress` is called after each with how
-/// many of how many were tried, and answers whether to go on.
+/// Leaves out each site that the plan's sequences meet and that is `chosen`, one at a time. `progress` is called after each
+/// with how many of how many were tried, and answers whether to go on.
 pub fn run(
     plan: &Plan,
+    chosen: &dyn Fn(&Site) -> bool,
     progress: &(dyn Fn(usize, usize, &Mutant) -> bool + Sync),
 ) -> Result<Vec<Mutant>, String> {
     let starts: Vec<Start> = plan.places.iter().map(|p| Start::new(*p)).collect::<Result<_, _>>()?;
@@ -119,7 +120,7 @@ pub fn run(
         |start: usize, n: u64, effort: &Effort| run::sequence(&starts[start], &(plan.sequence)(n), effort).1;
     let trial =
         Trial { starts: starts.len(), count: plan.count, effort: &plan.effort, flips: FLIPS, run: &run };
-    trial.run(plan.threads, progress)
+    trial.run(plan.threads, chosen, progress)
 }
 
 /// Sequences by number, to be run without a step.
@@ -141,10 +142,11 @@ impl<B: Send + fmt::Display> Trial<'_, B> {
     pub fn run(
         &self,
         threads: usize,
+        chosen: &dyn Fn(&Site) -> bool,
         progress: &(dyn Fn(usize, usize, &Mutant<B>) -> bool + Sync),
     ) -> Result<Vec<Mutant<B>>, String> {
         let met = self.meet(threads)?;
-        let sites: Vec<(&Site, &Vec<Job>)> = met.iter().collect();
+        let sites: Vec<(&Site, &Vec<Job>)> = met.iter().filter(|(site, _)| chosen(site)).collect();
         let mutants = Mutex::new(BTreeMap::new());
         let next = AtomicUsize::new(0);
         on_threads(threads, || {

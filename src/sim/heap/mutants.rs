@@ -1,16 +1,17 @@
 //! Steps of the heap left out on purpose: whether the simulator would notice. See `sim/mutation.rs`.
 
 use super::run::{Broken, Plan, Start, sequence};
-use crate::sim::mutation::{self, Trial};
+use crate::sim::mutation::{self, Site, Trial};
 use crate::sim::run::Effort;
 
 /// What became of a mutation.
 pub type Mutant = mutation::Mutant<Broken>;
 
-/// Leaves out each site that the plan's sequences meet, one at a time. `progress` is called after each with how
-/// many of how many were tried, and answers whether to go on.
+/// Leaves out each site that the plan's sequences meet and that is `chosen`, one at a time. `progress` is called after each
+/// with how many of how many were tried, and answers whether to go on.
 pub fn run(
     plan: &Plan,
+    chosen: &dyn Fn(&Site) -> bool,
     progress: &(dyn Fn(usize, usize, &Mutant) -> bool + Sync),
 ) -> Result<Vec<Mutant>, String> {
     let starts: Vec<Start> = plan.places.iter().map(|p| Start::new(*p)).collect::<Result<_, _>>()?;
@@ -20,5 +21,5 @@ pub fn run(
     };
     // What recovery meets all sequences do: sites are noted without bits that go wrong.
     let trial = Trial { starts: starts.len(), count: plan.count, effort: &plan.effort, flips: 0, run: &run };
-    trial.run(plan.threads, progress)
+    trial.run(plan.threads, chosen, progress)
 }

@@ -136,7 +136,7 @@ pub(super) struct Tried {
 fn mutants(args: &cli::Crash, plan: &Plan, bar: &ProgressBar, begun: Instant) -> Result<()> {
     // A mutant may die by a panic; that is not news.
     std::panic::set_hook(Box::new(|_| ()));
-    let tried = mutation::run(plan, &|done, total, mutant| {
+    let tried = mutation::run(plan, &|_| true, &|done, total, mutant| {
         bar.set_length(total as u64);
         bar.set_position(done as u64);
         bar.set_message(mutant.site.to_string());
