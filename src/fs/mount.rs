@@ -241,7 +241,7 @@ impl<M: Media> Fs<M> {
         core.media.know(&bad);
         // Nothing else may reach media before the pool is marked as in use.
         write_state(&*core.media, &core.sb, &entered)?;
-        core.media.sync().map_err(|e| sync_error(e, "mount::open"))?;
+        sync_behind(&*core.media, &core.sb, &entered, "mount::open")?;
         let loaded = match previous.clean {
             true => match checkpoint::load(&mut core, previous.checkpoint) {
                 Err(e) => {
@@ -362,11 +362,7 @@ impl<M: Media> Fs<M> {
         self.core.media.sync().map_err(|e| {
             let e = sync_error(e, "mount::sync");
             self.core.poison(&e);
-            // The kernel may show from now on what is not on the disk, as if it were: who opens the pool next must not
-            // believe it. Where this is lost as well, so is that.
-            let state = self.state.lock();
-            let doubted = State { serial: state.serial + 1, boot: 0, ..*state };
-            let _ = write_state(&*self.core.media, &self.core.sb, &doubted);
+            doubt(&*self.core.media, &self.core.sb, &self.state.lock());
             e
         })
     }
@@ -488,7 +484,7 @@ impl<M: Media> Fs<M> {
             let full = if was_out_of_room { "the disk below the pool was" } else { "the pool is" };
             tracing::warn!("{full} too full for a checkpoint: the next mount scans the logs instead");
         }
-        self.core.media.sync().map_err(|e| sync_error(e, "mount::close"))?;
+        self.sync_media()?;
         let state = {
             let mut state = self.state.lock();
             state.serial += 1;
@@ -498,7 +494,7 @@ impl<M: Media> Fs<M> {
             *state
         };
         write_state(&*self.core.media, &self.core.sb, &state)?;
-        self.core.media.sync().map_err(|e| sync_error(e, "mount::close"))
+        self.sync_media()
     }
 
     /// Forgets all that is in DRAM and gives the media back, as a crash of the process would: the next
@@ -766,8 +762,23 @@ fn super_error(fault: SuperFault, site: &'static str) -> Error {
     Error::message(errno, site, message)
 }
 
-pub(super) fn sync_error(e: std::io::Error, site: &'static str) -> Error {
+fn sync_error(e: std::io::Error, site: &'static str) -> Error {
     Error::message(e.raw_os_error().unwrap_or(libc::EIO), site, format!("the pool could not be synced: {e}"))
+}
+
+/// Makes durable what was stored so far, on an ordinary file, by one who has the pool to itself and wrote `last`, its newest state line.
+pub(super) fn sync_behind<M: Media>(media: &M, sb: &Super, last: &State, site: &'static str) -> Result<()> {
+    media.sync().map_err(|e| {
+        doubt(media, sb, last);
+        sync_error(e, site)
+    })
+}
+
+/// After a sync that failed, and behind `last`: the kernel says so once, and may show from now on what is not on the disk, as if it
+/// were. Who opens the pool next must not believe it. Where this line is lost as well, so is that.
+fn doubt<M: Media>(media: &M, sb: &Super, last: &State) {
+    let doubted = State { serial: last.serial + 1, clean: false, closed: false, boot: 0, ..*last };
+    let _ = write_state(media, sb, &doubted);
 }
 
 pub(super) fn write_super<M: Media>(media: &M, sb: &Super) -> Result<()> {
@@ -881,7 +892,7 @@ fn write_empty<M: Media>(media: &M, sb: &Super, options: &MkfsOptions) -> Result
     let state = State { serial: 1, mount: 1, clean: false, boot: boot(), deferred, ..State::default() };
     write_state(media, sb, &state)?;
     write_super(media, sb)?;
-    media.sync().map_err(|e| sync_error(e, "mount::mkfs"))
+    sync_behind(media, sb, &state, "mount::mkfs")
 }
 
 /// The first record of the inode table: its first blocks.
