@@ -298,6 +298,9 @@ pub struct Core<M: Media> {
     ahead_ever: AtomicBool,
     /// A store failed: no epoch is named any more, for the operation left without its fence.
     failed: AtomicBool,
+    /// One syncs the media at a time, and nobody behind a sync that failed: the kernel tells one of two that are under way at once. Who
+    /// has it waits for nobody else.
+    media_sync: Mutex<()>,
     /// Syncs that let something freed be reused. Written by those who hold the lock of syncs.
     releases: AtomicU64,
     read_only: bool,

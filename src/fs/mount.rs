@@ -92,6 +92,7 @@ impl<M: Media> Core<M> {
             found,
             poisoned: AtomicBool::new(false),
             failed: AtomicBool::new(false),
+            media_sync: Mutex::default(),
             releases: AtomicU64::new(0),
             ahead: CachePadded::default(),
             fixing: AtomicU64::new(0),
@@ -359,31 +360,33 @@ impl<M: Media> Fs<M> {
     /// Makes durable what was stored so far, on an ordinary file, whatever is under way.
     #[track_caller]
     pub(super) fn sync_media(&self) -> Result<()> {
-        self.core.media.sync().map_err(|e| {
-            let e = sync_error(e, "mount::sync");
-            self.core.poison(&e);
-            doubt(&*self.core.media, &self.core.sb, &self.state.lock());
-            e
-        })
+        let one = self.core.media_sync.lock();
+        // Whoever failed in an epoch said so before leaving it.
+        if self.core.failed.load(Ordering::Acquire) {
+            return Err(self.core.poison_error());
+        }
+        let Err(e) = self.core.media.sync() else { return Ok(()) };
+        let e = sync_error(e, "mount::sync");
+        self.core.poison(&e);
+        drop(one);
+        let mut state = self.state.lock();
+        *state = doubt(&*self.core.media, &self.core.sb, &state);
+        Err(e)
     }
 
     /// Names an epoch of which nothing is under way.
     fn name_ended(&self, synced: &mut Synced, ended: u64) -> Result<()> {
-        // Whoever failed in the epoch said so before leaving it.
-        if self.core.failed.load(Ordering::Acquire) {
-            return Err(self.core.poison_error());
-        }
         self.sync_media()?;
         // The state line written after the last sync is durable since this one, and so are the heads that were moved then.
         let moved = std::mem::replace(&mut synced.named, synced.done);
         synced.done = ended;
         self.move_heads(synced.named).inspect_err(|e| self.core.poison(e))?;
         // Only once it is written may others rely on it.
-        let mut state = *self.state.lock();
-        state.serial += 1;
-        state.settled = ended;
-        write_state(&*self.core.media, &self.core.sb, &state).inspect_err(|e| self.core.poison(e))?;
-        *self.state.lock() = state;
+        let mut state = self.state.lock();
+        let named = State { serial: state.serial + 1, settled: ended, ..*state };
+        write_state(&*self.core.media, &self.core.sb, &named).inspect_err(|e| self.core.poison(e))?;
+        *state = named;
+        drop(state);
         if self.core.deferring {
             // What the logs of the heads that were moved just now began with bears the epoch behind theirs, and more than one epoch may
             // have ended before a sync.
@@ -776,9 +779,10 @@ pub(super) fn sync_behind<M: Media>(media: &M, sb: &Super, last: &State, site: &
 
 /// After a sync that failed, and behind `last`: the kernel says so once, and may show from now on what is not on the disk, as if it
 /// were. Who opens the pool next must not believe it. Where this line is lost as well, so is that.
-fn doubt<M: Media>(media: &M, sb: &Super, last: &State) {
+fn doubt<M: Media>(media: &M, sb: &Super, last: &State) -> State {
     let doubted = State { serial: last.serial + 1, clean: false, closed: false, boot: 0, ..*last };
     let _ = write_state(media, sb, &doubted);
+    doubted
 }
 
 pub(super) fn write_super<M: Media>(media: &M, sb: &Super) -> Result<()> {
