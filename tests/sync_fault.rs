@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use lodestone::fs::format::{BLOCK, STATE_BLOCK, State};
+use lodestone::fs::format::{BLOCK, SLOT, STATE_BLOCK, State, TABLE_BLOCK};
 use lodestone::fs::{Cred, Fs, Ino, MkfsOptions, OpenOptions, SetAttr, check};
 use lodestone::media::{Domain, LINE, Media, Pool, PoolOptions};
 use lodestone::sim::media::{Keep, SimMedia};
@@ -225,6 +225,28 @@ fn a_sync_that_fails_in_a_repair_is_never_forgotten() {
         let fs = Fs::open(media.crash_point().media(Keep::Nothing), &options()).unwrap();
         assert!(has(&fs, b"synced", 1), "{nth}");
         assert!(fs.check().unwrap().is_clean(), "{nth}");
+    }
+}
+
+/// What was synced is damaged behind an open that failed once it had recovered: no crash left that.
+#[test]
+fn damage_is_told_from_a_crash_after_a_sync_that_failed_in_recovery() {
+    for nth in 0..2 {
+        let media = made();
+        let fs = Fs::open(media.clone(), &same_boot()).unwrap();
+        let synced = create(&fs, b"synced", 1).unwrap();
+        let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+        fs.setattr(&Cred::root(), synced, &mode).unwrap();
+        fs.fsync(synced, true).unwrap();
+        fs.abandon().unwrap();
+        media.fail_sync_behind(nth);
+        let e = Fs::open(media.clone(), &same_boot()).map(drop).unwrap_err();
+        assert_eq!(e.errno(), libc::EIO, "{nth}: {e}");
+        let write = TABLE_BLOCK as usize * BLOCK + synced.0 as usize * SLOT + LINE;
+        media.flip(write + LINE - 1, 0);
+        let fs = Fs::open(media.clone(), &same_boot()).unwrap();
+        let e = fs.read(synced, 0, &mut [0; 10]).expect_err("damage passes for the end of the log");
+        assert_eq!(e.errno(), libc::EUCLEAN, "{nth}: {e}");
     }
 }
 

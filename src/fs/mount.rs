@@ -266,7 +266,8 @@ impl<M: Media> Fs<M> {
             seconds: begun.elapsed().as_secs_f64(),
             ..opened.report
         };
-        let fs = Fs::begin(core, Opened { report, ..opened }, state);
+        // Until an epoch is named recovery is not through.
+        let fs = Fs::begin(core, Opened { report, ..opened }, State { crashed: previous.crashed, ..state });
         if !was_clean && !fs.core.read_only {
             fs.settle_durably()?; // recovery has settled everything there is
             fs.core.alloc.release(u64::MAX); // and nobody asks any more for what it held
@@ -383,7 +384,8 @@ impl<M: Media> Fs<M> {
         self.move_heads(synced.named).inspect_err(|e| self.core.poison(e))?;
         // Only once it is written may others rely on it.
         let mut state = self.state.lock();
-        let named = State { serial: state.serial + 1, settled: ended, ..*state };
+        let (serial, crashed) = (state.serial + 1, self.core.crashed);
+        let named = State { serial, crashed, settled: ended, ..*state };
         write_state(&*self.core.media, &self.core.sb, &named).inspect_err(|e| self.core.poison(e))?;
         *state = named;
         drop(state);
