@@ -415,7 +415,8 @@ impl<M: Media> Core<M> {
 
     #[inline]
     fn check_alive(&self) -> Result<()> {
-        if self.poisoned.load(Ordering::Relaxed) { Err(self.poison_error()) } else { Ok(()) }
+        // As the counts of those who look here in no epoch: either a close sees such a one's, or that one sees the close.
+        if self.poisoned.load(Ordering::SeqCst) { Err(self.poison_error()) } else { Ok(()) }
     }
 
     /// Whether no store failed. After one that did the end of its log is undefined, and an operation that goes on, to clean that

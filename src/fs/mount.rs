@@ -453,7 +453,7 @@ impl<M: Media> Fs<M> {
             return Ok(());
         }
         self.save_bad_blocks();
-        if self.core.poisoned.swap(true, Ordering::AcqRel) {
+        if self.core.poisoned.swap(true, Ordering::SeqCst) {
             return Err(self.core.poison_error());
         }
         self.wait_for_copies_ahead();
