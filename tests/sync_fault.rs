@@ -4,9 +4,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use lodestone::fs::format::{BLOCK, STATE_BLOCK};
-use lodestone::fs::{Cred, Fs, Ino, MkfsOptions, OpenOptions, SetAttr};
-use lodestone::media::{Domain, Media, Pool, PoolOptions};
+use lodestone::fs::format::{BLOCK, SLOT, STATE_BLOCK, State, TABLE_BLOCK};
+use lodestone::fs::{Cred, Fs, Ino, MkfsOptions, OpenOptions, SetAttr, check};
+use lodestone::media::{Domain, LINE, Media, Pool, PoolOptions};
 use lodestone::sim::media::{Keep, SimMedia};
 
 const POOL_BYTES: usize = 2 << 20;
@@ -77,7 +77,6 @@ fn a_failed_sync_is_never_forgotten() {
 fn what_a_failed_sync_lost_is_missed_by_the_same_boot() {
     let pool =
         Fs::mkfs(SimMedia::new(vec![0; POOL_BYTES], Domain::PageCache), &MkfsOptions::default()).unwrap();
-    let same_boot = || OpenOptions { power_lost: false, ..options() };
     let fs = Fs::open(pool, &same_boot()).unwrap();
     fail(&fs, || fs.media().fail_syncs(true));
     let point = fs.media().crash_point();
@@ -113,6 +112,151 @@ fn a_sync_that_fails_at_the_close_leaves_a_pool_to_recover() {
         assert!(has(&fs, b"synced", 1), "{seed}");
         assert!(fs.check().unwrap().is_clean(), "{seed}");
     }
+}
+
+fn same_boot() -> OpenOptions {
+    OpenOptions { power_lost: false, ..options() }
+}
+
+/// A new pool on media that outlive whoever has it open.
+fn made() -> Arc<SimMedia> {
+    let media = Arc::new(SimMedia::new(vec![0; POOL_BYTES], Domain::PageCache));
+    drop(Fs::mkfs(media.clone(), &MkfsOptions::default()).unwrap());
+    media
+}
+
+/// The state line that counts says that a sync failed, and of no pool that it was closed.
+fn assert_doubted(media: &SimMedia, which: &str) {
+    let image = media.image();
+    let lines = image[STATE_BLOCK as usize * BLOCK..][..2 * LINE].chunks(LINE);
+    let newest = lines.filter_map(|line| State::fields(line.try_into().unwrap())).max_by_key(|s| s.serial);
+    let State { boot, clean, closed, .. } = newest.unwrap();
+    assert_eq!((boot, clean, closed), (0, false, false), "{which}");
+}
+
+/// What was stored before is in the page cache only; the kernel says that it could not write it to whoever syncs next, once.
+#[test]
+fn a_sync_that_fails_while_the_pool_is_opened_is_never_forgotten() {
+    for nth in 0.. {
+        let media = made();
+        let fs = Fs::open(media.clone(), &same_boot()).unwrap();
+        let synced = create(&fs, b"synced", 1).unwrap();
+        fs.fsync(synced, true).unwrap();
+        create(&fs, b"lost", 2).unwrap();
+        fs.abandon().unwrap();
+        media.fail_sync_behind(nth);
+        let Err(e) = Fs::open(media.clone(), &same_boot()) else {
+            assert!(nth >= 3, "an open has three syncs");
+            return;
+        };
+        assert_eq!(e.errno(), libc::EIO, "{nth}: {e}");
+        assert_doubted(&media, &format!("sync {nth} of the open"));
+        let fs = Fs::open(media.clone(), &same_boot()).unwrap();
+        assert!(has(&fs, b"synced", 1), "{nth}");
+        let there = has(&fs, b"lost", 2);
+        let again = create(&fs, b"again", 3).unwrap();
+        fs.fsync(again, true).unwrap();
+        let fs = Fs::open(media.crash_point().media(Keep::Nothing), &options()).unwrap();
+        assert!(has(&fs, b"synced", 1) && has(&fs, b"again", 3), "{nth}");
+        assert_eq!(has(&fs, b"lost", 2), there, "{nth}: what a sync covered is lost");
+        assert!(fs.check().unwrap().is_clean(), "{nth}");
+    }
+}
+
+/// The blocks that the inode table gave back at the end are others' after the next open.
+#[test]
+fn a_sync_that_fails_while_the_pool_is_closed_is_never_forgotten() {
+    for nth in 0.. {
+        let media = made();
+        let fs = Fs::open(media.clone(), &same_boot()).unwrap();
+        let names: Vec<String> = (0..600).map(|n| format!("f{n}")).collect();
+        for name in &names {
+            fs.create(&Cred::root(), Ino::ROOT, name.as_bytes(), 0o644, 0, libc::O_EXCL).unwrap();
+        }
+        create(&fs, b"synced", 1).unwrap();
+        fs.sync().unwrap();
+        for name in &names {
+            let ino = fs.lookup(&Cred::root(), Ino::ROOT, name.as_bytes()).unwrap().ino;
+            fs.unlink(&Cred::root(), Ino::ROOT, name.as_bytes()).unwrap();
+            fs.release(ino);
+            fs.forget(ino, 2);
+        }
+        media.fail_sync_behind(nth);
+        let Err(e) = fs.close() else {
+            assert!(nth >= 5, "a close has five syncs");
+            return;
+        };
+        assert_eq!(e.errno(), libc::EIO, "{nth}: {e}");
+        assert_doubted(&media, &format!("sync {nth} of the close"));
+        drop(fs);
+        let fs = Fs::open(media.clone(), &same_boot()).unwrap();
+        assert!(has(&fs, b"synced", 1), "{nth}");
+        let made =
+            (0..u8::MAX).take_while(|n| create(&fs, &[b'g', b'a' + n / 16, b'a' + n % 16], *n).is_ok());
+        let made = made.count() as u8;
+        fs.sync().unwrap();
+        let fs = Fs::open(media.crash_point().media(Keep::Nothing), &options())
+            .unwrap_or_else(|e| panic!("{nth}: {e}"));
+        assert!(has(&fs, b"synced", 1), "{nth}");
+        assert!((0..made).all(|n| has(&fs, &[b'g', b'a' + n / 16, b'a' + n % 16], n)), "{nth}");
+        assert!(fs.check().unwrap().is_clean(), "{nth}");
+    }
+}
+
+#[test]
+fn a_sync_that_fails_in_a_repair_is_never_forgotten() {
+    for nth in 0.. {
+        let media = made();
+        let fs = Fs::open(media.clone(), &same_boot()).unwrap();
+        create(&fs, b"synced", 1).unwrap();
+        create(&fs, b"damaged", 2).unwrap();
+        fs.close().unwrap();
+        drop(fs);
+        let at = media.image().windows(7).position(|bytes| bytes == b"damaged").unwrap();
+        media.flip(at, 0);
+        media.fail_sync_behind(nth);
+        let Err(e) = check::repair(media.clone(), false, None) else {
+            assert!(nth >= 6, "a repair has six syncs, and opens and closes the pool");
+            return;
+        };
+        assert_eq!(e.errno(), libc::EIO, "{nth}: {e}");
+        assert_doubted(&media, &format!("sync {nth} of the repair"));
+        check::repair(media.clone(), false, None).unwrap();
+        let fs = Fs::open(media.crash_point().media(Keep::Nothing), &options()).unwrap();
+        assert!(has(&fs, b"synced", 1), "{nth}");
+        assert!(fs.check().unwrap().is_clean(), "{nth}");
+    }
+}
+
+/// What was synced is damaged behind an open that failed once it had recovered: no crash left that.
+#[test]
+fn damage_is_told_from_a_crash_after_a_sync_that_failed_in_recovery() {
+    for nth in 0..2 {
+        let media = made();
+        let fs = Fs::open(media.clone(), &same_boot()).unwrap();
+        let synced = create(&fs, b"synced", 1).unwrap();
+        let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+        fs.setattr(&Cred::root(), synced, &mode).unwrap();
+        fs.fsync(synced, true).unwrap();
+        fs.abandon().unwrap();
+        media.fail_sync_behind(nth);
+        let e = Fs::open(media.clone(), &same_boot()).map(drop).unwrap_err();
+        assert_eq!(e.errno(), libc::EIO, "{nth}: {e}");
+        let write = TABLE_BLOCK as usize * BLOCK + synced.0 as usize * SLOT + LINE;
+        media.flip(write + LINE - 1, 0);
+        let fs = Fs::open(media.clone(), &same_boot()).unwrap();
+        let e = fs.read(synced, 0, &mut [0; 10]).expect_err("damage passes for the end of the log");
+        assert_eq!(e.errno(), libc::EUCLEAN, "{nth}: {e}");
+    }
+}
+
+#[test]
+fn a_pool_whose_making_was_not_synced_is_none() {
+    let media = Arc::new(SimMedia::new(vec![0; POOL_BYTES], Domain::PageCache));
+    media.fail_sync_once();
+    let e = Fs::mkfs(media.clone(), &MkfsOptions::default()).map(drop).unwrap_err();
+    assert_eq!(e.errno(), libc::EIO, "{e}");
+    assert_doubted(&media, "mkfs");
 }
 
 /// From now on `fdatasync` fails in this thread, as on a disk that is broken. The kernel does it: a filter of

@@ -298,6 +298,9 @@ pub struct Core<M: Media> {
     ahead_ever: AtomicBool,
     /// A store failed: no epoch is named any more, for the operation left without its fence.
     failed: AtomicBool,
+    /// One syncs the media at a time, and nobody behind a sync that failed: the kernel tells one of two that are under way at once. Who
+    /// has it waits for nobody else.
+    media_sync: Mutex<()>,
     /// Syncs that let something freed be reused. Written by those who hold the lock of syncs.
     releases: AtomicU64,
     read_only: bool,
@@ -412,7 +415,8 @@ impl<M: Media> Core<M> {
 
     #[inline]
     fn check_alive(&self) -> Result<()> {
-        if self.poisoned.load(Ordering::Relaxed) { Err(self.poison_error()) } else { Ok(()) }
+        // As the counts of those who look here in no epoch: either a close sees such a one's, or that one sees the close.
+        if self.poisoned.load(Ordering::SeqCst) { Err(self.poison_error()) } else { Ok(()) }
     }
 
     /// Whether no store failed. After one that did the end of its log is undefined, and an operation that goes on, to clean that

@@ -92,6 +92,7 @@ impl<M: Media> Core<M> {
             found,
             poisoned: AtomicBool::new(false),
             failed: AtomicBool::new(false),
+            media_sync: Mutex::default(),
             releases: AtomicU64::new(0),
             ahead: CachePadded::default(),
             fixing: AtomicU64::new(0),
@@ -241,7 +242,7 @@ impl<M: Media> Fs<M> {
         core.media.know(&bad);
         // Nothing else may reach media before the pool is marked as in use.
         write_state(&*core.media, &core.sb, &entered)?;
-        core.media.sync().map_err(|e| sync_error(e, "mount::open"))?;
+        sync_behind(&*core.media, &core.sb, &entered, "mount::open")?;
         let loaded = match previous.clean {
             true => match checkpoint::load(&mut core, previous.checkpoint) {
                 Err(e) => {
@@ -265,7 +266,8 @@ impl<M: Media> Fs<M> {
             seconds: begun.elapsed().as_secs_f64(),
             ..opened.report
         };
-        let fs = Fs::begin(core, Opened { report, ..opened }, state);
+        // Until an epoch is named recovery is not through.
+        let fs = Fs::begin(core, Opened { report, ..opened }, State { crashed: previous.crashed, ..state });
         if !was_clean && !fs.core.read_only {
             fs.settle_durably()?; // recovery has settled everything there is
             fs.core.alloc.release(u64::MAX); // and nobody asks any more for what it held
@@ -359,35 +361,34 @@ impl<M: Media> Fs<M> {
     /// Makes durable what was stored so far, on an ordinary file, whatever is under way.
     #[track_caller]
     pub(super) fn sync_media(&self) -> Result<()> {
-        self.core.media.sync().map_err(|e| {
-            let e = sync_error(e, "mount::sync");
-            self.core.poison(&e);
-            // The kernel may show from now on what is not on the disk, as if it were: who opens the pool next must not
-            // believe it. Where this is lost as well, so is that.
-            let state = self.state.lock();
-            let doubted = State { serial: state.serial + 1, boot: 0, ..*state };
-            let _ = write_state(&*self.core.media, &self.core.sb, &doubted);
-            e
-        })
+        let one = self.core.media_sync.lock();
+        // Whoever failed in an epoch said so before leaving it.
+        if self.core.failed.load(Ordering::Acquire) {
+            return Err(self.core.poison_error());
+        }
+        let Err(e) = self.core.media.sync() else { return Ok(()) };
+        let e = sync_error(e, "mount::sync");
+        self.core.poison(&e);
+        drop(one);
+        let mut state = self.state.lock();
+        *state = doubt(&*self.core.media, &self.core.sb, &state);
+        Err(e)
     }
 
     /// Names an epoch of which nothing is under way.
     fn name_ended(&self, synced: &mut Synced, ended: u64) -> Result<()> {
-        // Whoever failed in the epoch said so before leaving it.
-        if self.core.failed.load(Ordering::Acquire) {
-            return Err(self.core.poison_error());
-        }
         self.sync_media()?;
         // The state line written after the last sync is durable since this one, and so are the heads that were moved then.
         let moved = std::mem::replace(&mut synced.named, synced.done);
         synced.done = ended;
         self.move_heads(synced.named).inspect_err(|e| self.core.poison(e))?;
         // Only once it is written may others rely on it.
-        let mut state = *self.state.lock();
-        state.serial += 1;
-        state.settled = ended;
-        write_state(&*self.core.media, &self.core.sb, &state).inspect_err(|e| self.core.poison(e))?;
-        *self.state.lock() = state;
+        let mut state = self.state.lock();
+        let (serial, crashed) = (state.serial + 1, self.core.crashed);
+        let named = State { serial, crashed, settled: ended, ..*state };
+        write_state(&*self.core.media, &self.core.sb, &named).inspect_err(|e| self.core.poison(e))?;
+        *state = named;
+        drop(state);
         if self.core.deferring {
             // What the logs of the heads that were moved just now began with bears the epoch behind theirs, and more than one epoch may
             // have ended before a sync.
@@ -452,7 +453,7 @@ impl<M: Media> Fs<M> {
             return Ok(());
         }
         self.save_bad_blocks();
-        if self.core.poisoned.swap(true, Ordering::AcqRel) {
+        if self.core.poisoned.swap(true, Ordering::SeqCst) {
             return Err(self.core.poison_error());
         }
         self.wait_for_copies_ahead();
@@ -488,7 +489,7 @@ impl<M: Media> Fs<M> {
             let full = if was_out_of_room { "the disk below the pool was" } else { "the pool is" };
             tracing::warn!("{full} too full for a checkpoint: the next mount scans the logs instead");
         }
-        self.core.media.sync().map_err(|e| sync_error(e, "mount::close"))?;
+        self.sync_media()?;
         let state = {
             let mut state = self.state.lock();
             state.serial += 1;
@@ -498,7 +499,7 @@ impl<M: Media> Fs<M> {
             *state
         };
         write_state(&*self.core.media, &self.core.sb, &state)?;
-        self.core.media.sync().map_err(|e| sync_error(e, "mount::close"))
+        self.sync_media()
     }
 
     /// Forgets all that is in DRAM and gives the media back, as a crash of the process would: the next
@@ -766,8 +767,24 @@ fn super_error(fault: SuperFault, site: &'static str) -> Error {
     Error::message(errno, site, message)
 }
 
-pub(super) fn sync_error(e: std::io::Error, site: &'static str) -> Error {
+fn sync_error(e: std::io::Error, site: &'static str) -> Error {
     Error::message(e.raw_os_error().unwrap_or(libc::EIO), site, format!("the pool could not be synced: {e}"))
+}
+
+/// Makes durable what was stored so far, on an ordinary file, by one who has the pool to itself and wrote `last`, its newest state line.
+pub(super) fn sync_behind<M: Media>(media: &M, sb: &Super, last: &State, site: &'static str) -> Result<()> {
+    media.sync().map_err(|e| {
+        doubt(media, sb, last);
+        sync_error(e, site)
+    })
+}
+
+/// After a sync that failed, and behind `last`: the kernel says so once, and may show from now on what is not on the disk, as if it
+/// were. Who opens the pool next must not believe it. Where this line is lost as well, so is that.
+fn doubt<M: Media>(media: &M, sb: &Super, last: &State) -> State {
+    let doubted = State { serial: last.serial + 1, clean: false, closed: false, boot: 0, ..*last };
+    let _ = write_state(media, sb, &doubted);
+    doubted
 }
 
 pub(super) fn write_super<M: Media>(media: &M, sb: &Super) -> Result<()> {
@@ -881,7 +898,7 @@ fn write_empty<M: Media>(media: &M, sb: &Super, options: &MkfsOptions) -> Result
     let state = State { serial: 1, mount: 1, clean: false, boot: boot(), deferred, ..State::default() };
     write_state(media, sb, &state)?;
     write_super(media, sb)?;
-    media.sync().map_err(|e| sync_error(e, "mount::mkfs"))
+    sync_behind(media, sb, &state, "mount::mkfs")
 }
 
 /// The first record of the inode table: its first blocks.

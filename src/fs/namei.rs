@@ -226,7 +226,7 @@ impl<M: Media> Fs<M> {
         }
         let new = New { mode: libc::S_IFREG | mode & 0o7777, umask, rdev: 0, target: None, open: true };
         let mut room = self.room();
-        let (inode, attr) = loop {
+        loop {
             let made = {
                 let body = dir.body.read();
                 let guard = self.core.enter()?;
@@ -234,19 +234,18 @@ impl<M: Media> Fs<M> {
                 self.check_grows(cred, &dir, &body)?;
                 self.new_inode(cred, &body, (&new, 0), &guard, now()).map(|made| {
                     self.core.fence(made.pending);
-                    (made.inode, made.attr)
+                    made.inode.linkable.store(true, Ordering::Relaxed);
+                    self.table.entry(made.inode.ino.0).nlink.store(0, Ordering::Release);
+                    // In the epoch: a close, which waits for those inside, takes back what has no name.
+                    self.table.fill(made.inode);
+                    made.attr
                 })
             };
             match made {
                 Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut room) => continue,
-                made => break made?,
+                made => return made,
             }
-        };
-        inode.linkable.store(true, Ordering::Relaxed);
-        let entry = self.table.entry(inode.ino.0);
-        entry.nlink.store(0, Ordering::Release);
-        self.table.fill(inode);
-        Ok(attr)
+        }
     }
 
     fn make(&self, cred: &Cred, dir: Ino, name: &[u8], new: &New) -> Result<Attr> {

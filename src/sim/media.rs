@@ -227,8 +227,8 @@ struct Memory {
     /// The next of this line fails, and no other.
     fails_again: Option<Range<usize>>,
     syncs_fail: bool,
-    /// The next sync fails, and no other.
-    sync_fails: bool,
+    /// The sync behind so many fails, and no other.
+    sync_fails: Option<u64>,
     /// Stores up to this one should have been made durable by that one: their pages are taken for clean.
     forgotten: u64,
 }
@@ -661,7 +661,7 @@ impl SimMedia {
             fails: None,
             fails_again: None,
             syncs_fail: false,
-            sync_fails: false,
+            sync_fails: None,
             forgotten: 0,
         };
         SimMedia { memory: Mutex::new(memory), len, domain }
@@ -709,7 +709,12 @@ impl SimMedia {
     /// The next sync fails, and those behind it succeed without what it should have made durable: that stays in doubt
     /// until its page is stored to again, as with Linux, which says so once and takes the pages for clean.
     pub fn fail_sync_once(&self) {
-        self.memory.lock().sync_fails = true;
+        self.fail_sync_behind(0);
+    }
+
+    /// The same, of the sync that comes after so many.
+    pub fn fail_sync_behind(&self, syncs: u64) {
+        self.memory.lock().sync_fails = Some(syncs);
     }
 
     /// One bit of a byte goes wrong, durably.
@@ -1027,7 +1032,9 @@ impl Media for SimMedia {
             if memory.syncs_fail {
                 return Err(std::io::Error::from_raw_os_error(libc::EIO));
             }
-            if std::mem::take(&mut memory.sync_fails) {
+            let before = memory.sync_fails.take();
+            memory.sync_fails = before.and_then(|syncs| syncs.checked_sub(1));
+            if before == Some(0) {
                 memory.forgotten = memory.stores;
                 return Err(std::io::Error::from_raw_os_error(libc::EIO));
             }
@@ -1047,5 +1054,23 @@ impl Media for SimMedia {
             }
         }
         Ok(())
+    }
+
+    /// Pages that are taken for clean show what is there.
+    fn drop_cached(&self) {
+        let mut guard = self.memory.lock();
+        let memory = &mut *guard;
+        if memory.forgotten == 0 {
+            return;
+        }
+        let Memory { now, durable, pending, forgotten, .. } = memory;
+        pending.retain(|&page, atoms| {
+            let dirty = atoms.iter().any(|a| a.seq > *forgotten);
+            if !dirty {
+                let there = durable.as_ref().unwrap_or(now).page(page);
+                *now.page_mut(page) = *there;
+            }
+            dirty
+        });
     }
 }

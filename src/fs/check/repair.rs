@@ -20,7 +20,7 @@ use super::super::alloc::{Block, Run};
 use super::super::fixed::{FIXED, STAMP_BYTES, remove_stamp};
 use super::super::format::*;
 use super::super::log::{Owner, block_addr};
-use super::super::mount::{write_state, write_super};
+use super::super::mount::{sync_behind, write_state, write_super};
 use super::super::types::Kind;
 use super::super::{Fs, OpenOptions};
 use super::image::{Entry, Image, Value};
@@ -550,7 +550,8 @@ impl<'m, M: Media> Mender<'m, M> {
     /// Stores it all: see the file's head.
     fn commit(mut self) -> Result<()> {
         let media = self.checked.pool.media;
-        let sync = || media.sync().map_err(|e| super::super::mount::sync_error(e, "check::repair"));
+        let sb = &self.checked.pool.sb;
+        let sync = |last: &State| sync_behind(media, sb, last, "check::repair");
         let mut heads = BTreeMap::new();
         for (&ino, image) in &self.images {
             let value = |v: &Value| {
@@ -565,12 +566,12 @@ impl<'m, M: Media> Mender<'m, M> {
         for &ino in heads.keys().filter(|&&ino| in_moved(ino)) {
             self.write_slot(ino, heads[&ino])?;
         }
-        sync()?;
         let state = self.checked.pool.state;
+        sync(&state)?;
         let begun =
             State { clean: false, closed: false, serial: state.serial + 1, mount: state.mount + 1, ..state };
-        write_state(media, &self.checked.pool.sb, &begun)?;
-        sync()?;
+        write_state(media, sb, &begun)?;
+        sync(&begun)?;
         let last = u8::MAX;
         let rank = |ino: u32| match ino {
             TABLE_INO => 0,
@@ -585,12 +586,12 @@ impl<'m, M: Media> Mender<'m, M> {
             for &(_, ino) in step.iter().filter(|&&(_, ino)| !in_moved(ino)) {
                 self.write_slot(ino, heads[&ino])?;
             }
-            sync()?;
+            sync(&begun)?;
         }
         // What the checkpoint knew is put to use.
         let done = State { serial: begun.serial + 1, checkpoint: 0, ..begun };
-        write_state(media, &self.checked.pool.sb, &done)?;
-        sync()
+        write_state(media, sb, &done)?;
+        sync(&done)
     }
 
     /// Lets a slot lead to its new log; its header, too, where that was lost.
