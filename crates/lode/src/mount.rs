@@ -119,7 +119,8 @@ fn mount(request: &MountOptions) -> Result<(), Failure> {
         return Ok(());
     }
     if request.foreground {
-        return serve(&pool, place, &options, None);
+        let signals = Signals::block().map_err(|e| Failure::failed(format!("cannot block signals: {e}")))?;
+        return serve(&pool, place, &options, signals, None);
     }
     let split = daemon::split().map_err(|e| {
         // One that was killed leaves its mount dead.
@@ -131,7 +132,7 @@ fn mount(request: &MountOptions) -> Result<(), Failure> {
     match split {
         Side::Parent(0) => Ok(()),
         Side::Parent(code) => Err(Failure { code, message: None }),
-        Side::Child(ready) => serve(&pool, place, &options, Some(ready)),
+        Side::Child(signals, ready) => serve(&pool, place, &options, signals, Some(ready)),
     }
 }
 
@@ -205,8 +206,14 @@ fn is_dead(path: &Path) -> bool {
 }
 
 /// The server's life. The parent learns of a failure before the mount is live; afterwards the log does.
-fn serve(pool: &Path, place: Place, options: &Options, ready: Option<Ready>) -> Result<(), Failure> {
-    match start(pool, place, options) {
+fn serve(
+    pool: &Path,
+    place: Place,
+    options: &Options,
+    signals: Signals,
+    ready: Option<Ready>,
+) -> Result<(), Failure> {
+    match start(pool, place, options, signals) {
         Ok(server) => {
             if let Some(ready) = ready {
                 ready.live();
@@ -234,8 +241,7 @@ struct Server<M: Media> {
     live: Option<server::Server>,
 }
 
-fn start(pool: &Path, place: Place, options: &Options) -> Result<Server<Pool>, Failure> {
-    let signals = Signals::block().map_err(|e| Failure::failed(format!("cannot block signals: {e}")))?;
+fn start(pool: &Path, place: Place, options: &Options, signals: Signals) -> Result<Server<Pool>, Failure> {
     let listening = listen(options)?;
     let fs = open_pool(pool, options)?;
     let begun = connect_to_kernel(pool, &place, options).and_then(|(device, attachment)| {

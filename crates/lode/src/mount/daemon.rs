@@ -15,6 +15,7 @@ use rustix::fs::FileType;
 use rustix::pipe::PipeFlags;
 
 use super::FAILED;
+use super::stop::Signals;
 
 const LOG_SOCKET: &str = "/dev/log";
 /// Facility daemon, severity warning.
@@ -25,7 +26,8 @@ const LOG_LINE_BYTES_MAX: u64 = 8192;
 pub enum Side {
     /// The caller's process, and the exit code of the attempt.
     Parent(u8),
-    Child(Ready),
+    /// No thread of it takes a signal that ends a mount but the one that waits for it.
+    Child(Signals, Ready),
 }
 
 /// The child's end of the pipe.
@@ -45,8 +47,9 @@ pub fn split() -> io::Result<Side> {
         -1 => Err(io::Error::last_os_error()),
         0 => {
             drop(ours);
-            match Ready::prepare() {
-                Ok((null, log)) => Ok(Side::Child(Ready { pipe: theirs, null, log })),
+            // Before there is a second thread, which would be ended by them, and the process with it.
+            match Signals::block().and_then(|signals| Ok((signals, Ready::prepare()?))) {
+                Ok((signals, (null, log))) => Ok(Side::Child(signals, Ready { pipe: theirs, null, log })),
                 Err(e) => {
                     // The child says it.
                     tell(theirs, FAILED);
