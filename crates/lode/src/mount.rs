@@ -215,20 +215,24 @@ fn serve(
 ) -> Result<(), Failure> {
     match start(pool, place, options, signals) {
         Ok(server) => {
-            if let Some(ready) = ready {
-                ready.live();
-            }
-            server.run()
+            let _log = ready.and_then(Ready::live);
+            server.run().map_err(said)
         }
         Err(failure) => {
-            let code = failure.code;
-            report(failure);
+            let failure = said(failure);
             if let Some(ready) = ready {
-                ready.failed(code);
+                ready.failed(failure.code);
             }
-            Err(Failure { code, message: None })
+            Err(failure)
         }
     }
+}
+
+/// Reports it, so that nobody has to later.
+fn said(failure: Failure) -> Failure {
+    let code = failure.code;
+    report(failure);
+    Failure { code, message: None }
 }
 
 /// A live mount.

@@ -5,7 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -269,4 +269,59 @@ fn signals_end_a_server_in_the_background_orderly() {
         assert_eq!(space.mounted(&space.rig.dir()), None, "{signal:?}");
         assert!(space.is_clean(), "{signal:?}");
     }
+}
+
+/// A log that stands still stops nobody.
+#[test]
+fn a_mount_goes_on_beside_a_log_that_takes_nothing() {
+    need_mount!();
+    let space = Space::new();
+    let log = space.log();
+    let mut mount = space.run(env!("CARGO_BIN_EXE_lode"));
+    mount.arg("mount").arg(space.rig.pool()).arg(space.rig.dir());
+    assert!(mount.env("LODE_LOG", "lode=debug").output().unwrap().status.success());
+    // Each is refused, and a line in the log.
+    let script = "i=0; while [ $i -lt 2000 ]; do [ -e \"$1/none$i\" ]; i=$((i + 1)); done";
+    let mut program = space.run("sh").args(["-c", script, "sh"]).arg(space.rig.dir()).spawn().unwrap();
+    wait_until("all are refused", || program.try_wait().unwrap().is_some());
+    log.set_nonblocking(true).unwrap();
+    let mut line = [0; 8192];
+    while log.recv(&mut line).is_ok() {}
+    log.set_nonblocking(false).unwrap();
+    assert!(!space.at("later").exists());
+    let heard = heard(&log, "lines were lost");
+    assert!(heard.contains("]: "), "{heard}");
+    succeed(&mut space.umount());
+}
+
+/// The next line with `part` in it.
+fn heard(log: &UnixDatagram, part: &str) -> String {
+    let mut line = [0; 8192];
+    loop {
+        let bytes = log.recv(&mut line).unwrap_or_else(|e| panic!("waited in vain for {part:?}: {e}"));
+        let line = text(&line[..bytes]);
+        if line.contains(part) {
+            return line;
+        }
+    }
+}
+
+#[test]
+fn the_log_hears_the_last_line_though_it_began_anew() {
+    need_mount!();
+    let space = Space::new();
+    let log = space.log();
+    succeed(&mut space.mount("rw"));
+    fs::write(space.at("f"), "lost").unwrap();
+    let pid = space.server();
+    drop(log);
+    let log = space.bind_log();
+    File::options().write(true).open(space.rig.pool()).unwrap().set_len(4096).unwrap();
+    // What no change can be written to cannot be closed.
+    let is_refused = || fs::set_permissions(space.at("f"), fs::Permissions::from_mode(0o600)).is_err();
+    wait_until("no change is taken", is_refused);
+    succeed(&mut space.umount());
+    let line = heard(&log, "closing the pool");
+    assert!(line.starts_with(&format!("<28>lode[{pid}]: lode: ")), "{line}");
+    assert!(line.contains("the next mount recovers it"), "{line}");
 }
