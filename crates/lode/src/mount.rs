@@ -248,7 +248,8 @@ struct Server<M: Media> {
 fn start(pool: &Path, place: Place, options: &Options, signals: Signals) -> Result<Server<Pool>, Failure> {
     let listening = listen(options)?;
     let fs = open_pool(pool, options)?;
-    let begun = connect_to_kernel(pool, &place, options).and_then(|(device, attachment)| {
+    let read_only = fs.statfs().read_only;
+    let begun = connect_to_kernel(pool, &place, options, read_only).and_then(|(device, attachment)| {
         // Of no use without somebody who serves it, and what is said next is why.
         let undo = |_: &Failure| _ = attachment.unmount(true);
         begin(pool, &fs, device, &attachment, (signals, listening), options).inspect_err(undo)
@@ -275,6 +276,8 @@ fn begin(
         // Nobody asks for priorities where no copy would be treated otherwise.
         class_by_priority: options.engine != EngineKind::Cpu && fs.mover().state().class.is_none(),
         sync_names: options.flags.intersects(MountFlags::SYNCHRONOUS | MountFlags::DIRSYNC),
+        // Who made the mount may have made it for writing.
+        asks_opens: attachment.dir().is_none() && fs.statfs().read_only,
     };
     let door = FuseDoor::open(Arc::clone(fs), device, &settings)
         .map_err(|e| Failure::failed(format!("the kernel does not agree to the mount: {}", for_want(&e))))?;
@@ -287,7 +290,7 @@ fn begin(
     let mount_point = attachment.dir().map(Path::to_owned);
     let listens = listening.addresses();
     tracing::info!(?listens, "state and metrics");
-    let source = Mounted::new(fs, door.traffic(), pool.to_owned(), mount_point, options.read_only(), listens);
+    let source = Mounted::new(fs, door.traffic(), pool.to_owned(), mount_point, listens);
     let (ended, end) = mpsc::channel();
     let watched = signals.watch(attachment.clone(), ended.clone());
     watched.map_err(|e| Failure::failed(format!("cannot watch for signals: {}", for_want(&e))))?;
@@ -363,6 +366,7 @@ fn connect_to_kernel(
     pool: &Path,
     place: &Place,
     options: &Options,
+    read_only: bool,
 ) -> Result<(OwnedFd, Attachment), Failure> {
     match place {
         Place::Device(fd) => connect::take(*fd).map_err(|e| Failure::failed(format!("/dev/fd/{fd}: {e}"))),
@@ -370,7 +374,8 @@ fn connect_to_kernel(
             let plan = Plan {
                 source: pool.as_os_str().to_owned(),
                 dir: dir.clone(),
-                flags: options.flags,
+                // A damaged pool may have opened so, whatever was asked for.
+                flags: if read_only { options.flags | MountFlags::RDONLY } else { options.flags },
                 allow_other: options.allow_other,
                 read_bytes_max: options.read_bytes_max,
             };

@@ -336,7 +336,8 @@ impl<M: Media> Requests<M> {
         if self.settings.cache != Cache::None {
             wanted |= InitFlags::FUSE_EXPLICIT_INVAL_DATA | InitFlags::FUSE_CACHE_SYMLINKS;
             let has = config.capabilities();
-            self.zero_message_open = has.contains(InitFlags::FUSE_NO_OPEN_SUPPORT);
+            self.zero_message_open =
+                has.contains(InitFlags::FUSE_NO_OPEN_SUPPORT) && !self.settings.asks_opens;
             self.zero_message_opendir = has.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
         }
         let agreed = wanted & config.capabilities();
