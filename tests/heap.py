@@ -487,6 +487,9 @@ int main(void)
         CHECK(posix_memalign(&p, align, 100) == 0 && (uintptr_t)p % align == 0 && errno == 7);
         memset(p, 1, malloc_usable_size(p));
         free(p);
+        for (size_t small = 0; small < 4; small++) {
+            CHECK(posix_memalign(&p, align, small * 8 / 3) == 0 && (uintptr_t)p % align == 0);
+        }
         p = memalign(align, 5000);
         CHECK((uintptr_t)p % align == 0 && malloc_usable_size(p) >= 5000);
         free(p);
@@ -530,7 +533,7 @@ int main(void)
 }
 """)
     assert plain("cc", "-O0", "-fno-builtin", "-w", source, "-o", program).returncode == 0
-    for options in ((), ("--heap-min", "4K"), ("--heap-min", "8K"), ("--heap-min", "16"), ("--heap-min", "1M"), ("--heap-full", "fail")):
+    for options in ((), ("--heap-min", "4K"), ("--heap-min", "8K"), ("--heap-min", "1"), ("--heap-min", "16"), ("--heap-min", "1M"), ("--heap-full", "fail")):
         answer = heap.run(program, options=options)
         assert answer.stdout == "fine\n" and answer.returncode == 0, (options, answer)
     # The library without a media is an allocator like any other.

@@ -119,7 +119,8 @@ fn mount(request: &MountOptions) -> Result<(), Failure> {
         return Ok(());
     }
     if request.foreground {
-        return serve(&pool, place, &options, None);
+        let signals = Signals::block().map_err(|e| Failure::failed(format!("cannot block signals: {e}")))?;
+        return serve(&pool, place, &options, signals, None);
     }
     let split = daemon::split().map_err(|e| {
         // One that was killed leaves its mount dead.
@@ -131,7 +132,7 @@ fn mount(request: &MountOptions) -> Result<(), Failure> {
     match split {
         Side::Parent(0) => Ok(()),
         Side::Parent(code) => Err(Failure { code, message: None }),
-        Side::Child(ready) => serve(&pool, place, &options, Some(ready)),
+        Side::Child(signals, ready) => serve(&pool, place, &options, signals, Some(ready)),
     }
 }
 
@@ -205,23 +206,33 @@ fn is_dead(path: &Path) -> bool {
 }
 
 /// The server's life. The parent learns of a failure before the mount is live; afterwards the log does.
-fn serve(pool: &Path, place: Place, options: &Options, ready: Option<Ready>) -> Result<(), Failure> {
-    match start(pool, place, options) {
+fn serve(
+    pool: &Path,
+    place: Place,
+    options: &Options,
+    signals: Signals,
+    ready: Option<Ready>,
+) -> Result<(), Failure> {
+    match start(pool, place, options, signals) {
         Ok(server) => {
-            if let Some(ready) = ready {
-                ready.live();
-            }
-            server.run()
+            let _log = ready.and_then(Ready::live);
+            server.run().map_err(said)
         }
         Err(failure) => {
-            let code = failure.code;
-            report(failure);
+            let failure = said(failure);
             if let Some(ready) = ready {
-                ready.failed(code);
+                ready.failed(failure.code);
             }
-            Err(Failure { code, message: None })
+            Err(failure)
         }
     }
+}
+
+/// Reports it, so that nobody has to later.
+fn said(failure: Failure) -> Failure {
+    let code = failure.code;
+    report(failure);
+    Failure { code, message: None }
 }
 
 /// A live mount.
@@ -234,11 +245,11 @@ struct Server<M: Media> {
     live: Option<server::Server>,
 }
 
-fn start(pool: &Path, place: Place, options: &Options) -> Result<Server<Pool>, Failure> {
-    let signals = Signals::block().map_err(|e| Failure::failed(format!("cannot block signals: {e}")))?;
+fn start(pool: &Path, place: Place, options: &Options, signals: Signals) -> Result<Server<Pool>, Failure> {
     let listening = listen(options)?;
     let fs = open_pool(pool, options)?;
-    let begun = connect_to_kernel(pool, &place, options).and_then(|(device, attachment)| {
+    let read_only = fs.statfs().read_only;
+    let begun = connect_to_kernel(pool, &place, options, read_only).and_then(|(device, attachment)| {
         // Of no use without somebody who serves it, and what is said next is why.
         let undo = |_: &Failure| _ = attachment.unmount(true);
         begin(pool, &fs, device, &attachment, (signals, listening), options).inspect_err(undo)
@@ -265,6 +276,8 @@ fn begin(
         // Nobody asks for priorities where no copy would be treated otherwise.
         class_by_priority: options.engine != EngineKind::Cpu && fs.mover().state().class.is_none(),
         sync_names: options.flags.intersects(MountFlags::SYNCHRONOUS | MountFlags::DIRSYNC),
+        // Who made the mount may have made it for writing.
+        asks_opens: attachment.dir().is_none() && fs.statfs().read_only,
     };
     let door = FuseDoor::open(Arc::clone(fs), device, &settings)
         .map_err(|e| Failure::failed(format!("the kernel does not agree to the mount: {}", for_want(&e))))?;
@@ -277,7 +290,7 @@ fn begin(
     let mount_point = attachment.dir().map(Path::to_owned);
     let listens = listening.addresses();
     tracing::info!(?listens, "state and metrics");
-    let source = Mounted::new(fs, door.traffic(), pool.to_owned(), mount_point, options.read_only(), listens);
+    let source = Mounted::new(fs, door.traffic(), pool.to_owned(), mount_point, listens);
     let (ended, end) = mpsc::channel();
     let watched = signals.watch(attachment.clone(), ended.clone());
     watched.map_err(|e| Failure::failed(format!("cannot watch for signals: {}", for_want(&e))))?;
@@ -353,6 +366,7 @@ fn connect_to_kernel(
     pool: &Path,
     place: &Place,
     options: &Options,
+    read_only: bool,
 ) -> Result<(OwnedFd, Attachment), Failure> {
     match place {
         Place::Device(fd) => connect::take(*fd).map_err(|e| Failure::failed(format!("/dev/fd/{fd}: {e}"))),
@@ -360,7 +374,8 @@ fn connect_to_kernel(
             let plan = Plan {
                 source: pool.as_os_str().to_owned(),
                 dir: dir.clone(),
-                flags: options.flags,
+                // A damaged pool may have opened so, whatever was asked for.
+                flags: if read_only { options.flags | MountFlags::RDONLY } else { options.flags },
                 allow_other: options.allow_other,
                 read_bytes_max: options.read_bytes_max,
             };

@@ -84,7 +84,7 @@ fn large(bytes: usize, align: usize) -> Option<&'static Memory> {
 /// By the size that jemalloc makes of it.
 #[cold]
 fn by_size(bytes: usize, align: usize, least_bytes: usize) -> Option<&'static Memory> {
-    let flags = if align > ALIGNED_ANYWAY { jemalloc::MALLOCX_ALIGN(align) } else { 0 };
+    let flags = if align > ALIGNED_ANYWAY || align > bytes { jemalloc::MALLOCX_ALIGN(align) } else { 0 };
     // SAFETY: the size is not 0, the alignment a power of two.
     let rounded = unsafe { jemalloc::nallocx(bytes.max(1), flags) };
     // SAFETY: null, or a memory that lasts as long as the process.
@@ -132,25 +132,31 @@ fn page_bytes() -> usize {
 /// As malloc(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc(bytes: usize) -> *mut c_void {
-    match large(bytes, ALIGNED_ANYWAY) {
+    match large(bytes, alignment(bytes)) {
         // SAFETY: any size will do.
         None => unsafe { jemalloc::malloc(bytes) },
-        Some(_) => aligned(ALIGNED_ANYWAY, bytes),
+        Some(_) => aligned(alignment(bytes), bytes),
     }
 }
 
 /// What malloc aligns to, in bytes.
 const ALIGNED_ANYWAY: usize = 16;
 
+/// The same for a block of this size: nothing in 8 bytes needs more.
+fn alignment(bytes: usize) -> usize {
+    if bytes > 8 { ALIGNED_ANYWAY } else { 8 }
+}
+
 /// As calloc(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
-    let Some(memory) = large(count.saturating_mul(bytes), ALIGNED_ANYWAY) else {
+    let align = alignment(count.saturating_mul(bytes));
+    let Some(memory) = large(count.saturating_mul(bytes), align) else {
         // SAFETY: any numbers will do.
         return unsafe { jemalloc::calloc(count, bytes) };
     };
     let bytes = count.checked_mul(bytes);
-    let layout = bytes.and_then(|bytes| Layout::from_size_align(bytes, ALIGNED_ANYWAY).ok());
+    let layout = bytes.and_then(|bytes| Layout::from_size_align(bytes, align).ok());
     let got = layout.and_then(|layout| memory.alloc_zeroed(layout));
     got.map_or_else(no_memory, |at| at.as_ptr().cast())
 }
@@ -186,13 +192,13 @@ pub unsafe extern "C" fn realloc(at: *mut c_void, bytes: usize) -> *mut c_void {
             free(at);
             return null_mut();
         }
-        match (owner(at), large(bytes, ALIGNED_ANYWAY)) {
+        match (owner(at), large(bytes, alignment(bytes))) {
             (None, None) => {
                 let got = jemalloc::realloc(at, bytes);
                 if got.is_null() { no_memory() } else { got }
             }
             (Some(memory), Some(_)) => {
-                let got = memory.realloc(block.cast(), ALIGNED_ANYWAY, bytes);
+                let got = memory.realloc(block.cast(), alignment(bytes), bytes);
                 got.map_or_else(no_memory, |at| at.as_ptr().cast())
             }
             // From one kind of memory to the other.

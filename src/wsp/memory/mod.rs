@@ -183,7 +183,7 @@ impl Memory {
     }
 
     fn get(&self, layout: Layout, flags: c_int) -> Option<NonNull<u8>> {
-        let flags = flags | alignment_flag(layout.align());
+        let flags = flags | alignment_flag(layout.align(), layout.size());
         let got = self.with_lane(|lane| {
             // SAFETY: the size is not 0, and the flags name an arena and a cache of ours.
             unsafe { jemalloc::mallocx(layout.size().max(1), flags | lane) }
@@ -212,7 +212,7 @@ impl Memory {
     ///
     /// It is of this memory, and nobody uses the old place afterwards where there is a new one.
     pub unsafe fn realloc(&self, at: NonNull<u8>, align: usize, bytes: usize) -> Option<NonNull<u8>> {
-        let flags = alignment_flag(align);
+        let flags = alignment_flag(align, bytes);
         let got = self.with_lane(|lane| {
             // SAFETY: by contract; the size is not 0.
             unsafe { jemalloc::rallocx(at.as_ptr().cast(), bytes.max(1), flags | lane) }
@@ -355,12 +355,14 @@ unsafe impl GlobalAlloc for ByScope {
             // SAFETY: the caller's.
             Some(memory) => unsafe { GlobalAlloc::alloc(memory, layout) },
             // SAFETY: the caller's: the size is not 0.
-            None => unsafe { jemalloc::mallocx(layout.size(), alignment_flag(layout.align())).cast() },
+            None => unsafe {
+                jemalloc::mallocx(layout.size(), alignment_flag(layout.align(), layout.size())).cast()
+            },
         }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        let flags = alignment_flag(layout.align()) | jemalloc::MALLOCX_ZERO;
+        let flags = alignment_flag(layout.align(), layout.size()) | jemalloc::MALLOCX_ZERO;
         match SCOPE.get() {
             // SAFETY: the caller's.
             Some(memory) => unsafe { GlobalAlloc::alloc_zeroed(memory, layout) },
@@ -385,7 +387,9 @@ unsafe impl GlobalAlloc for ByScope {
         unsafe {
             match SCOPE.get() {
                 Some(memory) if stays => GlobalAlloc::realloc(memory, at, layout, bytes),
-                None if stays => jemalloc::rallocx(at.cast(), bytes, alignment_flag(layout.align())).cast(),
+                None if stays => {
+                    jemalloc::rallocx(at.cast(), bytes, alignment_flag(layout.align(), bytes)).cast()
+                }
                 // From one kind of memory to another. jemalloc by itself would put the old block where the new one comes from:
                 // into a cache of the other kind, which gives it to the next who asks.
                 _ => {
@@ -404,10 +408,10 @@ unsafe impl GlobalAlloc for ByScope {
 /// What of the flags of a lane names its cache.
 const CACHE_BITS: c_int = (1 << 20) - 1;
 
-/// jemalloc aligns to 16 bytes by itself, and faster.
-fn alignment_flag(align: usize) -> c_int {
+/// jemalloc aligns to 16 bytes by itself, and faster; what has less than 16 bytes perhaps only to 8.
+fn alignment_flag(align: usize, bytes: usize) -> c_int {
     const ALIGNED_ANYWAY: usize = 16;
-    if align > ALIGNED_ANYWAY { jemalloc::MALLOCX_ALIGN(align) } else { 0 }
+    if align > ALIGNED_ANYWAY || align > bytes { jemalloc::MALLOCX_ALIGN(align) } else { 0 }
 }
 
 fn arenas_wanted(options: &MemoryOptions) -> usize {
@@ -506,6 +510,16 @@ mod tests {
         for shift in 3..24 {
             let at = memory.alloc(Layout::from_size_align(24, 1 << shift).unwrap()).unwrap();
             assert!(at.addr().get().is_multiple_of(1 << shift), "2 to the power of {shift}");
+        }
+        // The first of a run of such blocks is aligned by luck.
+        for (n, bytes) in (0..12).zip([0, 1, 8].into_iter().cycle()) {
+            let small = Layout::from_size_align(bytes, 16).unwrap();
+            let is_aligned = |at: NonNull<u8>| at.addr().get().is_multiple_of(16);
+            assert!(is_aligned(memory.alloc(small).unwrap()), "{n}: {bytes} bytes");
+            assert!(is_aligned(memory.alloc_zeroed(small).unwrap()), "{n}: {bytes} bytes");
+            let large = memory.alloc(Layout::from_size_align(100, 16).unwrap()).unwrap();
+            // SAFETY: allocated above, and only the new place is used afterwards.
+            assert!(is_aligned(unsafe { memory.realloc(large, 16, bytes) }.unwrap()), "{n}: {bytes} bytes");
         }
         let zeroed = memory.alloc_zeroed(layout(8 * MIB)).unwrap();
         assert!(holds(zeroed, 8 * MIB, 0));

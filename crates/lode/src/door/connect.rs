@@ -151,7 +151,8 @@ fn said(stderr: &[u8]) -> io::Error {
     io::Error::other(if text.is_empty() { format!("{HELPER} failed") } else { text })
 }
 
-/// The helper's own words; it splits at commas that no backslash precedes.
+/// The helper's own words; it splits at commas that no backslash precedes. Of those about access times some helpers
+/// know `noatime` alone, and refuse to mount for another one: those are left out, for the access time follows none of them.
 fn helper_options(plan: &Plan) -> OsString {
     let mut options = b"subtype=lode,default_permissions,fsname=".to_vec();
     for byte in plan.source.as_bytes() {

@@ -272,10 +272,28 @@ impl<M: Media> Requests<M> {
     fn change<T>(&self, work: impl FnOnce() -> lodestone::Result<T>) -> Result<T, Errno> {
         attempt(|| {
             let answer = work()?;
-            if self.settings.sync_names {
-                self.fs().sync()?;
-            }
+            self.sync_names()?;
             Ok(answer)
+        })
+    }
+
+    fn sync_names(&self) -> lodestone::Result<()> {
+        if self.settings.sync_names { self.fs().sync() } else { Ok(()) }
+    }
+
+    /// As [`change`](Requests::change) of what the kernel has a reference to behind the answer, and none behind an error. A file that
+    /// `is_open` is so until its release, where one comes.
+    fn make(&self, is_open: bool, work: impl FnOnce() -> lodestone::Result<Attr>) -> Result<Attr, Errno> {
+        attempt(|| {
+            let made = work()?;
+            let synced = self.sync_names();
+            if is_open && (self.zero_message_open || synced.is_err()) {
+                self.fs().release(made.ino);
+            }
+            if synced.is_err() {
+                self.fs().forget(made.ino, 1);
+            }
+            synced.map(|()| made)
         })
     }
 
@@ -288,9 +306,11 @@ impl<M: Media> Requests<M> {
         }
     }
 
-    /// The attributes again, as they are now.
+    /// The attributes again, as they are now. What they are for has been done: a panic, of which the hook has said where, takes
+    /// nothing back.
     fn newest(&self, attr: Attr) -> (Attr, Duration) {
-        self.fresh(attr.ino).unwrap_or((attr, self.remember().min(REMEMBER_SHORTLY)))
+        let again = catch_unwind(AssertUnwindSafe(|| self.fresh(attr.ino)));
+        again.ok().and_then(Result::ok).unwrap_or((attr, self.remember().min(REMEMBER_SHORTLY)))
     }
 
     /// With the inode's number all that the kernel keeps in a file handle, 32 bits of it; compared by the kernel alone. It wants none of the root.
@@ -303,14 +323,6 @@ impl<M: Media> Requests<M> {
             Ok((attr, time)) => reply.entry(&time, &attributes(&attr), self.generation(&attr)),
             Err(e) => reply.error(e),
         }
-    }
-
-    /// A file that was made and opened at once. Its open is not counted where no release comes.
-    fn opened(&self, attr: Attr) -> Attr {
-        if self.zero_message_open {
-            self.fs().release(attr.ino);
-        }
-        attr
     }
 
     fn created(&self, reply: ReplyCreate, answer: Result<Attr, Errno>) {
@@ -336,7 +348,8 @@ impl<M: Media> Requests<M> {
         if self.settings.cache != Cache::None {
             wanted |= InitFlags::FUSE_EXPLICIT_INVAL_DATA | InitFlags::FUSE_CACHE_SYMLINKS;
             let has = config.capabilities();
-            self.zero_message_open = has.contains(InitFlags::FUSE_NO_OPEN_SUPPORT);
+            self.zero_message_open =
+                has.contains(InitFlags::FUSE_NO_OPEN_SUPPORT) && !self.settings.asks_opens;
             self.zero_message_opendir = has.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
         }
         let agreed = wanted & config.capabilities();
@@ -506,7 +519,7 @@ impl<M: Media> Filesystem for Requests<M> {
         reply: ReplyEntry,
     ) {
         let _span = debug_span!("mknod", dir = parent.0, ?name, mode, umask, rdev).entered();
-        let answer = self.change(|| {
+        let answer = self.make(false, || {
             let (cred, dir) = (caller(req).cred(), ino(parent)?);
             let made = self.fs().mknod(&cred, dir, name.as_bytes(), mode, umask, u64::from(rdev))?;
             self.touched(dir);
@@ -517,7 +530,7 @@ impl<M: Media> Filesystem for Requests<M> {
 
     fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
         let _span = debug_span!("mkdir", dir = parent.0, ?name, mode, umask).entered();
-        let answer = self.change(|| {
+        let answer = self.make(false, || {
             let dir = ino(parent)?;
             let made = self.fs().mkdir(&caller(req).cred(), dir, name.as_bytes(), mode, umask)?;
             self.touched(dir);
@@ -550,7 +563,7 @@ impl<M: Media> Filesystem for Requests<M> {
 
     fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         let _span = debug_span!("symlink", dir = parent.0, ?name, ?target).entered();
-        let answer = self.change(|| {
+        let answer = self.make(false, || {
             let (dir, target) = (ino(parent)?, target.as_os_str().as_bytes());
             let made = self.fs().symlink(&caller(req).cred(), dir, name.as_bytes(), target)?;
             self.touched(dir);
@@ -597,7 +610,7 @@ impl<M: Media> Filesystem for Requests<M> {
 
     fn link(&self, req: &Request, node: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
         let _span = debug_span!("link", ino = node.0, dir = newparent.0, name = ?newname).entered();
-        let answer = self.change(|| {
+        let answer = self.make(false, || {
             let dir = ino(newparent)?;
             let linked = self.fs().link(&caller(req).cred(), ino(node)?, dir, newname.as_bytes())?;
             self.touched(dir);
@@ -628,23 +641,20 @@ impl<M: Media> Filesystem for Requests<M> {
         reply: ReplyCreate,
     ) {
         let _span = debug_span!("create", dir = parent.0, ?name, mode, umask, flags).entered();
-        let answer = self.change(|| {
+        let answer = self.make(true, || {
             let (cred, dir) = (caller(req).cred(), ino(parent)?);
             let (attr, made) = self.fs().create(&cred, dir, name.as_bytes(), mode, umask, flags)?;
             if made {
                 self.touched(dir);
             }
-            Ok(self.opened(attr))
+            Ok(attr)
         });
         self.created(reply, answer);
     }
 
     fn tmpfile(&self, req: &Request, parent: INodeNo, mode: u32, umask: u32, flags: i32, reply: ReplyCreate) {
         let _span = debug_span!("tmpfile", dir = parent.0, mode, umask, flags).entered();
-        let answer = self.change(|| {
-            let attr = self.fs().tmpfile(&caller(req).cred(), ino(parent)?, mode, umask)?;
-            Ok(self.opened(attr))
-        });
+        let answer = self.make(true, || self.fs().tmpfile(&caller(req).cred(), ino(parent)?, mode, umask));
         self.created(reply, answer);
     }
 

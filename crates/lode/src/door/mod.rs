@@ -44,6 +44,8 @@ pub struct Settings {
     pub write_bytes_max: u32,
     /// Changes but for the bytes of a write are durable when they are answered, on an ordinary file too.
     pub sync_names: bool,
+    /// Every open is asked for, so that one for writing is refused where the kernel takes the mount for writable.
+    pub asks_opens: bool,
     /// Copies have the class of their caller's I/O priority.
     pub class_by_priority: bool,
 }

@@ -193,7 +193,6 @@ pub struct Mounted<M: Media> {
     traffic: Arc<Traffic>,
     path: PathBuf,
     mount_point: Option<PathBuf>,
-    read_only: bool,
     listens: Vec<String>,
     begun: Instant,
     /// Largest so far, by operation and phase. How long a tick is becomes known ever better, and with that sums that
@@ -207,11 +206,10 @@ impl<M: Media> Mounted<M> {
         traffic: &Arc<Traffic>,
         path: PathBuf,
         mount_point: Option<PathBuf>,
-        read_only: bool,
         listens: Vec<String>,
     ) -> Mounted<M> {
         let (fs, traffic, begun) = (Arc::downgrade(fs), Arc::clone(traffic), Instant::now());
-        Mounted { fs, traffic, path, mount_point, read_only, listens, begun, ns: Mutex::default() }
+        Mounted { fs, traffic, path, mount_point, listens, begun, ns: Mutex::default() }
     }
 
     fn pool(&self, fs: &Fs<M>) -> PoolState {
@@ -254,7 +252,7 @@ impl<M: Media + Send + Sync + 'static> Source for Mounted<M> {
                 pid: std::process::id(),
                 uptime_ns: self.begun.elapsed().as_nanos() as u64,
                 mount_point: self.mount_point.as_deref().map(|dir| show(dir).to_string()),
-                read_only: self.read_only,
+                read_only: fs.statfs().read_only,
                 listens: self.listens.clone(),
             },
             pool: self.pool(&fs),

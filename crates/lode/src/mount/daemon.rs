@@ -9,31 +9,39 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
+use std::time::Duration;
 
 use rustix::fs::FileType;
 use rustix::pipe::PipeFlags;
 
 use super::FAILED;
+use super::stop::Signals;
 
 const LOG_SOCKET: &str = "/dev/log";
 /// Facility daemon, severity warning.
 const LOG_PRIORITY: u32 = 3 << 3 | 4;
 /// Longest line that goes to the system log, in bytes.
 const LOG_LINE_BYTES_MAX: u64 = 8192;
+/// How long a line waits for a log that stands still. Those behind it do not wait any more.
+const LOG_WAIT: Duration = Duration::from_millis(500);
+/// How long the end of the process waits for the log to have heard all.
+const LOG_END: Duration = Duration::from_secs(1);
 
 pub enum Side {
     /// The caller's process, and the exit code of the attempt.
     Parent(u8),
-    Child(Ready),
+    /// No thread of it takes a signal that ends a mount but the one that waits for it.
+    Child(Signals, Ready),
 }
 
 /// The child's end of the pipe.
 pub struct Ready {
     pipe: OwnedFd,
     null: OwnedFd,
-    /// What takes the place of stderr; none where that stays.
-    log: Option<OwnedFd>,
+    /// None where stderr stays.
+    log: Option<Log>,
 }
 
 /// Forks. Must be called before the process has a second thread.
@@ -45,8 +53,9 @@ pub fn split() -> io::Result<Side> {
         -1 => Err(io::Error::last_os_error()),
         0 => {
             drop(ours);
-            match Ready::prepare() {
-                Ok((null, log)) => Ok(Side::Child(Ready { pipe: theirs, null, log })),
+            // Before there is a second thread, which would be ended by them, and the process with it.
+            match Signals::block().and_then(|signals| Ok((signals, Ready::prepare()?))) {
+                Ok((signals, (null, log))) => Ok(Side::Child(signals, Ready { pipe: theirs, null, log })),
                 Err(e) => {
                     // The child says it.
                     tell(theirs, FAILED);
@@ -72,13 +81,10 @@ pub fn split() -> io::Result<Side> {
 
 impl Ready {
     /// What it takes to let go.
-    fn prepare() -> io::Result<(OwnedFd, Option<OwnedFd>)> {
+    fn prepare() -> io::Result<(OwnedFd, Option<Log>)> {
         rustix::process::setsid()?;
         let null = OwnedFd::from(File::options().read(true).write(true).open("/dev/null")?);
-        let log = match is_file(io::stderr()) {
-            true => None,
-            false => Some(system_log().or_else(|_| null.try_clone())?),
-        };
+        let log = if is_file(io::stderr()) { None } else { Some(Log::begin(&null)?) };
         Ok((null, log))
     }
 
@@ -87,14 +93,17 @@ impl Ready {
         tell(self.pipe, code);
     }
 
-    /// The mount is live: lets go of the caller and of all it lent.
-    pub fn live(self) {
+    /// The mount is live: lets go of the caller and of all it lent. What is given is kept until the server has nothing more to say.
+    pub fn live(mut self) -> Option<Log> {
         // None of it can fail: the descriptors that are replaced are open, or may be.
         let _ = rustix::process::chdir("/");
         let _ = rustix::stdio::dup2_stdin(&self.null);
         let _ = rustix::stdio::dup2_stdout(&self.null);
-        let _ = self.log.as_ref().map(rustix::stdio::dup2_stderr);
+        if let Some(log) = &mut self.log {
+            log.becomes_stderr();
+        }
         tell(self.pipe, 0);
+        self.log
     }
 }
 
@@ -108,24 +117,67 @@ fn is_file(stream: impl AsFd) -> bool {
     rustix::fs::fstat(stream).is_ok_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::RegularFile)
 }
 
-/// A descriptor whose lines go to the system log.
-fn system_log() -> io::Result<OwnedFd> {
+/// What takes the place of stderr. When it is dropped, all that was said there has been heard.
+pub struct Log {
+    /// None once it has.
+    stderr: Option<OwnedFd>,
+    null: OwnedFd,
+    /// Nobody sends: it ends with the thread.
+    ended: Receiver<()>,
+}
+
+impl Log {
+    fn begin(null: &OwnedFd) -> io::Result<Log> {
+        let (running, ended) = mpsc::channel();
+        let stderr = system_log(running).or_else(|_| null.try_clone())?;
+        Ok(Log { stderr: Some(stderr), null: null.try_clone()?, ended })
+    }
+
+    fn becomes_stderr(&mut self) {
+        let _ = self.stderr.take().map(rustix::stdio::dup2_stderr);
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        if self.stderr.take().is_none() {
+            // The last that writes to the pipe gives way.
+            let _ = rustix::stdio::dup2_stderr(&self.null);
+        }
+        let _ = self.ended.recv_timeout(LOG_END);
+    }
+}
+
+/// A descriptor whose lines go to the system log. `running` goes with the thread that brings them there.
+fn system_log(running: Sender<()>) -> io::Result<OwnedFd> {
     let log = UnixDatagram::unbound()?;
     log.connect(LOG_SOCKET)?;
+    log.set_write_timeout(Some(LOG_WAIT))?;
     let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-    thread::Builder::new().name("log".to_owned()).spawn(move || forward(File::from(read), &log))?;
+    thread::Builder::new().name("log".to_owned()).spawn(move || {
+        forward(File::from(read), &log);
+        drop(running);
+    })?;
     Ok(write)
 }
 
-/// Runs until the last writer has gone, which is the end of the process.
+/// Runs until the last writer has gone. A log that is down or stands still must not stop the server, which would wait for
+/// room in the pipe: one line waits, and what is not taken then is lost.
 fn forward(lines: File, log: &UnixDatagram) {
     let mut lines = BufReader::new(lines);
-    let mut line = Vec::new();
-    while lines.by_ref().take(LOG_LINE_BYTES_MAX).read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
-        let text = String::from_utf8_lossy(&line);
+    let (mut line, mut lost) = (Vec::new(), 0u64);
+    let send = |text: &str| {
         let entry = format!("<{LOG_PRIORITY}>lode[{}]: {}", std::process::id(), text.trim_end());
-        // A log that is down must not stop the server.
-        let _ = log.send(entry.as_bytes());
+        // By its name: one that began anew has another socket.
+        let sent = log.send_to(entry.as_bytes(), LOG_SOCKET);
+        let _ = log.set_nonblocking(sent.is_err());
+        sent.is_ok()
+    };
+    while lines.by_ref().take(LOG_LINE_BYTES_MAX).read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
+        if lost > 0 && send(&format!("lode: warning: {lost} lines were lost: the log did not take them")) {
+            lost = 0;
+        }
+        lost += u64::from(!send(&String::from_utf8_lossy(&line)));
         line.clear();
     }
 }

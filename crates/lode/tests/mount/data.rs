@@ -294,6 +294,9 @@ fn holes() {
     f.read_exact_at(&mut block, 4096).unwrap();
     assert_eq!(block, [0; 4096]);
 
+    // The kernel does not ask.
+    assert_eq!(errno(allocate(FallocateFlags::UNSHARE_RANGE, 0, 4096)), libc::EOPNOTSUPP);
+
     let size = f.metadata().unwrap().len();
     allocate(FallocateFlags::KEEP_SIZE, size, 1 << 20).unwrap();
     assert_eq!(f.metadata().unwrap().len(), size);

@@ -3,15 +3,12 @@
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::io::FdFlags;
-use rustix::mount::MountFlags;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::need_mount;
@@ -367,16 +364,7 @@ fn a_pool_and_a_directory_as_the_first_words_mount() {
 fn a_device_that_was_opened_and_mounted_before_is_served() {
     need_mount!();
     let rig = Rig::new("64M");
-    let device = OwnedFd::from(File::options().read(true).write(true).open("/dev/fuse").unwrap());
-    let fd = device.as_raw_fd();
-    let options = format!("fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions");
-    let options = std::ffi::CString::new(options).unwrap();
-    let flags = MountFlags::empty();
-    rustix::mount::mount("handed", rig.dir(), "fuse", flags, Some(options.as_c_str())).unwrap();
-    rustix::io::fcntl_setfd(&device, FdFlags::empty()).unwrap();
-    let mut server =
-        lode().args(["mount", "-f"]).arg(rig.pool()).arg(format!("/dev/fd/{fd}")).spawn().unwrap();
-    drop(device);
+    let mut server = rig.serve_handed();
     fs::write(rig.at("f"), "through a descriptor").unwrap();
     assert_eq!(fs::read(rig.at("f")).unwrap(), b"through a descriptor");
     succeed(Command::new("umount").arg(rig.dir()));

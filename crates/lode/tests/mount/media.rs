@@ -3,8 +3,10 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use rustix::fs::{Advice, fadvise};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::need_mount;
 use crate::rig::{Rig, errno, fail, lode, pattern, succeed, text, wait_until};
@@ -247,4 +249,60 @@ fn one_good_superblock_is_enough_for_a_mount() {
         let checked = lode().arg("fsck").arg(rig.pool()).output().unwrap();
         assert_eq!(checked.status.code(), Some(0), "{}", text(&checked.stdout));
     }
+}
+
+/// A directory with a damaged record, after a crash: which blocks are in use cannot be known.
+fn damaged() -> Rig {
+    let mut rig = Rig::new("64M");
+    let pid = rig.mount_foreground("rw");
+    fs::write(rig.at("kept"), "kept").unwrap();
+    fs::create_dir(rig.at("d")).unwrap();
+    let names = ["a-name-that-is-found", "another", "a-third"];
+    for name in names {
+        fs::write(rig.at("d").join(name), "").unwrap();
+    }
+    File::open(rig.at("d")).unwrap().sync_all().unwrap();
+    kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
+    rig.wait_for_server();
+    rig.umount();
+    let image = fs::read(rig.pool()).unwrap();
+    let file = File::options().write(true).open(rig.pool()).unwrap();
+    let is_there = |at: &usize| image[*at..].starts_with(names[0].as_bytes());
+    let places: Vec<usize> = (0..image.len()).filter(is_there).collect();
+    assert!(!places.is_empty());
+    places.iter().for_each(|at| file.write_all_at(&[0xa5; 8], *at as u64).unwrap());
+    rig
+}
+
+#[test]
+fn a_pool_that_opens_for_reading_only_is_mounted_so() {
+    need_mount!();
+    let rig = damaged();
+    let output = rig.mount_command("rw").output().unwrap();
+    let said = text(&output.stderr);
+    assert!(output.status.success() && said.contains("open for reading only"), "{said}");
+    let line = rig.mount_line().unwrap();
+    assert!(line[3].split(',').any(|o| o == "ro"), "{line:?}");
+    assert_eq!(errno(File::options().read(true).write(true).open(rig.at("kept"))), libc::EROFS);
+    assert_eq!(errno(File::create(rig.at("new"))), libc::EROFS);
+    assert_eq!(fs::read(rig.at("kept")).unwrap(), b"kept");
+    let top = lode().args(["top", "--json"]).arg(rig.dir()).output().unwrap();
+    let state: serde_json::Value = serde_json::from_slice(&top.stdout).expect(&text(&top.stderr));
+    assert_eq!(state["server"]["read_only"], true, "{state}");
+    rig.umount();
+}
+
+/// What the kernel may write there was said before by whoever made the mount.
+#[test]
+fn nobody_opens_for_writing_what_is_open_for_reading_only() {
+    need_mount!();
+    let rig = damaged();
+    let mut server = rig.serve_handed();
+    for _ in 0..2 {
+        assert_eq!(fs::read(rig.at("kept")).unwrap(), b"kept");
+        assert_eq!(errno(File::options().read(true).write(true).open(rig.at("kept"))), libc::EROFS);
+    }
+    assert_eq!(errno(File::create(rig.at("new"))), libc::EROFS);
+    succeed(Command::new("umount").arg(rig.dir()));
+    assert!(server.wait().unwrap().success());
 }

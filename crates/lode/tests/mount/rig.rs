@@ -1,14 +1,18 @@
 //! Pools made for one test, mounted by the built binary, and gone afterwards.
 
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, File};
 use std::io::Read;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use rustix::io::FdFlags;
+use rustix::mount::MountFlags;
 
 /// Longest wait for a server to begin or to end.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -115,6 +119,20 @@ impl Rig {
         self.server = Some(server);
         wait_until("the mount is live", || self.is_mounted());
         pid
+    }
+
+    /// A server of a device that was opened, and mounted for writing, before.
+    pub fn serve_handed(&self) -> Child {
+        let device = OwnedFd::from(File::options().read(true).write(true).open("/dev/fuse").unwrap());
+        let fd = device.as_raw_fd();
+        let options = format!("fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions");
+        let options = std::ffi::CString::new(options).unwrap();
+        let flags = MountFlags::empty();
+        rustix::mount::mount("handed", self.dir(), "fuse", flags, Some(options.as_c_str())).unwrap();
+        rustix::io::fcntl_setfd(&device, FdFlags::empty()).unwrap();
+        let mut command = lode();
+        command.args(["mount", "-f"]).arg(self.pool()).arg(format!("/dev/fd/{fd}"));
+        command.spawn().unwrap()
     }
 
     /// Waits for the server of [`mount_foreground`](Rig::mount_foreground) to end: its exit code, where it

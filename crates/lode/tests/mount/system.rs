@@ -1,17 +1,20 @@
-//! mount(8), umount(8) and fstab, as an administrator uses them.
+//! mount(8), umount(8) and fstab, as an administrator uses them, and a server in the background, which the system log hears.
 //!
 //! mount(8) looks for its helper in /sbin and nowhere else. So each test has a mount namespace of its own, in which /sbin
 //! holds what `make install` puts there; the machine's own stays as it is.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use crate::need_mount;
-use crate::rig::{Rig, fail, lode, pattern, succeed, wait_until};
+use crate::rig::{Rig, fail, lode, pattern, succeed, text, wait_until};
 
 /// A pool, and a namespace in which mount(8) can mount it.
 struct Space {
@@ -40,6 +43,42 @@ impl Space {
         BufReader::new(keeper.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         assert_eq!(line, "ready\n", "the namespace was not made");
         Space { rig, keeper }
+    }
+
+    /// A system log in the place of the machine's. The file is left to the caller.
+    fn log(&self) -> UnixDatagram {
+        let dev = self.rig.beside("dev");
+        fs::create_dir(&dev).unwrap();
+        let script = "mount --rbind /dev \"$1\" && mount -t tmpfs lode-test /dev && ln -s \"$1\"/* /dev &&
+            rm -f /dev/log && ln -s \"$2\" /dev/log";
+        succeed(self.run("sh").args(["-c", script, "sh"]).args([&dev, &self.log_path()]));
+        self.bind_log()
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.rig.beside("log")
+    }
+
+    /// As one that begins anew does.
+    fn bind_log(&self) -> UnixDatagram {
+        let _ = fs::remove_file(self.log_path());
+        let log = UnixDatagram::bind(self.log_path()).unwrap();
+        log.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        log
+    }
+
+    /// The process that serves the mount.
+    fn server(&self) -> u32 {
+        let output = lode().arg("fsck").arg(self.rig.pool()).output().unwrap();
+        let said = text(&output.stderr);
+        let (_, behind) = said.split_once("in use by process ").expect(&said);
+        behind.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
+    }
+
+    fn is_clean(&self) -> bool {
+        let info = lode().args(["info", "--json"]).arg(self.rig.pool()).output().unwrap();
+        let info: serde_json::Value = serde_json::from_slice(&info.stdout).unwrap();
+        info["pool"]["state"]["clean"] == true
     }
 
     /// A command that runs in the namespace.
@@ -116,9 +155,7 @@ fn mount_finds_its_helper_and_what_umount_let_go() {
     wait_until("the pool is closed", || {
         lode().arg("fsck").arg(space.rig.pool()).output().unwrap().status.success()
     });
-    let info = lode().args(["info", "--json"]).arg(space.rig.pool()).output().unwrap();
-    let info: serde_json::Value = serde_json::from_slice(&info.stdout).unwrap();
-    assert_eq!(info["pool"]["state"]["clean"], true);
+    assert!(space.is_clean());
     assert!(!space.rig.is_mounted(), "the machine's own namespace has seen nothing");
 }
 
@@ -203,4 +240,88 @@ fn a_mount_that_shows_elsewhere_is_not_waited_for() {
     succeed(&mut space.mount("rw"));
     assert_eq!(fs::read(space.at("f")).unwrap(), b"kept");
     succeed(&mut space.umount());
+}
+
+/// The thread that speaks to the log begins before all others. A signal to the process finds none that it may end.
+#[test]
+fn signals_end_a_server_in_the_background_orderly() {
+    need_mount!();
+    let space = Space::new();
+    let _log = space.log();
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        succeed(&mut space.mount("rw"));
+        fs::write(space.at("f"), "kept").unwrap();
+        let pid = space.server();
+        for task in fs::read_dir(format!("/proc/{pid}/task")).unwrap() {
+            let status = fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+            let field = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)).unwrap().trim();
+            let blocked = u64::from_str_radix(field("SigBlk:"), 16).unwrap();
+            let is_blocked = |signal: Signal| blocked & 1 << (signal.as_raw() - 1) != 0;
+            // In its wait they are not.
+            let waits = field("Name:") == "signals";
+            assert!(
+                waits || is_blocked(Signal::TERM) && is_blocked(Signal::INT) && is_blocked(Signal::HUP),
+                "{status}"
+            );
+        }
+        kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+        wait_until("the server has ended", || !Path::new(&format!("/proc/{pid}")).exists());
+        assert_eq!(space.mounted(&space.rig.dir()), None, "{signal:?}");
+        assert!(space.is_clean(), "{signal:?}");
+    }
+}
+
+/// A log that stands still stops nobody.
+#[test]
+fn a_mount_goes_on_beside_a_log_that_takes_nothing() {
+    need_mount!();
+    let space = Space::new();
+    let log = space.log();
+    let mut mount = space.run(env!("CARGO_BIN_EXE_lode"));
+    mount.arg("mount").arg(space.rig.pool()).arg(space.rig.dir());
+    assert!(mount.env("LODE_LOG", "lode=debug").output().unwrap().status.success());
+    // Each is refused, and a line in the log.
+    let script = "i=0; while [ $i -lt 2000 ]; do [ -e \"$1/none$i\" ]; i=$((i + 1)); done";
+    let mut program = space.run("sh").args(["-c", script, "sh"]).arg(space.rig.dir()).spawn().unwrap();
+    wait_until("all are refused", || program.try_wait().unwrap().is_some());
+    log.set_nonblocking(true).unwrap();
+    let mut line = [0; 8192];
+    while log.recv(&mut line).is_ok() {}
+    log.set_nonblocking(false).unwrap();
+    assert!(!space.at("later").exists());
+    let heard = heard(&log, "lines were lost");
+    assert!(heard.contains("]: "), "{heard}");
+    succeed(&mut space.umount());
+}
+
+/// The next line with `part` in it.
+fn heard(log: &UnixDatagram, part: &str) -> String {
+    let mut line = [0; 8192];
+    loop {
+        let bytes = log.recv(&mut line).unwrap_or_else(|e| panic!("waited in vain for {part:?}: {e}"));
+        let line = text(&line[..bytes]);
+        if line.contains(part) {
+            return line;
+        }
+    }
+}
+
+#[test]
+fn the_log_hears_the_last_line_though_it_began_anew() {
+    need_mount!();
+    let space = Space::new();
+    let log = space.log();
+    succeed(&mut space.mount("rw"));
+    fs::write(space.at("f"), "lost").unwrap();
+    let pid = space.server();
+    drop(log);
+    let log = space.bind_log();
+    File::options().write(true).open(space.rig.pool()).unwrap().set_len(4096).unwrap();
+    // What no change can be written to cannot be closed.
+    let is_refused = || fs::set_permissions(space.at("f"), fs::Permissions::from_mode(0o600)).is_err();
+    wait_until("no change is taken", is_refused);
+    succeed(&mut space.umount());
+    let line = heard(&log, "closing the pool");
+    assert!(line.starts_with(&format!("<28>lode[{pid}]: lode: ")), "{line}");
+    assert!(line.contains("the next mount recovers it"), "{line}");
 }

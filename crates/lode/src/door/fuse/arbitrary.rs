@@ -549,6 +549,7 @@ fn serve_all(steps: &[Step], cache: Cache) -> Result<(), TestCaseError> {
         cache,
         write_bytes_max: DATA_BYTES_MAX,
         sync_names: false,
+        asks_opens: false,
         class_by_priority: false,
     };
     let door = FuseDoor::agree(Arc::clone(&fs), theirs, &settings, false).unwrap();
