@@ -287,7 +287,8 @@ fn a_pool_that_opens_for_reading_only_is_mounted_so() {
     assert_eq!(errno(File::create(rig.at("new"))), libc::EROFS);
     assert_eq!(fs::read(rig.at("kept")).unwrap(), b"kept");
     let top = lode().args(["top", "--json"]).arg(rig.dir()).output().unwrap();
-    let state: serde_json::Value = serde_json::from_slice(&top.stdout).expect(&text(&top.stderr));
+    assert!(top.status.success(), "{}", text(&top.stderr));
+    let state: serde_json::Value = serde_json::from_slice(&top.stdout).unwrap();
     assert_eq!(state["server"]["read_only"], true, "{state}");
     rig.umount();
 }
