@@ -57,7 +57,7 @@ static int same_time(struct statx_timestamp a, struct statx_timestamp b)
 static int same(struct statx a, struct statx b)
 {
 	return a.stx_mode == b.stx_mode && a.stx_nlink == b.stx_nlink && a.stx_size == b.stx_size &&
-	       same_time(a.stx_mtime, b.stx_mtime) && same_time(a.stx_ctime, b.stx_ctime);
+	       same_time(a.stx_atime, b.stx_atime) && same_time(a.stx_mtime, b.stx_mtime) && same_time(a.stx_ctime, b.stx_ctime);
 }
 
 static void names(const char *dir, int round)
@@ -89,11 +89,25 @@ static void holes(const char *file, int round)
 	must(fd >= 0 && fallocate(fd, how, 0, 4096) == 0 && close(fd) == 0, file);
 }
 
+static void reads(const char *file, int round)
+{
+	struct timespec past[2] = { { .tv_sec = 1 }, { .tv_sec = 2 + round } };
+	_Alignas(4096) static char page[4096];
+	if (round % 2 == 0) {
+		/* Of an empty file nothing is asked. */
+		must(truncate(file, sizeof page) == 0 && utimensat(AT_FDCWD, file, past, 0) == 0, file);
+		return;
+	}
+	int fd = open(file, O_RDONLY | O_DIRECT);
+	must(fd >= 0 && read(fd, page, sizeof page) >= 0 && close(fd) == 0, file);
+}
+
 static const struct {
 	const char *name;
 	void (*change)(const char *path, int round);
 	int in_directory;
-} KINDS[] = { { "names", names, 1 }, { "directories", directories, 1 }, { "attributes", attributes, 0 }, { "holes", holes, 0 } };
+} KINDS[] = { { "names", names, 1 }, { "directories", directories, 1 }, { "attributes", attributes, 0 }, { "holes", holes, 0 },
+	    { "reads", reads, 0 } };
 
 int main(int count, char **words)
 {

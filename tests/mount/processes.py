@@ -239,7 +239,7 @@ def try_names(directory, wins):
 
 
 def late_answers(context):
-    """Answers about attributes that cross a change are not kept: names, directories, attributes, holes"""
+    """Answers about attributes that cross a change are not kept: names, directories, attributes, holes, reads"""
     program = context.outside("late_answers")
     source = os.path.join(os.path.dirname(os.path.abspath(__file__)), "late_answers.c")
     context.run("gcc", "-O1", "-pthread", "-o", program, source)

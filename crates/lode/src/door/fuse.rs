@@ -257,6 +257,17 @@ impl<M: Media> Requests<M> {
         }
     }
 
+    /// What reads, which may set the access time.
+    fn reading<T>(&self, ino: Ino, work: impl FnOnce(Ino) -> lodestone::Result<T>) -> lodestone::Result<T> {
+        let atime = || self.fs().getattr(ino).ok().map(|attr| attr.atime);
+        let before = atime();
+        let answer = work(ino);
+        if atime() != before {
+            self.touched(ino);
+        }
+        answer
+    }
+
     /// What the kernel keeps of a directory's listing names the old parent as `..`, and no time of the directory says that this changed. Unlike
     /// a file's, the pages of a listing wait for no request: they are gone before the answer.
     fn forget_listing(&self, dir: Ino) {
@@ -502,7 +513,7 @@ impl<M: Media> Filesystem for Requests<M> {
 
     fn readlink(&self, _: &Request, node: INodeNo, reply: ReplyData) {
         let _span = debug_span!("readlink", ino = node.0).entered();
-        match attempt(|| self.fs().readlink(ino(node)?)) {
+        match attempt(|| self.reading(ino(node)?, |ino| self.fs().readlink(ino))) {
             Ok(target) => reply.data(&target),
             Err(e) => reply.error(e),
         }
@@ -694,7 +705,7 @@ impl<M: Media> Filesystem for Requests<M> {
         let answer = attempt(|| {
             with_buffer(size as usize, |buffer| {
                 let ino = ino(node)?;
-                let got = self.service.read(caller(req), ino, offset, buffer)?;
+                let got = self.reading(ino, |ino| self.service.read(caller(req), ino, offset, buffer))?;
                 if let Some(reply) = reply.take() {
                     reply.data(&buffer[..got]);
                 }
@@ -771,9 +782,11 @@ impl<M: Media> Filesystem for Requests<M> {
     fn readdir(&self, _: &Request, node: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectory) {
         let _span = debug_span!("readdir", ino = node.0, offset).entered();
         let answer = attempt(|| {
-            self.fs().readdir(ino(node)?, offset, &mut |e| {
-                let number = INodeNo(u64::from(e.ino.0));
-                !reply.add(number, e.cookie, file_type(e.kind), OsStr::from_bytes(e.name))
+            self.reading(ino(node)?, |dir| {
+                self.fs().readdir(dir, offset, &mut |e| {
+                    let number = INodeNo(u64::from(e.ino.0));
+                    !reply.add(number, e.cookie, file_type(e.kind), OsStr::from_bytes(e.name))
+                })
             })
         });
         match answer {
@@ -798,24 +811,26 @@ impl<M: Media> Filesystem for Requests<M> {
             if holds { self.remember() } else { self.remember().min(REMEMBER_SHORTLY) }
         };
         let answer = attempt(|| {
-            self.fs().readdir_plus(ino(node)?, offset, &mut |e, attr| {
-                let name = OsStr::from_bytes(e.name);
-                let number = INodeNo(u64::from(e.ino.0));
-                !match attr {
-                    Some(attr) => {
-                        let generation = self.generation(attr);
-                        reply.add(number, e.cookie, name, &time_of(e.ino), &attributes(attr), generation)
-                    }
-                    None => {
-                        // The kernel looks it up before it believes anything of this.
-                        let full =
-                            reply.add(number, e.cookie, name, &Duration::ZERO, &unread(e), Generation(0));
-                        if !full && !matches!(e.name, b"." | b"..") {
-                            self.unread.take(e.ino);
+            self.reading(ino(node)?, |dir| {
+                self.fs().readdir_plus(dir, offset, &mut |e, attr| {
+                    let name = OsStr::from_bytes(e.name);
+                    let number = INodeNo(u64::from(e.ino.0));
+                    !match attr {
+                        Some(attr) => {
+                            let generation = self.generation(attr);
+                            reply.add(number, e.cookie, name, &time_of(e.ino), &attributes(attr), generation)
                         }
-                        full
+                        None => {
+                            // The kernel looks it up before it believes anything of this.
+                            let full =
+                                reply.add(number, e.cookie, name, &Duration::ZERO, &unread(e), Generation(0));
+                            if !full && !matches!(e.name, b"." | b"..") {
+                                self.unread.take(e.ino);
+                            }
+                            full
+                        }
                     }
-                }
+                })
             })
         });
         match answer {

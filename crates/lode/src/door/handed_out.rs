@@ -2,8 +2,9 @@
 //!
 //! An answer with attributes may cross a change: it was read before it, and the thread that asked takes it up behind the thread that
 //! changed. The kernel drops such an answer if it was told meanwhile that the inode changed. Of writes, truncations and new modes it
-//! knows that itself; of what a directory, an attribute or `fallocate` changes it only notes that it has to ask again, and the late
-//! answer takes the note away. So it is told, once for all attributes that were handed out since the last time.
+//! knows that itself; of what a directory, an attribute or `fallocate` changes, and of the time that a read sets, it only notes that
+//! it has to ask again, and the late answer takes the note away. So it is told, once for all attributes that were handed out since
+//! the last time.
 //!
 //! A word for each inode (and others that share it) says how often it changed, and in its lowest bit whether attributes were handed out
 //! since. Who hands out sets the bit, reads, and looks whether the word is still the same; who changes counts, takes the bit
