@@ -258,8 +258,8 @@ impl<M: Media> Files<M> {
     /// Does `run` to the inode that a path names. `flags`: AT_EMPTY_PATH lets an empty path name the base
     /// itself.
     ///
-    /// Between the walk and `run` the inode may lose its last name and go (ESTALE): the path is walked
-    /// again, as if the call had come a little later.
+    /// On the walk, or between it and `run`, an inode may lose its last name and go (ESTALE): the path is
+    /// walked again, as if the call had come a little later.
     #[inline]
     fn at_path<R>(
         &self,
@@ -287,8 +287,7 @@ impl<M: Media> Files<M> {
         run: impl Fn(&Node) -> Result<R>,
     ) -> Result<R> {
         for _ in 0..WALK_RETRIES_MAX {
-            let node = self.fs.walk(&self.cred, base, path, follow)?;
-            match run(&node) {
+            match self.fs.walk(&self.cred, base, path, follow).and_then(|node| run(&node)) {
                 Err(e) if e.errno() == libc::ESTALE => continue,
                 done => return done,
             }

@@ -85,8 +85,8 @@ impl<M: Media> Fs<M> {
             }
         }
         for _ in 0..WALK_RETRIES_MAX {
-            match self.attr_of(&self.walk(cred, base, path, follow)?) {
-                // It lost its last name after the walk: as if the call had come a little later.
+            match self.walk(cred, base, path, follow).and_then(|node| self.attr_of(&node)) {
+                // It, or a directory on the way, lost its last name: as if the call had come a little later.
                 Err(e) if e.errno() == libc::ESTALE => continue,
                 done => return done,
             }

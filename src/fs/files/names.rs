@@ -228,17 +228,20 @@ impl<M: Media> Files<M> {
         self.place_from(base.as_ref().map(|f| &f.node), path)
     }
 
-    /// ENOENT where the directory goes at this moment.
+    /// ENOENT where the directory, or one on the way, goes at this moment.
     pub(super) fn place_from<'f, 'p>(
         &'f self,
         base: Option<&Node>,
         path: &'p [u8],
     ) -> Result<Place<'f, 'p, M>> {
-        let (dir, name) = self.fs.walk_parent(&self.cred, base, path)?;
-        // The root stands in no directory that would be searched.
-        let any = Cred::root();
-        let cred = if name.is_empty() { &any } else { &self.cred };
-        self.fs.hold_directory(cred, &dir).map_err(|e| match e.errno() {
+        let held = self.fs.walk_parent(&self.cred, base, path).and_then(|(dir, name)| {
+            // The root stands in no directory that would be searched.
+            let any = Cred::root();
+            let cred = if name.is_empty() { &any } else { &self.cred };
+            self.fs.hold_directory(cred, &dir)?;
+            Ok((dir, name))
+        });
+        let (dir, name) = held.map_err(|e| match e.errno() {
             libc::ESTALE => Error::new(libc::ENOENT, "files::place"),
             _ => e,
         })?;

@@ -60,6 +60,22 @@ fn a_read_at_the_end_and_a_link_that_is_followed_set_the_access_time() {
     assert!(files.lstat(b"link").unwrap().atime > old);
 }
 
+/// As one finds it whose walk had come to it by then.
+#[test]
+fn in_a_directory_that_has_just_gone_a_path_finds_nothing() {
+    let files = files();
+    files.mkdir(b"d", 0o777).unwrap();
+    let gone = files.fs.walk(&files.cred, None, b"d", true).unwrap();
+    files.rmdir(b"d").unwrap();
+    for path in [b".".as_slice(), b"..", b"./", b"./x", b"../x"] {
+        fails(libc::ENOENT, files.at_walked(Some(&gone), path, true, |_| Ok(())));
+        fails(libc::ENOENT, files.fs.stat(&files.cred, Some(&gone), path, true));
+    }
+    for path in [b"./x".as_slice(), b"../x", b"./../x"] {
+        fails(libc::ENOENT, files.place_from(Some(&gone), path));
+    }
+}
+
 #[test]
 fn paths_start_at_descriptors() {
     let files = files();
