@@ -60,6 +60,29 @@ fn a_read_at_the_end_and_a_link_that_is_followed_set_the_access_time() {
     assert!(files.lstat(b"link").unwrap().atime > old);
 }
 
+#[test]
+fn on_a_pool_that_is_only_read_access_times_stay() {
+    let files = files();
+    make(&files, "f", "text");
+    files.symlink(b"f", b"link").unwrap();
+    files.mkdir(b"d", 0o777).unwrap();
+    let old = Time::new(1, 0);
+    let names = [b"f".as_slice(), b"link", b"d"];
+    for name in names {
+        files.utimensat(AT_FDCWD, name, Some(SetTime::To(old)), None, libc::AT_SYMLINK_NOFOLLOW).unwrap();
+    }
+    let fs = files.fs.clone();
+    drop(files);
+    fs.close().unwrap();
+    let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let files = Files::new(Fs::open(fs.abandon().unwrap(), &options).unwrap(), Cred::root(), 0o022);
+    assert_eq!(text(&files, "link"), "text");
+    files.readlink(b"link").unwrap();
+    let dir = files.opendir(b"d").unwrap();
+    assert!(files.getdents(dir, &mut [0; 200]).unwrap() > 0);
+    assert_eq!(names.map(|name| files.lstat(name).unwrap().atime), [old; 3]);
+}
+
 /// As one finds it whose walk had come to it by then.
 #[test]
 fn in_a_directory_that_has_just_gone_a_path_finds_nothing() {
