@@ -65,7 +65,9 @@ fn read_outside(
             Tried::PutOff(fs) => fs.wait_for_room(),
             Tried::UnderWay(n, read, fs) => {
                 // What is moved goes before an error is told, as it may change errno.
-                return without_pool(call, move || fs.wait_for_read(&read).map(|()| n as ssize_t));
+                return without_pool(call, move || {
+                    fs.wait_for_read(&read).map(|()| n as ssize_t).inspect_err(|_| of.failed())
+                });
             }
         }
     }
@@ -104,14 +106,16 @@ fn write_outside(
         match tried {
             Tried::Done(answer) => {
                 let Some((written, shared)) = to_sync else { return answer };
-                return without_pool(call, move || Ok(shared.sync_written(written)? as ssize_t));
+                return without_pool(call, move || {
+                    shared.sync_written(written).map(|n| n as ssize_t).inspect_err(|_| of.failed())
+                });
             }
             Tried::Blocked(write, shared) => shared.wait_until_over(&write),
             Tried::PutOff(shared) => shared.wait_for_room(),
             Tried::UnderWay(written, write, shared) => {
                 return without_pool(call, move || {
-                    shared.wait_for_write(&write)?;
-                    Ok(shared.sync_written(written)? as ssize_t)
+                    let done = shared.wait_for_write(&write).and_then(|()| shared.sync_written(written));
+                    done.map(|n| n as ssize_t).inspect_err(|_| of.failed())
                 });
             }
         }

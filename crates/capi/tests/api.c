@@ -1287,6 +1287,25 @@ static void a_copy_that_fails_is_told(void)
     FAILS(EIO, lode_fsync(cut, fd));
     CHECK(lode_fsync(cut, fd) == 0);
 
+    /* The offset stays, also where a write is done and its sync fails. */
+    CHECK(lode_lseek(cut, fd, 4096, SEEK_SET) == 4096);
+    FAILS(EIO, lode_write(cut, fd, new, BYTES));
+    CHECK(lode_lseek(cut, fd, 0, SEEK_CUR) == 4096);
+    FAILS(EIO, lode_pwrite2(cut, fd, new, BYTES, -1, LODE_COPY_LATENCY));
+    CHECK(lode_lseek(cut, fd, 0, SEEK_CUR) == 4096);
+    int synced = lode_open(cut, "/file", O_WRONLY | O_SYNC, 0);
+    CHECK(synced >= 0);
+    FAILS(EIO, lode_write(cut, synced, old, 8));
+    CHECK(lode_lseek(cut, synced, 0, SEEK_CUR) == 0);
+    CHECK(lode_write(cut, synced, old, 8) == 8 && lode_lseek(cut, synced, 0, SEEK_CUR) == 8);
+    CHECK(lode_close(cut, synced) == 0);
+    CHECK(truncate(path, behind - BYTES / 2) == 0);
+    CHECK(lode_lseek(cut, fd, 4096, SEEK_SET) == 4096);
+    FAILS(EIO, lode_read(cut, fd, back, BYTES));
+    CHECK(lode_lseek(cut, fd, 0, SEEK_CUR) == 4096);
+    FAILS(EIO, lode_pread2(cut, fd, back, BYTES, -1, 0));
+    CHECK(lode_lseek(cut, fd, 0, SEEK_CUR) == 4096);
+
     /* And it can be written again once there is media again. */
     CHECK(truncate(path, POOL) == 0);
     CHECK(lode_pwrite(cut, fd, new, BYTES, 0) == BYTES && lode_fsync(cut, fd) == 0);
