@@ -77,7 +77,11 @@ struct Kept<M: Media> {
     fs: Arc<Fs<M>>,
     /// None only once it is dropped.
     file: Option<Arc<File>>,
+    moved: Moved,
 }
+
+/// From where to where a call that can still fail has moved the file offset.
+type Moved = Option<(u64, u64)>;
 
 impl<M: Media> OpenFile<M> {
     #[inline]
@@ -94,6 +98,17 @@ impl<M: Media> OpenFile<M> {
     /// The call is over.
     pub fn let_go(&mut self) {
         self.kept = None;
+    }
+
+    /// The call has failed after all: the file offset is where it was, unless somebody has moved it since.
+    #[cold]
+    pub fn failed(&self) {
+        if let Some(Kept { file: Some(file), moved: Some((from, to)), .. }) = &self.kept {
+            let mut offset = file.offset.write();
+            if *offset == *to {
+                *offset = *from;
+            }
+        }
     }
 }
 
@@ -194,24 +209,25 @@ impl<M: Media> Files<M> {
     fn try_on<T, W>(
         &self,
         of: &mut OpenFile<M>,
-        run: impl FnOnce(&File, &Node) -> Result<Step<T, W>>,
+        run: impl FnOnce(&File, &Node, &mut Moved) -> Result<Step<T, W>>,
     ) -> Result<Step<T, W>> {
         let class = of.class;
-        let run = |file: &File| match class {
-            None => run(file, &file.node),
-            Some(_) => run(file, &file.node_of_class(class)),
+        let run = |file: &File, moved: &mut Moved| match class {
+            None => run(file, &file.node, moved),
+            Some(_) => run(file, &file.node_of_class(class), moved),
         };
-        if let Some(file) = of.kept.as_ref().and_then(|kept| kept.file.as_ref()) {
-            return run(file);
+        if let Some(Kept { file: Some(file), moved, .. }) = &mut of.kept {
+            return run(file, moved);
         }
         let file = self.file(of.fd)?;
-        let step = run(&file);
+        let mut moved = None;
+        let step = run(&file, &mut moved);
         let tried_again = match &step {
             Ok(step) => matches!(step, Step::Blocked(_)),
             Err(_) => offload::is_put_off(),
         };
-        if tried_again {
-            of.kept = Some(Kept { fs: self.fs.clone(), file: Some(Arc::clone(&file)) });
+        if tried_again || moved.is_some() {
+            of.kept = Some(Kept { fs: self.fs.clone(), file: Some(Arc::clone(&file)), moved });
         }
         step
     }
@@ -258,8 +274,8 @@ impl<M: Media> Files<M> {
     /// Does `run` to the inode that a path names. `flags`: AT_EMPTY_PATH lets an empty path name the base
     /// itself.
     ///
-    /// Between the walk and `run` the inode may lose its last name and go (ESTALE): the path is walked
-    /// again, as if the call had come a little later.
+    /// On the walk, or between it and `run`, an inode may lose its last name and go (ESTALE): the path is
+    /// walked again, as if the call had come a little later.
     #[inline]
     fn at_path<R>(
         &self,
@@ -287,8 +303,7 @@ impl<M: Media> Files<M> {
         run: impl Fn(&Node) -> Result<R>,
     ) -> Result<R> {
         for _ in 0..WALK_RETRIES_MAX {
-            let node = self.fs.walk(&self.cred, base, path, follow)?;
-            match run(&node) {
+            match self.fs.walk(&self.cred, base, path, follow).and_then(|node| run(&node)) {
                 Err(e) if e.errno() == libc::ESTALE => continue,
                 done => return done,
             }

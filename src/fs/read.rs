@@ -134,13 +134,16 @@ impl<M: Media> Fs<M> {
     }
 
     /// Sets the access time as relatime does: where it is not newer than the last change, or a day old.
-    /// It reaches the log with the next attribute change or at close.
+    /// It reaches the log with the next attribute change or at close. On a pool that is only read it stays.
     #[inline]
     pub(super) fn touch(&self, inode: &Inode, body: &Body) {
         let atime = inode.atime.load(Ordering::Relaxed);
         if atime > body.mtime.max(body.ctime)
             && self.seconds.load(Ordering::Relaxed) <= atime.saturating_add(DAY)
         {
+            return;
+        }
+        if self.core.read_only {
             return;
         }
         let now = now();

@@ -51,16 +51,17 @@ impl<M: Media> Fs<M> {
     pub fn walk(&self, cred: &Cred, base: Option<&Node>, path: &[u8], follow: bool) -> Result<Node> {
         check_path(path)?;
         let (dir_part, name) = split(path);
+        let mut links = 0;
         if name.is_empty() || path.ends_with(b"/") {
-            return self.resolve(cred, self.start_of(base, path)?, path, true, &mut 0).map(Node::new);
+            return self.resolve(cred, self.start_of(base, path)?, path, true, &mut links).map(Node::new);
         }
-        let dir = self.directory(cred, base, dir_part)?;
+        let dir = self.directory(cred, base, dir_part, &mut links)?;
         let child = {
             let body = dir.body.read();
             self.child(cred, &dir, &body, name)?
         };
         if follow && child.kind == Kind::Symlink {
-            return self.resolve(cred, dir, name, true, &mut 0).map(Node::new);
+            return self.resolve(cred, dir, name, true, &mut links).map(Node::new);
         }
         Ok(Node::new(child))
     }
@@ -85,8 +86,8 @@ impl<M: Media> Fs<M> {
             }
         }
         for _ in 0..WALK_RETRIES_MAX {
-            match self.attr_of(&self.walk(cred, base, path, follow)?) {
-                // It lost its last name after the walk: as if the call had come a little later.
+            match self.walk(cred, base, path, follow).and_then(|node| self.attr_of(&node)) {
+                // It, or a directory on the way, lost its last name: as if the call had come a little later.
                 Err(e) if e.errno() == libc::ESTALE => continue,
                 done => return done,
             }
@@ -122,13 +123,24 @@ impl<M: Media> Fs<M> {
         base: Option<&Node>,
         path: &'p [u8],
     ) -> Result<(Node, &'p [u8])> {
+        self.walk_parent_on(cred, base, path, &mut 0)
+    }
+
+    /// As [`walk_parent`](Fs::walk_parent), on a walk on which so many symbolic links were followed.
+    pub(super) fn walk_parent_on<'p>(
+        &self,
+        cred: &Cred,
+        base: Option<&Node>,
+        path: &'p [u8],
+        links: &mut u32,
+    ) -> Result<(Node, &'p [u8])> {
         check_path(path)?;
         let trimmed = trim_slashes(path);
         let (dir_part, name) = split(trimmed);
         let dir = if trimmed.is_empty() {
             self.start_of(base, path)?
         } else {
-            self.directory(cred, base, dir_part)?
+            self.directory(cred, base, dir_part, links)?
         };
         if dir.kind != Kind::Directory {
             return Err(Error::new(libc::ENOTDIR, "walk::walk_parent"));
@@ -143,23 +155,29 @@ impl<M: Media> Fs<M> {
         }
     }
 
-    /// The directory that `path` (all but a last component) names, remembered or walked.
+    /// The directory that `path` (all but a last component) names, remembered or walked; `links` as [`resolve`](Fs::resolve).
     #[inline]
-    fn directory(&self, cred: &Cred, base: Option<&Node>, path: &[u8]) -> Result<Arc<Inode>> {
+    fn directory(
+        &self,
+        cred: &Cred,
+        base: Option<&Node>,
+        path: &[u8],
+        links: &mut u32,
+    ) -> Result<Arc<Inode>> {
         if let Some(node) = base.filter(|_| !path.starts_with(b"/")) {
             if path.is_empty() {
                 return Ok(node.inode.clone());
             }
-            return self.resolve(cred, self.start_of(base, path)?, path, true, &mut 0);
+            return self.resolve(cred, self.start_of(base, path)?, path, true, links);
         }
         let namespace = self.namespace.load(Ordering::Acquire);
         let known = remembered(|last| last.filter(|l| l.holds(self, cred, path)).map(|l| l.dir.clone()));
         if let Some(dir) = known {
             return Ok(dir);
         }
-        let mut links = 0;
-        let dir = self.resolve(cred, self.inode(Ino::ROOT)?, path, true, &mut links)?;
-        if links == 0 && dir.kind == Kind::Directory {
+        let before = *links;
+        let dir = self.resolve(cred, self.inode(Ino::ROOT)?, path, true, links)?;
+        if *links == before && dir.kind == Kind::Directory {
             let last = Remembered {
                 fs: self.id,
                 namespace,
@@ -175,7 +193,7 @@ impl<M: Media> Fs<M> {
         Ok(dir)
     }
 
-    /// Walks component by component; `links` counts the symbolic links followed.
+    /// Walks component by component; `links` counts the symbolic links followed, from the whole path's beginning on.
     fn resolve(
         &self,
         cred: &Cred,
@@ -202,10 +220,7 @@ impl<M: Media> Fs<M> {
             };
             let last = end == rest.len();
             if child.kind == Kind::Symlink && (!last || follow) {
-                *links += 1;
-                if *links > SYMLINK_DEPTH_MAX {
-                    return Err(Error::new(libc::ELOOP, "walk::resolve"));
-                }
+                follow_one(links)?;
                 let mut next = {
                     let body = child.body.read();
                     let Data::Symlink(target) = &body.data else { unreachable!("its kind says so") };
@@ -223,6 +238,15 @@ impl<M: Media> Fs<M> {
             at = child;
             rest.drain(..end);
         }
+    }
+}
+
+/// Counts a symbolic link that is about to be followed.
+pub(super) fn follow_one(links: &mut u32) -> Result<()> {
+    *links += 1;
+    match *links {
+        0..=SYMLINK_DEPTH_MAX => Ok(()),
+        _ => Err(Error::new(libc::ELOOP, "walk::follow_one")),
     }
 }
 

@@ -672,9 +672,10 @@ impl Region {
         std::mem::take(&mut self.undo).forget();
     }
 
-    /// Makes stores durable where the page cache stands between.
+    /// Makes stores durable where the page cache stands between. A signal, which some file systems end a sync for, is no
+    /// failure of the media.
     pub fn sync(&self) -> std::io::Result<()> {
-        Ok(rustix::fs::fdatasync(&self.file)?)
+        Ok(rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&self.file))?)
     }
 
     /// See [`Media::drop_cached`](super::Media::drop_cached). Pages that are mapped stay, so they are unmapped first; the next

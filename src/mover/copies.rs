@@ -167,10 +167,14 @@ impl<M: Media> Copies<M> {
         self.home.make_durable(Flushed::issued())
     }
 
-    /// Waits for all tickets under way, those of other threads too, and then does what [`fence`](Copies::fence) does.
-    /// How each ended its own `wait` says.
-    pub fn drain(&self) -> Result<()> {
+    /// Waits for all tickets under way, those of other threads too. How each ended its own `wait` says.
+    pub fn wait_for_all(&self) {
         self.home.wait_for_all();
+    }
+
+    /// As [`wait_for_all`](Copies::wait_for_all), and then does what [`fence`](Copies::fence) does.
+    pub fn drain(&self) -> Result<()> {
+        self.wait_for_all();
         self.fence()
     }
 

@@ -296,7 +296,7 @@ lode_fs *lode_open_pool(const char *path,
 /**
  * Waits for the calls in flight, closes the descriptors and streams that are open, writes a checkpoint
  * so that the next open need not recover, and gives the pool free. Reads and writes by ticket end with it, and their
- * buffers are the caller's. The handle is invalid afterwards, also
+ * buffers are the caller's: who is answered EBADF knows that no copy goes on. The handle is invalid afterwards, also
  * on failure. Errors: EBADF (closed already), EINVAL (not a pool), EIO. Durable: everything.
  */
 int lode_close_pool(lode_fs *fs);

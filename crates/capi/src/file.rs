@@ -64,7 +64,10 @@ fn read_outside(
             Tried::Blocked(write, fs) => fs.wait_until_over(&write),
             Tried::PutOff(fs) => fs.wait_for_room(),
             Tried::UnderWay(n, read, fs) => {
-                return without_pool(call, || fs.wait_for_read(&read).map(|()| n as ssize_t));
+                // What is moved goes before an error is told, as it may change errno.
+                return without_pool(call, move || {
+                    fs.wait_for_read(&read).map(|()| n as ssize_t).inspect_err(|_| of.failed())
+                });
             }
         }
     }
@@ -103,14 +106,16 @@ fn write_outside(
         match tried {
             Tried::Done(answer) => {
                 let Some((written, shared)) = to_sync else { return answer };
-                return without_pool(call, || Ok(shared.sync_written(written)? as ssize_t));
+                return without_pool(call, move || {
+                    shared.sync_written(written).map(|n| n as ssize_t).inspect_err(|_| of.failed())
+                });
             }
             Tried::Blocked(write, shared) => shared.wait_until_over(&write),
             Tried::PutOff(shared) => shared.wait_for_room(),
             Tried::UnderWay(written, write, shared) => {
-                return without_pool(call, || {
-                    shared.wait_for_write(&write)?;
-                    Ok(shared.sync_written(written)? as ssize_t)
+                return without_pool(call, move || {
+                    let done = shared.wait_for_write(&write).and_then(|()| shared.sync_written(written));
+                    done.map(|n| n as ssize_t).inspect_err(|_| of.failed())
                 });
             }
         }
@@ -130,7 +135,8 @@ fn sync_outside<T>(
         Ok(0)
     });
     let Some((what, shared)) = found else { return answer };
-    without_pool(call, || sync(&shared, what).map(|()| 0))
+    // As in `read_outside`.
+    without_pool(call, move || sync(&shared, what).map(|()| 0))
 }
 
 fn fsync_outside(call: &'static str, fs: *mut lode_fs, fd: c_int, data_only: bool) -> c_int {

@@ -7,6 +7,7 @@
 //! stands for is in several *stripes*, each a readers-writer lock of its own: a call read-locks the stripe
 //! of its thread, the close write-locks them one after the other.
 
+use crate::file::Waiting;
 use crossbeam_utils::CachePadded;
 use lodestone::error::{Error, Result};
 use lodestone::wait::keeping_thread;
@@ -31,6 +32,9 @@ pub trait Held: Sized + 'static {
     const TOO_MANY: &str;
 
     fn handles() -> &'static Handles<Self>;
+
+    /// Returns once no copy that has begun uses bytes of a caller's any more.
+    fn end_copies(&self) {}
 }
 
 /// All handles of one kind.
@@ -128,8 +132,8 @@ impl<T: Held> Handle<T> {
         (&raw const *self).cast_mut().cast()
     }
 
-    /// Ends what it stands for, once the calls in flight have ended. Later calls wait for that, too: who is told that it
-    /// is closed knows that nothing of it goes on.
+    /// Ends what it stands for, once the calls in flight and the copies under way have ended. Later calls wait for that, too:
+    /// who is told that it is closed knows that nothing of it goes on.
     pub fn empty<R>(&self, end: impl FnOnce(T) -> R) -> Result<R> {
         if self.state.load(Ordering::Relaxed) == INHERITED {
             return Err(refusal::<T>(INHERITED));
@@ -139,7 +143,9 @@ impl<T: Held> Handle<T> {
         let held = first.take().ok_or_else(closed::<T>)?;
         let mut others: Vec<_> = self.stripes[1..].iter().map(|stripe| stripe.write()).collect();
         others.iter_mut().for_each(|stripe| drop(stripe.take()));
-        Ok(end(Arc::into_inner(held).expect("calls hold a stripe, not what it stands for")))
+        let held = Arc::into_inner(held).expect("calls hold a stripe, not what it stands for");
+        end_copies(&held);
+        Ok(end(held))
     }
 
     #[inline]
@@ -149,6 +155,23 @@ impl<T: Held> Handle<T> {
             state => Err(refusal::<T>(state)),
         }
     }
+
+    /// Who is told that it cannot be trusted may let go of buffers as well as who is told that it is closed.
+    #[cold]
+    fn refused(&self, error: Error) -> Error {
+        if self.state.load(Ordering::Relaxed) == DISTRUSTED
+            && let Some(held) = &*self.stripes[thread_number() % STRIPES].read()
+        {
+            end_copies(&**held);
+        }
+        error
+    }
+}
+
+/// With a stripe locked, so with the thread kept.
+fn end_copies<T: Held>(held: &T) {
+    let _waiting = Waiting;
+    keeping_thread(|| held.end_copies());
 }
 
 #[cold]
@@ -164,7 +187,7 @@ fn refusal<T: Held>(state: u8) -> Error {
 #[inline]
 pub fn with<T: Held, R>(address: usize, run: impl FnOnce(&T) -> Result<R>) -> Result<R> {
     let handle = T::handles().of(address)?;
-    handle.check()?;
+    handle.check().map_err(|e| handle.refused(e))?;
     let stripe = handle.stripes[thread_number() % STRIPES].read();
     match &*stripe {
         // A uthread that let others run with the stripe locked might wait for one of them that closes the handle.

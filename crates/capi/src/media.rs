@@ -74,6 +74,10 @@ impl Held for OpenMedia {
     fn handles() -> &'static Handles<OpenMedia> {
         &MEDIA
     }
+
+    fn end_copies(&self) {
+        self.copies.wait_for_all();
+    }
 }
 
 /// Opens slow memory as it is, for lode_copy_to_media and its kin: a regular file, a file on a DAX mount, a block
@@ -172,7 +176,6 @@ fn open(call: &'static str, span: Span, settings: Settings) -> Result<*mut lode_
 pub unsafe extern "C" fn lode_media_close(media: *mut lode_media) -> c_int {
     without_pool("lode_media_close", || {
         let handle = MEDIA.of(media.addr())?;
-        // The copies wait for their tickets.
         handle.empty(drop)?;
         handle.give_back();
         Ok(0)

@@ -52,6 +52,10 @@ impl Held for OpenPool {
     fn handles() -> &'static Handles<OpenPool> {
         &POOLS
     }
+
+    fn end_copies(&self) {
+        self.files.fs().end_copying();
+    }
 }
 
 /// Opens the pool at path, a file or a device; of a pool of several regions the first. Returns NULL on
@@ -111,7 +115,7 @@ pub unsafe extern "C" fn lode_open_pool(path: *const c_char, opts: *const c_char
 
 /// Waits for the calls in flight, closes the descriptors and streams that are open, writes a checkpoint
 /// so that the next open need not recover, and gives the pool free. Reads and writes by ticket end with it, and their
-/// buffers are the caller's. The handle is invalid afterwards, also
+/// buffers are the caller's: who is answered EBADF knows that no copy goes on. The handle is invalid afterwards, also
 /// on failure. Errors: EBADF (closed already), EINVAL (not a pool), EIO. Durable: everything.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lode_close_pool(fs: *mut lode_fs) -> c_int {

@@ -139,18 +139,21 @@ pub unsafe extern "C" fn lode_wait(fs: *mut lode_fs, ticket: lode_ticket) -> ssi
     });
     let Some((asked, shared)) = found else { return answer };
     let _waiting = Waiting;
-    let answer = without_pool(CALL, || match asked {
-        Asked::Ended(bytes) => Ok(bytes),
-        Asked::Reads(bytes, read) => shared.wait_for_read(&read).map(|()| bytes),
-        Asked::Writes(written, write) => {
-            shared.wait_for_write(&write)?;
-            Ok(shared.sync_written(written)? as ssize_t)
-        }
-    });
-    drop(shared);
-    // A pool that was closed meanwhile has ended its tickets.
-    let _ = crate::handle::with(fs.addr(), |pool: &OpenPool| Ok(pool.tickets.lock().remove(&ticket)));
-    answer
+    without_pool(CALL, || {
+        let ended = match asked {
+            Asked::Ended(bytes) => Ok(bytes),
+            Asked::Reads(bytes, read) => shared.wait_for_read(&read).map(|()| bytes),
+            Asked::Writes(written, write) => shared
+                .wait_for_write(&write)
+                .and_then(|()| shared.sync_written(written))
+                .map(|bytes| bytes as ssize_t),
+        };
+        // Both before the error is told: they may change errno.
+        drop(shared);
+        // A pool that was closed meanwhile has ended its tickets.
+        let _ = crate::handle::with(fs.addr(), |pool: &OpenPool| Ok(pool.tickets.lock().remove(&ticket)));
+        ended
+    })
 }
 
 /// # Safety

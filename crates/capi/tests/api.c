@@ -1147,6 +1147,47 @@ static void files_are_used_by_ticket(void)
     CHECK(lode_close(fs, fd) == 0 && lode_unlink(fs, "file") == 0);
 }
 
+static lode_fs *closing;
+
+static void *closes_it(void *arg)
+{
+    CHECK(lode_close_pool(closing) == 0);
+    return arg;
+}
+
+/* Who is told that the pool is closed has no read under way any more: its buffer may go. */
+static void a_closed_pool_uses_no_buffers(void)
+{
+    enum { BYTES = 64 << 20, STEP = 4096 };
+    char path[3100];
+    pthread_t closer;
+
+    snprintf(path, sizeof path, "%s.closing", pool_path);
+    CHECK(lode_mkfs(path, 192 << 20, "force") == 0);
+    unsigned char *bytes = malloc(BYTES);
+    CHECK(bytes && (closing = lode_open_pool(path, NULL)));
+    memset(bytes, 'r', BYTES);
+    int fd = lode_open(closing, "file", O_RDWR | O_CREAT, 0644);
+    CHECK(fd >= 0 && lode_pwrite(closing, fd, bytes, BYTES, 0) == BYTES && lode_close_pool(closing) == 0);
+    for (int round = 0; round < 3; round++) {
+        CHECK((closing = lode_open_pool(path, "assume=memory,engine=emu")));
+        CHECK((fd = lode_open(closing, "file", O_RDONLY, 0)) >= 0);
+        lode_ticket ticket = lode_pread_async(closing, fd, bytes, BYTES, 0);
+        CHECK(ticket >= 0 && pthread_create(&closer, NULL, closes_it, NULL) == 0);
+        while (lode_poll(closing, ticket) >= 0)
+            ;
+        CHECK(errno == EBADF);
+        for (size_t at = 0; at < BYTES; at += STEP)
+            bytes[at] = 'w';
+        CHECK(pthread_join(closer, NULL) == 0);
+        for (size_t at = 0; at < BYTES; at += STEP)
+            if (bytes[at] != 'w')
+                CHECK(false);
+    }
+    free(bytes);
+    CHECK(unlink(path) == 0);
+}
+
 /* Where the first of so many blocks stands in the pool's file that begin and end with these eight bytes. */
 static off_t first_block(const char *path, uint64_t tag, int blocks)
 {
@@ -1246,6 +1287,25 @@ static void a_copy_that_fails_is_told(void)
     FAILS(EIO, lode_fsync(cut, fd));
     CHECK(lode_fsync(cut, fd) == 0);
 
+    /* The offset stays, also where a write is done and its sync fails. */
+    CHECK(lode_lseek(cut, fd, 4096, SEEK_SET) == 4096);
+    FAILS(EIO, lode_write(cut, fd, new, BYTES));
+    CHECK(lode_lseek(cut, fd, 0, SEEK_CUR) == 4096);
+    FAILS(EIO, lode_pwrite2(cut, fd, new, BYTES, -1, LODE_COPY_LATENCY));
+    CHECK(lode_lseek(cut, fd, 0, SEEK_CUR) == 4096);
+    int synced = lode_open(cut, "/file", O_WRONLY | O_SYNC, 0);
+    CHECK(synced >= 0);
+    FAILS(EIO, lode_write(cut, synced, old, 8));
+    CHECK(lode_lseek(cut, synced, 0, SEEK_CUR) == 0);
+    CHECK(lode_write(cut, synced, old, 8) == 8 && lode_lseek(cut, synced, 0, SEEK_CUR) == 8);
+    CHECK(lode_close(cut, synced) == 0);
+    CHECK(truncate(path, behind - BYTES / 2) == 0);
+    CHECK(lode_lseek(cut, fd, 4096, SEEK_SET) == 4096);
+    FAILS(EIO, lode_read(cut, fd, back, BYTES));
+    CHECK(lode_lseek(cut, fd, 0, SEEK_CUR) == 4096);
+    FAILS(EIO, lode_pread2(cut, fd, back, BYTES, -1, 0));
+    CHECK(lode_lseek(cut, fd, 0, SEEK_CUR) == 4096);
+
     /* And it can be written again once there is media again. */
     CHECK(truncate(path, POOL) == 0);
     CHECK(lode_pwrite(cut, fd, new, BYTES, 0) == BYTES && lode_fsync(cut, fd) == 0);
@@ -1278,6 +1338,7 @@ int main(int argc, char **argv)
     uthreads_make_and_open_pools();
     the_parents_uthreads_run_in_no_child();
     files_are_used_by_ticket();
+    a_closed_pool_uses_no_buffers();
     a_number_used_again_misleads_no_call();
     a_close_waits_for_who_waits();
     room_is_waited_for_with_nothing_held();

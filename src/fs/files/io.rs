@@ -50,17 +50,22 @@ impl<M: Media> Files<M> {
     }
 
     pub(super) fn read_of(&self, mut of: OpenFile<M>, dst: &mut [u8]) -> Result<usize> {
-        self.fs.read_and_wait(dst, |dst| self.begin_read(&mut of, dst))
+        self.fs.read_and_wait(dst, |dst| self.begin_read(&mut of, dst)).inspect_err(|_| of.failed())
     }
 
-    /// As [`read`](Files::read), up to where it would wait for a copy: see [`Fs::begin_read`].
+    /// As [`read`](Files::read), up to where it would wait for a copy: see [`Fs::begin_read`]. Where that fails,
+    /// [`OpenFile::failed`].
     pub fn begin_read(&self, of: &mut OpenFile<M>, mut dst: LentRoom) -> ReadStep<usize> {
-        self.try_on(of, |file, node| {
+        self.try_on(of, |file, node, moved| {
             file.check_read()?;
             let mut offset = file.offset.write();
-            let step = self.fs.begin_read(node, *offset, dst.first(RW_BYTES_MAX))?;
+            let from = *offset;
+            let step = self.fs.begin_read(node, from, dst.first(RW_BYTES_MAX))?;
             if let Step::Done(n) | Step::UnderWay(n, _) = &step {
                 *offset += *n as u64;
+            }
+            if matches!(step, Step::UnderWay(..)) {
+                *moved = Some((from, *offset));
             }
             Ok(step)
         })
@@ -81,7 +86,7 @@ impl<M: Media> Files<M> {
     #[inline]
     pub fn begin_pread(&self, of: &mut OpenFile<M>, mut dst: LentRoom, offset: i64) -> ReadStep<usize> {
         let offset = unsigned(offset)?;
-        self.try_on(of, |file, node| {
+        self.try_on(of, |file, node, _| {
             if file.readable() {
                 check_end(offset, dst.len())?;
             }
@@ -96,19 +101,23 @@ impl<M: Media> Files<M> {
     }
 
     pub(super) fn write_of(&self, mut of: OpenFile<M>, src: &[u8]) -> Result<usize> {
-        let written = self.fs.write_and_wait(src, |src| self.begin_write(&mut of, src))?;
-        self.sync_written(written)
+        let written = self.fs.write_and_wait(src, |src| self.begin_write(&mut of, src));
+        written.and_then(|written| self.sync_written(written)).inspect_err(|_| of.failed())
     }
 
     /// As [`write`](Files::write), up to where it would wait for a copy: see [`Fs::begin_write`]. Then
-    /// [`sync_written`](Files::sync_written).
+    /// [`sync_written`](Files::sync_written). Where either fails, [`OpenFile::failed`].
     pub fn begin_write(&self, of: &mut OpenFile<M>, src: Lent) -> WriteStep<Written> {
-        self.try_on(of, |file, node| {
+        self.try_on(of, |file, node, moved| {
             file.check_write()?;
             let mut offset = file.offset.write();
-            let step = self.write_file((file, node), *offset, src)?;
+            let from = *offset;
+            let step = self.write_file((file, node), from, src)?;
             if let Step::Done(written) | Step::UnderWay(written, _) = &step {
                 *offset = written.end;
+                if written.is_to_be_synced() || matches!(step, Step::UnderWay(..)) {
+                    *moved = Some((from, *offset));
+                }
             }
             Ok(step)
         })
@@ -132,7 +141,7 @@ impl<M: Media> Files<M> {
     #[inline]
     pub fn begin_pwrite(&self, of: &mut OpenFile<M>, src: Lent, offset: i64) -> WriteStep<Written> {
         let offset = unsigned(offset)?;
-        self.try_on(of, |file, node| {
+        self.try_on(of, |file, node, _| {
             file.check_write()?;
             check_end(offset, src.bytes().len())?;
             self.write_file((file, node), offset, src)

@@ -172,9 +172,9 @@ impl<M: Media> Files<M> {
                 return Err(Error::new(libc::EINVAL, "files::rename"));
             }
             let from_base = self.base_node(from_at, from)?;
-            let from = self.place_from(from_base.as_ref(), from)?;
+            let from = self.place_from(from_base.as_ref(), from, &mut 0)?;
             let to_base = self.base_node(to_at, to)?;
-            let to = self.place_from(to_base.as_ref(), to)?;
+            let to = self.place_from(to_base.as_ref(), to, &mut 0)?;
             if from.is_dot() {
                 return Err(Error::new(libc::EBUSY, "files::rename"));
             }
@@ -225,20 +225,24 @@ impl<M: Media> Files<M> {
 
     fn place<'f, 'p>(&'f self, at: Fd, path: &'p [u8]) -> Result<Place<'f, 'p, M>> {
         let base = self.base(at, path)?;
-        self.place_from(base.as_ref().map(|f| &f.node), path)
+        self.place_from(base.as_ref().map(|f| &f.node), path, &mut 0)
     }
 
-    /// ENOENT where the directory goes at this moment.
+    /// ENOENT where the directory, or one on the way, goes at this moment. `links` counts the symbolic links followed.
     pub(super) fn place_from<'f, 'p>(
         &'f self,
         base: Option<&Node>,
         path: &'p [u8],
+        links: &mut u32,
     ) -> Result<Place<'f, 'p, M>> {
-        let (dir, name) = self.fs.walk_parent(&self.cred, base, path)?;
-        // The root stands in no directory that would be searched.
-        let any = Cred::root();
-        let cred = if name.is_empty() { &any } else { &self.cred };
-        self.fs.hold_directory(cred, &dir).map_err(|e| match e.errno() {
+        let held = self.fs.walk_parent_on(&self.cred, base, path, links).and_then(|(dir, name)| {
+            // The root stands in no directory that would be searched.
+            let any = Cred::root();
+            let cred = if name.is_empty() { &any } else { &self.cred };
+            self.fs.hold_directory(cred, &dir)?;
+            Ok((dir, name))
+        });
+        let (dir, name) = held.map_err(|e| match e.errno() {
             libc::ESTALE => Error::new(libc::ENOENT, "files::place"),
             _ => e,
         })?;

@@ -4,8 +4,8 @@
 
 use super::{AT_FDCWD, Fd, File, Files};
 use crate::error::{Error, Result};
+use crate::fs::walk::follow_one;
 use crate::fs::{Attr, Kind, Node};
-use crate::limits::SYMLINK_DEPTH_MAX;
 use crate::media::Media;
 use crate::sync::Lock;
 use libc::{
@@ -76,8 +76,9 @@ impl<M: Media> Files<M> {
         }
         let mut base = self.base_node(at, path)?;
         let mut path = Cow::Borrowed(path);
-        for _ in 0..=SYMLINK_DEPTH_MAX {
-            let place = self.place_from(base.as_ref(), &path)?;
+        let mut links = 0;
+        loop {
+            let place = self.place_from(base.as_ref(), &path, &mut links)?;
             if place.is_dot() {
                 let errno = if flags & O_EXCL != 0 { libc::EEXIST } else { libc::EISDIR };
                 return Err(Error::new(errno, "files::open"));
@@ -93,7 +94,7 @@ impl<M: Media> Files<M> {
             };
             let node = self.opened(attr)?;
             if node.kind() == Kind::Symlink && flags & O_NOFOLLOW == 0 {
-                let target = self.fs.readlink(node.ino());
+                let target = follow_one(&mut links).and_then(|()| self.fs.readlink(node.ino()));
                 self.fs.release_node(&node);
                 base = Some(place.dir.node.clone());
                 path = Cow::Owned(target?);
@@ -105,7 +106,6 @@ impl<M: Media> Files<M> {
             }
             return self.only_a_file(node, flags);
         }
-        Err(Error::new(libc::ELOOP, "files::open"))
     }
 
     /// Pipes, sockets and devices are the kernel's; here they are only names: ENXIO, once it is clear that

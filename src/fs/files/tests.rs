@@ -61,6 +61,80 @@ fn a_read_at_the_end_and_a_link_that_is_followed_set_the_access_time() {
 }
 
 #[test]
+fn on_a_pool_that_is_only_read_access_times_stay() {
+    let files = files();
+    make(&files, "f", "text");
+    files.symlink(b"f", b"link").unwrap();
+    files.mkdir(b"d", 0o777).unwrap();
+    let old = Time::new(1, 0);
+    let names = [b"f".as_slice(), b"link", b"d"];
+    for name in names {
+        files.utimensat(AT_FDCWD, name, Some(SetTime::To(old)), None, libc::AT_SYMLINK_NOFOLLOW).unwrap();
+    }
+    let fs = files.fs.clone();
+    drop(files);
+    fs.close().unwrap();
+    let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let files = Files::new(Fs::open(fs.abandon().unwrap(), &options).unwrap(), Cred::root(), 0o022);
+    assert_eq!(text(&files, "link"), "text");
+    files.readlink(b"link").unwrap();
+    let dir = files.opendir(b"d").unwrap();
+    assert!(files.getdents(dir, &mut [0; 200]).unwrap() > 0);
+    assert_eq!(names.map(|name| files.lstat(name).unwrap().atime), [old; 3]);
+}
+
+/// As one finds it whose walk had come to it by then.
+#[test]
+fn in_a_directory_that_has_just_gone_a_path_finds_nothing() {
+    let files = files();
+    files.mkdir(b"d", 0o777).unwrap();
+    let gone = files.fs.walk(&files.cred, None, b"d", true).unwrap();
+    files.rmdir(b"d").unwrap();
+    for path in [b".".as_slice(), b"..", b"./", b"./x", b"../x"] {
+        fails(libc::ENOENT, files.at_walked(Some(&gone), path, true, |_| Ok(())));
+        fails(libc::ENOENT, files.fs.stat(&files.cred, Some(&gone), path, true));
+    }
+    for path in [b"./x".as_slice(), b"../x", b"./../x"] {
+        fails(libc::ENOENT, files.place_from(Some(&gone), path, &mut 0));
+    }
+}
+
+/// As Linux counts them: of the directories and of the last component together.
+#[test]
+fn forty_links_are_followed_in_one_path() {
+    let files = files();
+    files.mkdir(b"d", 0o777).unwrap();
+    make(&files, "d/f", "text");
+    let chain = |dir: &str, name: &str, end: &str| {
+        for n in 1..=41 {
+            let target = if n == 1 { end.to_owned() } else { format!("{name}{}", n - 1) };
+            files.symlink(target.as_bytes(), format!("{dir}{name}{n}").as_bytes()).unwrap();
+        }
+    };
+    chain("", "l", "d");
+    chain("d/", "x", "f");
+    chain("d/", "new", "../l1/made");
+    for (dirs, last) in [(0, 40), (1, 39), (20, 20), (39, 1), (40, 0)] {
+        let dir = if dirs == 0 { "d".to_owned() } else { format!("l{dirs}") };
+        let path = |last: u32| match last {
+            0 => format!("{dir}/f"),
+            _ => format!("{dir}/x{last}"),
+        };
+        assert_eq!(files.stat(path(last).as_bytes()).unwrap().size, 4);
+        fails(libc::ELOOP, files.stat(path(last + 1).as_bytes()));
+        for flags in [O_RDONLY, O_RDWR | O_CREAT] {
+            files.close(files.open(path(last).as_bytes(), flags, 0o666).unwrap()).unwrap();
+            fails(libc::ELOOP, files.open(path(last + 1).as_bytes(), flags, 0o666));
+        }
+    }
+    // What the last link leads through counts, too.
+    fails(libc::ELOOP, files.open(b"l20/new20", O_RDWR | O_CREAT, 0o666));
+    fails(libc::ENOENT, files.stat(b"d/made"));
+    files.open(b"l19/new20", O_RDWR | O_CREAT, 0o666).unwrap();
+    assert_eq!(files.stat(b"d/made").unwrap().size, 0);
+}
+
+#[test]
 fn paths_start_at_descriptors() {
     let files = files();
     files.mkdir(b"a", 0o777).unwrap();

@@ -238,7 +238,7 @@ impl<M: Media> Future for Transferring<'_, M> {
 
     /// Panics where it was ready before.
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<(Box<[u8]>, Result<usize>)> {
-        let done = ready!(self.go_on(context));
+        let done = ready!(self.go_on(context)).inspect_err(|_| self.of.failed());
         self.of.let_go();
         Poll::Ready((self.give_back().expect("a future is not polled after its end"), done))
     }

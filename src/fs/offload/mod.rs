@@ -871,6 +871,15 @@ impl<M: Media> Fs<M> {
         }
     }
 
+    /// Returns once no copy that has begun uses bytes of a caller's any more. What became of each is told as ever.
+    pub fn end_copying(&self) {
+        for lane in &self.core.copies.lanes {
+            let under_way: Vec<_> = lane.lock().under_way.iter().cloned().collect();
+            under_way.iter().for_each(|write| self.end_copy(&write.copy));
+        }
+        self.core.copies.reads.all().iter().for_each(|read| self.end_copy(&read.copy));
+    }
+
     /// Ends copies without acknowledging any: for an end that leaves all as a crash would.
     pub(super) fn end_copies(&self) {
         for lane in &self.core.copies.lanes {
