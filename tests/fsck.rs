@@ -91,6 +91,11 @@ fn access_list() -> Vec<u8> {
     list
 }
 
+/// Where the slot of one of the first inodes stands.
+fn slot_of(ino: Ino) -> usize {
+    TABLE_BLOCK as usize * BLOCK + ino.0 as usize * SLOT
+}
+
 impl Sample {
     fn new(domain: Domain, closed: bool) -> Sample {
         let fresh = Fs::mkfs(SimMedia::new(vec![0; POOL_BYTES], domain), &MkfsOptions::default()).unwrap();
@@ -135,7 +140,7 @@ impl Sample {
     }
 
     fn slot(&self, ino: Ino) -> usize {
-        TABLE_BLOCK as usize * BLOCK + ino.0 as usize * SLOT
+        slot_of(ino)
     }
 
     fn media(&self) -> Arc<SimMedia> {
@@ -648,6 +653,46 @@ fn each_kind_of_damage_is_found_and_mended() {
         }
     }
     assert!(failed.is_empty(), "{failed:?}");
+}
+
+/// Blocks of logs go from hand to hand: what stands first in the pool is not what a log begins with.
+#[test]
+fn a_log_whose_head_is_lost_begins_where_it_did() {
+    for (domain, closed) in
+        [Domain::Memory, Domain::PageCache].into_iter().flat_map(|d| [(d, true), (d, false)])
+    {
+        let fs = open(Sample::new(domain, true).image, domain);
+        (0..40).for_each(|n| _ = create(&fs, DIR, format!("kept{n}").as_bytes()));
+        let is_out_of_order = |image: &[u8]| {
+            let segments = records_from(image, slot_of(DIR)).into_iter().filter(|r| r.1 == Type::Segment);
+            let segments: Vec<usize> = segments.map(|r| r.0).collect();
+            segments.len() > 2 && segments[1..].iter().any(|at| *at < segments[0])
+        };
+        let mut names = 0;
+        while !is_out_of_order(&fs.media().image()) {
+            assert!(names < 10_000, "{domain:?}: its log is never out of order");
+            create(&fs, DIR, b"passing");
+            fs.unlink(&Cred::root(), DIR, b"passing").unwrap();
+            names += 1;
+            if names % 20 == 0 {
+                fs.sync().unwrap();
+                fs.tick().unwrap();
+            }
+        }
+        if closed {
+            fs.close().unwrap();
+        }
+        let mut image = fs.media().image();
+        let wanted = walk(&open(image.clone(), domain));
+        assert!(is_out_of_order(&image), "{domain:?}");
+        image[slot_of(DIR) + LOG_HEAD_OFFSET as usize + 1] ^= 0x55;
+        let media = Arc::new(SimMedia::new(image, domain));
+        let repaired = check::repair(media.clone(), false, None).unwrap();
+        assert!(repaired.found.findings.iter().any(|f| f.what == What::LogHead), "{:#?}", repaired.found);
+        assert!(repaired.after.is_clean(), "{:#?}", repaired.after.findings);
+        let is = walk(&open(media.image(), domain));
+        assert!(is == wanted, "{domain:?}, closed {closed}: {} of {} are there", is.len(), wanted.len());
+    }
 }
 
 #[test]
@@ -1429,7 +1474,11 @@ fn walk<M: Media>(fs: &F<M>) -> Vec<(Vec<u8>, Ino, u32, Vec<u8>)> {
 
 /// Where the records of the inode table's log stand.
 fn table_records(image: &[u8]) -> Vec<(usize, Type)> {
-    let slot = TABLE_BLOCK as usize * BLOCK;
+    records_from(image, TABLE_BLOCK as usize * BLOCK)
+}
+
+/// Where the records of a log stand, from where its slot says that it begins.
+fn records_from(image: &[u8], slot: usize) -> Vec<(usize, Type)> {
     let mut at = match get64(image, slot + LOG_HEAD_OFFSET as usize) {
         0 => slot + LINE,
         head => unpack_log_head(head).expect("it leads to a log").0 as usize,
