@@ -487,7 +487,7 @@ fn page_of(image: &[u8], fill: u8) -> usize {
 }
 
 /// What the files of the sample hold, by inode.
-fn contents(fs: &F) -> Vec<(Ino, Vec<u8>)> {
+fn contents<M: Media>(fs: &F<M>) -> Vec<(Ino, Vec<u8>)> {
     let files = [FILE, OTHER, DEEP, EMPTY];
     files.into_iter().filter(|&ino| fs.getattr(ino).is_ok()).map(|ino| (ino, content(fs, ino))).collect()
 }
@@ -825,12 +825,17 @@ fn unreadable_media_cost_what_stood_there() {
         for closed in [true, false] {
             let sample = Sample::new(domain, closed);
             let page = page_of(&sample.image, 0xb2);
+            let whole = open(sample.image.clone(), domain);
+            let (names, before) = (names_of(&walk(&whole)), contents(&whole));
             for (what, at) in [
                 ("data", page + 3 * LINE),
                 ("value", page_of(&sample.image, 0x52)),
                 ("log", sample.record(FILE, Type::Attr, 2)),
                 ("directory", sample.entry(DIR, FILE)),
                 ("slot", sample.slot(Ino(FILE.0 + 40))),
+                ("name's slot", sample.slot(FILE)),
+                ("name's slot, of a directory", sample.slot(DIR)),
+                ("name's slot, of the root", sample.slot(Ino::ROOT)),
             ] {
                 let what = format!("{what} {domain:?} {closed}");
                 let media = sample.media();
@@ -843,6 +848,10 @@ fn unreadable_media_cost_what_stood_there() {
                 assert!(repaired.after.is_clean(), "{what}: {:#?}", repaired.after.findings);
                 let fs = Fs::open(media, &options()).unwrap();
                 assert!(content(&fs, OTHER) == other_bytes(), "{what}");
+                if what.starts_with("name's slot") {
+                    assert_eq!(names_of(&walk(&fs)), names, "{what}: {:#?}", repaired.found.findings);
+                    assert!(contents(&fs) == before, "{what}: {:#?}", repaired.found.findings);
+                }
                 if what.starts_with("data") {
                     let ranges: Vec<_> = repaired.found.findings.iter().filter_map(|f| f.bytes).collect();
                     let lost = (BLOCK + 3 * LINE) as u64;
@@ -1444,6 +1453,10 @@ fn mislead(image: &mut [u8]) {
             words.iter().zip(to[n * SLOT..].chunks_mut(8)).for_each(|(word, to)| put64(to, 0, *word));
         }
     }
+}
+
+fn names_of(tree: &[(Vec<u8>, Ino, u32, Vec<u8>)]) -> Vec<(Vec<u8>, Ino)> {
+    tree.iter().map(|(path, ino, ..)| (path.clone(), *ino)).collect()
 }
 
 /// All that there is, by path.

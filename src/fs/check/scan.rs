@@ -278,7 +278,8 @@ impl<M: Media> Scan<'_, '_, M> {
             Ok(word) => word,
             Err(fault) => {
                 self.damaged(Damage::Fault(fault.at));
-                return None;
+                self.damaged(Damage::Head);
+                return self.headless_log();
             }
         };
         if is_condemned(word) {
