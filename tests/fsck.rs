@@ -325,6 +325,19 @@ const ROWS: &[Row] = &[
     Row("slot of the table", false, |s| s.flip(s.slot(Ino(0)) + 20), What::Slot, &[]),
     Row("type of the table", false, |s| s.retype(Ino(0), libc::S_IFMT), What::Slot, &[]),
     Row("record of the table", false, |s| s.flip(s.slot(Ino(0)) + LINE + 40), What::Table, &[]),
+    Row(
+        "pages of the table that are not written",
+        false,
+        |s| {
+            let at = s.record(Ino(TABLE_INO), Type::Write, 0);
+            s.forge(Ino(TABLE_INO), at, |r| {
+                let flags = get16(r, field::write::FLAGS);
+                put16(r, field::write::FLAGS, flags | field::write::UNWRITTEN);
+            });
+        },
+        What::Table,
+        &[],
+    ),
     Row("data block", false, |s| s.flip(page_of(&s.image, 0xb2) + 77), What::Data, &[FILE]),
     Row("attribute value", false, |s| s.flip(page_of(&s.image, 0x52) + 77), What::Value, &[FILE]),
     Row(

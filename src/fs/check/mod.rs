@@ -610,12 +610,17 @@ fn look<'m, M: Media>(
     let power_loss = state.lost_power(ask.power_lost);
     let mut pool = Pool { power_loss, live: live.is_some(), strays, ..Pool::new(media, sb, state) };
     let (table, table_header) = read_table(&mut pool, pages, &mut report);
+    if pool.table.first().is_none_or(|&block| block == NOWHERE) {
+        return Err(no_table());
+    }
     let table_is_whole = report.findings.iter().all(|f| f.ino != Some(TABLE_INO));
     pool.read_headers();
     let mut space = Space::new(pool.sb.blocks);
     space.take(Run { start: Block(0), count: TABLE_BLOCK });
     space.take(Run { start: Block(pool.sb.blocks as u32 - 1), count: 1 });
     space.take_image(&table);
+    // The slot of the table stands there, whatever its pages are.
+    space.keep(Run::new(Block(TABLE_BLOCK), 1));
     let account = match live {
         Some(account) => Some(account),
         None if state.checkpoint != 0 => read_checkpoint(&pool, &mut report),
@@ -656,6 +661,12 @@ fn no_state() -> Error {
     )
 }
 
+#[cold]
+fn no_table() -> Error {
+    let message = "the inode table does not say where the root is; restore the pool from a backup";
+    Error::message(libc::EUCLEAN, "check::run", message)
+}
+
 /// The inode table's own inode, and where its pages stand.
 fn read_table<M: Media>(pool: &mut Pool<M>, found: &Pages, report: &mut Report) -> (Image, bool) {
     let slot = block_addr(Block(TABLE_BLOCK));
@@ -673,16 +684,17 @@ fn read_table<M: Media>(pool: &mut Pool<M>, found: &Pages, report: &mut Report) 
         SlotHeader { mode: libc::S_IFREG, uid: 0, gid: 0, generation, rdev: 0, btime: pool.sb.created };
     let mut image = image::read(pool, owner, header.unwrap_or(made), None);
     let logged = image.size / BLOCK as u64;
+    let has_holes = image.pages.values().any(|piece| piece.unwritten);
     // mkfs laid these out, where the log says nothing of them any more.
     for n in 0..TABLE_BLOCKS {
-        if image.piece_of(n).is_none() {
+        if image.piece_of(n).is_none_or(|(_, piece)| piece.unwritten) {
             image.map(n, image::Piece { count: 1, block: TABLE_BLOCK + n, unwritten: false });
         }
     }
     report_log(&image, report);
     let is_whole = image.is_whole();
     let mut table = table_of(&mut image, pool.sb.blocks);
-    if is_whole && (logged != table.len() as u64 || table.contains(&NOWHERE)) {
+    if is_whole && (has_holes || logged != table.len() as u64 || table.contains(&NOWHERE)) {
         report.add(Finding::of(What::Table, TABLE_INO, "the inode table has holes"));
     }
     if !found.is_empty() {
