@@ -784,6 +784,32 @@ fn a_file_whose_blocks_a_removed_one_seems_to_have_is_found_again() {
     }
 }
 
+/// That the inode table is written again as well, for a slot that cannot be read, says nothing of blocks that others have.
+#[test]
+fn a_damaged_file_keeps_the_block_that_its_checksum_proves() {
+    for domain in [Domain::Memory, Domain::PageCache] {
+        for rewrites_table in [false, true] {
+            let mut sample = Sample::new(domain, true);
+            let wanted = content(&open(sample.image.clone(), domain), FILE);
+            let block = get32(&sample.image[sample.record(FILE, Type::Write, 1)..], field::write::FIRST + 8);
+            let at = sample.record(DEEP, Type::Write, 0);
+            sample.forge(DEEP, at, |r| put32(r, field::write::FIRST + 8, block));
+            let lost = sample.record(FILE, Type::Attr, 2);
+            sample.flip(lost + 40);
+            let media = sample.media();
+            if rewrites_table {
+                let slot = sample.slot(Ino(FILE.0 + 40));
+                media.poison(slot..slot + LINE);
+            }
+            let repaired = check::repair(media.clone(), false, None).unwrap();
+            let what = format!("{domain:?}, {rewrites_table}: {:#?}", repaired.found.findings);
+            assert!(repaired.found.findings.iter().any(|f| f.what == What::BlockTwice), "{what}");
+            assert!(repaired.after.is_clean(), "{what}: left {:#?}", repaired.after.findings);
+            assert!(content(&Fs::open(media, &options()).unwrap(), FILE) == wanted, "{what}");
+        }
+    }
+}
+
 /// On an ordinary file, after a power loss: recovery gives up for damage elsewhere, and the repair has to tell by
 /// itself that both halves of a rename are there, though one stands in a directory that is gone.
 #[test]

@@ -435,7 +435,8 @@ impl<'m, M: Media> Mender<'m, M> {
         }
         for ino in order {
             if ino == TABLE_INO {
-                claims.kept.extend(&twice);
+                let runs = self.images[&ino].runs();
+                claims.kept.extend(runs.flat_map(|run| twice.range(run.blocks())));
                 continue;
             }
             self.give_up(ino, &twice, &mut claims)?;
