@@ -538,7 +538,7 @@ impl<M: Media> Fs<M> {
 /// Blocks that the inode table's log calls bad.
 pub(super) fn bad_blocks<M: Media>(media: &M, sb: &Super, state: State) -> Vec<Run> {
     let mut pool = Pool::new(media, sb.clone(), state);
-    read_table(&mut pool, &Pages::new(), &mut Report::default()).0.bad
+    read_table(&mut pool, &Pages::new(), &mut Report::default()).0.bad.into_iter().collect()
 }
 
 /// The superblock and the state, and what is wrong with their copies.

@@ -266,9 +266,7 @@ impl<'m, M: Media> Mender<'m, M> {
     fn quarantine(&mut self, block: u32) {
         let run = Run::new(Block(block), 1);
         let table = self.image(TABLE_INO).expect("the table is always there");
-        if !table.bad.contains(&run) {
-            table.bad.push(run);
-        }
+        table.bad.insert(run);
     }
 
     /// Symbolic links whose targets are lost go, with all their names.
