@@ -839,6 +839,31 @@ fn a_rename_stays_when_its_directory_was_removed_and_another_is_damaged() {
     assert_eq!(content(&fs, file), b"kept");
 }
 
+/// Of many findings far below the root: each says its path, and none takes more memory than the kernel's longest.
+#[test]
+fn of_a_path_that_is_too_long_a_finding_says_the_end() {
+    let fs = open(Sample::new(Domain::Memory, true).image, Domain::Memory);
+    let mut dir = DIR;
+    for _ in 0..40 {
+        dir = mkdir(&fs, dir, &[b'd'; 200]);
+    }
+    let file = create(&fs, dir, b"far");
+    write(&fs, file, 0, &[0xc9; BLOCK]);
+    fs.close().unwrap();
+    let mut sample = Sample::of(fs.media().image(), Domain::Memory);
+    for fill in [0xc9, 0xb2] {
+        let at = page_of(&sample.image, fill);
+        sample.flip(at + 77);
+    }
+    let report = sample.report();
+    let path =
+        |ino: Ino| report.findings.iter().find(|f| f.ino == Some(ino.0)).unwrap().path.clone().unwrap();
+    assert_eq!(path(FILE), b"/dir/file");
+    let far = path(file);
+    assert!(far.starts_with(b".../ddd") && far.ends_with(b"ddd/far"), "{}", far.escape_ascii());
+    assert!((3800..4100).contains(&far.len()), "{} bytes", far.len());
+}
+
 #[test]
 fn a_pool_without_a_superblock_cannot_be_checked() {
     let mut sample = Sample::new(Domain::Memory, true);

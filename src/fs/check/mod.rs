@@ -16,7 +16,7 @@ mod slots;
 mod space;
 mod tree;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,6 +31,7 @@ use super::mount::{StateCopies, SuperCopies};
 use super::types::Kind;
 use super::{Fs, OpenOptions, holds, holds_blocks};
 use crate::error::{Error, Result};
+use crate::limits::PATH_BYTES_MAX;
 use crate::media::{Addr, LINE, Media, Overlay};
 use image::{Image, Nonsense};
 pub use label::open_unlabelled;
@@ -1046,19 +1047,24 @@ impl<M: Media> Checked<'_, M> {
     }
 }
 
-/// The path that leads to an inode, if the root does.
+/// The path that leads to an inode, if the root does; of one that is longer than any that the kernel takes the end, behind dots.
 fn path(index: &HashMap<u32, (u32, &[u8])>, ino: u32) -> Option<Vec<u8>> {
-    let mut parts = Vec::new();
-    let mut at = ino;
+    let (mut parts, mut bytes, mut seen) = (Vec::new(), 0, HashSet::new());
+    let (mut at, mut path) = (ino, Vec::new());
     while at != ROOT_INO {
         let &(dir, name) = index.get(&at)?;
+        bytes += 1 + name.len();
+        if bytes > PATH_BYTES_MAX {
+            path.extend_from_slice(b"...");
+            break;
+        }
         parts.push(name);
         at = dir;
-        if parts.len() > index.len() {
+        if !seen.insert(dir) {
             return None; // round and round
         }
     }
-    let path: Vec<u8> = parts.iter().rev().flat_map(|part| [b"/".as_slice(), part].concat()).collect();
+    path.extend(parts.iter().rev().flat_map(|part| [b"/".as_slice(), part].concat()));
     Some(if path.is_empty() { b"/".to_vec() } else { path })
 }
 
