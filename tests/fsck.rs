@@ -810,6 +810,24 @@ fn a_damaged_file_keeps_the_block_that_its_checksum_proves() {
     }
 }
 
+/// Its bytes stand in their record; in place they need not be durable.
+#[test]
+fn a_small_overwrite_of_a_file_that_is_damaged_outlives_a_power_loss() {
+    for domain in [Domain::Memory, Domain::CpuCache, Domain::PageCache] {
+        let fs = open(Sample::new(domain, true).image, domain);
+        write(&fs, FILE, 100, &[0xe7; 50]);
+        fs.fsync(FILE, false).unwrap();
+        let mut sample = Sample::of(fs.media().crash_point().image(Keep::Nothing), domain);
+        let damaged = sample.record(FILE, Type::Attr, 2);
+        sample.flip(damaged + 40);
+        let media = sample.media();
+        let repaired = check::repair(media.clone(), true, None).unwrap();
+        assert!(!repaired.found.is_clean() && repaired.after.is_clean(), "{domain:?}: {:#?}", repaired.found);
+        let fs = open(media.image(), domain);
+        assert_eq!(content(&fs, FILE)[90..160], [[0xa1; 10].as_slice(), &[0xe7; 50], &[0xa1; 10]].concat());
+    }
+}
+
 /// On an ordinary file, after a power loss: recovery gives up for damage elsewhere, and the repair has to tell by
 /// itself that both halves of a rename are there, though one stands in a directory that is gone.
 #[test]
