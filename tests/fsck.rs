@@ -1308,6 +1308,12 @@ const DAMAGE: [(&str, Damage); 3] = [
     ("slot", |s| s.flip(s.slot(FILE) + 20)),
 ];
 
+/// What shows only by what the close wrote down.
+const DAMAGE_OF_CLOSED: [(&str, Damage); 2] = [
+    ("link", |s| s.flip(s.record(FILE, Type::Link, 0) + 20)),
+    ("last record", |s| s.flip(s.last(FILE, Type::Attr) + 40)),
+];
+
 /// Whoever asks what a pool is, and not only who opens it, is told that it was cut: what it says stands behind its end.
 #[test]
 fn a_pool_that_was_cut_says_so() {
@@ -1373,7 +1379,7 @@ fn cut_short<T: PartialEq + std::fmt::Debug>(
 #[test]
 fn a_repair_may_be_cut_short_anywhere() {
     for domain in [Domain::Memory, Domain::PageCache] {
-        for (what, damage) in DAMAGE {
+        for (what, damage) in DAMAGE.into_iter().chain(DAMAGE_OF_CLOSED) {
             let mut sample = Sample::new(domain, true);
             damage(&mut sample);
             cut_short(what, sample.image, domain, |fs| {

@@ -274,7 +274,7 @@ pub(super) struct Pool<'m, M: Media> {
     /// Where the inode table's blocks stand, by page; [`NOWHERE`] where its log is damaged and no slot says it either.
     pub table: Vec<u32>,
     pub headers: Vec<Option<SlotHeader>>,
-    /// Where logs end, by inode, if the pool was closed; 0 where that is not known.
+    /// Where logs ended, by inode, when the pool was closed; 0 where that is not known.
     pub ends: Vec<u32>,
     /// Slots that cannot be read.
     pub bad_slots: Vec<u32>,
@@ -627,7 +627,8 @@ fn look<'m, M: Media>(
         None if state.checkpoint != 0 => read_checkpoint(&pool, &mut report),
         None => None,
     };
-    if let Some(account) = account.as_ref().filter(|_| pool.state.clean) {
+    // Of a repair that was cut short, too: what it has not written again is as it was closed.
+    if let Some(account) = &account {
         pool.ends.clone_from(&account.ends);
     }
     let tree = tree::Tree::read(&pool, account.as_ref());
@@ -970,8 +971,7 @@ impl<M: Media> Checked<'_, M> {
                 headless.iter().for_each(|&owner| note(owner, at));
             }
         }
-        let account = self.account.as_ref().filter(|_| self.pool.state.clean);
-        let lost = account.map_or(Vec::new(), |account| self.space.compare(account).0);
+        let lost = self.account.as_ref().map_or(Vec::new(), |account| self.space.compare(account).0);
         let owners: Vec<(u32, u64)> = match lost.is_empty() {
             true => Vec::new(),
             false => self.named().iter().filter_map(owner).collect(),

@@ -181,8 +181,11 @@ pub fn scan<M: Media>(pool: &Pool<M>, owner: Owner, each: &mut dyn FnMut(&Op, bo
     scan.run(each);
     scan.found.next_seq = scan.seq;
     let end = pool.ends.get(owner.ino as usize).copied().filter(|&end| end != 0 && end != scan.seq);
-    if let Some(end) = end.filter(|_| scan.found.damage.is_empty()) {
-        scan.found.damage.push(Damage::End { lines: end.wrapping_sub(scan.seq) as i32 });
+    let missing = end.map(|end| end.wrapping_sub(scan.seq) as i32);
+    // What a repair that was cut short has written again ends behind that.
+    let missing = missing.filter(|&lines| lines > 0 || pool.state.clean);
+    if let Some(lines) = missing.filter(|_| scan.found.damage.is_empty()) {
+        scan.found.damage.push(Damage::End { lines });
     }
     scan.found
 }
