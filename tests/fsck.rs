@@ -91,6 +91,11 @@ fn access_list() -> Vec<u8> {
     list
 }
 
+/// Where the slot of one of the first inodes stands.
+fn slot_of(ino: Ino) -> usize {
+    TABLE_BLOCK as usize * BLOCK + ino.0 as usize * SLOT
+}
+
 impl Sample {
     fn new(domain: Domain, closed: bool) -> Sample {
         let fresh = Fs::mkfs(SimMedia::new(vec![0; POOL_BYTES], domain), &MkfsOptions::default()).unwrap();
@@ -135,7 +140,7 @@ impl Sample {
     }
 
     fn slot(&self, ino: Ino) -> usize {
-        TABLE_BLOCK as usize * BLOCK + ino.0 as usize * SLOT
+        slot_of(ino)
     }
 
     fn media(&self) -> Arc<SimMedia> {
@@ -320,6 +325,19 @@ const ROWS: &[Row] = &[
     Row("slot of the table", false, |s| s.flip(s.slot(Ino(0)) + 20), What::Slot, &[]),
     Row("type of the table", false, |s| s.retype(Ino(0), libc::S_IFMT), What::Slot, &[]),
     Row("record of the table", false, |s| s.flip(s.slot(Ino(0)) + LINE + 40), What::Table, &[]),
+    Row(
+        "pages of the table that are not written",
+        false,
+        |s| {
+            let at = s.record(Ino(TABLE_INO), Type::Write, 0);
+            s.forge(Ino(TABLE_INO), at, |r| {
+                let flags = get16(r, field::write::FLAGS);
+                put16(r, field::write::FLAGS, flags | field::write::UNWRITTEN);
+            });
+        },
+        What::Table,
+        &[],
+    ),
     Row("data block", false, |s| s.flip(page_of(&s.image, 0xb2) + 77), What::Data, &[FILE]),
     Row("attribute value", false, |s| s.flip(page_of(&s.image, 0x52) + 77), What::Value, &[FILE]),
     Row(
@@ -482,7 +500,7 @@ fn page_of(image: &[u8], fill: u8) -> usize {
 }
 
 /// What the files of the sample hold, by inode.
-fn contents(fs: &F) -> Vec<(Ino, Vec<u8>)> {
+fn contents<M: Media>(fs: &F<M>) -> Vec<(Ino, Vec<u8>)> {
     let files = [FILE, OTHER, DEEP, EMPTY];
     files.into_iter().filter(|&ino| fs.getattr(ino).is_ok()).map(|ino| (ino, content(fs, ino))).collect()
 }
@@ -650,6 +668,46 @@ fn each_kind_of_damage_is_found_and_mended() {
     assert!(failed.is_empty(), "{failed:?}");
 }
 
+/// Blocks of logs go from hand to hand: what stands first in the pool is not what a log begins with.
+#[test]
+fn a_log_whose_head_is_lost_begins_where_it_did() {
+    for (domain, closed) in
+        [Domain::Memory, Domain::PageCache].into_iter().flat_map(|d| [(d, true), (d, false)])
+    {
+        let fs = open(Sample::new(domain, true).image, domain);
+        (0..40).for_each(|n| _ = create(&fs, DIR, format!("kept{n}").as_bytes()));
+        let is_out_of_order = |image: &[u8]| {
+            let segments = records_from(image, slot_of(DIR)).into_iter().filter(|r| r.1 == Type::Segment);
+            let segments: Vec<usize> = segments.map(|r| r.0).collect();
+            segments.len() > 2 && segments[1..].iter().any(|at| *at < segments[0])
+        };
+        let mut names = 0;
+        while !is_out_of_order(&fs.media().image()) {
+            assert!(names < 10_000, "{domain:?}: its log is never out of order");
+            create(&fs, DIR, b"passing");
+            fs.unlink(&Cred::root(), DIR, b"passing").unwrap();
+            names += 1;
+            if names % 20 == 0 {
+                fs.sync().unwrap();
+                fs.tick().unwrap();
+            }
+        }
+        if closed {
+            fs.close().unwrap();
+        }
+        let mut image = fs.media().image();
+        let wanted = walk(&open(image.clone(), domain));
+        assert!(is_out_of_order(&image), "{domain:?}");
+        image[slot_of(DIR) + LOG_HEAD_OFFSET as usize + 1] ^= 0x55;
+        let media = Arc::new(SimMedia::new(image, domain));
+        let repaired = check::repair(media.clone(), false, None).unwrap();
+        assert!(repaired.found.findings.iter().any(|f| f.what == What::LogHead), "{:#?}", repaired.found);
+        assert!(repaired.after.is_clean(), "{:#?}", repaired.after.findings);
+        let is = walk(&open(media.image(), domain));
+        assert!(is == wanted, "{domain:?}, closed {closed}: {} of {} are there", is.len(), wanted.len());
+    }
+}
+
 #[test]
 fn what_a_damaged_directory_named_is_found_again() {
     let mut sample = Sample::new(Domain::Memory, true);
@@ -726,6 +784,50 @@ fn a_file_whose_blocks_a_removed_one_seems_to_have_is_found_again() {
     }
 }
 
+/// That the inode table is written again as well, for a slot that cannot be read, says nothing of blocks that others have.
+#[test]
+fn a_damaged_file_keeps_the_block_that_its_checksum_proves() {
+    for domain in [Domain::Memory, Domain::PageCache] {
+        for rewrites_table in [false, true] {
+            let mut sample = Sample::new(domain, true);
+            let wanted = content(&open(sample.image.clone(), domain), FILE);
+            let block = get32(&sample.image[sample.record(FILE, Type::Write, 1)..], field::write::FIRST + 8);
+            let at = sample.record(DEEP, Type::Write, 0);
+            sample.forge(DEEP, at, |r| put32(r, field::write::FIRST + 8, block));
+            let lost = sample.record(FILE, Type::Attr, 2);
+            sample.flip(lost + 40);
+            let media = sample.media();
+            if rewrites_table {
+                let slot = sample.slot(Ino(FILE.0 + 40));
+                media.poison(slot..slot + LINE);
+            }
+            let repaired = check::repair(media.clone(), false, None).unwrap();
+            let what = format!("{domain:?}, {rewrites_table}: {:#?}", repaired.found.findings);
+            assert!(repaired.found.findings.iter().any(|f| f.what == What::BlockTwice), "{what}");
+            assert!(repaired.after.is_clean(), "{what}: left {:#?}", repaired.after.findings);
+            assert!(content(&Fs::open(media, &options()).unwrap(), FILE) == wanted, "{what}");
+        }
+    }
+}
+
+/// Its bytes stand in their record; in place they need not be durable.
+#[test]
+fn a_small_overwrite_of_a_file_that_is_damaged_outlives_a_power_loss() {
+    for domain in [Domain::Memory, Domain::CpuCache, Domain::PageCache] {
+        let fs = open(Sample::new(domain, true).image, domain);
+        write(&fs, FILE, 100, &[0xe7; 50]);
+        fs.fsync(FILE, false).unwrap();
+        let mut sample = Sample::of(fs.media().crash_point().image(Keep::Nothing), domain);
+        let damaged = sample.record(FILE, Type::Attr, 2);
+        sample.flip(damaged + 40);
+        let media = sample.media();
+        let repaired = check::repair(media.clone(), true, None).unwrap();
+        assert!(!repaired.found.is_clean() && repaired.after.is_clean(), "{domain:?}: {:#?}", repaired.found);
+        let fs = open(media.image(), domain);
+        assert_eq!(content(&fs, FILE)[90..160], [[0xa1; 10].as_slice(), &[0xe7; 50], &[0xa1; 10]].concat());
+    }
+}
+
 /// On an ordinary file, after a power loss: recovery gives up for damage elsewhere, and the repair has to tell by
 /// itself that both halves of a rename are there, though one stands in a directory that is gone.
 #[test]
@@ -755,6 +857,31 @@ fn a_rename_stays_when_its_directory_was_removed_and_another_is_damaged() {
     assert_eq!(content(&fs, file), b"kept");
 }
 
+/// Of many findings far below the root: each says its path, and none takes more memory than the kernel's longest.
+#[test]
+fn of_a_path_that_is_too_long_a_finding_says_the_end() {
+    let fs = open(Sample::new(Domain::Memory, true).image, Domain::Memory);
+    let mut dir = DIR;
+    for _ in 0..40 {
+        dir = mkdir(&fs, dir, &[b'd'; 200]);
+    }
+    let file = create(&fs, dir, b"far");
+    write(&fs, file, 0, &[0xc9; BLOCK]);
+    fs.close().unwrap();
+    let mut sample = Sample::of(fs.media().image(), Domain::Memory);
+    for fill in [0xc9, 0xb2] {
+        let at = page_of(&sample.image, fill);
+        sample.flip(at + 77);
+    }
+    let report = sample.report();
+    let path =
+        |ino: Ino| report.findings.iter().find(|f| f.ino == Some(ino.0)).unwrap().path.clone().unwrap();
+    assert_eq!(path(FILE), b"/dir/file");
+    let far = path(file);
+    assert!(far.starts_with(b".../ddd") && far.ends_with(b"ddd/far"), "{}", far.escape_ascii());
+    assert!((3800..4100).contains(&far.len()), "{} bytes", far.len());
+}
+
 #[test]
 fn a_pool_without_a_superblock_cannot_be_checked() {
     let mut sample = Sample::new(Domain::Memory, true);
@@ -780,12 +907,17 @@ fn unreadable_media_cost_what_stood_there() {
         for closed in [true, false] {
             let sample = Sample::new(domain, closed);
             let page = page_of(&sample.image, 0xb2);
+            let whole = open(sample.image.clone(), domain);
+            let (names, before) = (names_of(&walk(&whole)), contents(&whole));
             for (what, at) in [
                 ("data", page + 3 * LINE),
                 ("value", page_of(&sample.image, 0x52)),
                 ("log", sample.record(FILE, Type::Attr, 2)),
                 ("directory", sample.entry(DIR, FILE)),
                 ("slot", sample.slot(Ino(FILE.0 + 40))),
+                ("name's slot", sample.slot(FILE)),
+                ("name's slot, of a directory", sample.slot(DIR)),
+                ("name's slot, of the root", sample.slot(Ino::ROOT)),
             ] {
                 let what = format!("{what} {domain:?} {closed}");
                 let media = sample.media();
@@ -798,6 +930,10 @@ fn unreadable_media_cost_what_stood_there() {
                 assert!(repaired.after.is_clean(), "{what}: {:#?}", repaired.after.findings);
                 let fs = Fs::open(media, &options()).unwrap();
                 assert!(content(&fs, OTHER) == other_bytes(), "{what}");
+                if what.starts_with("name's slot") {
+                    assert_eq!(names_of(&walk(&fs)), names, "{what}: {:#?}", repaired.found.findings);
+                    assert!(contents(&fs) == before, "{what}: {:#?}", repaired.found.findings);
+                }
                 if what.starts_with("data") {
                     let ranges: Vec<_> = repaired.found.findings.iter().filter_map(|f| f.bytes).collect();
                     let lost = (BLOCK + 3 * LINE) as u64;
@@ -1172,6 +1308,12 @@ const DAMAGE: [(&str, Damage); 3] = [
     ("slot", |s| s.flip(s.slot(FILE) + 20)),
 ];
 
+/// What shows only by what the close wrote down.
+const DAMAGE_OF_CLOSED: [(&str, Damage); 2] = [
+    ("link", |s| s.flip(s.record(FILE, Type::Link, 0) + 20)),
+    ("last record", |s| s.flip(s.last(FILE, Type::Attr) + 40)),
+];
+
 /// Whoever asks what a pool is, and not only who opens it, is told that it was cut: what it says stands behind its end.
 #[test]
 fn a_pool_that_was_cut_says_so() {
@@ -1237,7 +1379,7 @@ fn cut_short<T: PartialEq + std::fmt::Debug>(
 #[test]
 fn a_repair_may_be_cut_short_anywhere() {
     for domain in [Domain::Memory, Domain::PageCache] {
-        for (what, damage) in DAMAGE {
+        for (what, damage) in DAMAGE.into_iter().chain(DAMAGE_OF_CLOSED) {
             let mut sample = Sample::new(domain, true);
             damage(&mut sample);
             cut_short(what, sample.image, domain, |fs| {
@@ -1401,6 +1543,10 @@ fn mislead(image: &mut [u8]) {
     }
 }
 
+fn names_of(tree: &[(Vec<u8>, Ino, u32, Vec<u8>)]) -> Vec<(Vec<u8>, Ino)> {
+    tree.iter().map(|(path, ino, ..)| (path.clone(), *ino)).collect()
+}
+
 /// All that there is, by path.
 fn walk<M: Media>(fs: &F<M>) -> Vec<(Vec<u8>, Ino, u32, Vec<u8>)> {
     let mut found = Vec::new();
@@ -1429,7 +1575,11 @@ fn walk<M: Media>(fs: &F<M>) -> Vec<(Vec<u8>, Ino, u32, Vec<u8>)> {
 
 /// Where the records of the inode table's log stand.
 fn table_records(image: &[u8]) -> Vec<(usize, Type)> {
-    let slot = TABLE_BLOCK as usize * BLOCK;
+    records_from(image, TABLE_BLOCK as usize * BLOCK)
+}
+
+/// Where the records of a log stand, from where its slot says that it begins.
+fn records_from(image: &[u8], slot: usize) -> Vec<(usize, Type)> {
     let mut at = match get64(image, slot + LOG_HEAD_OFFSET as usize) {
         0 => slot + LINE,
         head => unpack_log_head(head).expect("it leads to a log").0 as usize,

@@ -125,12 +125,17 @@ fn made() -> Arc<SimMedia> {
     media
 }
 
-/// The state line that counts says that a sync failed, and of no pool that it was closed.
-fn assert_doubted(media: &SimMedia, which: &str) {
+/// The state line that counts.
+fn newest(media: &SimMedia) -> State {
     let image = media.image();
     let lines = image[STATE_BLOCK as usize * BLOCK..][..2 * LINE].chunks(LINE);
     let newest = lines.filter_map(|line| State::fields(line.try_into().unwrap())).max_by_key(|s| s.serial);
-    let State { boot, clean, closed, .. } = newest.unwrap();
+    newest.unwrap()
+}
+
+/// The state line that counts says that a sync failed, and of no pool that it was closed.
+fn assert_doubted(media: &SimMedia, which: &str) {
+    let State { boot, clean, closed, .. } = newest(media);
     assert_eq!((boot, clean, closed), (0, false, false), "{which}");
 }
 
@@ -188,6 +193,7 @@ fn a_sync_that_fails_while_the_pool_is_closed_is_never_forgotten() {
         };
         assert_eq!(e.errno(), libc::EIO, "{nth}: {e}");
         assert_doubted(&media, &format!("sync {nth} of the close"));
+        assert_eq!(newest(&media).checkpoint, 0, "{nth}: it passes for a repair that was cut short");
         drop(fs);
         let fs = Fs::open(media.clone(), &same_boot()).unwrap();
         assert!(has(&fs, b"synced", 1), "{nth}");

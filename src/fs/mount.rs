@@ -371,7 +371,8 @@ impl<M: Media> Fs<M> {
         self.core.poison(&e);
         drop(one);
         let mut state = self.state.lock();
-        *state = doubt(&*self.core.media, &self.core.sb, &state);
+        // A checkpoint of a pool that is not closed is a repair's, which was cut short.
+        *state = doubt(&*self.core.media, &self.core.sb, &State { checkpoint: 0, ..*state });
         Err(e)
     }
 

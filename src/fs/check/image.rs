@@ -2,7 +2,7 @@
 //!
 //! Every record is judged by itself: one that says nonsense is named and left out, what the others say counts.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::super::acl::{self, Acl};
 use super::super::alloc::{Block, Run};
@@ -98,7 +98,7 @@ pub struct Image {
     names: HashMap<Box<[u8]>, u32>,
     pub target: Vec<u8>,
     /// Blocks that are never used again: what the inode table's log says.
-    pub bad: Vec<Run>,
+    pub bad: BTreeSet<Run>,
     pub halves: Vec<Half>,
     /// Inodes that lost an entry here, for good, and got none again.
     pub removed: HashSet<(u32, u64)>,
@@ -174,7 +174,7 @@ impl Image {
             entries: BTreeMap::new(),
             names: HashMap::new(),
             target: Vec::new(),
-            bad: Vec::new(),
+            bad: BTreeSet::new(),
             halves: Vec::new(),
             removed: HashSet::new(),
             nonsense: Vec::new(),
@@ -509,10 +509,7 @@ impl Image {
         if !pool.holds_blocks(run) {
             return Err("names bad blocks outside the pool");
         }
-        // The cleaner wrote some again.
-        if !self.bad.contains(&run) {
-            self.bad.push(run);
-        }
+        self.bad.insert(run); // the cleaner wrote some again
         Ok(())
     }
 

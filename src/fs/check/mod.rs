@@ -16,7 +16,7 @@ mod slots;
 mod space;
 mod tree;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,6 +31,7 @@ use super::mount::{StateCopies, SuperCopies};
 use super::types::Kind;
 use super::{Fs, OpenOptions, holds, holds_blocks};
 use crate::error::{Error, Result};
+use crate::limits::PATH_BYTES_MAX;
 use crate::media::{Addr, LINE, Media, Overlay};
 use image::{Image, Nonsense};
 pub use label::open_unlabelled;
@@ -273,7 +274,7 @@ pub(super) struct Pool<'m, M: Media> {
     /// Where the inode table's blocks stand, by page; [`NOWHERE`] where its log is damaged and no slot says it either.
     pub table: Vec<u32>,
     pub headers: Vec<Option<SlotHeader>>,
-    /// Where logs end, by inode, if the pool was closed; 0 where that is not known.
+    /// Where logs ended, by inode, when the pool was closed; 0 where that is not known.
     pub ends: Vec<u32>,
     /// Slots that cannot be read.
     pub bad_slots: Vec<u32>,
@@ -538,7 +539,7 @@ impl<M: Media> Fs<M> {
 /// Blocks that the inode table's log calls bad.
 pub(super) fn bad_blocks<M: Media>(media: &M, sb: &Super, state: State) -> Vec<Run> {
     let mut pool = Pool::new(media, sb.clone(), state);
-    read_table(&mut pool, &Pages::new(), &mut Report::default()).0.bad
+    read_table(&mut pool, &Pages::new(), &mut Report::default()).0.bad.into_iter().collect()
 }
 
 /// The superblock and the state, and what is wrong with their copies.
@@ -610,18 +611,24 @@ fn look<'m, M: Media>(
     let power_loss = state.lost_power(ask.power_lost);
     let mut pool = Pool { power_loss, live: live.is_some(), strays, ..Pool::new(media, sb, state) };
     let (table, table_header) = read_table(&mut pool, pages, &mut report);
+    if pool.table.first().is_none_or(|&block| block == NOWHERE) {
+        return Err(no_table());
+    }
     let table_is_whole = report.findings.iter().all(|f| f.ino != Some(TABLE_INO));
     pool.read_headers();
     let mut space = Space::new(pool.sb.blocks);
     space.take(Run { start: Block(0), count: TABLE_BLOCK });
     space.take(Run { start: Block(pool.sb.blocks as u32 - 1), count: 1 });
     space.take_image(&table);
+    // The slot of the table stands there, whatever its pages are.
+    space.keep(Run::new(Block(TABLE_BLOCK), 1));
     let account = match live {
         Some(account) => Some(account),
         None if state.checkpoint != 0 => read_checkpoint(&pool, &mut report),
         None => None,
     };
-    if let Some(account) = account.as_ref().filter(|_| pool.state.clean) {
+    // Of a repair that was cut short, too: what it has not written again is as it was closed.
+    if let Some(account) = &account {
         pool.ends.clone_from(&account.ends);
     }
     let tree = tree::Tree::read(&pool, account.as_ref());
@@ -656,6 +663,12 @@ fn no_state() -> Error {
     )
 }
 
+#[cold]
+fn no_table() -> Error {
+    let message = "the inode table does not say where the root is; restore the pool from a backup";
+    Error::message(libc::EUCLEAN, "check::run", message)
+}
+
 /// The inode table's own inode, and where its pages stand.
 fn read_table<M: Media>(pool: &mut Pool<M>, found: &Pages, report: &mut Report) -> (Image, bool) {
     let slot = block_addr(Block(TABLE_BLOCK));
@@ -673,16 +686,17 @@ fn read_table<M: Media>(pool: &mut Pool<M>, found: &Pages, report: &mut Report) 
         SlotHeader { mode: libc::S_IFREG, uid: 0, gid: 0, generation, rdev: 0, btime: pool.sb.created };
     let mut image = image::read(pool, owner, header.unwrap_or(made), None);
     let logged = image.size / BLOCK as u64;
+    let has_holes = image.pages.values().any(|piece| piece.unwritten);
     // mkfs laid these out, where the log says nothing of them any more.
     for n in 0..TABLE_BLOCKS {
-        if image.piece_of(n).is_none() {
+        if image.piece_of(n).is_none_or(|(_, piece)| piece.unwritten) {
             image.map(n, image::Piece { count: 1, block: TABLE_BLOCK + n, unwritten: false });
         }
     }
     report_log(&image, report);
     let is_whole = image.is_whole();
     let mut table = table_of(&mut image, pool.sb.blocks);
-    if is_whole && (logged != table.len() as u64 || table.contains(&NOWHERE)) {
+    if is_whole && (has_holes || logged != table.len() as u64 || table.contains(&NOWHERE)) {
         report.add(Finding::of(What::Table, TABLE_INO, "the inode table has holes"));
     }
     if !found.is_empty() {
@@ -957,8 +971,7 @@ impl<M: Media> Checked<'_, M> {
                 headless.iter().for_each(|&owner| note(owner, at));
             }
         }
-        let account = self.account.as_ref().filter(|_| self.pool.state.clean);
-        let lost = account.map_or(Vec::new(), |account| self.space.compare(account).0);
+        let lost = self.account.as_ref().map_or(Vec::new(), |account| self.space.compare(account).0);
         let owners: Vec<(u32, u64)> = match lost.is_empty() {
             true => Vec::new(),
             false => self.named().iter().filter_map(owner).collect(),
@@ -1034,19 +1047,24 @@ impl<M: Media> Checked<'_, M> {
     }
 }
 
-/// The path that leads to an inode, if the root does.
+/// The path that leads to an inode, if the root does; of one that is longer than any that the kernel takes the end, behind dots.
 fn path(index: &HashMap<u32, (u32, &[u8])>, ino: u32) -> Option<Vec<u8>> {
-    let mut parts = Vec::new();
-    let mut at = ino;
+    let (mut parts, mut bytes, mut seen) = (Vec::new(), 0, HashSet::new());
+    let (mut at, mut path) = (ino, Vec::new());
     while at != ROOT_INO {
         let &(dir, name) = index.get(&at)?;
+        bytes += 1 + name.len();
+        if bytes > PATH_BYTES_MAX {
+            path.extend_from_slice(b"...");
+            break;
+        }
         parts.push(name);
         at = dir;
-        if parts.len() > index.len() {
+        if !seen.insert(dir) {
             return None; // round and round
         }
     }
-    let path: Vec<u8> = parts.iter().rev().flat_map(|part| [b"/".as_slice(), part].concat()).collect();
+    path.extend(parts.iter().rev().flat_map(|part| [b"/".as_slice(), part].concat()));
     Some(if path.is_empty() { b"/".to_vec() } else { path })
 }
 

@@ -266,9 +266,7 @@ impl<'m, M: Media> Mender<'m, M> {
     fn quarantine(&mut self, block: u32) {
         let run = Run::new(Block(block), 1);
         let table = self.image(TABLE_INO).expect("the table is always there");
-        if !table.bad.contains(&run) {
-            table.bad.push(run);
-        }
+        table.bad.insert(run);
     }
 
     /// Symbolic links whose targets are lost go, with all their names.
@@ -435,7 +433,8 @@ impl<'m, M: Media> Mender<'m, M> {
         }
         for ino in order {
             if ino == TABLE_INO {
-                claims.kept.extend(&twice);
+                let runs = self.images[&ino].runs();
+                claims.kept.extend(runs.flat_map(|run| twice.range(run.blocks())));
                 continue;
             }
             self.give_up(ino, &twice, &mut claims)?;

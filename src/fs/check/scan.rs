@@ -181,8 +181,11 @@ pub fn scan<M: Media>(pool: &Pool<M>, owner: Owner, each: &mut dyn FnMut(&Op, bo
     scan.run(each);
     scan.found.next_seq = scan.seq;
     let end = pool.ends.get(owner.ino as usize).copied().filter(|&end| end != 0 && end != scan.seq);
-    if let Some(end) = end.filter(|_| scan.found.damage.is_empty()) {
-        scan.found.damage.push(Damage::End { lines: end.wrapping_sub(scan.seq) as i32 });
+    let missing = end.map(|end| end.wrapping_sub(scan.seq) as i32);
+    // What a repair that was cut short has written again ends behind that.
+    let missing = missing.filter(|&lines| lines > 0 || pool.state.clean);
+    if let Some(lines) = missing.filter(|_| scan.found.damage.is_empty()) {
+        scan.found.damage.push(Damage::End { lines });
     }
     scan.found
 }
@@ -278,7 +281,8 @@ impl<M: Media> Scan<'_, '_, M> {
             Ok(word) => word,
             Err(fault) => {
                 self.damaged(Damage::Fault(fault.at));
-                return None;
+                self.damaged(Damage::Head);
+                return self.headless_log();
             }
         };
         if is_condemned(word) {
@@ -321,11 +325,11 @@ impl<M: Media> Scan<'_, '_, M> {
         self.pool.strays.get(&(self.owner.ino, self.owner.generation)).map_or(&[], |strays| strays)
     }
 
-    /// Where a log begins whose head is lost: where one reads furthest from. What stands in front of the true head
-    /// says nothing that the rest does not say again.
+    /// Where a log begins whose head is lost: the first of those from where one reads furthest, for from each of a log's
+    /// segments one reads to its end. What stands in front of the true head says nothing that the rest does not say again.
     fn headless_log(&mut self) -> Option<(Part, u32)> {
         let strays = self.strays().to_vec();
-        let mut best: Option<(u32, Option<Stray>)> = None;
+        let mut best: Option<(u32, u32, Option<Stray>)> = None;
         for begin in std::iter::once(None).chain(strays.into_iter().map(Some)) {
             let (pool, owner, found) = (self.pool, self.owner, Found::default());
             let mut trial = Scan { pool, owner, seed: 0, seq: 0, salvage: false, found };
@@ -335,11 +339,16 @@ impl<M: Media> Scan<'_, '_, M> {
                 None => trial.in_slot(),
             };
             trial.follow_records(from, &mut |_, _| {});
-            if trial.seq > 0 && best.is_none_or(|(seq, _)| (trial.seq.wrapping_sub(seq) as i32) > 0) {
-                best = Some((trial.seq, begin));
+            let lines = trial.seq.wrapping_sub(begin.map_or(0, |segment| segment.seq));
+            let is_better = |(seq, most, _)| {
+                let ahead = trial.seq.wrapping_sub(seq) as i32;
+                ahead > 0 || ahead == 0 && lines > most
+            };
+            if trial.seq > 0 && best.is_none_or(is_better) {
+                best = Some((trial.seq, lines, begin));
             }
         }
-        Some(match best?.1 {
+        Some(match best?.2 {
             Some(segment) => self.start(segment),
             None => self.in_slot(),
         })

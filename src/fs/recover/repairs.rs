@@ -112,7 +112,8 @@ impl<M: Media> Recovery<'_, M> {
     }
 
     /// The same of a file that is damaged, and what its redo records have is stored again, where a power loss may have taken it: a
-    /// repair keeps what is in place. (Otherwise it is there, or what a record had that is lost and came later.)
+    /// repair keeps what is in place. On persistent memory nothing tells whether there was one. (Otherwise it is there, or
+    /// what a record had that is lost and came later.)
     fn salvage_file(&self, ino: u32) -> bool {
         let (mut held, mut redos) = (Vec::new(), Redos::default());
         let (followed, body) = self.salvage(ino, &mut held, Some(&mut redos));
@@ -123,7 +124,7 @@ impl<M: Media> Recovery<'_, M> {
                 Owned::Mini(_) => None,
             })
             .collect();
-        if self.power_loss
+        if (self.power_loss || !self.deferred)
             && let Data::File(index) = &body.data
             && let Err(e) = redos.apply(self.core, index, &|block| own.contains(&block.0))
         {

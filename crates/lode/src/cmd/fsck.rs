@@ -22,6 +22,8 @@ const MENDED: u8 = 1;
 const LEFT: u8 = 4;
 const NOT_CHECKED: u8 = 8;
 
+const DAMAGED: &str = "damaged";
+
 pub fn run(args: &cli::Fsck) -> Result<()> {
     let document = match look(args) {
         Ok(document) => document,
@@ -60,6 +62,7 @@ fn look(args: &cli::Fsck) -> lodestone::Result<Document> {
     let watch = |progress| waiting.at(|| how_far(progress));
     let (media, lost_label) = map(Path::new(&args.pool), args.repair)?;
     let media = Arc::new(media);
+    let mut has_failed = false;
     if args.repair {
         let repaired = check::repair(media.clone(), false, Some(&watch));
         let some_left = |e: &lodestone::Error| matches!(e.errno(), libc::ENOSPC | libc::EIO);
@@ -77,6 +80,7 @@ fn look(args: &cli::Fsck) -> lodestone::Result<Document> {
             // What is wrong is known all the same.
             Err(e) if some_left(&e) => {
                 complain(format!("not all could be repaired: {}", about(&args.pool, &e)));
+                has_failed = true;
             }
             Err(e) => return Err(e),
         }
@@ -85,7 +89,9 @@ fn look(args: &cli::Fsck) -> lodestone::Result<Document> {
     if lost_label && !args.repair {
         found.add_lost_label();
     }
-    Ok(Document::new(&args.pool, &found, None))
+    let document = Document::new(&args.pool, &found, None);
+    // Whoever reads the code alone must not take it for mended.
+    Ok(if has_failed { Document { result: DAMAGED, ..document } } else { document })
 }
 
 fn how_far(progress: Progress) -> String {
@@ -208,7 +214,7 @@ impl Document {
         let result = match (found.is_clean(), state.is_clean()) {
             (true, true) => "clean",
             (false, true) => "repaired",
-            _ => "damaged",
+            _ => DAMAGED,
         };
         Document {
             pool: name(pool),
@@ -256,7 +262,7 @@ impl Document {
             self.blocks_bad,
             self.bytes_verified
         ))?;
-        if self.result == "damaged" && !self.repaired {
+        if self.result == DAMAGED && !self.repaired {
             out.line("lode fsck --repair mends it; make a copy of the pool first")?;
         }
         Ok(())
