@@ -259,6 +259,9 @@ impl<M: Media> Requests<M> {
 
     /// What reads, which may set the access time.
     fn reading<T>(&self, ino: Ino, work: impl FnOnce(Ino) -> lodestone::Result<T>) -> lodestone::Result<T> {
+        if self.settings.cache == Cache::None {
+            return work(ino);
+        }
         let atime = || self.fs().getattr(ino).ok().map(|attr| attr.atime);
         let before = atime();
         let answer = work(ino);
