@@ -597,14 +597,21 @@ impl Undo {
 impl Drop for Undo {
     fn drop(&mut self) {
         // Best effort: the error that led here is what the user needs to see.
-        for path in &self.remove {
-            let _ = std::fs::remove_file(path);
-        }
-        for (path, bytes) in &self.cut_back {
-            let is_longer = std::fs::metadata(path).is_ok_and(|m| m.len() > *bytes);
-            if is_longer && let Ok(file) = std::fs::OpenOptions::new().write(true).open(path) {
-                let _ = file.set_len(*bytes);
-            }
-        }
+        self.remove.iter().for_each(|path| unmake(path));
+        self.cut_back.iter().for_each(|(path, bytes)| cut_back(path, *bytes));
+    }
+}
+
+/// Removes a file that was made. A child that another thread forks has it open until it executes its program: what the file
+/// takes of the host is given back before.
+pub(super) fn unmake(path: &Path) {
+    cut_back(path, 0);
+    let _ = std::fs::remove_file(path);
+}
+
+fn cut_back(path: &Path, bytes: u64) {
+    let is_longer = std::fs::metadata(path).is_ok_and(|m| m.len() > bytes);
+    if is_longer && let Ok(file) = std::fs::OpenOptions::new().write(true).open(path) {
+        let _ = file.set_len(bytes);
     }
 }

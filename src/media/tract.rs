@@ -62,7 +62,7 @@ impl Tract {
         let tract = Tract::of_region(region, size);
         if made && tract.is_err() {
             // Best effort: the error that led here is what the user needs to see.
-            let _ = std::fs::remove_file(path);
+            super::open::unmake(path);
         }
         tract
     }

@@ -489,7 +489,7 @@ def run_suite(suite, guest):
     except image.Unavailable as missing:
         verdict, reason = "SKIP", str(missing)
     except (AssertionError, Failed, OSError, ValueError, KeyError) as failure:
-        verdict, reason = "FAIL", f"{type(failure).__name__}: {failure}\n      log: {guest.log.name}"
+        verdict, reason = "FAIL", f"{type(failure).__name__}: {failure}".replace("\n", "\n      ") + f"\n      log: {guest.log.name}"
         guest.log.write(traceback.format_exc().encode())
         guest.blank()
     except BaseException:

@@ -143,7 +143,7 @@ def run_suite(suite, options):
         except Skip as skip:
             verdict, reason = "SKIP", str(skip)
         except BaseException as failure:
-            verdict, reason = "FAIL", f"{type(failure).__name__}: {failure}\n      log: {log_path}"
+            verdict, reason = "FAIL", f"{type(failure).__name__}: {failure}".replace("\n", "\n      ") + f"\n      log: {log_path}"
             traceback.print_exc(file=log)
             if isinstance(failure, (KeyboardInterrupt, SystemExit)):
                 raise

@@ -1734,7 +1734,7 @@ def run_suite(suite, context, log):
     except Unavailable as missing:
         verdict, reason = "SKIP", str(missing)
     except (Failed, OSError, ValueError, KeyError, IndexError, subprocess.SubprocessError) as failure:
-        verdict, reason = "FAIL", f"{type(failure).__name__}: {failure}\n      log: {log.name}"
+        verdict, reason = "FAIL", f"{type(failure).__name__}: {failure}".replace("\n", "\n      ") + f"\n      log: {log.name}"
         log.write(traceback.format_exc().encode())
         keep(context)
         context.host.end_all()
