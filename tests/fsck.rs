@@ -708,6 +708,46 @@ fn a_log_whose_head_is_lost_begins_where_it_did() {
     }
 }
 
+/// What was appended since a recovery is of another incarnation than what stands in front: it is damage all the same that the seal
+/// between them does not validate, and no end of the log.
+#[test]
+fn a_damaged_seal_is_no_end_of_a_log() {
+    for (domain, closed) in
+        [Domain::Memory, Domain::PageCache].into_iter().flat_map(|d| [(d, true), (d, false)])
+    {
+        let fs = open(Sample::new(domain, false).image, domain);
+        chmod(&fs, FILE, 0o700);
+        write(&fs, FILE, 2 * BLOCK as u64, &[0xc3; BLOCK]);
+        (0..3).for_each(|_| fs.sync().unwrap());
+        fs.tick().unwrap();
+        let wanted = contents(&fs);
+        if closed {
+            fs.close().unwrap();
+        }
+        let damages: [fn(&mut [u8]); 2] = [|line| line[field::seal::INCARNATION] ^= 2, |line| line.fill(0)];
+        for damage in damages {
+            let mut sample = Sample::of(fs.media().image(), domain);
+            let seal = sample.last(FILE, Type::Seal);
+            damage(&mut sample.image[seal..seal + LINE]);
+            let what = format!("{domain:?}, closed {closed}");
+            let opened = open(sample.image.clone(), domain);
+            assert_eq!(
+                opened.getattr(FILE).map(|a| a.mode).map_err(|e| e.errno()),
+                Err(libc::EUCLEAN),
+                "{what}"
+            );
+            let found = sample.report();
+            assert!(found.findings.iter().any(|f| f.ino == Some(FILE.0)), "{what}: {:#?}", found.findings);
+            let media = sample.media();
+            let repaired = check::repair(media.clone(), false, None).unwrap();
+            assert!(repaired.after.is_clean(), "{what}: {:#?}", repaired.after.findings);
+            let fs = open(media.image(), domain);
+            assert_eq!(fs.getattr(FILE).unwrap().mode & 0o7777, 0o700, "{what}");
+            assert_eq!(contents(&fs), wanted, "{what}");
+        }
+    }
+}
+
 #[test]
 fn what_a_damaged_directory_named_is_found_again() {
     let mut sample = Sample::new(Domain::Memory, true);

@@ -30,7 +30,9 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FUZZ = os.path.join(ROOT, "fuzz")
 OUT = os.path.join(os.environ.get("CARGO_TARGET_DIR") or os.path.join(ROOT, "target"), "fuzz")
 CARGO = os.environ.get("CARGO", "cargo")
-TARGETS = ["image", "record", "superblock", "text", "c_api"]
+TARGETS = ["image", "fsck", "record", "superblock", "text", "c_api"]
+# Inputs of the one are inputs of the other.
+CORPUS_OF = {"fsck": "image"}
 # Coverage for libFuzzer, as cargo-fuzz asks for it.
 COVERAGE = [
     "-Cpasses=sancov-module", "-Cllvm-args=-sanitizer-coverage-level=4",
@@ -43,7 +45,7 @@ INPUT_BYTES_MAX_ELSE = 1024
 LENGTH_PATIENCE = 20
 # With `--same`: so many inputs each, of a seed that stays. They take less time to run than to build: so our code is not optimised,
 # which takes a third of the time, and is a quarter to two thirds as fast.
-SAME_INPUTS = {"image": 700, "record": 3500, "superblock": 3500, "text": 60_000, "c_api": 2000}
+SAME_INPUTS = {"image": 700, "fsck": 300, "record": 3500, "superblock": 3500, "text": 60_000, "c_api": 2000}
 SAME_FLAGS = [flag for name in ("lodestone", "lode_c") for flag in ("--config", f"profile.release.package.{name}.opt-level=0")]
 HANG_S = 20
 MEMORY_MIB = 2048
@@ -105,7 +107,7 @@ def fuzz(binaries, target, given):
     else:
         found, limits = folder("found", target), [f"-max_total_time={given.seconds}"]
     command = [
-        os.path.join(binaries, target), found, os.path.join(FUZZ, "corpus", target), *limits,
+        os.path.join(binaries, target), found, os.path.join(FUZZ, "corpus", CORPUS_OF.get(target, target)), *limits,
         f"-artifact_prefix={crashes}/", "-print_final_stats=1", *options(target),
     ]
     began = time.monotonic()
@@ -135,7 +137,7 @@ def replay(binaries, target, inputs):
 
 def merge(binaries, target):
     """Makes the committed corpus the fewest files that cover what it and the runs covered."""
-    corpus, fresh = os.path.join(FUZZ, "corpus", target), os.path.join(OUT, "merged", target)
+    corpus, fresh = os.path.join(FUZZ, "corpus", CORPUS_OF.get(target, target)), os.path.join(OUT, "merged", target)
     shutil.rmtree(fresh, ignore_errors=True)
     os.makedirs(fresh)
     in_memory(

@@ -21,6 +21,9 @@ use super::format::{self, *};
 use crate::error::{Error, Result};
 use crate::media::{Addr, Flushed, LINE, Media, Words, crc32c_words};
 
+/// Later incarnations in which what stands behind a log's end is tried.
+const INCARNATIONS_TRIED_MAX: usize = 1 << 12;
+
 /// Whose log it is: what seeds the CRC besides the key.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner {
@@ -687,8 +690,7 @@ impl<'a, M: Media> Reader<'a, M> {
 
     fn enter(&mut self, segment: Segment, incarnation: u32) {
         if incarnation != self.log.incarnation {
-            self.log.incarnation = incarnation;
-            self.log.seed = log_seed(self.core.key_crc, self.owner.ino, self.owner.generation, incarnation);
+            self.become_incarnation(incarnation);
         }
         self.log.tail = segment.addr.add(LINE as u64);
         self.log.room = segment.lines - 2;
@@ -724,11 +726,12 @@ impl<'a, M: Media> Reader<'a, M> {
         loop {
             let mark = self.mark();
             let Some(head) = self.peek()? else {
-                if let Some(lines) = self.gap()? {
+                if let Some((lines, incarnation)) = self.gap()? {
                     if !self.salvaging {
                         return Err(damaged(&self.owner, "a record in the middle of its log is damaged"));
                     }
                     self.advance(lines);
+                    self.become_incarnation(incarnation);
                     continue;
                 }
                 if self.salvaging && before.is_some() {
@@ -768,9 +771,7 @@ impl<'a, M: Media> Reader<'a, M> {
                 Type::Seal => {
                     let incarnation = get32(&self.buffer[from..], field::seal::INCARNATION);
                     self.advance(1);
-                    self.log.incarnation = incarnation;
-                    let o = &self.owner;
-                    self.log.seed = log_seed(self.core.key_crc, o.ino, o.generation, incarnation);
+                    self.become_incarnation(incarnation);
                     // A seal ends whatever stood before it.
                     op.clear();
                     before = None;
@@ -812,6 +813,10 @@ impl<'a, M: Media> Reader<'a, M> {
 
     pub fn newest(&self) -> u64 {
         self.newest
+    }
+
+    fn become_incarnation(&mut self, incarnation: u32) {
+        self.log.become_incarnation(self.core, &self.owner, incarnation);
     }
 
     fn advance(&mut self, lines: u32) {
@@ -860,15 +865,30 @@ impl<'a, M: Media> Reader<'a, M> {
         incarnation > self.core.found.crashed && head.epoch <= self.core.found.settled
     }
 
-    /// Lines from the tail to the next record that is certain (in a damaged log: that is whole): what stood there
-    /// was a record once.
-    fn gap(&mut self) -> Result<Option<u32>> {
+    /// Lines from the tail to the next record that is certain (in a damaged log: that is whole), and the incarnation that it is of:
+    /// what stood there was a record once, or the seal behind which that one begins.
+    fn gap(&mut self) -> Result<Option<(u32, u32)>> {
         let room = self.log.room as usize;
+        let (own, seed) = (self.log.incarnation, self.log.seed);
+        let since = if self.salvaging { own } else { own.max(self.core.found.crashed) };
+        let later = (since.saturating_add(1)..=self.core.found.mount).rev().take(INCARNATIONS_TRIED_MAX);
         for ahead in 1..=room {
             let seq = self.log.seq.wrapping_add(ahead as u32);
-            let found = self.record_at(ahead, room + 1 - ahead, seq)?;
-            if found.is_some_and(|head| self.salvaging || self.is_certain(&head, self.log.incarnation)) {
-                return Ok(Some(ahead as u32));
+            let mut found = self.record_at(ahead, room + 1 - ahead, seq, seed)?.map(|head| (head, own));
+            if found.is_none() {
+                let at = self.at() + ahead * LINE;
+                let is_numbered = Head::decode(&self.buffer[at..at + LINE]).is_some_and(|h| h.seq == seq);
+                for its in later.clone().take_while(|_| is_numbered) {
+                    let seed = log_seed(self.core.key_crc, self.owner.ino, self.owner.generation, its);
+                    found = self.record_at(ahead, room + 1 - ahead, seq, seed)?.map(|head| (head, its));
+                    if found.is_some() {
+                        break;
+                    }
+                }
+            }
+            if let Some((_, its)) = found.filter(|(head, its)| self.salvaging || self.is_certain(head, *its))
+            {
+                return Ok(Some((ahead as u32, its)));
             }
         }
         Ok(None)
@@ -877,7 +897,7 @@ impl<'a, M: Media> Reader<'a, M> {
     /// The valid record at the tail, if there is one; its bytes are in the buffer.
     fn peek(&mut self) -> Result<Option<Head>> {
         let left = self.log.room as usize + 1; // the link's line belongs to the segment too
-        let head = self.record_at(0, left, self.log.seq)?;
+        let head = self.record_at(0, left, self.log.seq, self.log.seed)?;
         let fits = |head: &Head| match head.kind {
             Type::Link => head.lines == 1,
             _ => (head.lines as usize) < left,
@@ -885,8 +905,9 @@ impl<'a, M: Media> Reader<'a, M> {
         Ok(head.filter(fits))
     }
 
-    /// The valid record with number `seq` that begins `ahead` lines behind the tail and ends within `lines` more.
-    fn record_at(&mut self, ahead: usize, lines: usize, seq: u32) -> Result<Option<Head>> {
+    /// The record with number `seq` that begins `ahead` lines behind the tail, ends within `lines` more and is valid in the
+    /// incarnation of that seed.
+    fn record_at(&mut self, ahead: usize, lines: usize, seq: u32, seed: u32) -> Result<Option<Head>> {
         self.fill(ahead + 1)?;
         let at = self.at() + ahead * LINE;
         let mut found = match Head::decode(&self.buffer[at..at + LINE]) {
@@ -897,7 +918,7 @@ impl<'a, M: Media> Reader<'a, M> {
         self.fill(ahead + count)?;
         let at = self.at() + ahead * LINE;
         let bytes = &self.buffer[at..at + count * LINE];
-        let matches = found.as_mut().is_some_and(|head| head.holds(bytes, self.log.seed));
+        let matches = found.as_mut().is_some_and(|head| head.holds(bytes, seed));
         let from = self.log.tail.add((ahead * LINE) as u64);
         let matches = self.core.media.verified(&[(from, count * LINE)], matches);
         Ok(found.filter(|_| matches))

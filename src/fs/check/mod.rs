@@ -686,10 +686,11 @@ fn read_table<M: Media>(pool: &mut Pool<M>, found: &Pages, report: &mut Report) 
         SlotHeader { mode: libc::S_IFREG, uid: 0, gid: 0, generation, rdev: 0, btime: pool.sb.created };
     let mut image = image::read(pool, owner, header.unwrap_or(made), None);
     let logged = image.size / BLOCK as u64;
-    let has_holes = image.pages.values().any(|piece| piece.unwritten);
+    let mut has_holes = image.pages.values().any(|piece| piece.unwritten);
     // mkfs laid these out, where the log says nothing of them any more.
     for n in 0..TABLE_BLOCKS {
         if image.piece_of(n).is_none_or(|(_, piece)| piece.unwritten) {
+            has_holes = true;
             image.map(n, image::Piece { count: 1, block: TABLE_BLOCK + n, unwritten: false });
         }
     }

@@ -193,7 +193,11 @@ pub fn scan<M: Media>(pool: &Pool<M>, owner: Owner, each: &mut dyn FnMut(&Op, bo
 impl<M: Media> Scan<'_, '_, M> {
     fn set_incarnation(&mut self, incarnation: u32) {
         self.found.incarnation = incarnation;
-        self.seed = log_seed(self.pool.key_crc, self.owner.ino, self.owner.generation, incarnation);
+        self.seed = self.seed_of(incarnation);
+    }
+
+    fn seed_of(&self, incarnation: u32) -> u32 {
+        log_seed(self.pool.key_crc, self.owner.ino, self.owner.generation, incarnation)
     }
 
     fn run(&mut self, each: &mut dyn FnMut(&Op, bool)) {
@@ -210,11 +214,17 @@ impl<M: Media> Scan<'_, '_, M> {
         let mut begun = None;
         loop {
             let Some(head) = self.record(&part, line) else {
-                if let Some(lines) = self.gap(&part, line) {
+                if let Some((lines, incarnation)) = self.gap(&part, line) {
                     let bytes = written(part.line(line));
                     self.damaged(Damage::Gap { at: part.addr(line), lines, bytes });
                     line += lines;
                     self.seq = self.seq.wrapping_add(lines);
+                    if incarnation != self.found.incarnation {
+                        // Behind a seal.
+                        self.set_incarnation(incarnation);
+                        op.clear();
+                        begun = None;
+                    }
                     continue;
                 }
                 let Some(segment) = self.stray_behind() else { break };
@@ -372,20 +382,22 @@ impl<M: Media> Scan<'_, '_, M> {
         // The log may have been sealed since: the incarnations that it can have are tried, the likely ones first.
         let (born, mount) = (incarnation(self.owner.generation), self.pool.state.mount);
         let tried = std::iter::once(born).chain((born..=mount).rev().take(INCARNATIONS_TRIED_MAX));
-        for incarnation in tried {
-            self.set_incarnation(incarnation);
-            for line in 1..lines {
-                let Some(mut head) = Head::decode(&part.line(line)[..LINE]) else { continue };
-                if self.validates(&part, line, &mut head) {
-                    self.seq = head.seq.wrapping_sub(line - 1);
-                    self.found.head_seq = self.seq.wrapping_sub(1);
-                    self.salvage = true;
-                    let part = self.enter(at, lines);
-                    return Some((part, 1));
-                }
-            }
-        }
-        None
+        // What validates first is of the incarnation with which the segment begins; of others, what a seal leads to.
+        let first_of = |incarnation: u32| {
+            let seed = self.seed_of(incarnation);
+            let validates = |&line: &u32| {
+                let head = Head::decode(&part.line(line)[..LINE]);
+                head.is_some_and(|mut head| self.validates_in(&part, line, &mut head, seed))
+            };
+            (1..lines).find(validates).map(|line| (line, incarnation))
+        };
+        let (line, incarnation) = tried.filter_map(first_of).min_by_key(|&(line, _)| line)?;
+        let head = Head::decode(&part.line(line)[..LINE])?;
+        self.set_incarnation(incarnation);
+        self.seq = head.seq.wrapping_sub(line - 1);
+        self.found.head_seq = self.seq.wrapping_sub(1);
+        self.salvage = true;
+        Some((self.enter(at, lines), 1))
     }
 
     fn enter(&mut self, at: Addr, lines: u32) -> Part {
@@ -460,21 +472,30 @@ impl<M: Media> Scan<'_, '_, M> {
     }
 
     fn validates(&self, part: &Part, line: u32, head: &mut Head) -> bool {
+        self.validates_in(part, line, head, self.seed)
+    }
+
+    fn validates_in(&self, part: &Part, line: u32, head: &mut Head, seed: u32) -> bool {
         let end = line + head.lines;
         // The last line is kept for a link.
         let fits = if head.kind == Type::Link { head.lines == 1 } else { end < part.lines };
-        fits && head.holds(&part.line(line)[..head.lines as usize * LINE], self.seed)
+        fits && head.holds(&part.line(line)[..head.lines as usize * LINE], seed)
     }
 
-    /// Lines up to the next record of this part which shows that those in between were records, too.
-    fn gap(&self, part: &Part, line: u32) -> Option<u32> {
-        (1..part.lines.saturating_sub(line)).find(|&ahead| {
-            let at = line + ahead;
-            Head::decode(&part.line(at)[..LINE]).is_some_and(|mut head| {
-                head.seq == self.seq.wrapping_add(ahead)
-                    && (self.salvage || self.is_certain(&head, self.found.incarnation))
-                    && self.validates(part, at, &mut head)
-            })
+    /// Lines up to the next record of this part which shows that those in between were records, or a seal, too; and the incarnation
+    /// that it is of.
+    fn gap(&self, part: &Part, line: u32) -> Option<(u32, u32)> {
+        let (own, state) = (self.found.incarnation, &self.pool.state);
+        let since = if self.salvage { own } else { own.max(state.crashed) };
+        let later = (since.saturating_add(1)..=state.mount).rev().take(INCARNATIONS_TRIED_MAX);
+        (1..part.lines.saturating_sub(line)).find_map(|ahead| {
+            let head = Head::decode(&part.line(line + ahead)[..LINE]);
+            let head = head.filter(|head| head.seq == self.seq.wrapping_add(ahead))?;
+            let holds = |&its: &u32| {
+                (self.salvage || self.is_certain(&head, its))
+                    && self.validates_in(part, line + ahead, &mut { head }, self.seed_of(its))
+            };
+            std::iter::once(own).chain(later.clone()).find(holds).map(|its| (ahead, its))
         })
     }
 }
