@@ -874,13 +874,13 @@ impl<'a, M: Media> Reader<'a, M> {
         let later = (since.saturating_add(1)..=self.core.found.mount).rev().take(INCARNATIONS_TRIED_MAX);
         for ahead in 1..=room {
             let seq = self.log.seq.wrapping_add(ahead as u32);
-            let mut found = self.record_at(ahead, room + 1 - ahead, seq, seed)?.map(|head| (head, own));
+            let mut found = self.record_at(ahead, seq, seed)?.map(|head| (head, own));
             if found.is_none() {
                 let at = self.at() + ahead * LINE;
                 let is_numbered = Head::decode(&self.buffer[at..at + LINE]).is_some_and(|h| h.seq == seq);
                 for its in later.clone().take_while(|_| is_numbered) {
                     let seed = log_seed(self.core.key_crc, self.owner.ino, self.owner.generation, its);
-                    found = self.record_at(ahead, room + 1 - ahead, seq, seed)?.map(|head| (head, its));
+                    found = self.record_at(ahead, seq, seed)?.map(|head| (head, its));
                     if found.is_some() {
                         break;
                     }
@@ -896,22 +896,21 @@ impl<'a, M: Media> Reader<'a, M> {
 
     /// The valid record at the tail, if there is one; its bytes are in the buffer.
     fn peek(&mut self) -> Result<Option<Head>> {
-        let left = self.log.room as usize + 1; // the link's line belongs to the segment too
-        let head = self.record_at(0, left, self.log.seq, self.log.seed)?;
+        self.record_at(0, self.log.seq, self.log.seed)
+    }
+
+    /// The record with number `seq` that begins `ahead` lines behind the tail, fits there and is valid in the incarnation of that
+    /// seed.
+    fn record_at(&mut self, ahead: usize, seq: u32, seed: u32) -> Result<Option<Head>> {
+        let left = self.log.room as usize + 1 - ahead; // the link's line belongs to the segment too
         let fits = |head: &Head| match head.kind {
             Type::Link => head.lines == 1,
             _ => (head.lines as usize) < left,
         };
-        Ok(head.filter(fits))
-    }
-
-    /// The record with number `seq` that begins `ahead` lines behind the tail, ends within `lines` more and is valid in the
-    /// incarnation of that seed.
-    fn record_at(&mut self, ahead: usize, lines: usize, seq: u32, seed: u32) -> Result<Option<Head>> {
         self.fill(ahead + 1)?;
         let at = self.at() + ahead * LINE;
         let mut found = match Head::decode(&self.buffer[at..at + LINE]) {
-            Some(head) if head.seq == seq && head.lines as usize <= lines => Some(head),
+            Some(head) if head.seq == seq && fits(&head) => Some(head),
             _ => None,
         };
         let count = found.as_ref().map_or(1, |head| head.lines as usize);
