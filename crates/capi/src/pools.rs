@@ -9,7 +9,7 @@ use crate::profile;
 use crate::tickets::Tickets;
 use lodestone::error::{Error, Result};
 use lodestone::fs::files::{Files, table::Table};
-use lodestone::fs::{Cred, DataMode, Fs, MkfsOptions, OpenOptions};
+use lodestone::fs::{Cred, DataMode, Fs, MkfsOptions, OpenOptions, check};
 use lodestone::limits::OPEN_FILES_MAX;
 use lodestone::media::{Domain, Pool, PoolOptions};
 use lodestone::mover::class::{Class, Owner, UnknownClass};
@@ -150,7 +150,7 @@ pub unsafe extern "C" fn lode_mkfs(path: *const c_char, size: u64, opts: *const 
 
 /// The pool, and why its profile is not used, where that is so.
 fn open(path: &Path, settings: &OpenSettings) -> Result<(OpenPool, Option<String>)> {
-    let media = Pool::open(path, &settings.pool)?;
+    let media = check::open_pool(path, &settings.pool)?;
     let (profile, about_profile) =
         profile::of_regions(settings.profile.as_deref(), Some(&media.describe().regions));
     let (read_only, engine) = (settings.pool.read_only, settings.engine);

@@ -176,7 +176,7 @@ pub struct Mount {
     pub class: Option<Class>,
     /// What engines are worth here, as lode tune found it [default: ~/.config/lode/profile.toml, else
     /// /etc/lode/profile.toml]; one that was made on another machine, or is damaged, is not used, which is said
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = parse_option_path)]
     pub profile: Option<PathBuf>,
     /// Serve metrics for Prometheus (GET /metrics) and the state as JSON (GET /state) there: HOST:PORT or unix:PATH. lode
     /// top needs none. Nobody is asked for a password: choose an address that only those reach who may know
@@ -830,10 +830,16 @@ fn parse_part(text: &str) -> Result<Part, String> {
 /// As it was given: it becomes a mount option.
 fn parse_metrics(text: &str) -> Result<String, String> {
     text.parse::<Address>()?;
-    match text.contains(',') {
-        true => Err("a mount option has no comma: choose another path".to_string()),
-        false => Ok(text.to_string()),
-    }
+    without_comma(text).map(str::to_string)
+}
+
+fn parse_option_path(text: &str) -> Result<PathBuf, String> {
+    without_comma(text).map(PathBuf::from)
+}
+
+fn without_comma(text: &str) -> Result<&str, String> {
+    let wrong = "a mount option has no comma: choose another path";
+    if text.contains(',') { Err(wrong.to_string()) } else { Ok(text) }
 }
 
 fn parse_stripe(text: &str) -> Result<u64, String> {

@@ -192,7 +192,7 @@ fn words(value: &Value, is_switch: bool) -> Option<Vec<String>> {
 
 fn why_unknown(key: &str) -> String {
     match key {
-        "force" | "recursive" => format!("--{key} must be said on the command line"),
+        "force" | "recursive" | "repair" => format!("--{key} must be said on the command line"),
         _ => "no flag has this name".to_string(),
     }
 }
@@ -201,12 +201,18 @@ fn unknown(file: &Path, what: &str, why: &str) -> Failure {
     Failure::usage(format_args!("{}: {what}: {why}", show(file)))
 }
 
+/// As if one file said this.
+#[cfg(test)]
+pub fn of_text(text: &str) -> Configured {
+    tests::configured(text).unwrap_or_else(|_| panic!("{text}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cli;
 
-    fn configured(text: &str) -> Result<Configured> {
+    pub fn configured(text: &str) -> Result<Configured> {
         let mut c = Configured { command: cli::command(), origin: HashMap::new() };
         c.merge(Path::new("f.toml"), &text.parse().unwrap())?;
         Ok(c)

@@ -27,7 +27,7 @@ mod tree;
 mod tune;
 mod wsp;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::Path;
 use std::process::ExitCode;
@@ -56,7 +56,7 @@ fn run(arguments: &[OsString]) -> Result<()> {
     let is_subcommand = |word: &str| cli::command().find_subcommand(word).is_some();
     if let Some(request) = mount::options::helper(arguments, is_subcommand) {
         start_log(LOG_DEFAULT)?;
-        return Err(Failure::Ended(mount::run(request.map_err(Failure::Usage)?)));
+        return Err(Failure::Ended(mount::run(with_settings(request.map_err(Failure::Usage)?)?)));
     }
     let configured = match config::apply(cli::command(), arguments) {
         // Help is had whatever the configuration says: perhaps that is what it is wanted for.
@@ -68,7 +68,13 @@ fn run(arguments: &[OsString]) -> Result<()> {
     };
     match configured.command.clone().try_get_matches_from(arguments) {
         Ok(matches) => {
-            let cli = cli::Cli::from_arg_matches(&matches).map_err(|e| usage(&e, &configured, arguments))?;
+            let mut cli =
+                cli::Cli::from_arg_matches(&matches).map_err(|e| usage(&e, &configured, arguments))?;
+            if let (cli::Sub::Mount(args), Some(matches)) =
+                (&mut cli.command, matches.subcommand_matches("mount"))
+            {
+                args.options = cmd::mount::words(args, matches);
+            }
             start_log(if matches!(cli.command, cli::Sub::Crash(_)) { LOG_SIMULATED } else { LOG_DEFAULT })?;
             cmd::run(cli.command)
         }
@@ -79,6 +85,20 @@ fn run(arguments: &[OsString]) -> Result<()> {
         }
         Err(e) => Err(usage(&e, &configured, arguments)),
     }
+}
+
+/// What a mount helper was asked for, behind what the environment and the configuration say of mounts.
+fn with_settings(mut request: mount::MountOptions) -> Result<mount::MountOptions> {
+    let words: [&OsStr; 5] =
+        ["lode".as_ref(), "mount".as_ref(), "--".as_ref(), &request.pool, request.dir.as_os_str()];
+    let arguments = words.map(OsString::from);
+    let configured = config::apply(cli::command(), &arguments)?;
+    let wrong = |e: clap::Error| usage(&e, &configured, &arguments);
+    let matches = configured.command.clone().try_get_matches_from(&arguments).map_err(wrong)?;
+    let matches = matches.subcommand_matches("mount").expect("it was just given");
+    let settings = cmd::mount::words(&cli::Mount::from_arg_matches(matches).map_err(wrong)?, matches);
+    request.options.splice(0..0, settings);
+    Ok(request)
 }
 
 /// What is logged unless `LODE_LOG` asks for something: warnings, without the replies that nobody wanted any more

@@ -27,10 +27,9 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lodestone::fs::{Fs, OpenOptions};
+use lodestone::fs::{Fs, OpenOptions, check};
 use lodestone::media::{Media, Pool, PoolOptions, mounts};
 use lodestone::mover::EngineKind;
-use lodestone::mover::class::{Class, UnknownClass};
 use rustix::fs::FlockOperation;
 use rustix::mount::MountFlags;
 
@@ -38,10 +37,8 @@ use crate::door::connect::{self, Attachment, Plan};
 use crate::door::fuse::FuseDoor;
 use crate::door::{Cache, Door, Settings};
 use crate::failure::complain;
-use crate::live::address::Address;
 use crate::live::server::{self, Listening};
 use crate::live::state::Mounted;
-use crate::pool;
 use crate::profile;
 use crate::target::show;
 use daemon::{Ready, Side};
@@ -290,7 +287,8 @@ fn begin(
     let mount_point = attachment.dir().map(Path::to_owned);
     let listens = listening.addresses();
     tracing::info!(?listens, "state and metrics");
-    let source = Mounted::new(fs, door.traffic(), pool.to_owned(), mount_point, listens);
+    let emulation = fs.media().describe().emulated;
+    let source = Mounted::new(fs, door.traffic(), pool.to_owned(), mount_point, listens, emulation);
     let (ended, end) = mpsc::channel();
     let watched = signals.watch(attachment.clone(), ended.clone());
     watched.map_err(|e| Failure::failed(format!("cannot watch for signals: {}", for_want(&e))))?;
@@ -319,47 +317,31 @@ fn for_want(e: &io::Error) -> String {
 fn listen(options: &Options) -> Result<Listening, Failure> {
     let mut listening = Listening::new()
         .map_err(|e| Failure::failed(format!("cannot prepare to serve metrics: {}", for_want(&e))))?;
-    let wanted = match &options.metrics {
-        Some(address) => Some(address.clone()),
-        None => metrics_of_environment()?,
-    };
-    if let Some(address) = wanted {
-        listening.open(&address).map_err(|why| Failure::failed(format!("metrics: {why}")))?;
+    if let Some(address) = &options.metrics {
+        listening.open(address).map_err(|why| Failure::failed(format!("metrics: {why}")))?;
     }
     Ok(listening)
-}
-
-/// What `LODE_METRICS` asks for.
-fn metrics_of_environment() -> Result<Option<Address>, Failure> {
-    let Some(text) = std::env::var_os("LODE_METRICS").filter(|text| !text.is_empty()) else {
-        return Ok(None);
-    };
-    let address = text.to_string_lossy().parse();
-    address.map(Some).map_err(|e: String| Failure::failed(format!("LODE_METRICS: {e}")))
 }
 
 fn open_pool(path: &Path, options: &Options) -> Result<Arc<Fs<Pool>>, Failure> {
     let read_only = options.read_only();
     let media_options = PoolOptions { assume: options.assume, read_only, ..PoolOptions::default() };
-    let media = pool::open(path, &media_options).map_err(|e| Failure::failed(e.to_string()))?;
+    let media = check::open_pool(path, &media_options).map_err(|e| Failure::failed(e.to_string()))?;
     let profile = profile::of_pool(options.profile.as_deref(), &media);
-    let class = match options.class {
-        Some(class) => Some(class),
-        None => class_of_environment()?,
-    };
-    let engine = options.engine;
-    let qos = options.qos;
+    let emulation = media.describe();
+    if emulation.emulated {
+        complain(format!(
+            "note: emulated PM: {} is {}, and {} is only assumed; a power failure loses what was acknowledged",
+            show(path),
+            emulation.detected,
+            emulation.domain
+        ));
+    }
+    let Options { class, engine, qos, .. } = *options;
     let open_options = OpenOptions { read_only, engine, class, qos, profile, ..OpenOptions::default() };
     let fs = Fs::open(media, &open_options).map_err(|e| Failure::failed(format!("{}: {e}", show(path))))?;
     tracing::info!(pool = %path.display(), report = ?fs.open_report(), "opened");
     Ok(fs)
-}
-
-/// What `LODE_CLASS` asks for.
-fn class_of_environment() -> Result<Option<Class>, Failure> {
-    let Some(name) = std::env::var_os("LODE_CLASS").filter(|name| !name.is_empty()) else { return Ok(None) };
-    let class = name.to_string_lossy().parse();
-    class.map(Some).map_err(|e: UnknownClass| Failure::failed(format!("LODE_CLASS: {e}")))
 }
 
 fn connect_to_kernel(

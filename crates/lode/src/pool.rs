@@ -6,7 +6,6 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use lodestone::Error;
 use lodestone::fs::{Fs, OpenOptions, check};
 use lodestone::media::{Domain, FileIdentity, Pool, PoolOptions};
 
@@ -130,33 +129,10 @@ impl Drop for Pools {
     }
 }
 
-/// Opens a pool, and tells one that has lost its label alone from what is no pool.
-pub fn open(pool: &Path, options: &PoolOptions) -> lodestone::Result<Pool> {
-    Pool::open(pool, options).map_err(|e| {
-        let look = PoolOptions { read_only: true, ..*options };
-        // What is damaged is told so, what has no label is told that it is no pool.
-        if e.errno() != libc::EINVAL {
-            return e;
-        }
-        match check::open_unlabelled(pool, &look) {
-            Ok(Some(_)) => Error::message(
-                libc::EUCLEAN,
-                "lode::pool",
-                format!(
-                    "the label of {0} is overwritten: lode fsck --repair {0} writes it again",
-                    show(pool)
-                ),
-            ),
-            Err(part) if part.errno() == libc::EUCLEAN => part,
-            _ => e,
-        }
-    })
-}
-
 /// Maps the media of a pool; the bool says whether for writing.
 pub fn map(pool: &Path, access: Access, assume: Option<Domain>) -> lodestone::Result<(Pool, bool)> {
     let options = PoolOptions { read_only: access == Access::Read, assume, ..PoolOptions::default() };
-    match open(pool, &options) {
+    match check::open_pool(pool, &options) {
         Ok(media) => Ok((media, access == Access::Write)),
         // Of device-dax there are no private copies. The pool is closed as any other that is open for writing.
         Err(e) if e.errno() == libc::EOPNOTSUPP && access == Access::Read => map(pool, Access::Write, assume),

@@ -37,6 +37,26 @@ pub fn open_unlabelled(path: &Path, options: &PoolOptions) -> Result<Option<Pool
     Pool::open_unlabelled(path, Some(bytes), options)
 }
 
+/// Opens the media of a pool, and tells one that has lost its label alone (EUCLEAN) from what is no pool (EINVAL).
+pub fn open_pool(path: &Path, options: &PoolOptions) -> Result<Pool> {
+    Pool::open(path, options).map_err(|e| {
+        // What is damaged is told so, what has no label is told that it is no pool.
+        if e.errno() != libc::EINVAL {
+            return e;
+        }
+        match open_unlabelled(path, &PoolOptions { read_only: true, ..*options }) {
+            Ok(Some(_)) => {
+                let name = path.shown();
+                let message =
+                    format!("the label of {name} is overwritten: lode fsck --repair {name} writes it again");
+                Error::message(libc::EUCLEAN, "check::label", message)
+            }
+            Err(part) if part.errno() == libc::EUCLEAN => part,
+            _ => e,
+        }
+    })
+}
+
 impl Report {
     /// Says, before all else, that the label is lost.
     pub fn add_lost_label(&mut self) {

@@ -34,7 +34,7 @@ use crate::error::{Error, Result};
 use crate::limits::PATH_BYTES_MAX;
 use crate::media::{Addr, LINE, Media, Overlay};
 use image::{Image, Nonsense};
-pub use label::open_unlabelled;
+pub use label::{open_pool, open_unlabelled};
 pub use repair::{Repaired, repair};
 use scan::{Damage, Stray, segment_of};
 use slots::{Pages, Search, table_of};

@@ -13,7 +13,7 @@ mod info;
 mod ls;
 mod man;
 mod mkfs;
-mod mount;
+pub mod mount;
 mod rm;
 mod run;
 mod top;

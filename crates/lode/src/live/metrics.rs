@@ -85,6 +85,8 @@ fn mount(text: &mut Text, state: &State) {
                 ("label", &pool.label),
                 ("uuid", &pool.uuid),
                 ("mount_point", mount_point),
+                ("domain", &pool.domain),
+                ("domain_emulated", &pool.emulated),
                 ("engine", &mover.engine),
                 ("emulated", &mover.emulated),
                 ("class", class),

@@ -48,6 +48,12 @@ pub struct PoolState {
     pub path: String,
     pub label: String,
     pub uuid: String,
+    /// The persistence domain that the pool works by.
+    #[serde(default)]
+    pub domain: String,
+    /// It is only assumed: *emulated PM*.
+    #[serde(default)]
+    pub emulated: bool,
     pub bytes: u64,
     pub block_bytes: u64,
     pub blocks: u64,
@@ -194,6 +200,8 @@ pub struct Mounted<M: Media> {
     path: PathBuf,
     mount_point: Option<PathBuf>,
     listens: Vec<String>,
+    /// The domain is only assumed.
+    emulated: bool,
     begun: Instant,
     /// Largest so far, by operation and phase. How long a tick is becomes known ever better, and with that sums that
     /// nothing was added to would shrink.
@@ -207,9 +215,10 @@ impl<M: Media> Mounted<M> {
         path: PathBuf,
         mount_point: Option<PathBuf>,
         listens: Vec<String>,
+        emulated: bool,
     ) -> Mounted<M> {
         let (fs, traffic, begun) = (Arc::downgrade(fs), Arc::clone(traffic), Instant::now());
-        Mounted { fs, traffic, path, mount_point, listens, begun, ns: Mutex::default() }
+        Mounted { fs, traffic, path, mount_point, listens, emulated, begun, ns: Mutex::default() }
     }
 
     fn pool(&self, fs: &Fs<M>) -> PoolState {
@@ -218,6 +227,8 @@ impl<M: Media> Mounted<M> {
             path: show(&self.path).to_string(),
             label: info.label,
             uuid: uuid_text(&info.uuid),
+            domain: fs.media().domain().to_string(),
+            emulated: self.emulated,
             bytes: info.bytes,
             block_bytes: space.block_bytes.into(),
             blocks: space.blocks,
@@ -358,6 +369,8 @@ pub fn example() -> State {
             path: "/pools/demo.pool".to_owned(),
             label: "a \"label\"\\".to_owned(),
             uuid: "00112233-4455-6677-8899-aabbccddeeff".to_owned(),
+            domain: "page-cache".to_owned(),
+            emulated: false,
             bytes: 4 << 30,
             block_bytes: 4096,
             blocks: 1 << 20,

@@ -37,12 +37,12 @@ pub struct Options {
     pub cache: Cache,
     pub assume: Option<Domain>,
     pub engine: EngineKind,
-    /// What is wanted of copies; none: as LODE_CLASS says.
+    /// What is wanted of copies; none: as each caller's I/O priority says.
     pub class: Option<Class>,
     pub qos: Qos,
     /// The file that says what engines are worth.
     pub profile: Option<PathBuf>,
-    /// Where metrics are served; none: as LODE_METRICS says.
+    /// Where metrics are served, if they are.
     pub metrics: Option<Address>,
     pub read_bytes_max: Option<u32>,
     pub write_bytes_max: u32,

@@ -110,10 +110,11 @@ fn of_pool(pool: &Path) -> Result<Address> {
 /// Certainly: what cannot be read (a device, another's file) may be one.
 fn is_no_pool(path: &Path) -> bool {
     let mut bytes = [0; SUPER_BYTES];
-    let Ok(file) = File::open(path) else { return false };
-    if !file.metadata().is_ok_and(|about| about.is_file()) {
+    // To open a pipe waits for who writes to it.
+    if !path.metadata().is_ok_and(|about| about.is_file()) {
         return false;
     }
+    let Ok(file) = File::open(path) else { return false };
     file.read_exact_at(&mut bytes, SUPER_BLOCK * BLOCK as u64).is_err() || Super::decode(&bytes).is_err()
 }
 

@@ -51,7 +51,8 @@ pub fn lines(look: &Look<'_>) -> Vec<Line> {
 fn title(state: &State) -> String {
     let place = state.server.mount_point.as_deref().unwrap_or("a device");
     let mode = if state.server.read_only { ", read only" } else { "" };
-    clean(&format!("{} on {place}{mode}", state.pool.path))
+    let emulated = if state.pool.emulated { ", emulated PM" } else { "" };
+    clean(&format!("{} on {place}{mode}{emulated}", state.pool.path))
 }
 
 fn mount(state: &State) -> String {
