@@ -128,7 +128,25 @@ impl<M: Media> Fs<M> {
                 _ => Err(absent(name)),
             };
         };
-        self.inode(entry.ino)
+        self.named_by(dir, &entry)
+    }
+
+    /// What an entry leads to, of a directory whose lock the caller holds.
+    #[inline]
+    fn named_by(&self, dir: &Inode, entry: &Dirent) -> Result<Arc<Inode>> {
+        let inode = self.inode(entry.ino)?;
+        if !self.is_named_by(dir, entry.kind, &inode) || inode.generation != entry.generation {
+            return Err(misled(dir));
+        }
+        Ok(inode)
+    }
+
+    /// Whether an inode can be what a directory's entry of this type leads to. In an image that somebody made up it may be the
+    /// directory itself or another that holds it, and whoever locked both in their order would wait for himself.
+    #[inline]
+    fn is_named_by(&self, dir: &Inode, kind: Kind, inode: &Inode) -> bool {
+        let is_below = || self.table.entry(inode.ino.0).parent.load(Ordering::Acquire) == dir.ino.0;
+        inode.kind == kind && inode.ino != dir.ino && (kind != Kind::Directory || is_below())
     }
 
     pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
@@ -609,6 +627,9 @@ impl<M: Media> Fs<M> {
         permit(cred, body, W | X)?;
         let victim = self.inode_pinned(entry.ino, pin)?;
         prefetch(victim);
+        if !self.is_named_by(dir, entry.kind, victim) || victim.generation != entry.generation {
+            return Err(misled(dir));
+        }
         let mut child = self.table.change(victim);
         check_removable(cred, body, &child)?;
         match (victim.kind == Kind::Directory, want_dir) {
@@ -927,8 +948,8 @@ impl<M: Media> Fs<M> {
         else {
             return Ok(None);
         };
-        let moved = self.inode(source.ino)?;
-        let replaced = target.map(|t| self.inode(t.ino)).transpose()?;
+        let moved = self.named_by(dir, &source)?;
+        let replaced = target.map(|t| self.named_by(dir, &t)).transpose()?;
         let (mut moved_body, mut replaced_body) = self.lock_children(&moved, replaced.as_deref());
         self.check_rename(cred, body, body, &moved_body, replaced_body.as_deref(), false, flags)?;
         if let Some(replaced) = replaced.as_deref().filter(|_| flags != RENAME_EXCHANGE) {
@@ -994,8 +1015,8 @@ impl<M: Media> Fs<M> {
     ) -> Result<Option<Arc<Inode>>> {
         let entries = self.rename_entries(cred, (from_dir, from), (to_dir, to), names, flags)?;
         let Some((source, target)) = entries else { return Ok(None) };
-        let moved = self.inode(source.ino)?;
-        let replaced = target.map(|t| self.inode(t.ino)).transpose()?;
+        let moved = self.named_by(from_dir, &source)?;
+        let replaced = target.map(|t| self.named_by(to_dir, &t)).transpose()?;
         let (mut moved_body, mut replaced_body) = self.lock_children(&moved, replaced.as_deref());
         self.check_rename(cred, from, to, &moved_body, replaced_body.as_deref(), true, flags)?;
         if let Some(replaced) = replaced.as_deref().filter(|_| flags != RENAME_EXCHANGE) {
@@ -1146,11 +1167,13 @@ impl<M: Media> Fs<M> {
         each: &mut dyn FnMut(&DirEntry, Option<&Attr>) -> bool,
     ) -> Result<()> {
         // Entries cannot go while the directory's lock is held, so their inodes can be taken.
+        let dir = self.inode(ino)?;
         self.readdir(ino, cookie, &mut |entry| {
             if entry.name == b"." || entry.name == b".." {
                 return each(entry, None);
             }
-            let Ok(inode) = self.inode(entry.ino) else { return each(entry, None) };
+            let named = self.inode(entry.ino).ok().filter(|inode| self.is_named_by(&dir, entry.kind, inode));
+            let Some(inode) = named else { return each(entry, None) };
             let attr = self.attr(&inode, &inode.body.read());
             inode.uses.fetch_add(1, Ordering::AcqRel);
             let taken = each(entry, Some(&attr));
@@ -1160,6 +1183,15 @@ impl<M: Media> Fs<M> {
             taken
         })
     }
+}
+
+#[cold]
+fn misled(dir: &Inode) -> Error {
+    let message = format!(
+        "an entry of directory {} leads to what it is not: lode fsck --repair removes or mends it",
+        dir.ino.0
+    );
+    Error::message(libc::EUCLEAN, "namei::named_by", message)
 }
 
 /// Why a name cannot be made where nothing can be changed: before all it may be there already.

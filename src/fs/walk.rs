@@ -110,7 +110,7 @@ impl<M: Media> Fs<M> {
         }
         let entry = self.table.entry(found.ino.0);
         let pin = pin();
-        let inode = entry.node.get(&pin)?;
+        let inode = entry.node.get(&pin).filter(|inode| inode.generation == found.generation)?;
         let child = inode.body.read();
         Some(inode.attr(&child, entry.links()))
     }
@@ -203,8 +203,9 @@ impl<M: Media> Fs<M> {
         links: &mut u32,
     ) -> Result<Arc<Inode>> {
         let mut at = from;
-        let mut rest = path.to_vec();
+        let (mut path, mut walked) = (path.to_vec(), 0);
         loop {
+            let rest = &path[walked..];
             let begin = rest.iter().position(|&c| c != b'/').unwrap_or(rest.len());
             if begin == rest.len() {
                 // A slash at the end, also that of a symbolic link's target, wants a directory.
@@ -232,11 +233,11 @@ impl<M: Media> Fs<M> {
                 }
                 // Longer than a path may be, but no more than forty targets and one path.
                 next.extend_from_slice(&rest[end..]);
-                rest = next;
+                (path, walked) = (next, 0);
                 continue;
             }
             at = child;
-            rest.drain(..end);
+            walked += end;
         }
     }
 }
