@@ -72,6 +72,8 @@ const TRANSIT_WAITS_MAX: u32 = 40_000;
 const MINI_STRIPES: usize = 16;
 const RESERVE_BLOCKS_MAX: u32 = 256;
 const RESERVE_BLOCKS_MIN: u32 = 8;
+/// Sums over the counters that are looked at for two that agree.
+const COUNTS_TRIES_MAX: u32 = 4;
 const NO_GROUP: u32 = u32::MAX;
 
 /// A 4 KiB block of the pool, by number.
@@ -651,7 +653,7 @@ impl Allocator {
     /// `want` blocks in as few runs as can be found cheaply, or none at all.
     pub fn alloc_all(&self, want: u32, class: Class, out: &mut Runs) -> Result<(), NoSpace> {
         // Not even in passing is all taken for a request that cannot be met.
-        if want > GROUP_BLOCKS && want as u64 > self.stats().free {
+        if self.cannot_meet(want) {
             return Err(NoSpace);
         }
         let before = out.len();
@@ -752,10 +754,39 @@ impl Allocator {
         sum
     }
 
-    /// Blocks that any class can have now.
+    /// Blocks that any class can have now. While others allocate and free without a pause it may be fewer than there are.
     pub fn available(&self) -> u64 {
-        let (allocated, freed) = self.counts();
+        let mut counts = self.counts();
+        for _ in 0..COUNTS_TRIES_MAX {
+            let again = self.counts();
+            if again == counts {
+                return self.free_by(counts);
+            }
+            counts = again;
+        }
+        // So that nobody frees in this sum what he had not allocated.
+        let sum = |of: fn(&Shard) -> &AtomicU64| {
+            self.shards_in_use().fold(0, |sum: u64, shard| sum.wrapping_add(of(shard).load(Acquire)))
+        };
+        let freed = sum(|shard| &shard.freed);
+        self.free_by((sum(|shard| &shard.allocated), freed))
+    }
+
+    fn free_by(&self, (allocated, freed): (u64, u64)) -> u64 {
         (self.total as u64).saturating_sub(allocated.wrapping_sub(freed))
+    }
+
+    /// Whether at some moment during this call fewer blocks were free than are wanted, where those are more than a group.
+    #[inline]
+    pub fn cannot_meet(&self, want: u32) -> bool {
+        want > GROUP_BLOCKS && self.has_fewer_than(want)
+    }
+
+    #[cold]
+    fn has_fewer_than(&self, want: u32) -> bool {
+        let counts = self.counts();
+        let free = self.free_by(counts) + self.reserve.blocks.lock().len() as u64;
+        (want as u64) > free && counts == self.counts()
     }
 
     pub fn stats(&self) -> Stats {

@@ -316,13 +316,20 @@ impl<M: Media> Fs<M> {
             }
             self.sync()?;
         }
-        self.with_room(|| {
+        let removed = self.with_room(|| {
             let mut body = self.table.change(&inode);
             let guard = self.core.enter()?;
             self.remove_mark(&inode, &mut body, &guard)?;
             self.tidy_log(&inode, &mut body, &guard);
             Ok(())
-        })?;
+        });
+        if let (Err(e), Some(run)) = (&removed, run)
+            && e.errno() == libc::ENOSPC
+        {
+            // It is fixed as before.
+            self.store_stamp(&inode, run)?;
+        }
+        removed?;
         self.sync()
     }
 

@@ -259,8 +259,9 @@ struct Room {
     releases: u64,
     /// For copies, and for those who copy ahead.
     waited: bool,
-    /// How often there was room that syncs had made.
+    /// How often there was room that syncs had made, its own and those of others.
     tries: u32,
+    tries_beside_others: u32,
     /// Inode slots there were.
     slots: u32,
 }
@@ -348,6 +349,11 @@ impl<M: Media> Core<M> {
         {
             return;
         }
+        self.free_unread(run, epoch);
+    }
+
+    /// The same for what no read under way is of.
+    pub(crate) fn free_unread(&self, run: Run, epoch: Option<u64>) {
         self.media.each_good(run, &mut |run| match epoch {
             None => self.alloc.free(run),
             Some(e) => self.alloc.free_deferred(run, e),
@@ -535,8 +541,10 @@ pub struct Fs<M: Media> {
 /// Syncs until everything that was freed may be reused: one covers the operation that freed it, one the state
 /// line that names its epoch, and where that was log cleaning one the log's new head.
 const SYNCS_TO_FREE: usize = 3;
-/// So often an operation tries again in a pool that is full and whose syncs free something.
+/// So often an operation that finds the pool full makes syncs that free something and tries again; and so often it tries because
+/// those of others did.
 const ROOM_TRIES_MAX: u32 = 8;
+const ROOM_TRIES_BESIDE_OTHERS_MAX: u32 = 1 << 10;
 
 impl<M: Media> Fs<M> {
     pub fn media(&self) -> &M {
@@ -734,7 +742,7 @@ impl<M: Media> Fs<M> {
     #[inline]
     fn room(&self) -> Room {
         let slots = self.slot_count.load(Ordering::Acquire);
-        Room { releases: self.releases(), waited: false, tries: 0, slots }
+        Room { releases: self.releases(), waited: false, tries: 0, tries_beside_others: 0, slots }
     }
 
     /// Runs an operation, again where the pool was full and there is room by then.
@@ -776,7 +784,8 @@ impl<M: Media> Fs<M> {
     }
 
     /// Of [`make_room`](Fs::make_room) what needs no change to the inode table.
-    fn has_made_room(&self, Room { releases, waited, tries, .. }: &mut Room) -> bool {
+    fn has_made_room(&self, room: &mut Room) -> bool {
+        let Room { releases, waited, tries, tries_beside_others, .. } = room;
         // Once: there may always be others.
         if !std::mem::replace(waited, true) {
             let keeps = || self.core.copies.keep_blocks() || self.departed.any();
@@ -799,14 +808,15 @@ impl<M: Media> Fs<M> {
             return false;
         }
         // Others may free, and take, for ever.
-        *tries += 1;
         let (now, waits) = {
             let _no_release = self.syncing.lock();
             (self.releases(), self.has_deferred())
         };
-        if now != std::mem::replace(releases, now) {
+        if now != std::mem::replace(releases, now) && *tries_beside_others < ROOM_TRIES_BESIDE_OTHERS_MAX {
+            *tries_beside_others += 1;
             return true;
         }
+        *tries += 1;
         let made = waits && self.sync_to_free().is_ok();
         *releases = self.releases();
         made

@@ -271,7 +271,11 @@ impl<M: Media> Fs<M> {
             };
             match done {
                 Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut room) => continue,
-                Err(e) if e.errno() == libc::ENOSPC && of_reserve == OfReserve::Nothing => {
+                Err(e)
+                    if e.errno() == libc::ENOSPC
+                        && of_reserve == OfReserve::Nothing
+                        && !super::offload::is_put_off() =>
+                {
                     return self.write_from_reserve(cred, node, offset, src, append);
                 }
                 Err(e) => return Err(e),
@@ -686,6 +690,9 @@ impl<M: Media> Fs<M> {
         let near = if grows { block_behind(index, page) } else { None };
         index.expect_set(page);
         let full = || Error::new(libc::ENOSPC, "write::plan");
+        if core.alloc.cannot_meet(count) {
+            return self.write_blocks(node, (body, guard), *input, None, &mut Batch::new(), watch);
+        }
         let run = core.alloc.alloc(count, Class::Data, near).ok_or_else(full)?;
         if run.count < count {
             core.free(run, None);
@@ -1006,6 +1013,9 @@ impl<M: Media> Fs<M> {
                 Mapping::Written(_) | Mapping::Hole => {
                     let from = plan.fresh.len();
                     let full = || Error::new(libc::ENOSPC, "write::plan");
+                    if self.core.alloc.cannot_meet(count) {
+                        return Err(full());
+                    }
                     let run = self.core.alloc.alloc(count, class, near).ok_or_else(full)?;
                     plan.fresh.push(run);
                     if run.count < count {

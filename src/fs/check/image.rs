@@ -130,12 +130,16 @@ pub fn read<M: Media>(pool: &Pool<M>, owner: Owner, header: SlotHeader, cut: Opt
             image.skipped = true;
             return;
         }
+        // The holes of a write that was taken back, in front of the attributes that others have.
+        let takes_back =
+            op.records().last().is_some_and(|r| r.kind == Type::Attr && !field::attr::sets_size(r.bytes));
         for rec in op.records() {
             image.apply(pool, &rec, op.seq, in_doubt);
             let changes_data = match rec.kind {
+                Type::Hole => !takes_back,
                 Type::Write => get16(rec.bytes, field::write::FLAGS) & field::write::MOVED == 0,
                 Type::Attr => field::attr::sets_size(rec.bytes),
-                kind => matches!(kind, Type::Hole | Type::Redo),
+                kind => kind == Type::Redo,
             };
             claims = claims.filter(|_| !changes_data);
             if let Some(((size, mtime), holds)) =

@@ -602,7 +602,10 @@ impl<M: Media> Fs<M> {
             }
             index.clear(at, end - at, &mut |old, _| freed.push(old));
         }
-        body.size = write.grew_from.unwrap_or(body.size);
+        if let Some(size) = write.grew_from {
+            // What the last block holds again may be read still, since before the write moved it.
+            (body.size, body.tail_shared) = (size, !size.is_multiple_of(BLOCK as u64));
+        }
         if body.log.seq() == write.next {
             body.mtime = write.times.0;
             // A link, rename or unlink stands in no record of its own.
@@ -774,8 +777,9 @@ impl<M: Media> Fs<M> {
     fn end_read(&self, read: &ReadUnderWay) {
         // As in `advance`.
         let _inside = self.core.epochs.enter();
+        // Those that began since cannot be of them: nothing maps what was freed.
         for (run, reuse) in self.core.copies.reads.end(read) {
-            self.core.free(run, reuse);
+            self.core.free_unread(run, reuse);
         }
     }
 

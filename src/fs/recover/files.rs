@@ -225,6 +225,6 @@ fn sets_times(op: &Op) -> bool {
     op.records().any(|r| match r.kind {
         Type::Write => get16(r.bytes, field::write::FLAGS) & field::write::MOVED == 0,
         Type::Attr => field::attr::sets_size(r.bytes),
-        kind => matches!(kind, Type::Hole | Type::Redo),
+        kind => kind == Type::Redo,
     })
 }
