@@ -922,6 +922,39 @@ fn of_a_path_that_is_too_long_a_finding_says_the_end() {
     assert!((3800..4100).contains(&far.len()), "{} bytes", far.len());
 }
 
+/// Directories lock what their entries lead to: never themselves, nor what they lie in.
+#[test]
+fn an_entry_that_leads_to_its_own_directory_is_followed_into_no_lock() {
+    for (to, kind) in [(DIR, DT_DIR), (Ino::ROOT, 8), (Ino::ROOT, DT_DIR), (INNER, 8)] {
+        let mut sample = Sample::new(Domain::Memory, true);
+        let entry = sample.entry(DIR, FILE);
+        sample.lead(DIR, entry, to, kind);
+        let fs = open(sample.image.clone(), Domain::Memory);
+        let cred = Cred::root();
+        let is_refused = |what: &str, done: lodestone::Result<()>| {
+            assert_eq!(
+                done.map_err(|e| e.errno()),
+                Err(libc::EUCLEAN),
+                "{what} of an entry that leads to {to:?}"
+            );
+        };
+        is_refused("lookup", fs.lookup(&cred, DIR, b"file").map(drop));
+        is_refused("unlink", fs.unlink(&cred, DIR, b"file"));
+        is_refused("rmdir", fs.rmdir(&cred, DIR, b"file"));
+        is_refused("rename", fs.rename(&cred, DIR, b"file", DIR, b"moved", 0));
+        fs.rename(&cred, DIR, b"file", Ino::ROOT, b"moved", 0).unwrap_err();
+        is_refused("rename over it", fs.rename(&cred, DIR, b"inner", DIR, b"file", 0));
+        let mut listed = 0;
+        fs.readdir_plus(DIR, 0, &mut |entry, attr| {
+            listed += 1;
+            assert!(entry.name != b"file" || attr.is_none());
+            true
+        })
+        .unwrap();
+        assert_eq!(listed, 4);
+    }
+}
+
 #[test]
 fn a_pool_without_a_superblock_cannot_be_checked() {
     let mut sample = Sample::new(Domain::Memory, true);

@@ -137,11 +137,12 @@ def replay(binaries, target, inputs):
 
 def merge(binaries, target):
     """Makes the committed corpus the fewest files that cover what it and the runs covered."""
-    corpus, fresh = os.path.join(FUZZ, "corpus", CORPUS_OF.get(target, target)), os.path.join(OUT, "merged", target)
+    corpus, fresh = os.path.join(FUZZ, "corpus", target), os.path.join(OUT, "merged", target)
     shutil.rmtree(fresh, ignore_errors=True)
     os.makedirs(fresh)
+    found = [folder("found", one) for one in TARGETS if CORPUS_OF.get(one, one) == target]
     in_memory(
-        [os.path.join(binaries, target), "-merge=1", fresh, corpus, folder("found", target), *options(target)],
+        [os.path.join(binaries, target), "-merge=1", fresh, corpus, *found, *options(target)],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )
     # What once was a crash stays, whatever it covers.
@@ -174,7 +175,7 @@ def main():
         return replay(binaries, given.target, given.inputs)
     if given.merge:
         for target in targets:
-            merge(binaries, target)
+            merge(binaries, CORPUS_OF.get(target, target))
         return 0
     with concurrent.futures.ThreadPoolExecutor(given.jobs) as pool:
         passed = list(pool.map(lambda target: fuzz(binaries, target, given), targets))

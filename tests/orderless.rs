@@ -261,6 +261,26 @@ fn a_read_under_way_blocks_no_write_and_sees_none() {
     check(&files);
 }
 
+/// However many reads overlap: what nobody reads is not kept for those that came since.
+#[test]
+fn what_was_freed_is_kept_for_no_read_that_began_since() {
+    let (files, key) = files_on(memfd(), None);
+    let (fd, other) = (create(&files, "read", &[1; 64 * KIB]), create(&files, "other", &[2; 64 * KIB]));
+    key.set(true);
+    let free = || files.fs().statfs().blocks_free;
+    let submit = || files.submit_pread(fd, vec![0; 64 * KIB].into(), 0).unwrap();
+    let before = free();
+    let (first, second) = (submit(), submit());
+    files.ftruncate(other, 0).unwrap();
+    assert!(free() <= before, "reads under way may be of what it had");
+    first.into_bytes().1.unwrap();
+    let third = submit();
+    second.into_bytes().1.unwrap();
+    assert!(free() > before + 8, "{} blocks are free, {before} were", free());
+    third.into_bytes().1.unwrap();
+    check(&files);
+}
+
 #[test]
 fn files_may_go_while_they_are_written() {
     let (files, key) = files_on(memfd(), None);

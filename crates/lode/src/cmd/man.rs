@@ -118,6 +118,13 @@ fn exit_codes(subcommand: &str) -> &'static [(&'static str, &'static str)] {
             ("4", "Something is wrong that was not repaired."),
             ("8", "The pool could not be checked."),
         ],
+        "run" => &[
+            ("0", "CMD took the place of lode and ended so: its exit status is its own, whatever it is."),
+            ("1", "The heap cannot be used as it was asked for; CMD was not run."),
+            ("2", "The command line is wrong."),
+            ("126", "CMD cannot be executed."),
+            ("127", "There is no such CMD."),
+        ],
         _ => &[("0", "Done."), ("1", "Failed."), ("2", "The command line is wrong.")],
     }
 }
