@@ -943,7 +943,10 @@ fn an_entry_that_leads_to_its_own_directory_is_followed_into_no_lock() {
         is_refused("rmdir", fs.rmdir(&cred, DIR, b"file"));
         is_refused("rename", fs.rename(&cred, DIR, b"file", DIR, b"moved", 0));
         fs.rename(&cred, DIR, b"file", Ino::ROOT, b"moved", 0).unwrap_err();
-        is_refused("rename over it", fs.rename(&cred, DIR, b"inner", DIR, b"file", 0));
+        // Two names of one inode are no rename.
+        if to != INNER {
+            is_refused("rename over it", fs.rename(&cred, DIR, b"inner", DIR, b"file", 0));
+        }
         let mut listed = 0;
         fs.readdir_plus(DIR, 0, &mut |entry, attr| {
             listed += 1;
