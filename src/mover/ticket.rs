@@ -174,10 +174,19 @@ impl<M: Media> Home<M> {
     }
 
     pub(super) fn wait_for_all(&self) {
-        let all: Vec<Arc<Op>> = self.under_way.lock().values().cloned().collect();
-        for op in all {
+        let all = self.under_way.lock().values().cloned().collect();
+        self.wait_for_each(all);
+    }
+
+    /// Those of class bandwidth last: their pieces are held back while others are under way, also such as have ended where
+    /// nobody has looked.
+    fn wait_for_each(&self, all: Vec<Arc<Op>>) {
+        let is_of_bandwidth =
+            |op: &Arc<Op>| op.state.lock().flight.as_ref().is_some_and(Flight::is_of_bandwidth);
+        let (last, first): (Vec<_>, Vec<_>) = all.into_iter().partition(is_of_bandwidth);
+        for op in first.iter().chain(&last) {
             // How it ended its ticket says.
-            let _ = self.wait(&op, Holding::Nothing);
+            let _ = self.wait(op, Holding::Nothing);
         }
     }
 
@@ -546,7 +555,7 @@ impl<M: Media> Copies<M> {
         let made = catch_unwind(AssertUnwindSafe(|| run(&scope)));
         // The borrows end with this call: there is no going on while an engine may use them.
         let ended = catch_unwind(AssertUnwindSafe(|| {
-            scope.begun.lock().iter().for_each(|ticket| drop(ticket.wait()));
+            self.home.wait_for_each(scope.begun.lock().iter().map(|ticket| ticket.op.clone()).collect());
         }));
         if ended.is_err() {
             std::process::abort();
