@@ -537,9 +537,10 @@ impl Device<'_> {
 fn complete(descriptor: &Descriptor, record: Record) {
     let to = descriptor.completion_addr as *mut Record;
     // SAFETY: the record's place is there until its status is written (invariant 1), and the submitter looks at the rest
-    // only after that; the status is the first byte.
+    // only after that. It looks at the status meanwhile, which is the first byte, and nothing but atomic for both.
     unsafe {
-        to.write(Record { status: dsa::NONE, ..record });
+        ((*to).result, (*to).bytes_completed) = (record.result, record.bytes_completed);
+        ((*to).fault_addr, (*to).crc) = (record.fault_addr, record.crc);
         AtomicU8::from_ptr(to.cast()).store(record.status, Ordering::Release);
     }
 }
