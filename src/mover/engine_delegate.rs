@@ -42,6 +42,7 @@ use super::places::{Entry, Places, Taken};
 use super::turns::{Turns, sleep_for};
 use crate::account;
 use crate::media::Media;
+use crate::sync::signals::kept_off;
 use crate::wait::{Bell, Ending, Holding, POLL_MAX, poll_for, until};
 
 /// Batches in front of one region; more are refused.
@@ -479,7 +480,8 @@ impl<M: Media> Delegate<M> {
                 }
                 queue.work();
             };
-            match std::thread::Builder::new().name(format!("lode-copy-{region}-{n}")).spawn(work) {
+            let thread = std::thread::Builder::new().name(format!("lode-copy-{region}-{n}"));
+            match kept_off(|| thread.spawn(work)) {
                 Ok(thread) => threads.push(thread),
                 Err(e) => {
                     tracing::warn!("engine delegate: {n} of {workers} threads for region {region}: {e}");

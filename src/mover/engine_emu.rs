@@ -24,6 +24,7 @@ use super::engine_port::Refused;
 use super::node::free_thread;
 use super::pace;
 use crate::media::ByAddress;
+use crate::sync::signals::kept_off;
 
 /// The device looks at its channels after so many bytes.
 const PIECE_BYTES: usize = 16 << 10;
@@ -222,7 +223,8 @@ impl Emulated {
             free_thread();
             Device::new(&shared).work();
         };
-        let started = std::thread::Builder::new().name("lode-emu".to_owned()).spawn(work);
+        let thread = std::thread::Builder::new().name("lode-emu".to_owned());
+        let started = kept_off(|| thread.spawn(work));
         started.inspect_err(|e| tracing::warn!("engine emu: its thread does not start: {e}")).ok()
     }
 }

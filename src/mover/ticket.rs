@@ -34,6 +34,7 @@ use super::engine_port::{RawTransfer, Transfer};
 use super::flight::Flight;
 use crate::error::{Error, Result};
 use crate::media::{Addr, Fault, Media, Span};
+use crate::sync::signals::kept_off;
 use crate::wait::{Bell, Ending, Holding, Seat, Seen, look_again, until};
 
 /// What tickets share with their [`Copies`].
@@ -358,7 +359,8 @@ impl<M: Media> Home<M> {
                 under_way.lock().remove(&op.number);
             }
         };
-        if let Err(e) = std::thread::Builder::new().name("lode-sync".to_owned()).spawn(settle) {
+        let thread = std::thread::Builder::new().name("lode-sync".to_owned());
+        if let Err(e) = kept_off(|| thread.spawn(settle)) {
             tracing::warn!("a sync is waited for by the task that asked for it: no thread starts: {e}");
             op.settled(self.sync());
             self.under_way.lock().remove(&op.number);
