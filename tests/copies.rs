@@ -1,12 +1,14 @@
 //! The mover's calls for other storage engines: each call with each engine against a model, durability as chosen, faults,
 //! and tickets that are waited for late, elsewhere or never.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use lodestone::error::Result;
+use lodestone::fs::{Fs, MkfsOptions, OpenOptions};
 use lodestone::limits::COPY_PARTS_MAX;
 use lodestone::media::{Addr, Domain, Media, Pool, PoolOptions, Span, SpanOptions, crc32c};
 use lodestone::mover::EngineKind;
@@ -614,6 +616,37 @@ fn closing_waits_and_tickets_outlive_it() {
     let file = path.bytes();
     assert!(file[..1 << 20] == [4; 1 << 20] && file[2 << 20..(2 << 20) + (256 << 10)] == [5; 256 << 10]);
     assert_eq!(ticket.wait().1.unwrap().bytes, 1 << 20);
+}
+
+/// Who blocks a signal to wait for it would miss what one of them takes.
+#[test]
+fn threads_of_the_library_leave_signals_to_the_program() {
+    let engines = [EngineKind::Delegate, EngineKind::Emu, EngineKind::EmuIoat];
+    let all = engines.map(|kind| copies_of(kind, Domain::Memory));
+    for copies in &all {
+        copies.submit_to_media(Addr(0), vec![1; 64 << 10], &NOT_YET).wait().1.unwrap();
+    }
+    let options = PoolOptions { assume: Some(Domain::Memory), ..PoolOptions::default() };
+    let pool = Fs::mkfs(Pool::memfd(64 << 20, &options).unwrap(), &MkfsOptions::default()).unwrap();
+    let fs = Fs::open(pool, &OpenOptions::default()).unwrap();
+    let mut seen = HashSet::new();
+    let awaited = ["lode-copy-0-0", "lode-emu", "lode-emu-ioat", "lode-epochs"];
+    // A thread names itself when it begins.
+    while !awaited.iter().all(|name| seen.contains(*name)) {
+        for task in std::fs::read_dir("/proc/self/task").unwrap() {
+            // Threads of other tests may have ended.
+            let Ok(status) = std::fs::read_to_string(task.unwrap().path().join("status")) else { continue };
+            let field = |name| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim();
+            let (name, blocked) = (field("Name:"), u64::from_str_radix(field("SigBlk:"), 16).unwrap());
+            if name.starts_with("lode-") {
+                let blocks = |signal: i32| blocked & 1 << (signal - 1) != 0;
+                assert!(blocks(libc::SIGUSR1) && blocks(libc::SIGALRM) && blocks(libc::SIGTERM), "{name}");
+                assert!(!blocks(libc::SIGBUS) && !blocks(libc::SIGSEGV), "{name}");
+                seen.insert(name.to_owned());
+            }
+        }
+    }
+    fs.close().unwrap();
 }
 
 #[test]

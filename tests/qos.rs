@@ -321,6 +321,23 @@ fn dropped_and_forgotten_tickets_give_everything_back() {
 }
 
 #[test]
+fn who_waits_for_all_is_held_back_by_none_that_nobody_looks_at() {
+    let copies = with_qos(slow(1), patient());
+    let (few, many) = (pattern(1, PIECE_BYTES), pattern(2, BULK_BYTES));
+    // In which order they are waited for is chance.
+    for _ in 0..16 {
+        let bulk = copies.submit_to_media(Addr(1 << 20), many[..4 * PIECE_BYTES].to_vec(), &bandwidth(1));
+        let unseen = copies.submit_to_media(Addr(0), few.clone(), &latency());
+        copies.wait_for_all();
+        assert!(unseen.poll() && bulk.poll());
+    }
+    copies.scope(|scope| {
+        scope.to_media(Addr(1 << 20), &many, &bandwidth(1)).unwrap();
+        scope.to_media(Addr(0), &few, &latency()).unwrap();
+    });
+}
+
+#[test]
 fn many_parts_of_one_request_are_pieces() {
     let copies = emulated(Model { channels: 2, ..Model::default() });
     let data = pattern(3, 40 * 24 * 1024);

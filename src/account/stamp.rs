@@ -42,7 +42,9 @@ pub fn ns_per_tick() -> f64 {
     while origin.at.elapsed() < CALIBRATION {
         std::thread::sleep(CALIBRATION);
     }
-    let (ns, ticks) = (origin.at.elapsed().as_nanos() as f64, counter_now() - origin.ticks);
+    // It goes back where the processor was suspended to memory.
+    let ticks = counter_now().saturating_sub(origin.ticks);
+    let ns = origin.at.elapsed().as_nanos() as f64;
     ns / ticks.max(1) as f64
 }
 

@@ -23,6 +23,7 @@ use super::*;
 use crate::limits::{LABEL_BYTES_MAX, POOL_BLOCKS_MAX, POOL_BYTES_MIN};
 use crate::media::LINE;
 use crate::sync::primitive::Mutex;
+use crate::sync::signals::kept_off;
 
 /// How often complete operations are named as settled, and, on an ordinary file, synced.
 const TICK: Duration = Duration::from_secs(1);
@@ -642,7 +643,8 @@ impl Ticker {
         let signal = stop.clone();
         let (watch, watched) = channel::<Weak<Fs<M>>>();
         let run = move || watched.recv().into_iter().for_each(|fs| Ticker::run(&fs, &signal));
-        let thread = std::thread::Builder::new().name("lode-epochs".into()).spawn(run).map_err(|e| {
+        let thread = std::thread::Builder::new().name("lode-epochs".into());
+        let thread = kept_off(|| thread.spawn(run)).map_err(|e| {
             let message = format!("cannot start a thread (raise ulimit -u or pids.max): {e}");
             Error::message(e.raw_os_error().unwrap_or(libc::EAGAIN), "mount::open", message)
         })?;

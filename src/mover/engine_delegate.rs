@@ -5,7 +5,8 @@
 //! copies its batch itself, as soon as fewer copies are under way than there may be. That is as good as a thread in all
 //! that threads are for: no more copies at a time than the region bears, each of them from its own node. Threads do what
 //! callers do not wait for ([`Engine::start`]), and what comes from other nodes. They poll for a moment before they sleep,
-//! where batches have come so fast lately that this pays.
+//! where batches have come so fast lately that this pays. Who copies its own overtakes batches that wait, for a moment
+//! ([`OVERTAKEN_MAX`]); where the first of them has waited for longer, what comes goes behind them: so nobody is starved.
 //!
 //! **Invariants.**
 //! 1. A slot belongs, in this order and to one at a time: to nobody (in `free`), to a caller that fills it, which keeps
@@ -41,6 +42,7 @@ use super::places::{Entry, Places, Taken};
 use super::turns::{Turns, sleep_for};
 use crate::account;
 use crate::media::Media;
+use crate::sync::signals::kept_off;
 use crate::wait::{Bell, Ending, Holding, POLL_MAX, poll_for, until};
 
 /// Batches in front of one region; more are refused.
@@ -75,9 +77,8 @@ struct Queue<M: Media> {
 }
 
 struct Waiting {
-    batches: VecDeque<usize>,
-    /// When the first of them came.
-    came: Instant,
+    /// And when each of them came.
+    batches: VecDeque<(usize, Instant)>,
     free: Vec<usize>,
     suspended: bool,
     /// Batches were queued: there are threads, or will be.
@@ -147,11 +148,10 @@ impl<M: Media> Slot<M> {
 }
 
 impl Waiting {
-    /// Whether callers may begin what is their own, where there is a place. They go before batches that wait for workers, but
-    /// for those that have waited for long.
-    fn lets_callers_begin(&self) -> bool {
-        let in_time = self.batches.is_empty() || self.came.elapsed() < OVERTAKEN_MAX;
-        in_time && !self.suspended
+    /// Whether a batch that waits for workers has done so for long. Until then callers go before it that begin what is their
+    /// own; from then on they go behind all that wait, or these would keep them out for as long as more of them come.
+    fn is_late(&self) -> bool {
+        self.batches.front().is_some_and(|(_, came)| came.elapsed() >= OVERTAKEN_MAX)
     }
 
     /// Whether a batch may be begun now, if there is a place.
@@ -172,10 +172,11 @@ impl<M: Media> Ending for Queue<M> {
     }
 }
 
-/// A caller that sleeps until it has a place among those that copy; whoever sees one has it.
+/// A caller that sleeps until it has a place among those that copy, or is to go behind batches that wait; whoever sees a place
+/// has it.
 struct Sleeper<'a, M: Media> {
     queue: &'a Queue<M>,
-    place: OnceLock<Taken>,
+    place: OnceLock<Option<Taken>>,
 }
 
 impl<M: Media> Ending for Sleeper<'_, M> {
@@ -196,16 +197,20 @@ impl<M: Media> Sleeper<'_, M> {
     fn has_one(&self, awake: bool) -> bool {
         let queue = self.queue;
         let mut waiting = queue.waiting.lock();
-        if !waiting.lets_callers_begin() {
-            return false;
-        }
-        let Some(place) = queue.places.take() else { return false };
-        if !waiting.turns.lets_sleeper_in(queue.places.free() + 1, awake, Instant::now) {
-            queue.places.give_back(place);
-            return false;
-        }
+        let place = if waiting.is_late() {
+            waiting.turns.sleeper_goes();
+            None
+        } else {
+            let place = if waiting.suspended { None } else { queue.places.take() };
+            let Some(place) = place else { return false };
+            if !waiting.turns.lets_sleeper_in(queue.places.free() + 1, awake, Instant::now) {
+                queue.places.give_back(place);
+                return false;
+            }
+            Some(place)
+        };
         queue.note(&waiting);
-        self.place.set(place).expect("it looks no more once it has one");
+        self.place.set(place).expect("it looks no more once it knows");
         true
     }
 }
@@ -221,7 +226,6 @@ impl<M: Media> Queue<M> {
         Queue {
             waiting: Mutex::new(Waiting {
                 batches: VecDeque::with_capacity(SLOTS),
-                came: Instant::now(),
                 free: (0..SLOTS).collect(),
                 suspended: false,
                 staffed: false,
@@ -252,8 +256,7 @@ impl<M: Media> Queue<M> {
         self.ready.store(ended || waiting.has_next(&self.places), Ordering::Release);
     }
 
-    /// A batch that is the worker's from now on, if one may be begun, and when there was one to begin; or whether all is
-    /// over.
+    /// A batch that is the worker's from now on, if one may be begun, and when it came; or whether all is over.
     fn next(&self) -> Result<(usize, Taken, Instant), bool> {
         let mut waiting = self.waiting.lock();
         let place = if waiting.has_next(&self.places) { self.places.take() } else { None };
@@ -261,10 +264,10 @@ impl<M: Media> Queue<M> {
             self.note(&waiting);
             return Err(waiting.closed && waiting.batches.is_empty());
         };
-        let slot = waiting.batches.pop_front().expect("there is one");
+        let (slot, came) = waiting.batches.pop_front().expect("there is one");
         self.slots[slot].becomes(Stage::Begun);
         self.note(&waiting);
-        Ok((slot, place, waiting.came))
+        Ok((slot, place, came))
     }
 
     /// One copy less, of a caller or of a worker; how many batches wait to be begun.
@@ -339,10 +342,7 @@ impl<M: Media> Queue<M> {
             return None;
         }
         self.slots[slot].becomes(Stage::Queued);
-        if waiting.batches.is_empty() {
-            waiting.came = Instant::now();
-        }
-        waiting.batches.push_back(slot);
+        waiting.batches.push_back((slot, Instant::now()));
         waiting.staffed = true;
         self.note(&waiting);
         Some(if waiting.has_next(&self.places) { waiting.batches.len() } else { 0 })
@@ -351,7 +351,7 @@ impl<M: Media> Queue<M> {
     /// There is no worker, and none will be: what is queued fails, and its callers copy it.
     fn give_up(&self) {
         let queued = std::mem::take(&mut self.waiting.lock().batches);
-        for slot in queued.into_iter().map(|slot| &self.slots[slot]) {
+        for slot in queued.into_iter().map(|(slot, _)| &self.slots[slot]) {
             drop(slot.work.lock().take());
             *slot.completion.lock() = Some(Completion::failed());
             slot.becomes(Stage::Ended);
@@ -372,13 +372,13 @@ impl<M: Media> Queue<M> {
         }
         let mut waiting = self.waiting.lock();
         let place = match waiting.batches.front() {
-            Some(first) if *first == slot => {
+            Some((first, _)) if *first == slot => {
                 let place = if waiting.has_next(&self.places) { self.places.take()? } else { return None };
                 waiting.batches.pop_front();
                 place
             }
             _ => {
-                let free = if waiting.lets_callers_begin() { self.places.free() } else { 0 };
+                let free = if waiting.suspended || waiting.is_late() { 0 } else { self.places.free() };
                 let mine = self.slots[slot].is(Stage::Held) && waiting.turns.lets_in(free, Instant::now);
                 if mine { self.places.take()? } else { return None }
             }
@@ -388,29 +388,32 @@ impl<M: Media> Queue<M> {
         Some(place)
     }
 
-    /// Waits until the calling thread may copy what it has.
+    /// Waits until the calling thread may copy what it has; none where that is to go behind batches that wait.
     #[inline]
-    fn enter(&self) -> Taken {
-        self.places.take_unasked().unwrap_or_else(|| account::waiting(|| self.ask_for_a_place()))
+    fn enter(&self) -> Option<Taken> {
+        self.places.take_unasked().or_else(|| account::waiting(|| self.ask_for_a_place()))
     }
 
     #[cold]
-    fn ask_for_a_place(&self) -> Taken {
+    fn ask_for_a_place(&self) -> Option<Taken> {
         let mut waiting = self.waiting.lock();
-        let free = if waiting.lets_callers_begin() { self.places.free() } else { 0 };
+        if waiting.is_late() {
+            return None;
+        }
+        let free = if waiting.suspended { 0 } else { self.places.free() };
         // Whoever needs not ask may have been faster.
         if waiting.turns.lets_in(free, Instant::now)
             && let Some(place) = self.places.take()
         {
             self.note(&waiting);
-            return place;
+            return Some(place);
         }
         let soon = waiting.turns.falls_asleep(Instant::now());
         self.note(&waiting);
         drop(waiting);
         let sleeper = Sleeper { queue: self, place: OnceLock::new() };
         sleep_for(&sleeper, soon);
-        sleeper.place.into_inner().expect("it slept until it had one")
+        sleeper.place.into_inner().expect("it slept until it knew")
     }
 
     /// A caller's end of a copy: for who sleeps it does one more, which is cheaper than to wake a worker.
@@ -477,7 +480,8 @@ impl<M: Media> Delegate<M> {
                 }
                 queue.work();
             };
-            match std::thread::Builder::new().name(format!("lode-copy-{region}-{n}")).spawn(work) {
+            let thread = std::thread::Builder::new().name(format!("lode-copy-{region}-{n}"));
+            match kept_off(|| thread.spawn(work)) {
                 Ok(thread) => threads.push(thread),
                 Err(e) => {
                     tracing::warn!("engine delegate: {n} of {workers} threads for region {region}: {e}");
@@ -525,7 +529,12 @@ impl<M: Media> Engine<M> for Delegate<M> {
             // SAFETY: the caller's.
             return unsafe { self.submit(media, region, channel, batch, crc) };
         }
-        let place = queue.enter();
+        let Some(place) = queue.enter() else {
+            // SAFETY: the caller's.
+            let ticket = unsafe { self.submit(media, region, channel, batch, crc)? };
+            self.hand_over(&ticket);
+            return Ok(ticket);
+        };
         // SAFETY: the caller vouches for the batch.
         let copied = catch_unwind(AssertUnwindSafe(|| unsafe { copy_batch(media, batch, crc) }));
         queue.leave_helping(place);
@@ -610,5 +619,49 @@ impl<M: Media> Drop for Delegate<M> {
                 tracing::error!("a thread that copies panicked");
             }
         }
+    }
+}
+
+#[cfg(all(test, not(any(shuttle, miri))))]
+mod tests {
+    use super::*;
+    use crate::media::{Addr, Span, SpanOptions};
+    use crate::mover::completion::Status;
+    use crate::mover::engine_port::{Dram, Route};
+
+    /// It would be kept out for as long as more batches come, holding its locks.
+    #[test]
+    fn who_finds_a_batch_that_has_waited_for_long_goes_behind_it() {
+        let media = Span::memfd(1 << 20, &SpanOptions::default()).unwrap();
+        let delegate = Delegate::new(&[None], 1);
+        let queue = &delegate.regions[0];
+        let bytes = vec![7; 4096];
+        let part = || {
+            let dram = Dram::From(bytes.as_ptr(), Route::PastCaches);
+            [RawTransfer { at: Addr(0), dram, len: bytes.len() }]
+        };
+        // SAFETY: all of them are waited for below, before media and the bytes go.
+        let helps = || unsafe { delegate.submit_and_help(&media, 0, 0, &part(), None) }.unwrap();
+        let place = queue.places.take().unwrap();
+        std::thread::scope(|scope| {
+            let sleeps = scope.spawn(helps);
+            while queue.waiting.lock().turns.stays(Instant::now).is_none() {
+                std::thread::yield_now();
+            }
+            // SAFETY: as above.
+            let late = unsafe { delegate.submit(&media, 0, 0, &part(), None) }.unwrap();
+            Engine::<Span>::start(&delegate, &late);
+            queue.waiting.lock().batches[0].1 -= OVERTAKEN_MAX;
+            let comes = helps();
+            let slept = sleeps.join().unwrap();
+            let queued: Vec<_> = queue.waiting.lock().batches.iter().map(|(slot, _)| Some(*slot)).collect();
+            assert_eq!((queued.len(), queued[0]), (3, late.slot()));
+            assert!(queued.contains(&comes.slot()) && queued.contains(&slept.slot()));
+            assert!(queue.waiting.lock().turns.stays(Instant::now).is_none(), "nobody sleeps");
+            queue.wake_one(queue.leave(place, false));
+            for ticket in [comes, slept, late] {
+                assert_eq!(Engine::<Span>::wait(&delegate, ticket).status, Status::Done);
+            }
+        });
     }
 }

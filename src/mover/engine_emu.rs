@@ -24,6 +24,7 @@ use super::engine_port::Refused;
 use super::node::free_thread;
 use super::pace;
 use crate::media::ByAddress;
+use crate::sync::signals::kept_off;
 
 /// The device looks at its channels after so many bytes.
 const PIECE_BYTES: usize = 16 << 10;
@@ -222,7 +223,8 @@ impl Emulated {
             free_thread();
             Device::new(&shared).work();
         };
-        let started = std::thread::Builder::new().name("lode-emu".to_owned()).spawn(work);
+        let thread = std::thread::Builder::new().name("lode-emu".to_owned());
+        let started = kept_off(|| thread.spawn(work));
         started.inspect_err(|e| tracing::warn!("engine emu: its thread does not start: {e}")).ok()
     }
 }
@@ -537,9 +539,10 @@ impl Device<'_> {
 fn complete(descriptor: &Descriptor, record: Record) {
     let to = descriptor.completion_addr as *mut Record;
     // SAFETY: the record's place is there until its status is written (invariant 1), and the submitter looks at the rest
-    // only after that; the status is the first byte.
+    // only after that. It looks at the status meanwhile, which is the first byte, and nothing but atomic for both.
     unsafe {
-        to.write(Record { status: dsa::NONE, ..record });
+        ((*to).result, (*to).bytes_completed) = (record.result, record.bytes_completed);
+        ((*to).fault_addr, (*to).crc) = (record.fault_addr, record.crc);
         AtomicU8::from_ptr(to.cast()).store(record.status, Ordering::Release);
     }
 }

@@ -31,6 +31,7 @@ use super::node::free_thread;
 use super::pace;
 use super::pairing::PAGE_BYTES;
 use crate::media::ByAddress;
+use crate::sync::signals::kept_off;
 
 /// A channel is left for the next after so many bytes.
 const PIECE_BYTES: usize = 16 << 10;
@@ -240,7 +241,8 @@ impl Emulated {
             free_thread();
             Thread::new(&its).work();
         };
-        let started = std::thread::Builder::new().name("lode-emu-ioat".to_owned()).spawn(work);
+        let thread = std::thread::Builder::new().name("lode-emu-ioat".to_owned());
+        let started = kept_off(|| thread.spawn(work));
         let device = started.inspect_err(|e| tracing::warn!("engine emu-ioat: no thread: {e}")).ok()?;
         Some(Emulated { shared, device: Some(device) })
     }

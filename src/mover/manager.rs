@@ -25,8 +25,7 @@
 //! 1. Who enters leaves once. So counts of copies under way are right, and nothing that has ended keeps a channel at rest.
 //! 2. A channel is told to rest or to go on by one at a time, who looks again afterwards (`settle`): no change is lost.
 
-use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_utils::CachePadded;
 
@@ -35,7 +34,6 @@ use super::owners::{OwnerState, Owners, Seat};
 use super::profile::{BINS, bin};
 use super::regulator::{Bounds, Seen, idle, regulate};
 use super::schedule::Direction;
-use crate::account::stamp;
 use crate::sync::primitive::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 /// The regulator looks so often. (EasyIO §4.4 asks for microseconds; in this time the memory of its testbed takes seven
@@ -377,7 +375,7 @@ pub struct Manager {
     bounds: Bounds,
     /// Class bandwidth was seen: from now on its channels are its own.
     parted: AtomicBool,
-    ns_per_tick: OnceLock<f64>,
+    made: Instant,
     /// Of a time that goes on by them.
     looks: AtomicU64,
 }
@@ -391,22 +389,19 @@ impl Manager {
             qos,
             bounds,
             parted: AtomicBool::new(false),
-            ns_per_tick: OnceLock::new(),
+            made: Instant::now(),
             looks: AtomicU64::new(0),
         }
     }
 
-    /// In nanoseconds, since whenever.
+    /// In nanoseconds, since whenever; by the system's clock, since the processor's counter goes back where it was suspended
+    /// to memory, and no epoch would end.
     #[inline]
     pub fn now(&self) -> u64 {
         if let Some(ns) = self.qos.by_looks_ns {
             return ns * self.looks.fetch_add(1, Ordering::Relaxed);
         }
-        let rate = *self.ns_per_tick.get_or_init(|| {
-            stamp::begin();
-            stamp::ns_per_tick()
-        });
-        (stamp::now() as f64 * rate) as u64
+        self.made.elapsed().as_nanos() as u64
     }
 
     /// Whether copies without a class leave the channel of class bandwidth alone.

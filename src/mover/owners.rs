@@ -172,15 +172,18 @@ impl Owners {
         let home = owner.id() as usize % count;
         let places = || (0..count).map(|n| (home + n) % count);
         let of = |n: usize| self.entries[n].id.load(Ordering::Relaxed);
-        if let Some(own) = places().find(|n| of(*n) == id) {
-            return Seat(own);
-        }
         let takes = |n: &usize, from: u32| {
             let entry = &self.entries[*n];
             entry.id.compare_exchange(from, id, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         };
-        if let Some(free) = places().find(|n| of(*n) == 0 && takes(n, 0)) {
-            return Seat(free);
+        // A place is never free again, so that its own is before any free one. Another thread may take it for the same owner
+        // just now.
+        let is_its_own = |n: &usize| match of(*n) {
+            0 => takes(n, 0) || of(*n) == id,
+            taken => taken == id,
+        };
+        if let Some(own) = places().find(is_its_own) {
+            return Seat(own);
         }
         let idle = places().find(|n| self.entries[*n].is_idle() && takes(n, of(*n)));
         if let Some(n) = idle {
@@ -372,5 +375,31 @@ mod tests {
         let of = state.iter().find(|owner| owner.owner == 9999).expect("it has a place");
         assert_eq!((of.bytes, of.waiting), (0, 1));
         owners.leave(newcomer);
+    }
+}
+
+/// Under schedules that shuttle chooses; see `sync/schedules.rs`.
+#[cfg(all(test, shuttle))]
+mod schedules {
+    use std::sync::Arc;
+
+    use shuttle::thread;
+
+    use super::*;
+    use crate::sync::schedules::explore;
+
+    #[test]
+    fn an_owner_has_one_place_whoever_takes_it() {
+        explore(|| {
+            let owners = Arc::new(Owners::new(1));
+            let join = |id| {
+                let owners = owners.clone();
+                thread::spawn(move || owners.join(Owner::of(id), 0))
+            };
+            // The last wants the same place first.
+            let threads = [1, 1, 1 + COPY_OWNERS_MAX as u32].map(join);
+            let [one, same, other] = threads.map(|thread| thread.join().unwrap());
+            assert!(one == same && one != other, "{one:?}, {same:?} and {other:?}");
+        });
     }
 }

@@ -24,6 +24,10 @@ use crate::sync::primitive::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 /// Of a turn, and of what is learnt from those who ask: little beside a turn, and many copies.
 const UNASKED_MAX: Duration = Duration::from_micros(50);
 
+/// No stamp is so far from one that is [`UNASKED_MAX`] later, in ticks: between them the counter went back, as it does where the
+/// processor was suspended to memory.
+const UNASKED_TICKS_MAX: u64 = 1 << 20;
+
 /// Nobody sleeps.
 const FOR_EVER: u64 = u64::MAX;
 /// Nobody begins.
@@ -146,7 +150,7 @@ fn is_open(unasked_until: u64) -> bool {
     match unasked_until {
         FOR_EVER => true,
         SUSPENDED | ASKED => false,
-        until => stamp::now() < until,
+        until => (1..UNASKED_TICKS_MAX).contains(&until.wrapping_sub(stamp::now())),
     }
 }
 
@@ -189,6 +193,13 @@ mod tests {
         assert!(places.give_back(place) && places.take_unasked().is_none(), "they are suspended");
         places.note(Entry::Asked, &turns, || now);
         assert!(places.take_unasked().is_none() && places.take() == Some(place), "who asks has it");
+    }
+
+    #[test]
+    fn who_comes_asks_where_the_counter_went_back() {
+        let (later, back) = (UNASKED_TICKS_MAX / 2, UNASKED_TICKS_MAX * 2);
+        assert!(is_open(stamp::now() + later) && !is_open(stamp::now()));
+        assert!(!is_open(stamp::now() + back));
     }
 
     /// Where the kernel refuses its barrier (a container may), each passes its own.

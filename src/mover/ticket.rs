@@ -34,6 +34,7 @@ use super::engine_port::{RawTransfer, Transfer};
 use super::flight::Flight;
 use crate::error::{Error, Result};
 use crate::media::{Addr, Fault, Media, Span};
+use crate::sync::signals::kept_off;
 use crate::wait::{Bell, Ending, Holding, Seat, Seen, look_again, until};
 
 /// What tickets share with their [`Copies`].
@@ -174,10 +175,19 @@ impl<M: Media> Home<M> {
     }
 
     pub(super) fn wait_for_all(&self) {
-        let all: Vec<Arc<Op>> = self.under_way.lock().values().cloned().collect();
-        for op in all {
+        let all = self.under_way.lock().values().cloned().collect();
+        self.wait_for_each(all);
+    }
+
+    /// Those of class bandwidth last: their pieces are held back while others are under way, also such as have ended where
+    /// nobody has looked.
+    fn wait_for_each(&self, all: Vec<Arc<Op>>) {
+        let is_of_bandwidth =
+            |op: &Arc<Op>| op.state.lock().flight.as_ref().is_some_and(Flight::is_of_bandwidth);
+        let (last, first): (Vec<_>, Vec<_>) = all.into_iter().partition(is_of_bandwidth);
+        for op in first.iter().chain(&last) {
             // How it ended its ticket says.
-            let _ = self.wait(&op, Holding::Nothing);
+            let _ = self.wait(op, Holding::Nothing);
         }
     }
 
@@ -349,7 +359,8 @@ impl<M: Media> Home<M> {
                 under_way.lock().remove(&op.number);
             }
         };
-        if let Err(e) = std::thread::Builder::new().name("lode-sync".to_owned()).spawn(settle) {
+        let thread = std::thread::Builder::new().name("lode-sync".to_owned());
+        if let Err(e) = kept_off(|| thread.spawn(settle)) {
             tracing::warn!("a sync is waited for by the task that asked for it: no thread starts: {e}");
             op.settled(self.sync());
             self.under_way.lock().remove(&op.number);
@@ -546,7 +557,7 @@ impl<M: Media> Copies<M> {
         let made = catch_unwind(AssertUnwindSafe(|| run(&scope)));
         // The borrows end with this call: there is no going on while an engine may use them.
         let ended = catch_unwind(AssertUnwindSafe(|| {
-            scope.begun.lock().iter().for_each(|ticket| drop(ticket.wait()));
+            self.home.wait_for_each(scope.begun.lock().iter().map(|ticket| ticket.op.clone()).collect());
         }));
         if ended.is_err() {
             std::process::abort();

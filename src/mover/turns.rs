@@ -106,6 +106,12 @@ impl Turns {
         true
     }
 
+    /// One that sleeps, and looks, wants no place any more.
+    pub fn sleeper_goes(&mut self) {
+        self.sleeping -= 1;
+        self.kept = self.kept.min(self.sleeping);
+    }
+
     /// A place was given back, by a caller that may come back or by somebody else: whether one that sleeps is to be woken,
     /// for which it is kept; then [`woke`](Turns::woke) follows.
     #[inline]

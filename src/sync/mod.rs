@@ -14,6 +14,7 @@
 //! | `lock` | a readers-writer lock that leans towards one thread |
 //! | `per_thread` | a part for each thread |
 //! | `reclaim` | shared things read without counting |
+//! | `signals` | threads that take no signals of the program |
 //!
 //! Where the kernel has no such call (before 4.14, or a sandbox forbids it) nothing leans, and all works with
 //! locked instructions.
@@ -25,6 +26,7 @@ pub mod primitive;
 pub mod reclaim;
 #[cfg(all(test, shuttle))]
 pub mod schedules;
+pub mod signals;
 pub mod thread;
 
 pub use lock::{Lock, ReadGuard, WriteGuard};

@@ -12,6 +12,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::bell::{Seat, wake};
 use super::slack;
+use crate::sync::signals::kept_off;
 
 /// The thread ends after so long without an alarm.
 const IDLE_MAX: Duration = Duration::from_secs(1);
@@ -45,7 +46,7 @@ impl Seat {
         let before = known.remove(self.number());
         let soonest = known.by_time.first_key_value().is_none_or(|((first, _), _)| at < *first);
         if !known.running {
-            match std::thread::Builder::new().name("lode-alarms".to_owned()).spawn(run) {
+            match kept_off(|| std::thread::Builder::new().name("lode-alarms".to_owned()).spawn(run)) {
                 Ok(_) => known.running = true,
                 Err(e) => {
                     drop(alarms);

@@ -41,7 +41,7 @@ pub fn on<T: Held, R: Failed>(call: &'static str, handle: usize, run: impl FnOnc
     // Within the call: whoever waits for its end to close the handle knows of it.
     let run = |held: &T| {
         catch_unwind(AssertUnwindSafe(|| run(held))).unwrap_or_else(|_| {
-            handle::distrust::<T>(handle);
+            handle::distrust(handle, held);
             Err(panicked())
         })
     };

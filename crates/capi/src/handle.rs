@@ -196,13 +196,15 @@ pub fn with<T: Held, R>(address: usize, run: impl FnOnce(&T) -> Result<R>) -> Re
     }
 }
 
-/// From now on calls on it fail, and closing it writes nothing.
+/// From now on calls on it fail, and closing it writes nothing. No copy uses bytes of a caller's any more: who is told lets go
+/// of them.
 #[cold]
-pub fn distrust<T: Held>(address: usize) {
+pub fn distrust<T: Held>(address: usize, held: &T) {
     if let Ok(handle) = T::handles().of(address) {
         // A child process keeps its own reason.
         let _ = handle.state.compare_exchange(USABLE, DISTRUSTED, Ordering::Relaxed, Ordering::Relaxed);
     }
+    end_copies(held);
 }
 
 #[cold]

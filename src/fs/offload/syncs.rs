@@ -15,6 +15,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::error::{Error, Result};
 use crate::fs::Fs;
 use crate::media::Media;
+use crate::sync::signals::kept_off;
 use crate::wait::{Bell, Ending};
 
 /// The thread ends after so long without a request.
@@ -41,7 +42,8 @@ impl Syncer {
         let mut queue = self.queue.lock();
         if !queue.running {
             let this = self.clone();
-            let begun = std::thread::Builder::new().name("lode-sync".to_owned()).spawn(move || this.run());
+            let thread = std::thread::Builder::new().name("lode-sync".to_owned());
+            let begun = kept_off(|| thread.spawn(move || this.run()));
             if let Err(e) = begun {
                 return Err((job, e));
             }

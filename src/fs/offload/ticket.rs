@@ -1,6 +1,5 @@
 //! Tickets of writes and reads, which have the bytes that are written, or those that were read.
 
-use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -9,7 +8,8 @@ use crate::error::Result;
 use crate::fs::Fs;
 use crate::media::Media;
 
-/// Bytes of a ticket, which its copy uses by address. The ticket lets them go once that has ended.
+/// Bytes of a ticket, which its copy uses by address. The ticket frees them once that has ended, and never where waiting for it
+/// panicked.
 struct Bytes(NonNull<[u8]>);
 
 // SAFETY: as a box of bytes.
@@ -23,16 +23,8 @@ impl Bytes {
     }
 
     fn into_box(self) -> Box<[u8]> {
-        let bytes = ManuallyDrop::new(self);
-        // SAFETY: leaked by `new`, and taken back once, here or by the drop.
-        unsafe { Box::from_raw(bytes.0.as_ptr()) }
-    }
-}
-
-impl Drop for Bytes {
-    fn drop(&mut self) {
-        // SAFETY: as in `into_box`.
-        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+        // SAFETY: leaked by `new`, and taken back once.
+        unsafe { Box::from_raw(self.0.as_ptr()) }
     }
 }
 
@@ -112,6 +104,7 @@ impl<M: Media> Drop for WriteTicket<M> {
         if let Some(write) = &self.write {
             self.fs.wait_until_over(write);
         }
+        drop(self.bytes.take().map(Bytes::into_box));
     }
 }
 
@@ -174,5 +167,6 @@ impl<M: Media> Drop for ReadTicket<M> {
             // Nobody asks how it ended.
             let _ = self.fs.wait_for_read(read);
         }
+        drop(self.bytes.take().map(Bytes::into_box));
     }
 }
