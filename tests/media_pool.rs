@@ -464,7 +464,7 @@ fn prefault_takes_every_page() {
 #[test]
 fn a_pool_on_a_tmpfs_with_huge_pages_lies_in_them() {
     let dir = Dir::new("huge");
-    let _mounted = match Mounted::tmpfs(&dir.0, "size=64m,huge=advise") {
+    let _mounted = match Mounted::at(&dir.0, "tmpfs", "size=64m,huge=advise") {
         Ok(mounted) => mounted,
         Err(why) => return eprintln!("SKIPPED: a tmpfs with huge pages cannot be mounted: {why}"),
     };
@@ -489,14 +489,73 @@ fn a_pool_on_a_tmpfs_with_huge_pages_lies_in_them() {
     assert!(!dir.path("large").exists());
 }
 
+/// The kernel maps whole huge pages there, whatever it is asked for.
+#[test]
+fn a_pool_on_hugetlbfs_lies_in_whole_huge_pages() {
+    let dir = Dir::new("hugetlbfs");
+    let bytes = 4 * MIB + 4096;
+    let _pages = match HugePages::more(8) {
+        Ok(pages) => pages,
+        Err(why) => return eprintln!("SKIPPED: the kernel sets no huge pages aside: {why}"),
+    };
+    let _mounted = match Mounted::at(&dir.0, "hugetlbfs", "pagesize=2M") {
+        Ok(mounted) => mounted,
+        Err(why) => return eprintln!("SKIPPED: hugetlbfs cannot be mounted: {why}"),
+    };
+    let path = dir.path("pool");
+    let mapped = || {
+        let maps = fs::read_to_string("/proc/self/maps").unwrap();
+        let of_pool = maps.lines().filter(|line| line.ends_with(path.to_str().unwrap()));
+        let range = |line: &str| {
+            let (from, to) = line.split(' ').next().unwrap().split_once('-').unwrap();
+            let [from, to] = [from, to].map(|address| u64::from_str_radix(address, 16).unwrap());
+            to - from
+        };
+        of_pool.map(range).collect::<Vec<_>>()
+    };
+    let pool = Pool::create(std::slice::from_ref(&path), Some(bytes), &options()).unwrap();
+    assert_eq!((pool.len(), mapped()), (bytes, vec![6 * MIB]));
+    let last = Addr(bytes - 8);
+    let flushed = pool.flush(pool.store64(last, 7).unwrap());
+    pool.fence(flushed);
+    drop(pool);
+    assert_eq!(mapped(), [], "what is mapped past the end stays, over what is others'");
+    let pool = Pool::open(&path, &options()).unwrap();
+    assert_eq!((pool.load64(last), mapped()), (Ok(7), vec![6 * MIB]));
+}
+
+/// So many huge pages that the kernel sets aside, until this is dropped.
+struct HugePages(u64);
+
+impl HugePages {
+    const COUNT: &str = "/proc/sys/vm/nr_hugepages";
+
+    fn more(pages: u64) -> Result<HugePages, String> {
+        let count = || fs::read_to_string(Self::COUNT).map_err(|e| e.to_string());
+        let before: u64 = count()?.trim().parse().map_err(|e| format!("{e}"))?;
+        fs::write(Self::COUNT, (before + pages).to_string()).map_err(|e| e.to_string())?;
+        let set_aside = HugePages(before);
+        match count()?.trim().parse::<u64>() {
+            Ok(now) if now >= before + pages => Ok(set_aside),
+            _ => Err("it has too few".to_owned()),
+        }
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        let _ = fs::write(Self::COUNT, self.0.to_string());
+    }
+}
+
 /// Mounted as long as this lives.
 struct Mounted(PathBuf);
 
 impl Mounted {
     /// Why not, in words.
-    fn tmpfs(at: &Path, with: &str) -> Result<Mounted, String> {
+    fn at(at: &Path, kind: &str, with: &str) -> Result<Mounted, String> {
         let mount =
-            std::process::Command::new("mount").args(["-t", "tmpfs", "-o", with, "tmpfs"]).arg(at).output();
+            std::process::Command::new("mount").args(["-t", kind, "-o", with, "none"]).arg(at).output();
         match mount {
             Ok(output) if output.status.success() => Ok(Mounted(at.to_path_buf())),
             Ok(output) => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),

@@ -78,7 +78,7 @@ pub(super) struct OpenRegion {
     kind: RegionKind,
     /// Bytes that the file or device has.
     pub bytes: u64,
-    /// Alignment of address and length that the device asks of a mapping.
+    /// Alignment of address and length that the device, or hugetlbfs, asks of a mapping; elsewhere a huge page's.
     align: usize,
     read_only: bool,
     /// Where the first byte stands in the file or device.
@@ -210,6 +210,7 @@ impl OpenRegion {
                 let end = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0));
                 (end.map_err(|e| cannot("measure", SITE, &path, e))?, HUGE_PAGE_BYTES)
             }
+            _ if is_hugetlbfs(&file) => (stat.st_size as u64, HUGE_PAGE_BYTES.max(stat.st_blksize as usize)),
             _ => (stat.st_size as u64, HUGE_PAGE_BYTES),
         };
         let is_dax = kind == RegionKind::File && mapping::is_dax(file.as_fd());
@@ -417,11 +418,11 @@ impl OpenRegion {
         Mapping::new(self.file.as_fd(), self.offset, length, self.align, self.sharing()?).map_err(failed)
     }
 
-    /// Only devices ask for whole huge pages; a file may end anywhere.
+    /// Devices ask for whole huge pages, and hugetlbfs maps no less, over whatever is behind; another file may end anywhere.
     fn mapped_bytes(&self, bytes: u64) -> Option<usize> {
         let length = usize::try_from(bytes).ok()?;
-        let is_device = self.kind == RegionKind::DeviceDax;
-        if is_device { length.checked_next_multiple_of(self.align) } else { Some(length) }
+        let is_whole = self.kind == RegionKind::DeviceDax || is_hugetlbfs(&self.file);
+        if is_whole { length.checked_next_multiple_of(self.align) } else { Some(length) }
     }
 
     fn map_prefix_at(&self, bytes: u64, places: &[u64]) -> Result<Mapping> {
@@ -620,15 +621,12 @@ impl OpenRegion {
 
     /// What of it is mapped at a time, in bytes: a huge page, or what the device or hugetlbfs asks for.
     pub fn unit_bytes(&self) -> usize {
-        match self.is_hugetlbfs() {
-            true => self.align.max(self.stat.st_blksize as usize),
-            false => self.align,
-        }
+        self.align
     }
 
     /// Its pages are huge ones that the kernel set aside.
     pub fn is_hugetlbfs(&self) -> bool {
-        rustix::fs::fstatfs(&self.file).is_ok_and(|s| s.f_type as u32 == HUGETLBFS_MAGIC)
+        is_hugetlbfs(&self.file)
     }
 
     /// Makes a regular file `bytes` long at least and takes nothing from the host; of anything else only says that it is too
@@ -950,6 +948,10 @@ const TELL_HOLES: [&str; 6] = ["tmpfs", "ext4", "xfs", "btrfs", "f2fs", "overlay
 const TMPFS_MAGIC: u32 = 0x0102_1994;
 const RAMFS_MAGIC: u32 = 0x8584_58f6;
 const HUGETLBFS_MAGIC: u32 = 0x9584_58f6;
+
+fn is_hugetlbfs(file: impl AsFd) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|s| s.f_type as u32 == HUGETLBFS_MAGIC)
+}
 
 fn is_memory_fs(file: impl AsFd) -> bool {
     rustix::fs::fstatfs(file)
