@@ -641,6 +641,58 @@ fn what_others_stored_is_written_back() {
     }
 }
 
+/// Others may write to a file, move it or put another in its place, and ask for no lock.
+#[test]
+fn what_is_refused_leaves_what_others_did() {
+    let dir = Dir::new("refused");
+    let path = dir.path("memory");
+    let refused = |then: &dyn Fn()| {
+        let places = |_| {
+            then();
+            Err(lodestone::Error::new(libc::EEXIST, "test"))
+        };
+        let options = SpanOptions { size: Some(MIB), ..SpanOptions::default() };
+        assert_eq!(Span::open_at(&path, &options, places).unwrap_err().errno(), libc::EEXIST);
+    };
+    fs::write(&path, b"old").unwrap();
+    refused(&|| fs::write(&path, b"of another").unwrap());
+    assert_eq!(fs::read(&path).unwrap(), b"of another");
+
+    fs::remove_file(&path).unwrap();
+    refused(&|| ());
+    assert!(!path.exists());
+    refused(&|| {
+        fs::rename(&path, dir.path("moved")).unwrap();
+        fs::write(&path, b"of another").unwrap();
+    });
+    assert_eq!(fs::read(&path).unwrap(), b"of another");
+
+    // What was made longer is cut back: its place is taken.
+    let (taken, ours) =
+        (Pool::memfd(MIB, &options()).unwrap(), SpanOptions { size: Some(MIB), ..SpanOptions::default() });
+    let place = taken.mapped(Addr(0), 1).unwrap().addr() as u64;
+    assert_eq!(Span::open_at(&path, &ours, |_| Ok(vec![place])).unwrap_err().errno(), libc::EADDRINUSE);
+    assert_eq!(fs::read(&path).unwrap(), b"of another");
+    drop(Span::open(&path, &ours).unwrap());
+    assert_eq!(fs::metadata(&path).unwrap().len(), MIB);
+}
+
+#[test]
+fn who_waits_for_the_lock_sees_the_file_as_it_is_then() {
+    let dir = Dir::new("length");
+    let path = dir.path("memory");
+    let file = fs::File::create(&path).unwrap();
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockShared).unwrap();
+    std::thread::scope(|scope| {
+        let opened = scope.spawn(|| Span::open(&path, &SpanOptions::default()).map(|span| span.len()));
+        // Long before it is given up.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        file.set_len(MIB).unwrap();
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::Unlock).unwrap();
+        assert_eq!(opened.join().unwrap().unwrap(), MIB);
+    });
+}
+
 /// As a guest's memory lies in a pool that its server has.
 #[test]
 fn parts_are_used_beside_who_has_the_whole() {

@@ -111,6 +111,11 @@ impl Pool {
         &self.regions
     }
 
+    /// What was done to its files is right.
+    pub(super) fn keep(&mut self) {
+        self.regions.iter_mut().for_each(Region::keep);
+    }
+
     pub(super) fn copier(&self) -> &Copier {
         &self.copier
     }

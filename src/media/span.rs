@@ -114,9 +114,6 @@ impl Span {
             Some(Err(e)) if e.errno() != libc::EEXIST => return Err(e),
             _ => (OpenRegion::open(path, options.read_only)?, false),
         };
-        if size.is_some() {
-            region.undo_unless_kept(made);
-        }
         let seen = read_beginning(&region);
         let judges = !made && !options.read_only && !options.force;
         if judges && seen.as_ref().is_ok_and(|begin| begins_pool(begin)) {
