@@ -6,7 +6,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use lodestone::media::{Addr, Domain, Fault, Isa, Media, Pool, PoolOptions};
+use lodestone::media::{Addr, Domain, Fault, Isa, Media, Pool, PoolOptions, Span, SpanOptions};
+use lodestone::wsp::heap::{CreateOptions, Heap, OpenOptions};
 
 const MIB: u64 = 1 << 20;
 
@@ -122,6 +123,45 @@ fn a_file_cut_under_its_pool() {
             assert_eq!(pool.load64(Addr(5 * MIB)).unwrap(), 0, "{what}: the file is whole again");
         }
     }
+}
+
+/// What others stored, and what a program stored by address, is not called durable where its page is gone.
+#[test]
+fn what_cannot_be_written_back_is_said() {
+    let dir = Dir::new("write-back");
+    let path = dir.path.join("memory");
+    let assume = Some(Domain::Memory);
+    let span = SpanOptions { size: Some(40 * MIB), assume, ..SpanOptions::default() };
+    let span = Span::open(&path, &span).unwrap();
+    // By one thread, and by several.
+    for (at, len) in [(0, 8 * MIB as usize), (0, 40 * MIB as usize)] {
+        span.persist(&[(Addr(at), len)]).unwrap();
+    }
+    set_len(&path, 4 * MIB);
+    for (at, len) in [(0, 8 * MIB as usize), (0, 40 * MIB as usize)] {
+        let failed = span.persist(&[(Addr(at), len)]).expect_err("it is gone").to_string();
+        assert!(failed.contains("media"), "{failed}");
+    }
+    assert_eq!(span.write_back(Addr(4 * MIB - 64), 8192).map(drop), Err(Fault { at: Addr(4 * MIB) }));
+    span.persist(&[(Addr(0), 4 * MIB as usize)]).unwrap();
+    drop(span);
+
+    let paths = [dir.path.join("a"), dir.path.join("b")];
+    let stripes = PoolOptions { stripe_bytes: Some(64 << 10), assume, ..PoolOptions::default() };
+    let pool = Pool::create(&paths, Some(8 * MIB), &stripes).unwrap();
+    set_len(&paths[1], 64 << 10);
+    let second = Addr(2 * (64 << 10));
+    assert_eq!(pool.write_back(Addr(100), 1 << 20).map(drop), Err(Fault { at: second }));
+    assert!(pool.persist(&[(Addr(0), 4096), (second, 8)]).is_err());
+
+    let path = dir.path.join("heap");
+    let open = OpenOptions { assume, ..OpenOptions::default() };
+    let heap = Heap::create(&path, &CreateOptions { size: Some(8 * MIB), open, ..CreateOptions::default() })
+        .unwrap();
+    let at = heap.reserve_offset(4096).unwrap();
+    heap.persist(at, 4096).unwrap();
+    set_len(&path, at.0 & !4095);
+    assert_eq!(heap.persist(at, 4096).unwrap_err().errno(), libc::EIO);
 }
 
 #[test]

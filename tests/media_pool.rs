@@ -464,7 +464,7 @@ fn prefault_takes_every_page() {
 #[test]
 fn a_pool_on_a_tmpfs_with_huge_pages_lies_in_them() {
     let dir = Dir::new("huge");
-    let _mounted = match Mounted::tmpfs(&dir.0, "size=64m,huge=advise") {
+    let _mounted = match Mounted::at(&dir.0, "tmpfs", "size=64m,huge=advise") {
         Ok(mounted) => mounted,
         Err(why) => return eprintln!("SKIPPED: a tmpfs with huge pages cannot be mounted: {why}"),
     };
@@ -489,14 +489,73 @@ fn a_pool_on_a_tmpfs_with_huge_pages_lies_in_them() {
     assert!(!dir.path("large").exists());
 }
 
+/// The kernel maps whole huge pages there, whatever it is asked for.
+#[test]
+fn a_pool_on_hugetlbfs_lies_in_whole_huge_pages() {
+    let dir = Dir::new("hugetlbfs");
+    let bytes = 4 * MIB + 4096;
+    let _pages = match HugePages::more(8) {
+        Ok(pages) => pages,
+        Err(why) => return eprintln!("SKIPPED: the kernel sets no huge pages aside: {why}"),
+    };
+    let _mounted = match Mounted::at(&dir.0, "hugetlbfs", "pagesize=2M") {
+        Ok(mounted) => mounted,
+        Err(why) => return eprintln!("SKIPPED: hugetlbfs cannot be mounted: {why}"),
+    };
+    let path = dir.path("pool");
+    let mapped = || {
+        let maps = fs::read_to_string("/proc/self/maps").unwrap();
+        let of_pool = maps.lines().filter(|line| line.ends_with(path.to_str().unwrap()));
+        let range = |line: &str| {
+            let (from, to) = line.split(' ').next().unwrap().split_once('-').unwrap();
+            let [from, to] = [from, to].map(|address| u64::from_str_radix(address, 16).unwrap());
+            to - from
+        };
+        of_pool.map(range).collect::<Vec<_>>()
+    };
+    let pool = Pool::create(std::slice::from_ref(&path), Some(bytes), &options()).unwrap();
+    assert_eq!((pool.len(), mapped()), (bytes, vec![6 * MIB]));
+    let last = Addr(bytes - 8);
+    let flushed = pool.flush(pool.store64(last, 7).unwrap());
+    pool.fence(flushed);
+    drop(pool);
+    assert_eq!(mapped(), [], "what is mapped past the end stays, over what is others'");
+    let pool = Pool::open(&path, &options()).unwrap();
+    assert_eq!((pool.load64(last), mapped()), (Ok(7), vec![6 * MIB]));
+}
+
+/// So many huge pages that the kernel sets aside, until this is dropped.
+struct HugePages(u64);
+
+impl HugePages {
+    const COUNT: &str = "/proc/sys/vm/nr_hugepages";
+
+    fn more(pages: u64) -> Result<HugePages, String> {
+        let count = || fs::read_to_string(Self::COUNT).map_err(|e| e.to_string());
+        let before: u64 = count()?.trim().parse().map_err(|e| format!("{e}"))?;
+        fs::write(Self::COUNT, (before + pages).to_string()).map_err(|e| e.to_string())?;
+        let set_aside = HugePages(before);
+        match count()?.trim().parse::<u64>() {
+            Ok(now) if now >= before + pages => Ok(set_aside),
+            _ => Err("it has too few".to_owned()),
+        }
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        let _ = fs::write(Self::COUNT, self.0.to_string());
+    }
+}
+
 /// Mounted as long as this lives.
 struct Mounted(PathBuf);
 
 impl Mounted {
     /// Why not, in words.
-    fn tmpfs(at: &Path, with: &str) -> Result<Mounted, String> {
+    fn at(at: &Path, kind: &str, with: &str) -> Result<Mounted, String> {
         let mount =
-            std::process::Command::new("mount").args(["-t", "tmpfs", "-o", with, "tmpfs"]).arg(at).output();
+            std::process::Command::new("mount").args(["-t", kind, "-o", with, "none"]).arg(at).output();
         match mount {
             Ok(output) if output.status.success() => Ok(Mounted(at.to_path_buf())),
             Ok(output) => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
@@ -580,6 +639,58 @@ fn what_others_stored_is_written_back() {
         span.persist(&[(Addr(0), 4096), (Addr(20 * MIB), 20 * MIB as usize)]).unwrap();
         assert_eq!(span.crc32c(Addr(0), bytes.len(), 0).unwrap(), crc32c(&bytes, 0), "{assume:?}");
     }
+}
+
+/// Others may write to a file, move it or put another in its place, and ask for no lock.
+#[test]
+fn what_is_refused_leaves_what_others_did() {
+    let dir = Dir::new("refused");
+    let path = dir.path("memory");
+    let refused = |then: &dyn Fn()| {
+        let places = |_| {
+            then();
+            Err(lodestone::Error::new(libc::EEXIST, "test"))
+        };
+        let options = SpanOptions { size: Some(MIB), ..SpanOptions::default() };
+        assert_eq!(Span::open_at(&path, &options, places).unwrap_err().errno(), libc::EEXIST);
+    };
+    fs::write(&path, b"old").unwrap();
+    refused(&|| fs::write(&path, b"of another").unwrap());
+    assert_eq!(fs::read(&path).unwrap(), b"of another");
+
+    fs::remove_file(&path).unwrap();
+    refused(&|| ());
+    assert!(!path.exists());
+    refused(&|| {
+        fs::rename(&path, dir.path("moved")).unwrap();
+        fs::write(&path, b"of another").unwrap();
+    });
+    assert_eq!(fs::read(&path).unwrap(), b"of another");
+
+    // What was made longer is cut back: its place is taken.
+    let (taken, ours) =
+        (Pool::memfd(MIB, &options()).unwrap(), SpanOptions { size: Some(MIB), ..SpanOptions::default() });
+    let place = taken.mapped(Addr(0), 1).unwrap().addr() as u64;
+    assert_eq!(Span::open_at(&path, &ours, |_| Ok(vec![place])).unwrap_err().errno(), libc::EADDRINUSE);
+    assert_eq!(fs::read(&path).unwrap(), b"of another");
+    drop(Span::open(&path, &ours).unwrap());
+    assert_eq!(fs::metadata(&path).unwrap().len(), MIB);
+}
+
+#[test]
+fn who_waits_for_the_lock_sees_the_file_as_it_is_then() {
+    let dir = Dir::new("length");
+    let path = dir.path("memory");
+    let file = fs::File::create(&path).unwrap();
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockShared).unwrap();
+    std::thread::scope(|scope| {
+        let opened = scope.spawn(|| Span::open(&path, &SpanOptions::default()).map(|span| span.len()));
+        // Long before it is given up.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        file.set_len(MIB).unwrap();
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::Unlock).unwrap();
+        assert_eq!(opened.join().unwrap().unwrap(), MIB);
+    });
 }
 
 /// As a guest's memory lies in a pool that its server has.

@@ -462,7 +462,10 @@ impl<M: Media> Fs<M> {
         while let Some(r) =
             redone.pop_front_if(|r| end.is_none_or(|end| (end.wrapping_sub(r.seq) as i32) > 0))
         {
-            pending = pending.and(self.core.media.write_back(r.at, r.len as usize));
+            // Of a page that went bad the next load says so.
+            if let Ok(flushed) = self.core.media.write_back(r.at, r.len as usize) {
+                pending = pending.and(flushed);
+            }
         }
         pending
     }

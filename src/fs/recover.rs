@@ -152,7 +152,8 @@ pub(super) fn recover<M: Media>(core: &mut Core<M>, previous: &State, power_lost
 /// is that at the end of the thread's part in [`parallel`].
 #[track_caller]
 fn keep<M: Media>(core: &Core<M>, at: Addr) {
-    core.media.write_back(at, 8).stood_for();
+    // Of a page that went bad since it was loaded the next load says so.
+    let _ = core.media.write_back(at, 8).map(Flushed::stood_for);
 }
 
 /// Runs `work` over `[0, count)` in parts, on all CPUs. What a thread flushed meanwhile, or before, is durable on return.

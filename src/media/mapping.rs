@@ -87,7 +87,7 @@ impl Mapping {
         Mapping::registered(start, bytes)
     }
 
-    /// Maps `bytes` of a file from `offset` on. `align` is a power of two.
+    /// Maps `bytes` of a file from `offset` on: whole huge pages where the file has no others. `align` is a power of two.
     pub fn new(
         file: BorrowedFd<'_>,
         offset: u64,

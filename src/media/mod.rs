@@ -217,15 +217,16 @@ pub trait Media: Send + Sync + 'static {
     /// Non-temporal zeros.
     fn zero_nt(&self, at: Addr, len: usize) -> Result<Flushed, Fault>;
 
-    /// Writes the cache lines of a store back (nothing to do in domain `cpu-cache`).
+    /// Writes the cache lines of a store back (nothing to do in domain `cpu-cache`). A page that went bad since then is not
+    /// reported: the next load or store there is.
     #[track_caller]
     fn flush(&self, dirty: Dirty) -> Flushed;
 
     /// Writes back a range that earlier stores may have left dirty: for stores whose token was given up
-    /// as redundant.
+    /// as redundant. All but what is on pages that went bad meanwhile, the first of which is the error.
     #[track_caller]
-    fn write_back(&self, at: Addr, len: usize) -> Flushed {
-        self.flush(Dirty::stored(at, len))
+    fn write_back(&self, at: Addr, len: usize) -> Result<Flushed, Fault> {
+        Ok(self.flush(Dirty::stored(at, len)))
     }
 
     /// Orders and completes all flushed stores of this thread.
@@ -245,12 +246,18 @@ pub trait Media: Send + Sync + 'static {
     /// processor's or the kernel's, is written back.
     #[track_caller]
     fn persist(&self, ranges: &[(Addr, usize)]) -> std::io::Result<Durable> {
-        let mut flushed = Flushed::issued();
+        let mut flushed = Ok(Flushed::issued());
         for &(at, len) in ranges {
-            flushed = flushed.and(self.write_back(at, len));
+            let more = self.write_back(at, len);
+            flushed = flushed.and_then(|flushed| Ok(flushed.and(more?)));
         }
-        let durable = self.fence(flushed);
+        let durable = self.fence(flushed.map_err(bad_media)?);
         self.sync()?;
         Ok(durable)
     }
+}
+
+/// A fault where others' errors are the kernel's.
+fn bad_media(fault: Fault) -> std::io::Error {
+    std::io::Error::other(crate::error::Error::from(fault))
 }

@@ -36,10 +36,9 @@ impl Pool {
             let message = format!("a pool has 1 to {REGIONS_MAX} regions, not {}", paths.len());
             return Err(Error::message(libc::EINVAL, CREATE, message));
         }
-        let mut undo = Undo::default();
         let mut opened = Vec::with_capacity(paths.len());
         for path in paths {
-            opened.push(add_region(path, size.is_some(), options.force, &opened, &mut undo)?);
+            opened.push(add_region(path, size.is_some(), options.force, &opened)?);
         }
         let mut smallest = opened.iter().map(|r| r.bytes).min().unwrap_or(0);
         if let Some(size) = size {
@@ -55,9 +54,9 @@ impl Pool {
             region_bytes: usable_bytes(smallest, opened.len(), stripe_bytes)?,
             paths: opened.iter().map(|r| r.path.clone()).collect(),
         };
-        let pool = assemble(opened, label, routines, options)?;
+        let mut pool = assemble(opened, label, routines, options)?;
         write_labels(&pool)?;
-        undo.forget();
+        pool.keep();
         Ok(pool)
     }
 
@@ -253,21 +252,11 @@ fn usable_bytes(smallest: u64, count: usize, stripe_bytes: u64) -> Result<u64> {
 }
 
 /// Opens (or creates, with `may_create`) what is to be a region, and checks that it may be.
-fn add_region(
-    path: &Path,
-    may_create: bool,
-    force: bool,
-    others: &[OpenRegion],
-    undo: &mut Undo,
-) -> Result<OpenRegion> {
+fn add_region(path: &Path, may_create: bool, force: bool, others: &[OpenRegion]) -> Result<OpenRegion> {
     if may_create {
         match OpenRegion::create(path) {
-            Ok(region) => {
-                undo.remove.push(region.path.clone());
-                return Ok(region);
-            }
             Err(e) if e.errno() == libc::EEXIST => {}
-            Err(e) => return Err(e),
+            made => return made,
         }
     }
     // Compared before it is opened: our own lock on it would look like another process's.
@@ -297,9 +286,6 @@ fn add_region(
     }
     if !force {
         check_free(&region)?;
-    }
-    if region.kind() == RegionKind::File {
-        undo.cut_back.push((region.path.clone(), region.bytes));
     }
     Ok(region)
 }
@@ -565,53 +551,4 @@ fn new_uuid() -> Result<[u8; 16]> {
     uuid[6] = uuid[6] & 0x0f | 0x40;
     uuid[8] = uuid[8] & 0x3f | 0x80;
     Ok(uuid)
-}
-
-/// What creation did to the host's files, undone when dropped.
-#[derive(Debug, Default)]
-pub(super) struct Undo {
-    remove: Vec<PathBuf>,
-    cut_back: Vec<(PathBuf, u64)>,
-}
-
-impl Undo {
-    /// Of one that was `made`, or is as long as it was.
-    pub fn of(region: &OpenRegion, made: bool) -> Undo {
-        let mut undo = Undo::default();
-        match region.kind() {
-            _ if made => undo.remove.push(region.path.clone()),
-            RegionKind::File | RegionKind::DaxFile => {
-                undo.cut_back.push((region.path.clone(), region.bytes));
-            }
-            _ => {}
-        }
-        undo
-    }
-
-    pub fn forget(mut self) {
-        self.remove.clear();
-        self.cut_back.clear();
-    }
-}
-
-impl Drop for Undo {
-    fn drop(&mut self) {
-        // Best effort: the error that led here is what the user needs to see.
-        self.remove.iter().for_each(|path| unmake(path));
-        self.cut_back.iter().for_each(|(path, bytes)| cut_back(path, *bytes));
-    }
-}
-
-/// Removes a file that was made. A child that another thread forks has it open until it executes its program: what the file
-/// takes of the host is given back before.
-pub(super) fn unmake(path: &Path) {
-    cut_back(path, 0);
-    let _ = std::fs::remove_file(path);
-}
-
-fn cut_back(path: &Path, bytes: u64) {
-    let is_longer = std::fs::metadata(path).is_ok_and(|m| m.len() > bytes);
-    if is_longer && let Ok(file) = std::fs::OpenOptions::new().write(true).open(path) {
-        let _ = file.set_len(bytes);
-    }
 }

@@ -217,6 +217,11 @@ impl<M: Media> Media for Arc<M> {
         (**self).flush(dirty)
     }
 
+    #[track_caller]
+    fn write_back(&self, at: Addr, len: usize) -> Result<Flushed, Fault> {
+        (**self).write_back(at, len)
+    }
+
     fn fence(&self, flushed: Flushed) -> Durable {
         (**self).fence(flushed)
     }

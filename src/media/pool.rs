@@ -111,6 +111,11 @@ impl Pool {
         &self.regions
     }
 
+    /// What was done to its files is right.
+    pub(super) fn keep(&mut self) {
+        self.regions.iter_mut().for_each(Region::keep);
+    }
+
     pub(super) fn copier(&self) -> &Copier {
         &self.copier
     }
@@ -432,22 +437,29 @@ impl Media for Pool {
 
     #[inline]
     fn flush(&self, dirty: Dirty) -> Flushed {
+        self.write_back(dirty.at, dirty.len).unwrap_or_else(|_| Flushed::issued())
+    }
+
+    #[inline]
+    fn write_back(&self, at: Addr, len: usize) -> Result<Flushed, Fault> {
         let copier = &self.copier;
-        if copier.writes_back() && !dirty.is_empty() {
-            match self.flat(dirty.at, dirty.len) {
+        if copier.writes_back() && len > 0 {
+            let written = match self.flat(at, len) {
                 // SAFETY: `flat` answers with mapped media as long as the range.
-                Some(media) => unsafe { copier.write_back(media, dirty.len) },
+                Some(media) => unsafe { copier.write_back(media, len) },
                 None => {
-                    let written = self.striped(dirty.at, dirty.len, |media, part| {
+                    let mut written = Ok(());
+                    self.striped(at, len, |media, part| {
                         // SAFETY: `striped` hands out mapped media as long as the part.
-                        unsafe { copier.write_back(media, part.len()) };
+                        written = written.and(unsafe { copier.write_back(media, part.len()) });
                         Ok(())
-                    });
-                    debug_assert!(written.is_ok(), "writing back reports no faults");
+                    })?;
+                    written
                 }
-            }
+            };
+            written.map_err(|address| self.fault(address))?;
         }
-        Flushed::issued()
+        Ok(Flushed::issued())
     }
 
     #[inline]

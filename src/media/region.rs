@@ -18,7 +18,6 @@ use super::domain::{self, Domain};
 use super::holder;
 use super::mapping::{self, HUGE_PAGE_BYTES, Mapping, Sharing};
 use super::ofd;
-use super::open::Undo;
 use crate::error::{Error, Result};
 use crate::quote::Shown;
 
@@ -71,14 +70,12 @@ impl FileIdentity {
 #[derive(Debug)]
 pub(super) struct OpenRegion {
     pub path: PathBuf,
-    /// Before the lock, so that it is done while nobody else has the file.
-    undo: Undo,
     file: Locked,
     stat: Stat,
     kind: RegionKind,
     /// Bytes that the file or device has.
     pub bytes: u64,
-    /// Alignment of address and length that the device asks of a mapping.
+    /// Alignment of address and length that the device, or hugetlbfs, asks of a mapping; elsewhere a huge page's.
     align: usize,
     read_only: bool,
     /// Where the first byte stands in the file or device.
@@ -107,7 +104,6 @@ pub(super) struct Region {
     pub map: Mapping,
     /// Others have the rest of the file.
     pub is_part: bool,
-    undo: Undo,
     file: Locked,
     stat: Stat,
 }
@@ -141,13 +137,25 @@ impl OpenRegion {
         kind_of(&stat, path)
     }
 
-    /// Creates a file; EEXIST where there is one.
+    /// Creates a file, which is removed unless it is [kept](Region::keep); EEXIST where there is one.
     pub fn create(path: &Path) -> Result<OpenRegion> {
+        Self::make(path, false)
+    }
+
+    fn make(path: &Path, shared: bool) -> Result<OpenRegion> {
         const SITE: &str = "media::region::create";
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)
             .map_err(|e| cannot("create", SITE, path, e))?;
-        Self::from_file(file, path, false)
+        let made = Self::locked(file, path, false, |file, stat| Locked::new(file, stat, path, shared));
+        let mut region = made.inspect_err(|e| {
+            // Who has it locked uses it. Where nobody can lock it nobody does.
+            if e.errno() != libc::EBUSY {
+                let _ = fs::remove_file(path);
+            }
+        })?;
+        region.file.undo = Undo::Remove(region.path.clone());
+        Ok(region)
     }
 
     /// Anonymous memory of `bytes`.
@@ -200,9 +208,12 @@ impl OpenRegion {
         lock: impl FnOnce(OwnedFd, &Stat) -> Result<Locked>,
     ) -> Result<OpenRegion> {
         const SITE: &str = "media::region::open";
-        let stat = rustix::fs::fstat(&file).map_err(|e| cannot("examine", SITE, path, e))?;
-        let kind = kind_of(&stat, path)?;
-        let file = lock(file, &stat)?;
+        let failed = |e| cannot("examine", SITE, path, e);
+        let before = rustix::fs::fstat(&file).map_err(failed)?;
+        let kind = kind_of(&before, path)?;
+        let file = lock(file, &before)?;
+        // Who had it locked until now may have made it longer.
+        let stat = rustix::fs::fstat(&file).map_err(failed)?;
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         let (bytes, align) = match kind {
             RegionKind::DeviceDax => device_dax_size(&stat, &path)?,
@@ -210,11 +221,12 @@ impl OpenRegion {
                 let end = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0));
                 (end.map_err(|e| cannot("measure", SITE, &path, e))?, HUGE_PAGE_BYTES)
             }
+            _ if is_hugetlbfs(&file) => (stat.st_size as u64, HUGE_PAGE_BYTES.max(stat.st_blksize as usize)),
             _ => (stat.st_size as u64, HUGE_PAGE_BYTES),
         };
         let is_dax = kind == RegionKind::File && mapping::is_dax(file.as_fd());
         let kind = if is_dax { RegionKind::DaxFile } else { kind };
-        Ok(OpenRegion { path, undo: Undo::default(), file, stat, kind, bytes, align, read_only, offset: 0 })
+        Ok(OpenRegion { path, file, stat, kind, bytes, align, read_only, offset: 0 })
     }
 
     /// Opens what is at `path` and says of a part of it that somebody uses it: see [`Region::is_used`].
@@ -243,15 +255,9 @@ impl OpenRegion {
         self.file.is_used(&(0..self.bytes.max(1)))
     }
 
-    /// The open file, which keeps its lock until it and all that is mapped of it are gone.
+    /// The open file, which stays, and keeps its lock until it and all that is mapped of it are gone.
     pub fn into_file(self) -> OwnedFd {
         self.file.into_file()
-    }
-
-    /// From now on what is done to the file is undone with this, until it is [kept](Region::keep): one that was `made` is
-    /// removed, one that was there is cut back.
-    pub fn undo_unless_kept(&mut self, made: bool) {
-        self.undo = Undo::of(self, made);
     }
 
     /// Equal for two names of one file or device.
@@ -264,12 +270,9 @@ impl OpenRegion {
         Some(FileIdentity::of(&rustix::fs::stat(path).ok()?))
     }
 
-    pub fn kind(&self) -> RegionKind {
-        self.kind
-    }
-
     /// Makes a regular file `bytes` long and takes its blocks from the host now, so that no store can
-    /// find the host full later. A file that is longer stays; a device only has to be large enough.
+    /// find the host full later. A file that is longer stays; one that is not is cut back again unless it is
+    /// [kept](Region::keep). A device only has to be large enough.
     pub fn reserve(&mut self, bytes: u64) -> Result<()> {
         const SITE: &str = "media::region::reserve";
         if matches!(self.kind, RegionKind::DeviceDax | RegionKind::BlockDevice) {
@@ -286,6 +289,9 @@ impl OpenRegion {
                 ),
             ));
         }
+        // With its length of now: whoever asks for no lock may write to it.
+        self.stat = rustix::fs::fstat(&self.file).map_err(|e| cannot("examine", SITE, &self.path, e))?;
+        self.bytes = self.stat.st_size as u64;
         // To take what there is until no more comes would fill the host's disk for that long.
         let held = self.stat.st_blocks as u64 * 512;
         let has_room = |space: rustix::fs::StatVfs| {
@@ -293,6 +299,10 @@ impl OpenRegion {
         };
         if !rustix::fs::fstatvfs(&self.file).is_ok_and(has_room) {
             return Err(self.host_full(bytes));
+        }
+        if matches!(self.file.undo, Undo::Nothing) && self.bytes < bytes {
+            let from = self.mapped_bytes(bytes).map_or(bytes, |whole| whole as u64);
+            self.file.undo = Undo::CutBack { from, to: self.bytes };
         }
         self.take_huge_pages(bytes);
         match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, bytes) {
@@ -358,9 +368,9 @@ impl OpenRegion {
             self.prefault(&map)?;
         }
         let detected = self.detect();
-        let OpenRegion { path, undo, file, stat, kind, .. } = self;
+        let OpenRegion { path, file, stat, kind, .. } = self;
         let is_part = file.part.is_some();
-        Ok(Region { path, kind, bytes, detected, map, is_part, undo, file, stat })
+        Ok(Region { path, kind, bytes, detected, map, is_part, file, stat })
     }
 
     fn prefault(&self, map: &Mapping) -> Result<()> {
@@ -417,11 +427,11 @@ impl OpenRegion {
         Mapping::new(self.file.as_fd(), self.offset, length, self.align, self.sharing()?).map_err(failed)
     }
 
-    /// Only devices ask for whole huge pages; a file may end anywhere.
+    /// Devices ask for whole huge pages, and hugetlbfs maps no less, over whatever is behind; another file may end anywhere.
     fn mapped_bytes(&self, bytes: u64) -> Option<usize> {
         let length = usize::try_from(bytes).ok()?;
-        let is_device = self.kind == RegionKind::DeviceDax;
-        if is_device { length.checked_next_multiple_of(self.align) } else { Some(length) }
+        let is_whole = self.kind == RegionKind::DeviceDax || is_hugetlbfs(&self.file);
+        if is_whole { length.checked_next_multiple_of(self.align) } else { Some(length) }
     }
 
     fn map_prefix_at(&self, bytes: u64, places: &[u64]) -> Result<Mapping> {
@@ -527,13 +537,10 @@ impl OpenRegion {
         Self::locked(file, path, false, |file, stat| Locked::new(file, stat, path, true))
     }
 
-    /// Makes a file for several who divide it among themselves; EEXIST where there is one.
+    /// As [`create`](OpenRegion::create), for several who divide it among themselves: none of them removes it while others
+    /// have it.
     pub fn create_beside(path: &Path) -> Result<OpenRegion> {
-        const SITE: &str = "media::region::create";
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)
-            .map_err(|e| cannot("create", SITE, path, e))?;
-        Self::locked(file, path, false, |file, stat| Locked::new(file, stat, path, true))
+        Self::make(path, true)
     }
 
     /// Runs `run` while nobody else runs something so with this file or device, and with its size of now. EBUSY where that
@@ -618,17 +625,18 @@ impl OpenRegion {
         Ok(())
     }
 
+    pub fn kind(&self) -> RegionKind {
+        self.kind
+    }
+
     /// What of it is mapped at a time, in bytes: a huge page, or what the device or hugetlbfs asks for.
     pub fn unit_bytes(&self) -> usize {
-        match self.is_hugetlbfs() {
-            true => self.align.max(self.stat.st_blksize as usize),
-            false => self.align,
-        }
+        self.align
     }
 
     /// Its pages are huge ones that the kernel set aside.
     pub fn is_hugetlbfs(&self) -> bool {
-        rustix::fs::fstatfs(&self.file).is_ok_and(|s| s.f_type as u32 == HUGETLBFS_MAGIC)
+        is_hugetlbfs(&self.file)
     }
 
     /// Makes a regular file `bytes` long at least and takes nothing from the host; of anything else only says that it is too
@@ -669,7 +677,7 @@ fn lock_part(file: &OwnedFd, kind: i32, part: &Range<u64>) -> rustix::io::Result
 impl Region {
     /// What was done to the file is right.
     pub fn keep(&mut self) {
-        std::mem::take(&mut self.undo).forget();
+        self.file.undo = Undo::Nothing;
     }
 
     /// Makes stores durable where the page cache stands between. A signal, which some file systems end a sync for, is no
@@ -850,6 +858,18 @@ struct Locked {
     process: u32,
     /// Nothing but this is locked.
     part: Option<Range<u64>>,
+    undo: Undo,
+}
+
+/// What was done to a file that does not stay unless it is [kept](Region::keep).
+#[derive(Default, Debug)]
+enum Undo {
+    #[default]
+    Nothing,
+    /// It was made, with this name.
+    Remove(PathBuf),
+    /// It was made longer, in bytes.
+    CutBack { from: u64, to: u64 },
 }
 
 impl Locked {
@@ -859,7 +879,7 @@ impl Locked {
             false => lock_alone(&file),
         });
         match locked {
-            Ok(()) => Ok(Locked { file, process: std::process::id(), part: None }),
+            Ok(()) => Ok(Locked { file, process: std::process::id(), part: None, undo: Undo::Nothing }),
             Err(Errno::WOULDBLOCK) => Err(Error::message(
                 libc::EBUSY,
                 "media::region::lock",
@@ -885,7 +905,10 @@ impl Locked {
         let begun = Instant::now();
         loop {
             match lock_part(&file, if shared { libc::F_RDLCK } else { libc::F_WRLCK }, part) {
-                Ok(()) => return Ok(Locked { file, process: std::process::id(), part: Some(part.clone()) }),
+                Ok(()) => {
+                    let part = Some(part.clone());
+                    return Ok(Locked { file, process: std::process::id(), part, undo: Undo::Nothing });
+                }
                 // Who only reads is gone soon.
                 Err(Errno::AGAIN | Errno::ACCESS) if begun.elapsed() < READERS_WAIT_MAX => {
                     std::thread::sleep(READERS_PAUSE)
@@ -904,8 +927,37 @@ impl Locked {
 }
 
 impl Locked {
+    /// Nothing that was done to the file stays, but for what others did. Through the file itself, for its name may be
+    /// another's by now. Best effort: the error that led here is what the user needs to see.
+    fn undo(&mut self) {
+        let undo = std::mem::take(&mut self.undo);
+        // Whose lock is shared is not alone, perhaps.
+        if matches!(undo, Undo::Nothing)
+            || rustix::fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive).is_err()
+        {
+            return;
+        }
+        let Ok(stat) = rustix::fs::fstat(&self.file) else { return };
+        match undo {
+            Undo::Remove(path) => {
+                // A child that another thread forks has it open until it executes its program: what the file takes of the
+                // host is given back before.
+                let _ = rustix::fs::ftruncate(&self.file, 0);
+                if OpenRegion::identity_of(&path) == Some(FileIdentity::of(&stat)) {
+                    let _ = fs::remove_file(path);
+                }
+            }
+            // Unless somebody has written on behind it.
+            Undo::CutBack { from, to } if (to..=from).contains(&(stat.st_size as u64)) => {
+                let _ = rustix::fs::ftruncate(&self.file, to);
+            }
+            Undo::CutBack { .. } | Undo::Nothing => {}
+        }
+    }
+
     /// The file without an end of its lock.
-    fn into_file(self) -> OwnedFd {
+    fn into_file(mut self) -> OwnedFd {
+        self.undo = Undo::Nothing;
         let this = std::mem::ManuallyDrop::new(self);
         // SAFETY: `this` is never dropped, so that there is one owner; its other fields own nothing.
         unsafe { std::ptr::read(&raw const this.file) }
@@ -930,6 +982,8 @@ fn lock_alone(file: &OwnedFd) -> std::result::Result<(), Errno> {
 impl Drop for Locked {
     fn drop(&mut self) {
         if self.process == std::process::id() {
+            // While nobody else has the file.
+            self.undo();
             // It cannot fail: the file is open.
             let _ = match &self.part {
                 None => rustix::fs::flock(&self.file, FlockOperation::Unlock),
@@ -950,6 +1004,10 @@ const TELL_HOLES: [&str; 6] = ["tmpfs", "ext4", "xfs", "btrfs", "f2fs", "overlay
 const TMPFS_MAGIC: u32 = 0x0102_1994;
 const RAMFS_MAGIC: u32 = 0x8584_58f6;
 const HUGETLBFS_MAGIC: u32 = 0x9584_58f6;
+
+fn is_hugetlbfs(file: impl AsFd) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|s| s.f_type as u32 == HUGETLBFS_MAGIC)
+}
 
 fn is_memory_fs(file: impl AsFd) -> bool {
     rustix::fs::fstatfs(file)
@@ -1003,6 +1061,23 @@ mod tests {
                       44 27 0:40 / /mnt/none rw,huge=advise - tmpfs t rw,huge=never\nnonsense\n";
         let has = [23, 39, 40, 41].map(|minor| has_huge_pages_by(mounts, rustix::fs::makedev(0, minor)));
         assert_eq!(has, [false, true, false, false]);
+    }
+
+    #[cfg(feature = "memory-type")]
+    #[test]
+    fn what_was_made_for_several_is_removed_by_the_last_that_fails() {
+        let path = std::env::temp_dir().join(format!("lodestone-beside-{}", std::process::id()));
+        for others in [false, true] {
+            let _ = fs::remove_file(&path);
+            let made = OpenRegion::create_beside(&path).unwrap();
+            fs::write(&path, b"of another").unwrap();
+            let other = others.then(|| OpenRegion::open_beside(&path).unwrap());
+            drop(made);
+            assert_eq!(fs::read(&path).ok(), others.then(|| b"of another".to_vec()));
+            drop(other);
+            assert_eq!(path.exists(), others, "who only opened it leaves it");
+        }
+        fs::remove_file(&path).unwrap();
     }
 
     #[test]

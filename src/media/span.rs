@@ -6,7 +6,9 @@
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use rustix::mm::{MsyncFlags, msync};
 
@@ -15,7 +17,7 @@ use super::fault::{self, Registration};
 use super::mapping::node_of;
 use super::open::{begins_pool, choose_domain, read_beginning};
 use super::region::{OpenRegion, Region};
-use super::{Addr, Dirty, Domain, Durable, Fault, Flushed, Media, RegionKind};
+use super::{Addr, Dirty, Domain, Durable, Fault, Flushed, Media, RegionKind, bad_media};
 use crate::error::{Error, Result};
 use crate::quote::Shown;
 
@@ -114,9 +116,6 @@ impl Span {
             Some(Err(e)) if e.errno() != libc::EEXIST => return Err(e),
             _ => (OpenRegion::open(path, options.read_only)?, false),
         };
-        if size.is_some() {
-            region.undo_unless_kept(made);
-        }
         let seen = read_beginning(&region);
         let judges = !made && !options.read_only && !options.force;
         if judges && seen.as_ref().is_ok_and(|begin| begins_pool(begin)) {
@@ -273,26 +272,32 @@ impl Span {
         unsafe { self.base.add(at.0 as usize) }
     }
 
-    /// Each thread fences what it wrote back.
-    fn write_back_by_several(&self, ranges: &[(Addr, usize)]) {
+    /// Each thread fences what it wrote back. The error is one of the faults.
+    fn write_back_by_several(&self, ranges: &[(Addr, usize)]) -> Result<(), Fault> {
         let pieces = ranges.iter().flat_map(|&(at, len)| {
             (0..len).step_by(PIECE_BYTES).map(move |done| (at.add(done as u64), PIECE_BYTES.min(len - done)))
         });
         let pieces: Vec<(Addr, usize)> = pieces.collect();
-        let next = AtomicUsize::new(0);
+        let (next, bad) = (AtomicUsize::new(0), OnceLock::new());
         let work = || {
-            let mut flushed = Flushed::issued();
             while let Some(&(at, len)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
-                flushed = flushed.and(self.flush(Dirty::stored(at, len)));
+                match self.write_back(at, len) {
+                    Ok(flushed) => flushed.stood_for(),
+                    Err(fault) => _ = bad.set(fault),
+                }
             }
-            self.fence(flushed);
+            self.fence(Flushed::issued());
         };
         let bytes: usize = ranges.iter().map(|(_, len)| len).sum();
-        let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
-        std::thread::scope(|scope| {
-            (1..processors.min(bytes / THREAD_BYTES_MIN)).for_each(|_| drop(scope.spawn(work)));
+        let processors = thread::available_parallelism().map_or(1, |n| n.get());
+        thread::scope(|scope| {
+            for _ in 1..processors.min(bytes / THREAD_BYTES_MIN) {
+                // Where no thread can be made the others do it all.
+                let _ = thread::Builder::new().spawn_scoped(scope, work);
+            }
             work();
         });
+        bad.into_inner().map_or(Ok(()), Err)
     }
 
     /// All of the file, or the part of it that this is: what others have in the same file is not waited for.
@@ -407,12 +412,16 @@ impl Media for Span {
     }
 
     fn flush(&self, dirty: Dirty) -> Flushed {
-        if self.copier.writes_back() && !dirty.is_empty() {
-            let media = self.at(dirty.at(), dirty.len());
+        self.write_back(dirty.at(), dirty.len()).unwrap_or_else(|_| Flushed::issued())
+    }
+
+    fn write_back(&self, at: Addr, len: usize) -> Result<Flushed, Fault> {
+        if self.copier.writes_back() && len > 0 {
+            let media = self.at(at, len);
             // SAFETY: `at` answers with mapped media as long as the range, which is not empty.
-            unsafe { self.copier.write_back(media, dirty.len()) };
+            unsafe { self.copier.write_back(media, len) }.map_err(|address| self.fault(address))?;
         }
-        Flushed::issued()
+        Ok(Flushed::issued())
     }
 
     fn two_fence_bytes(&self) -> usize {
@@ -429,7 +438,7 @@ impl Media for Span {
     fn persist(&self, ranges: &[(Addr, usize)]) -> std::io::Result<Durable> {
         match &self.held {
             Held::Region(region) if region.kind == RegionKind::DaxFile => self.sync_region(region)?,
-            _ if self.copier.writes_back() => self.write_back_by_several(ranges),
+            _ if self.copier.writes_back() => self.write_back_by_several(ranges).map_err(bad_media)?,
             _ => self.sync()?,
         }
         Ok(self.fence(Flushed::issued()))

@@ -52,19 +52,14 @@ impl Tract {
         if let Some(size) = size.filter(|size| *size < MEMORY_BYTES_MIN as u64) {
             return Err(too_small(path, size, MEMORY_BYTES_MIN));
         }
-        let (region, made) = match size {
+        let region = match size {
             Some(_) => open_or_make(path)?,
             None => match OpenRegion::open_beside(path) {
                 Err(e) if e.errno() == libc::ENOENT => return Err(e.context("give a size to make a file")),
-                opened => (opened?, false),
+                opened => opened?,
             },
         };
-        let tract = Tract::of_region(region, size);
-        if made && tract.is_err() {
-            // Best effort: the error that led here is what the user needs to see.
-            super::open::unmake(path);
-        }
-        tract
+        Tract::of_region(region, size)
     }
 
     /// Anonymous memory of so many bytes; pages are taken at first use.
@@ -107,20 +102,19 @@ impl Tract {
     }
 }
 
-/// What is there, or a file that is made, and whether it was. Others may be about the same: a pipe's programs begin at
-/// once.
-fn open_or_make(path: &Path) -> Result<(OpenRegion, bool)> {
+/// What is there, or a file that is made. Others may be about the same: a pipe's programs begin at once.
+fn open_or_make(path: &Path) -> Result<OpenRegion> {
     // A link to nothing is never there and cannot be made.
     const TRIES_MAX: usize = 8;
     let mut tries = 0;
     loop {
         match OpenRegion::open_beside(path) {
             Err(e) if e.errno() == libc::ENOENT => {}
-            opened => return opened.map(|region| (region, false)),
+            opened => return opened,
         }
         match OpenRegion::create_beside(path) {
             Err(e) if e.errno() == libc::EEXIST && tries < TRIES_MAX => tries += 1,
-            made => return made.map(|region| (region, true)),
+            made => return made,
         }
     }
 }

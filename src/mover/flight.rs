@@ -781,7 +781,9 @@ impl<M: Media> Mover<M> {
         for transfer in std::mem::take(&mut batch.transfers) {
             let whole = done.min(transfer.len);
             if writes_back && whole > 0 {
-                media.fence(media.write_back(transfer.at, whole));
+                let written = media.write_back(transfer.at, whole);
+                flight.fault = flight.fault.or(written.err());
+                media.fence(Flushed::issued());
             }
             if !to_media && flight.sums.is_some() {
                 // SAFETY: the caller's; this reads what was just copied.

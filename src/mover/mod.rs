@@ -612,7 +612,7 @@ impl<M: Media> Mover<M> {
                 run.met(expected, done == middle.len(), end);
                 crc = crc.map(|before| if done > 0 { completion.crc } else { before });
                 if done > 0 && completion.durability == Durability::WriteBack {
-                    flushed = flushed.and(media.write_back(at, done));
+                    flushed = flushed.and(media.write_back(at, done)?);
                 }
                 done
             }

@@ -6,7 +6,7 @@
 //! written back, so that small stores stay in the cache and large ones go around it only because that
 //! is faster; those are fenced here, once per copy, and [`Copier::fence`] costs nothing.
 
-use super::{Domain, LINE, ReadStep, ReadTable, Routines, Streams, Words};
+use super::{Domain, LINE, PAGE, ReadStep, ReadTable, Routines, Streams, Words};
 
 /// Below this many bytes a store that need not be durable stays in the cache (measured: to cold memory
 /// both ways take the same time between 1 and 2 KiB).
@@ -222,7 +222,7 @@ impl Copier {
         unsafe {
             (self.routines.copy)(dst, src.as_ptr(), src.len()).check()?;
             if self.writes_back {
-                self.write_back(dst, src.len());
+                self.write_back(dst, src.len())?;
             }
         }
         Ok(())
@@ -248,17 +248,39 @@ impl Copier {
         self.writes_back
     }
 
-    /// Writes the lines of a cached store back.
-    ///
-    /// A fault here is not reported: the lines were stored, so the page went away after it (the file
-    /// was cut), and the next load or store of it says so.
+    /// Writes the lines of a cached store back: all but those of pages that went away after it (the file was cut), the
+    /// first of which is the error.
     ///
     /// # Safety
     /// See [`Copier`]; `len` is not zero.
     #[inline]
-    pub unsafe fn write_back(&self, at: *const u8, len: usize) {
+    pub unsafe fn write_back(&self, at: *const u8, len: usize) -> Result<()> {
         // SAFETY: the caller's.
-        unsafe { (self.routines.write_back)(at, len) };
+        unsafe {
+            let written = (self.routines.write_back)(at, len).check();
+            written.map(drop).inspect_err(|&fault| self.write_back_behind(at, len, fault))
+        }
+    }
+
+    /// Goes on with the page behind the one that ended it.
+    ///
+    /// # Safety
+    /// As for [`write_back`](Copier::write_back).
+    #[cold]
+    unsafe fn write_back_behind(&self, at: *const u8, len: usize, mut fault: usize) {
+        let (mut from, end) = (at.addr(), at.addr() + len);
+        loop {
+            // A huge page that went bad may be named by where it begins.
+            from = (fault.max(from) & !(PAGE - 1)) + PAGE;
+            if from >= end {
+                return;
+            }
+            // SAFETY: the rest of the caller's range.
+            match unsafe { (self.routines.write_back)(at.add(from - at.addr()), end - from) }.check() {
+                Ok(_) => return,
+                Err(next) => fault = next,
+            }
+        }
     }
 
     /// Has the translation of a page looked up that [`copy_nt`](Copier::copy_nt) stores to soon. By a line of it that is written
@@ -271,7 +293,7 @@ impl Copier {
     pub unsafe fn expect_copy(&self, page: *const u8) {
         if self.writes_back && self.routines.write_backs_overlap {
             // SAFETY: the caller's. A fault is not reported: the copy will.
-            unsafe { self.write_back(page.add(super::LATE_LINE), 1) };
+            unsafe { (self.routines.write_back)(page.add(super::LATE_LINE), 1) };
         } else {
             super::prefetch_translation(page);
         }

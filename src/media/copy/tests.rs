@@ -89,7 +89,7 @@ fn check_stores(at: usize, src: &[u8], split: usize) {
             assert_eq!(got, crc, "{name} copy_nt_crc at {at}, {len} bytes split at {split}");
 
             if len > 0 {
-                copier.write_back(dst, len);
+                copier.write_back(dst, len).unwrap();
             }
             copier.fence();
             assert!(&m.0[range.clone()] == src, "{name} copy_nt_crc at {at}, {len} bytes");
@@ -248,6 +248,40 @@ fn no_edge_of_a_store_is_left_in_the_cache() {
             let streamed = run(&cpu_cache);
             assert!(streamed.iter().all(|(from, bytes)| from % LINE == 0 && bytes % LINE == 0));
         }
+    }
+}
+
+/// Ends at the second page, at the third, and at none behind.
+unsafe extern "C" fn write_back_of_bad_pages(at: *const u8, len: usize) -> Outcome {
+    let mut outcome = record(at.addr(), len);
+    let first = ON_THE_WAY.with_borrow(|ranges| ranges[0].0);
+    let bad = (first & !(PAGE - 1)) + PAGE;
+    let reached = at.addr().max(bad);
+    if reached < bad + 2 * PAGE && at.addr() + len > reached {
+        outcome.fault = reached as u64;
+    }
+    outcome
+}
+
+/// The lines behind a page that went bad would stay in the cache, and nobody would ever say so.
+#[test]
+fn a_write_back_goes_on_behind_pages_that_went_bad() {
+    let routines = Routines { write_back: write_back_of_bad_pages, ..Routines::default_choice() };
+    let copier = Copier::new(routines, Domain::Memory, ReadTable::default());
+    let m = media();
+    let page = m.0.as_ptr().addr();
+    let from = page + 100;
+    for (len, ranges) in [
+        (PAGE - 100, vec![from]),
+        (PAGE, vec![from]),
+        (2 * PAGE, vec![from, page + 2 * PAGE]),
+        (5 * PAGE, vec![from, page + 2 * PAGE, page + 3 * PAGE]),
+    ] {
+        // SAFETY: the buffer is larger, and the routine touches nothing of it.
+        let written = unsafe { copier.write_back(m.0.as_ptr().add(100), len) };
+        assert_eq!(written, if len < PAGE { Ok(()) } else { Err(page + PAGE) }, "{len} bytes");
+        let tried: Vec<_> = ranges.into_iter().map(|range| (range, from + len - range)).collect();
+        assert_eq!(ON_THE_WAY.take(), tried, "{len} bytes");
     }
 }
 

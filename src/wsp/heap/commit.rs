@@ -247,7 +247,7 @@ impl<M: Media> Heap<M> {
         let mut add =
             |more: Flushed| flushed = Some(flushed.take().map_or_else(Flushed::issued, |f| f.and(more)));
         for c in plan.claimed.iter().filter(|c| c.stored > 0 && c.content.is_empty()) {
-            add(self.media.write_back(Addr(c.at.0), c.stored as usize));
+            add(self.media.write_back(Addr(c.at.0), c.stored as usize)?);
         }
         for new in staged.new_names() {
             add(self.store_root_name(new)?);

@@ -122,9 +122,9 @@ impl Lane {
         self.applied.push((at, bytes));
     }
 
-    fn write_back<M: Media>(&self, media: &M) -> Flushed {
-        let written = self.applied.iter().map(|&(at, bytes)| media.write_back(at, bytes));
-        written.fold(Flushed::issued(), Flushed::and)
+    fn write_back<M: Media>(&self, media: &M) -> Result<Flushed, Fault> {
+        let mut written = self.applied.iter().map(|&(at, bytes)| media.write_back(at, bytes));
+        written.try_fold(Flushed::issued(), |all, more| Ok(all.and(more?)))
     }
 }
 
@@ -195,7 +195,7 @@ impl<M: Media> Heap<M> {
         let head = RecordHead { lines, number: record, settled: self.settled.load(Acquire) };
         let at = self.layout.line(number, first);
         let words = encode_record(self.keys, at, head, entries);
-        let written = lane.write_back(&self.media);
+        let written = lane.write_back(&self.media).map_err(|fault| self.fault(fault))?;
         let stored = self.media.store_lines(at, &words).map_err(|fault| self.fault(fault))?;
         let durable = self.make_durable(stored.and(written))?;
         lane.applied.clear();
@@ -222,7 +222,7 @@ impl<M: Media> Heap<M> {
         for lane in &self.lanes {
             let held = if omits { lane.try_lock() } else { Some(lane.lock()) };
             let Some(mut lane) = held else { continue };
-            written = written.and(lane.write_back(&self.media));
+            written = written.and(lane.write_back(&self.media).map_err(|fault| self.fault(fault))?);
             lane.applied.clear();
         }
         self.usable()?;

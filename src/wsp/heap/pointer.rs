@@ -139,15 +139,17 @@ impl<M: Media> Heap<M> {
             return Err(invalid("heap::overwrite", message));
         }
         let stored = self.media.copy_cached(Addr(at.0), bytes).map_err(|fault| self.fault(fault))?;
-        self.make_durable(self.media.flush(stored))?;
+        let written = self.media.write_back(stored.at(), stored.len());
+        self.make_durable(written.map_err(|fault| self.fault(fault))?)?;
         self.settle_if_due()
     }
 
-    /// What the program stored there by address is durable on return. EINVAL outside of where objects are.
+    /// What the program stored there by address is durable on return. EINVAL outside of where objects are, EIO for media that went
+    /// bad since.
     pub fn persist(&self, at: Offset, bytes: u64) -> Result<()> {
         self.usable()?;
         let at = self.inside(at, bytes)?;
-        self.make_durable(self.media.write_back(at, bytes as usize))?;
+        self.make_durable(self.media.write_back(at, bytes as usize)?)?;
         self.settle_if_due()
     }
 

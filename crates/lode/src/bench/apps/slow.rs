@@ -169,7 +169,7 @@ impl<M: Media> Media for Slow<M> {
     }
 
     #[track_caller]
-    fn write_back(&self, at: Addr, len: usize) -> Flushed {
+    fn write_back(&self, at: Addr, len: usize) -> Result<Flushed, Fault> {
         self.below.write_back(at, len)
     }
 
