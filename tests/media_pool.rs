@@ -383,6 +383,54 @@ fn regions_that_do_not_belong_together_are_told() {
     expect(open_message(&ours[0]), libc::EINVAL, &["a1 is the same file or device as region 0"]);
 }
 
+/// The kernel numbers devices as it finds them; links such as those in /dev/disk/by-id lead to the same ones.
+#[test]
+fn devices_are_found_by_the_links_that_a_pool_was_made_by() {
+    let dir = Dir::new("links");
+    let (files, links) = (dir.paths(2), [dir.path("first"), dir.path("second")]);
+    for file in &files {
+        fs::File::create(file).unwrap().set_len(16 * MIB).unwrap();
+    }
+    let attach = |at: usize| -> Result<Device, String> {
+        let device = Device::of(&files[at])?;
+        let _ = fs::remove_file(&links[at]);
+        std::os::unix::fs::symlink(&device.0, &links[at]).unwrap();
+        Ok(device)
+    };
+    let (first, second) = match (attach(0), attach(1)) {
+        (Ok(first), Ok(second)) => (first, second),
+        (Err(why), _) | (_, Err(why)) => return eprintln!("SKIPPED: no loop device can be made: {why}"),
+    };
+    let uuid = Pool::create(&links, None, &options()).unwrap().uuid();
+    drop((first, second));
+    let _devices = [attach(1).unwrap(), attach(0).unwrap()];
+    let pool = Pool::open(&links[0], &options()).unwrap();
+    assert_eq!(pool.uuid(), uuid);
+    let paths = pool.describe().regions.into_iter().map(|region| region.path);
+    assert!(paths.eq(links), "as they were named");
+}
+
+/// A file as a block device, as long as this lives.
+struct Device(String);
+
+impl Device {
+    /// Why not, in words.
+    fn of(file: &Path) -> Result<Device, String> {
+        let made = std::process::Command::new("losetup").args(["--find", "--show"]).arg(file).output();
+        let made = made.map_err(|e| e.to_string())?;
+        match made.status.success() {
+            true => Ok(Device(String::from_utf8_lossy(&made.stdout).trim().to_owned())),
+            false => Err(String::from_utf8_lossy(&made.stderr).trim().to_owned()),
+        }
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
 #[test]
 fn a_pool_moved_to_another_directory_is_found() {
     let dir = Dir::new("moved");

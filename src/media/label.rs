@@ -35,7 +35,7 @@ struct RawLabel {
     region_bytes: [u8; 8],
     /// Zero.
     reserved: [u8; 8],
-    /// Absolute paths of all regions: per region a 2-byte length and the bytes. The rest is zero.
+    /// Absolute paths of all regions, of devices as they were named: per region a 2-byte length and the bytes. The rest is zero.
     paths: [u8; PATHS_BYTES],
 }
 

@@ -26,6 +26,9 @@ impl Pool {
     /// do not exist, and their blocks are taken from the host now; without, every path must exist and
     /// is used as it is, holes included. What holds anything already is taken only by
     /// [`PoolOptions::force`] (looked for as far as 256 MiB that are no holes). Nothing is left behind on failure.
+    ///
+    /// Of several devices the first leads to the others by the names that they have here: links in /dev/disk/by-id stay right
+    /// where the kernel numbers them anew.
     pub fn create(paths: &[PathBuf], size: Option<u64>, options: &PoolOptions) -> Result<Pool> {
         let stripe_bytes = checked_stripe(options)?;
         let routines = Routines::choose(options.isa)?;

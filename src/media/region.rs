@@ -214,7 +214,12 @@ impl OpenRegion {
         let file = lock(file, &before)?;
         // Who had it locked until now may have made it longer.
         let stat = rustix::fs::fstat(&file).map_err(failed)?;
-        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        // A link to a device (/dev/disk/by-id) leads there whatever number the kernel gives it next time.
+        let absolute = match kind {
+            RegionKind::DeviceDax | RegionKind::BlockDevice => std::path::absolute(path),
+            _ => fs::canonicalize(path),
+        };
+        let path = absolute.unwrap_or_else(|_| path.to_owned());
         let (bytes, align) = match kind {
             RegionKind::DeviceDax => device_dax_size(&stat, &path)?,
             RegionKind::BlockDevice => {

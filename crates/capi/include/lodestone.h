@@ -23,7 +23,8 @@
  *
  * Signals: from the first pool, media or heap on SIGBUS has a handler, by which bad media is EIO of one call. It passes on
  * what is not about them to the handler that was there. A program that installs its own later calls the one that it
- * replaces (or the process ends at bad media). Threads that the library starts take no signals but those that they raise
+ * replaces (or the process ends at bad media). No thread that calls these functions blocks SIGBUS: the kernel then asks no
+ * handler, and ends the process at bad media. Threads that the library starts take no signals but those that they raise
  * themselves: all others are the program's threads'.
  *
  * What a caller owes: pointers are NULL or valid for the length given, and strings end with a NUL; nobody
