@@ -25,8 +25,8 @@ use std::ptr::{null_mut, with_exposed_provenance_mut};
 
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
-use rustix::mm::{madvise, mmap, mmap_anonymous, mremap_fixed, munmap};
+use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
+use rustix::mm::{madvise, mmap, mmap_anonymous, mprotect, mremap_fixed, munlock, munmap};
 
 use super::descriptors::{self, Descriptor, Identity, identity};
 use super::extents::Extents;
@@ -394,10 +394,20 @@ impl Ground {
         if !self.copies_on_write {
             return map_there(flags);
         }
+        // Of what is private, may be written and is locked (mlockall), the kernel makes copies at once, which would not have what
+        // other threads store until it is in its place.
+        let is_private = flags.contains(MapFlags::PRIVATE);
+        let first = if is_private { ProtFlags::empty() } else { prot };
         // SAFETY: a new mapping, where the kernel likes.
-        let Ok(new) = (unsafe { mmap(null_mut(), bytes, prot, flags, file, offset) }) else { return false };
+        let Ok(new) = (unsafe { mmap(null_mut(), bytes, first, flags, file, offset) }) else { return false };
+        // SAFETY: a mapping that nobody knows of.
+        let unlock = || unsafe {
+            munlock(new, bytes)?;
+            mprotect(new, bytes, MprotectFlags::READ | MprotectFlags::WRITE)
+        };
+        let is_ready = !is_private || unlock().is_ok();
         // SAFETY: a mapping that nobody knows of, to where it may be, as above.
-        if unsafe { mremap_fixed(new, bytes, bytes, MremapFlags::MAYMOVE, start) }.is_ok() {
+        if is_ready && unsafe { mremap_fixed(new, bytes, bytes, MremapFlags::MAYMOVE, start) }.is_ok() {
             return true;
         }
         // SAFETY: nobody knows of it.
@@ -645,7 +655,7 @@ fn lock_alone(file: RawFd, start: i64, bytes: i64) -> std::result::Result<(), Op
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wsp::memory::tests::{alone, clone};
+    use crate::wsp::memory::tests::{alone, clone, fork};
 
     fn ground(units: usize) -> Ground {
         Ground::new(Tract::memfd((units << 21) as u64).unwrap()).unwrap()
@@ -790,6 +800,29 @@ mod tests {
         }
         assert!(taken.len() >= 6);
         std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn where_all_memory_is_locked_a_private_mapping_has_what_is_stored_until_it_is_in_its_place() {
+        let _alone = alone();
+        // In a child: all of a process is locked.
+        fork(
+            || {
+                let mut ground = ground(4);
+                let got = ground.alloc(2 << 20, 2 << 20).unwrap();
+                let unit = (got.address - ground.base) >> 21;
+                let alias = ground.map_alias(unit, 1);
+                // SAFETY: it takes no memory of ours.
+                assert_eq!(unsafe { libc::mlockall(libc::MCL_FUTURE) }, 0);
+                assert!(ground.map_private(unit, 1));
+                // SAFETY: handed out above, and a mapping of the same bytes.
+                unsafe {
+                    alias.write(7);
+                    (got.address as *const u8).read() == 7
+                }
+            },
+            || {},
+        );
     }
 
     #[test]
