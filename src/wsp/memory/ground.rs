@@ -29,7 +29,7 @@ use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 use rustix::mm::{madvise, mmap, mmap_anonymous, mprotect, mremap_fixed, munlock, munmap};
 
 use super::descriptors::{self, Descriptor, Identity, identity};
-use super::extents::Extents;
+use super::extents::{Extents, Plain, zeroed};
 use crate::error::{Error, Result};
 use crate::limits::{MEMORY_BYTES_MAX, MEMORY_GROWTH_UNITS_MAX};
 use crate::media::{TRACT_LABEL_BYTES, Tract, ofd};
@@ -61,6 +61,9 @@ pub(super) struct Unit {
     /// Its lock is also that of an open file that no descriptor leads to: given up, it would be nobody's.
     pub closed: bool,
 }
+
+// SAFETY: a number and truth values, of which 0 is one.
+unsafe impl Plain for Unit {}
 
 /// See the file's head.
 pub(super) struct Ground {
@@ -109,6 +112,9 @@ impl Ground {
         let stat = rustix::fs::fstat(&tract.file).map_err(|e| failed(e, "cannot examine"))?;
         rustix::fs::flock(&tract.file, FlockOperation::NonBlockingLockShared)
             .map_err(|e| failed(e, "cannot lock"))?;
+        let no_memory = || failed(Errno::NOMEM, "there is no memory (see ulimit -v) for the tables of");
+        let extents = Extents::new(units * (tract.unit_bytes / PAGE)).ok_or_else(no_memory)?;
+        let table = zeroed(units).ok_or_else(no_memory)?;
         let path = CString::new(tract.path.as_os_str().as_bytes())
             .map_err(|_| Error::message(libc::EINVAL, SITE, "a path holds no NUL"))?;
         let identity = identity(&stat);
@@ -117,8 +123,8 @@ impl Ground {
             Error::message(libc::EMFILE, SITE, "too many memories are open in this process")
         })?;
         let mut ground = Ground {
-            extents: Extents::new(units * (tract.unit_bytes / PAGE)),
-            units: vec![Unit::default(); units].into_boxed_slice(),
+            extents,
+            units: table,
             unit_bytes: tract.unit_bytes,
             copies_on_write: tract.copies_on_write,
             punches_holes: tract.punches_holes,
@@ -659,6 +665,23 @@ mod tests {
 
     fn ground(units: usize) -> Ground {
         Ground::new(Tract::memfd((units << 21) as u64).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn tables_that_there_is_no_memory_for_are_an_error() {
+        let _alone = alone();
+        // In a child: a limit is for all of a process.
+        fork(
+            || {
+                let tract = Tract::memfd(MEMORY_BYTES_MAX as u64).unwrap();
+                // The tables take 12 GiB of addresses.
+                let limit = libc::rlimit { rlim_cur: 8 << 30, rlim_max: 8 << 30 };
+                // SAFETY: a limit of this process.
+                assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
+                Ground::new(tract).err().is_some_and(|e| e.errno() == libc::ENOMEM)
+            },
+            || {},
+        );
     }
 
     #[test]
