@@ -500,6 +500,28 @@ fn what_a_sync_did_not_write_is_in_the_next_image() {
     suspended_whole(&mut machine);
 }
 
+/// The guest did not run, and what says that its image is consumed may come to the disk all the same.
+#[test]
+fn a_sync_that_fails_consumes_no_image() {
+    let host = Host::new(Domain::PageCache);
+    let mut machine = Model::of(&host, true);
+    machine.work();
+    machine.suspend().unwrap();
+    host.ram.fail_sync_once();
+    let mut machine = Model::of(&host, false);
+    let e = host.resume(&mut machine).unwrap_err();
+    assert!(machine.ended && !machine.runs && e.to_string().contains("was not resumed"), "{e}");
+    for keep in [Keep::Nothing, Keep::Everything] {
+        let left = Host { ram: Arc::new(host.ram.crash_point().media(keep)), ..host.clone() };
+        assert_eq!(left.resume(&mut Model::of(&left, false)).unwrap(), 1, "{keep:?}");
+    }
+    host.ram.fail_syncs(true);
+    let e = host.resume(&mut Model::of(&host, false)).unwrap_err();
+    assert!(e.to_string().contains("is not known"), "{e}");
+    host.ram.fail_syncs(false);
+    assert_eq!(host.resume(&mut Model::of(&host, false)).unwrap(), 1);
+}
+
 /// Whatever size the memory of the guest had that was there before: its record is found, and none is left of it.
 #[test]
 fn no_record_of_any_size_is_left() {
