@@ -13,7 +13,9 @@ use lodestone::media::{Addr, Domain, Media};
 use lodestone::sim::explore::{Bounds, explore};
 use lodestone::sim::media::{CrashPoint, Keep, SimMedia};
 use lodestone::sim::mutation::Mutation;
-use lodestone::wsp::image::{RECORD_BYTES, RECORD_STRIDE_BYTES, RECORDS, SEAL_BYTES, TRAILER_BYTES};
+use lodestone::wsp::image::{
+    NUMBER_MAX, RECORD_BYTES, RECORD_STRIDE_BYTES, RECORDS, Record, SEAL_BYTES, TRAILER_BYTES,
+};
 use lodestone::wsp::record::{forget_of_any_size, of_any_size};
 use lodestone::wsp::{
     Machine, Ram, Saved, Seal, State, adopt, go_on_standing, resume, resume_clone, suspend,
@@ -569,6 +571,23 @@ fn a_resume_that_fails_may_be_tried_again_until_the_guest_runs() {
     assert!(machine.ended);
     let e = host.resume(&mut Model::of(&host, false)).unwrap_err();
     assert_eq!(e.errno(), libc::ESTALE, "{e}");
+}
+
+/// A record behind it would not be found, and this one would go on saying that the guest is suspended.
+#[test]
+fn a_record_whose_number_is_the_last_resumes_nothing() {
+    for serial in [NUMBER_MAX - 1, NUMBER_MAX, u64::MAX] {
+        let host = Host::new(Domain::Memory);
+        let mut machine = Model::of(&host, true);
+        machine.work();
+        machine.suspend().unwrap();
+        let record = host.memory().record().unwrap().unwrap();
+        let forged = Record { serial, ..record }.encode();
+        let at = Addr(RAM_BYTES + record.serial % RECORDS * RECORD_STRIDE_BYTES);
+        host.ram.fence(host.ram.copy_nt(at, &forged).unwrap());
+        let mut machine = Model::of(&host, false);
+        assert!(host.resume(&mut machine).is_err() && !machine.runs, "{serial:#x}");
+    }
 }
 
 #[test]
