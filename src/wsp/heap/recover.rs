@@ -13,6 +13,7 @@
 //! The time grows with the number of chunks, the bits of those that are runs, and the roots; not with the objects.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::alloc::Allocator;
 use super::format::*;
@@ -185,17 +186,23 @@ impl<M: Media> Heap<M> {
             keys,
             alloc,
         };
-        heap.take_over(&words, &state)?;
+        heap.take_over(&rings.records, &words, &state)?;
         Ok(heap)
     }
 
     /// Stores what recovery found out, and then that it did.
-    fn take_over(&mut self, words: &BTreeMap<u64, u64>, state: &State) -> Result<()> {
+    fn take_over(&mut self, records: &[Record], words: &BTreeMap<u64, u64>, state: &State) -> Result<()> {
         // A process that was killed may have left records that no sync covers: their words must not be on the disk before them.
+        // After a sync that failed the kernel takes for clean what it could not write, and the next one succeeds without it: so
+        // they are stored once more. What they rely on, and where their entries stand elsewhere, was durable before they were stored.
         if !words.is_empty()
             && self.media.domain() == Domain::PageCache
             && !self.media.omits("recovery makes records durable before it applies them")
         {
+            for line in records.iter().flat_map(|record| record.place.clone().step_by(LINE)) {
+                let word = self.media.load64(Addr(line))?;
+                self.media.store64(Addr(line), word)?.redundant("it is what stood there");
+            }
             self.make_durable(Flushed::issued())?;
         }
         let media = &self.media;
@@ -463,6 +470,8 @@ fn read_state<M: Media>(media: &M, header: &Header, layout: &Layout) -> Result<S
 /// A record that may have to be applied.
 struct Record {
     number: u64,
+    /// Where its lines are.
+    place: Range<u64>,
     entries: Vec<u64>,
 }
 
@@ -491,7 +500,9 @@ fn read_rings<M: Media>(media: &M, layout: &Layout, keys: Keys, settled: u64) ->
             if !media.omits("a record says what was settled before it") {
                 found.settled = found.settled.max(head.settled);
             }
-            found.records.push(Record { number: head.number, entries: words.split_off(record::WORDS) });
+            let place = at.0..at.0 + words.len() as u64 * 8;
+            let entries = words.split_off(record::WORDS);
+            found.records.push(Record { number: head.number, place, entries });
         }
     }
     let settled = found.settled;
