@@ -4,9 +4,11 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use lodestone::media::{Addr, Domain, Media, Span, SpanOptions};
-use lodestone::sim::media::{Keep, Rng, SimMedia};
+use lodestone::sim::explore::{Bounds, explore};
+use lodestone::sim::media::{CrashPoint, Keep, Rng, SimMedia};
 use lodestone::sim::mutation::Mutation;
 use lodestone::wsp::heap::format::{self, CHUNK, Layout};
 use lodestone::wsp::heap::{
@@ -392,6 +394,43 @@ fn a_heap_that_could_not_make_something_durable_acknowledges_nothing_more() {
         let again = Heap::open(heap.media().crash_point().media(keep)).unwrap();
         assert!(again.root(b"kept", TYPE).unwrap().is_some());
         assert!(again.check().unwrap().is_clean());
+    }
+}
+
+/// The kernel says once that it could not write pages, and takes them for clean: what is found there may not be on the disk.
+#[test]
+fn a_record_that_a_sync_did_not_write_is_durable_before_it_is_applied() {
+    let media = Arc::new(SimMedia::new(vec![0; 1 << 20], Domain::PageCache));
+    let options = FormatOptions { shape: Some(SHAPE), identity: Some(3), ..FormatOptions::default() };
+    let heap = Heap::format(media.clone(), &options).unwrap();
+    // Not on one page.
+    let mut object = heap.reserve(16384).unwrap();
+    object.zero().unwrap();
+    let words = [0, 8192].map(|at| object.offset().add(at));
+    let mut t = heap.transaction();
+    let at = t.publish(object);
+    t.set_root(b"both", TYPE, Some(at));
+    t.commit().unwrap();
+    media.fail_sync_once();
+    let e = heap.commit(&words.map(|at| Change::Set { at, value: 1 })).unwrap_err();
+    assert_eq!(e.errno(), libc::EIO);
+    drop(heap);
+    let points = Arc::new(Mutex::new(Vec::new()));
+    let noted = points.clone();
+    media.record(Some(Box::new(move |point: &CrashPoint| noted.lock().unwrap().push(point.clone()))));
+    drop(Heap::open(media.clone()).unwrap());
+    media.record(None);
+    let points = std::mem::take(&mut *points.lock().unwrap());
+    assert!(points.len() >= 3, "the record, its words, the state: {}", points.len());
+    let bounds = Bounds { leaves_max: 1 << 8, lane_states: 16, seed: 5 };
+    for point in &points {
+        let mut visit = |left: SimMedia| {
+            let left = Heap::open(left).map_err(|e| e.to_string())?;
+            let [one, other] = words.map(|at| left.word(at).unwrap());
+            if one == other { Ok(one) } else { Err(format!("one word is {one}, the other {other}")) }
+        };
+        let (_, wrong) = explore(point, &bounds, &mut visit);
+        assert!(wrong.is_none(), "{wrong:?}");
     }
 }
 

@@ -13,7 +13,9 @@ use lodestone::media::{Addr, Domain, Media};
 use lodestone::sim::explore::{Bounds, explore};
 use lodestone::sim::media::{CrashPoint, Keep, SimMedia};
 use lodestone::sim::mutation::Mutation;
-use lodestone::wsp::image::{RECORD_BYTES, RECORD_STRIDE_BYTES, RECORDS, SEAL_BYTES, TRAILER_BYTES};
+use lodestone::wsp::image::{
+    NUMBER_MAX, RECORD_BYTES, RECORD_STRIDE_BYTES, RECORDS, Record, SEAL_BYTES, TRAILER_BYTES,
+};
 use lodestone::wsp::record::{forget_of_any_size, of_any_size};
 use lodestone::wsp::{
     Machine, Ram, Saved, Seal, State, adopt, go_on_standing, resume, resume_clone, suspend,
@@ -500,6 +502,28 @@ fn what_a_sync_did_not_write_is_in_the_next_image() {
     suspended_whole(&mut machine);
 }
 
+/// The guest did not run, and what says that its image is consumed may come to the disk all the same.
+#[test]
+fn a_sync_that_fails_consumes_no_image() {
+    let host = Host::new(Domain::PageCache);
+    let mut machine = Model::of(&host, true);
+    machine.work();
+    machine.suspend().unwrap();
+    host.ram.fail_sync_once();
+    let mut machine = Model::of(&host, false);
+    let e = host.resume(&mut machine).unwrap_err();
+    assert!(machine.ended && !machine.runs && e.to_string().contains("was not resumed"), "{e}");
+    for keep in [Keep::Nothing, Keep::Everything] {
+        let left = Host { ram: Arc::new(host.ram.crash_point().media(keep)), ..host.clone() };
+        assert_eq!(left.resume(&mut Model::of(&left, false)).unwrap(), 1, "{keep:?}");
+    }
+    host.ram.fail_syncs(true);
+    let e = host.resume(&mut Model::of(&host, false)).unwrap_err();
+    assert!(e.to_string().contains("is not known"), "{e}");
+    host.ram.fail_syncs(false);
+    assert_eq!(host.resume(&mut Model::of(&host, false)).unwrap(), 1);
+}
+
 /// Whatever size the memory of the guest had that was there before: its record is found, and none is left of it.
 #[test]
 fn no_record_of_any_size_is_left() {
@@ -547,6 +571,23 @@ fn a_resume_that_fails_may_be_tried_again_until_the_guest_runs() {
     assert!(machine.ended);
     let e = host.resume(&mut Model::of(&host, false)).unwrap_err();
     assert_eq!(e.errno(), libc::ESTALE, "{e}");
+}
+
+/// A record behind it would not be found, and this one would go on saying that the guest is suspended.
+#[test]
+fn a_record_whose_number_is_the_last_resumes_nothing() {
+    for serial in [NUMBER_MAX - 1, NUMBER_MAX, u64::MAX] {
+        let host = Host::new(Domain::Memory);
+        let mut machine = Model::of(&host, true);
+        machine.work();
+        machine.suspend().unwrap();
+        let record = host.memory().record().unwrap().unwrap();
+        let forged = Record { serial, ..record }.encode();
+        let at = Addr(RAM_BYTES + record.serial % RECORDS * RECORD_STRIDE_BYTES);
+        host.ram.fence(host.ram.copy_nt(at, &forged).unwrap());
+        let mut machine = Model::of(&host, false);
+        assert!(host.resume(&mut machine).is_err() && !machine.runs, "{serial:#x}");
+    }
 }
 
 #[test]

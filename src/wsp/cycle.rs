@@ -200,7 +200,11 @@ fn bring_back<R: Media, S: Media, M: Machine>(
     let (start, load) = bring_up(machine, &seal, &mut lap)?;
     if consumes && let Err(e) = ram.write(Record { state: State::Consumed, ..record }) {
         machine.end();
-        return Err(e.context("the image was not resumed"));
+        // The other record may be stored all the same.
+        return Err(e.context(match ram.write(record) {
+            Ok(_) => "the image was not resumed",
+            Err(_) => "whether the image is consumed is not known; try to resume it again",
+        }));
     }
     if let Err(e) = machine.go_on() {
         machine.end();

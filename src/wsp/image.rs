@@ -23,6 +23,8 @@ pub const IDENTITY_BYTES_MAX: usize = SEAL_BYTES - seal::IDENTITY;
 const RECORD_MAGIC: [u8; 8] = *b"LodeWspR";
 const SEAL_MAGIC: [u8; 8] = *b"LodeWspS";
 pub const VERSION: u32 = 1;
+/// Numbers that only grow end far below their type: nobody writes or reads higher ones.
+pub const NUMBER_MAX: u64 = 1 << 62;
 
 /// Where the fields of a record begin.
 pub mod record {
@@ -150,10 +152,11 @@ impl Record {
     /// Of bytes that verify.
     pub fn decode(line: &[u8; RECORD_BYTES]) -> Result<Record, Refused> {
         let state = get32(line, record::STATE);
+        let number = |at| Some(get64(line, at)).filter(|&n| n < NUMBER_MAX).ok_or(Refused::Damaged);
         Ok(Record {
-            serial: get64(line, record::SERIAL),
+            serial: number(record::SERIAL)?,
             state: *State::ALL.get(state as usize).ok_or(Refused::Damaged)?,
-            generation: get64(line, record::GENERATION),
+            generation: number(record::GENERATION)?,
             image: line[record::IMAGE..][..16].try_into().expect("16 bytes"),
             ram_bytes: get64(line, record::RAM_BYTES),
         })

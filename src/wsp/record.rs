@@ -4,7 +4,7 @@
 //! copy brings the record of its own generation along, and fits no other state.
 
 use super::State;
-use super::image::{RECORD_BYTES, RECORD_STRIDE_BYTES, RECORDS, Record, Refused};
+use super::image::{NUMBER_MAX, RECORD_BYTES, RECORD_STRIDE_BYTES, RECORDS, Record, Refused};
 use crate::error::{Error, Result};
 use crate::media::{Addr, Durable, Flushed, LINE, Media};
 
@@ -77,6 +77,10 @@ impl<'a, M: Media> Ram<'a, M> {
     /// Replaces the record; `serial` is chosen here. Durable on return, all or nothing.
     pub(super) fn write(&self, record: Record) -> Result<Durable> {
         let serial = self.record()?.map_or(1, |before| before.serial + 1);
+        if serial.max(record.generation) >= NUMBER_MAX {
+            let message = "the memory's record claims to have been written more often than there is time";
+            return Err(Error::message(libc::EUCLEAN, SITE, message));
+        }
         let line = Record { serial, ram_bytes: self.bytes, ..record }.encode();
         let stored = self.media.copy_nt(self.at(serial % RECORDS), &line)?;
         let durable = self.media.fence(stored);

@@ -234,11 +234,13 @@ impl Allocator {
                 continue;
             }
             drop(shard);
+            // The last free objects may be in runs that others take from. These are few; to reclaim is to look at all that wait.
+            let mut shards = self.shards.iter();
+            if let Some(at) = shards.find_map(|shard| self.take_from(&mut shard.lock(), class)) {
+                return Ok(at);
+            }
             if reclaimed || !self.reclaim() {
-                // The last free objects may be in runs that others take from.
-                let mut shards = self.shards.iter();
-                let other = shards.find_map(|shard| self.take_from(&mut shard.lock(), class));
-                return other.ok_or_else(|| self.full(CLASSES[class as usize] as u64));
+                return Err(self.full(CLASSES[class as usize] as u64));
             }
             reclaimed = true;
         }

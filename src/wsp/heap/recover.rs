@@ -13,6 +13,7 @@
 //! The time grows with the number of chunks, the bits of those that are runs, and the roots; not with the objects.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::alloc::Allocator;
 use super::format::*;
@@ -185,17 +186,23 @@ impl<M: Media> Heap<M> {
             keys,
             alloc,
         };
-        heap.take_over(&words, &state)?;
+        heap.take_over(&rings.records, &words, &state)?;
         Ok(heap)
     }
 
     /// Stores what recovery found out, and then that it did.
-    fn take_over(&mut self, words: &BTreeMap<u64, u64>, state: &State) -> Result<()> {
+    fn take_over(&mut self, records: &[Record], words: &BTreeMap<u64, u64>, state: &State) -> Result<()> {
         // A process that was killed may have left records that no sync covers: their words must not be on the disk before them.
+        // After a sync that failed the kernel takes for clean what it could not write, and the next one succeeds without it: so
+        // they are stored once more. What they rely on, and where their entries stand elsewhere, was durable before they were stored.
         if !words.is_empty()
             && self.media.domain() == Domain::PageCache
             && !self.media.omits("recovery makes records durable before it applies them")
         {
+            for line in records.iter().flat_map(|record| record.place.clone().step_by(LINE)) {
+                let word = self.media.load64(Addr(line))?;
+                self.media.store64(Addr(line), word)?.redundant("it is what stood there");
+            }
             self.make_durable(Flushed::issued())?;
         }
         let media = &self.media;
@@ -463,6 +470,8 @@ fn read_state<M: Media>(media: &M, header: &Header, layout: &Layout) -> Result<S
 /// A record that may have to be applied.
 struct Record {
     number: u64,
+    /// Where its lines are.
+    place: Range<u64>,
     entries: Vec<u64>,
 }
 
@@ -491,7 +500,9 @@ fn read_rings<M: Media>(media: &M, layout: &Layout, keys: Keys, settled: u64) ->
             if !media.omits("a record says what was settled before it") {
                 found.settled = found.settled.max(head.settled);
             }
-            found.records.push(Record { number: head.number, entries: words.split_off(record::WORDS) });
+            let place = at.0..at.0 + words.len() as u64 * 8;
+            let entries = words.split_off(record::WORDS);
+            found.records.push(Record { number: head.number, place, entries });
         }
     }
     let settled = found.settled;
@@ -500,16 +511,26 @@ fn read_rings<M: Media>(media: &M, layout: &Layout, keys: Keys, settled: u64) ->
         found.records.sort_by_key(|record| record.number);
     }
     found.records.dedup_by_key(|record| record.number);
+    let mut room = layout.chunks * CHUNK;
     for record in &mut found.records {
-        fetch_elsewhere(media, layout, keys, &mut record.entries)?;
+        fetch_elsewhere(media, layout, keys, &mut room, &mut record.entries)?;
     }
     Ok(found)
 }
 
-/// The entries of a record that names another place for them.
-fn fetch_elsewhere<M: Media>(media: &M, layout: &Layout, keys: Keys, entries: &mut Vec<u64>) -> Result<()> {
+/// The entries of a record that names another place for them, of which `room` is left.
+fn fetch_elsewhere<M: Media>(
+    media: &M,
+    layout: &Layout,
+    keys: Keys,
+    room: &mut u64,
+    entries: &mut Vec<u64>,
+) -> Result<()> {
     let Some((Entry::Elsewhere { at, words, crc }, _)) = decode(entries, layout)? else { return Ok(()) };
     let bytes = (words * 8) as usize;
+    // No two records have the same place.
+    let left = room.checked_sub(bytes as u64);
+    *room = left.ok_or_else(|| damaged(OPEN, "records of large commits take more than all of it".into()))?;
     let is_whole = media.crc32c(Addr(at), bytes, keys.seed)? == crc;
     if !media.verified(&[(Addr(at), bytes)], is_whole) {
         return Err(damaged(OPEN, format!("a large commit's record at {at:#x} is not as it was written")));
@@ -772,7 +793,31 @@ impl<M: Media> View<'_, M> {
 
 #[cfg(test)]
 mod tests {
-    use super::Freed;
+    use super::*;
+    use crate::sim::media::SimMedia;
+
+    /// A heap may be larger than memory, and its records many.
+    #[test]
+    fn records_that_are_larger_than_the_heap_are_not_read() {
+        let shape = Some(Shape { lanes: 1, ring_lines: 8, roots: 1 });
+        let options = FormatOptions { shape, identity: Some(1), ..FormatOptions::default() };
+        for (records, errno) in [(1, None), (2, Some(libc::EUCLEAN))] {
+            let heap = Heap::format(SimMedia::new(vec![0; 512 << 10], Domain::Memory), &options).unwrap();
+            let (layout, keys) = (heap.layout, heap.keys);
+            let bytes = layout.chunks * CHUNK / 2 + 8;
+            let media = heap.close().unwrap();
+            let crc = media.crc32c(Addr(layout.chunks_at), bytes as usize, keys.seed).unwrap();
+            let mut entries = Vec::new();
+            Entry::Elsewhere { at: layout.chunks_at, words: bytes / 8, crc }.encode(&mut entries);
+            for n in 0..records {
+                let at = layout.line(0, n);
+                let head = RecordHead { lines: 1, number: 1 + n as u64, settled: 0 };
+                let stored = media.store_lines(at, &encode_record(keys, at, head, &entries)).unwrap();
+                media.fence(stored);
+            }
+            assert_eq!(Heap::open(media).err().map(|e| e.errno()), errno, "{records} records");
+        }
+    }
 
     #[test]
     fn freed_ranges_join_and_hold_what_is_in_them() {

@@ -15,6 +15,9 @@
 //! 3. The first and the last page of a run say how long it is; pages between say nothing.
 //! 4. A run is in the list of its size, and the map's bit of a list is set where it holds one.
 
+use std::alloc::{Layout, alloc_zeroed};
+use std::ptr::NonNull;
+
 /// Pages of one media at most: 4 TiB in pages of 4 KiB.
 pub(super) const PAGES_MAX: usize = 1 << 30;
 
@@ -48,16 +51,20 @@ pub(super) struct Extents {
     lists: [u64; LISTS.div_ceil(64)],
 }
 
-/// Zeros that take no memory before they are written.
-fn zeroed<T: Plain>(len: usize) -> Box<[T]> {
-    // SAFETY: zeros are a value of it, as whoever implements the trait says.
-    unsafe { Box::new_zeroed_slice(len).assume_init() }
+/// Zeros that take no memory before they are written. None where there are no addresses for them.
+pub(super) fn zeroed<T: Plain>(len: usize) -> Option<Box<[T]>> {
+    let layout = Layout::array::<T>(len).ok()?;
+    assert!(layout.size() > 0, "a media has pages");
+    // SAFETY: of more than no bytes.
+    let at = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+    // SAFETY: allocated for that many just now, and zeros are a value of it, as whoever implements the trait says.
+    Some(unsafe { Box::from_raw(NonNull::slice_from_raw_parts(at.cast(), len).as_ptr()) })
 }
 
 /// # Safety
 ///
 /// Zeros are a value of the type.
-unsafe trait Plain: Copy {}
+pub(super) unsafe trait Plain: Copy {}
 // SAFETY: integers.
 unsafe impl Plain for Mark {}
 // SAFETY: an integer.
@@ -74,15 +81,15 @@ fn list_of(pages: usize) -> usize {
 }
 
 impl Extents {
-    /// No page is free yet.
-    pub fn new(pages: usize) -> Extents {
+    /// No page is free yet. None where there is no memory for the tables.
+    pub fn new(pages: usize) -> Option<Extents> {
         assert!(pages <= PAGES_MAX, "a media has at most {PAGES_MAX} pages");
-        Extents {
-            marks: zeroed(pages),
-            held: zeroed(pages.div_ceil(64)),
+        Some(Extents {
+            marks: zeroed(pages)?,
+            held: zeroed(pages.div_ceil(64))?,
             heads: [NONE; LISTS],
             lists: [0; LISTS.div_ceil(64)],
-        }
+        })
     }
 
     /// Pages that nobody held become free, and one run with their neighbours.
@@ -340,7 +347,7 @@ mod tests {
 
     #[test]
     fn all_of_it_can_be_had_and_comes_back() {
-        let mut extents = Extents::new(1000);
+        let mut extents = Extents::new(1000).unwrap();
         extents.add(1, 999);
         let mut had = Vec::new();
         while let Some(at) = extents.alloc(3, 1, 0) {
@@ -358,7 +365,7 @@ mod tests {
 
     #[test]
     fn more_than_any_media_has_is_not_to_be_had() {
-        let mut extents = Extents::new(100);
+        let mut extents = Extents::new(100).unwrap();
         extents.add(0, 100);
         for pages in [101, PAGES_MAX, PAGES_MAX + 1, 1 << 31, 1 << 40, usize::MAX / 4096] {
             assert_eq!(extents.alloc(pages, 1, 0), None, "{pages} pages");
@@ -370,7 +377,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "it asks the kernel")]
     fn tables_take_no_memory_before_they_are_written() {
         // Of 16 GiB: 48 MiB.
-        let extents = Extents::new(4 << 20);
+        let extents = Extents::new(4 << 20).unwrap();
         let page = rustix::param::page_size();
         let begin = (extents.marks.as_ptr().expose_provenance()).next_multiple_of(page);
         let end = extents.marks.as_ptr_range().end.addr() & !(page - 1);
@@ -384,7 +391,7 @@ mod tests {
 
     #[test]
     fn alignment_counts_from_the_origin() {
-        let mut extents = Extents::new(100);
+        let mut extents = Extents::new(100).unwrap();
         extents.add(0, 100);
         assert_eq!(extents.alloc(4, 16, 3), Some(13));
         assert!(!extents.alloc_at(10, 4), "page 13 is held");
@@ -395,7 +402,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "freed twice")]
     fn freed_twice_is_noticed() {
-        let mut extents = Extents::new(10);
+        let mut extents = Extents::new(10).unwrap();
         extents.add(0, 10);
         let at = extents.alloc(2, 1, 0).unwrap();
         extents.release(at, 2);
@@ -474,7 +481,7 @@ mod tests {
     }
 
     fn run(steps: &[Step], origin: usize) {
-        let mut extents = Extents::new(PAGES);
+        let mut extents = Extents::new(PAGES).unwrap();
         let mut model = Model([Page::Outside; PAGES]);
         extents.add(1, PAGES - 1);
         model.change(1, PAGES - 1, &[Page::Outside], Page::Free);

@@ -25,11 +25,11 @@ use std::ptr::{null_mut, with_exposed_provenance_mut};
 
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
-use rustix::mm::{madvise, mmap, mmap_anonymous, mremap_fixed, munmap};
+use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
+use rustix::mm::{madvise, mmap, mmap_anonymous, mprotect, mremap_fixed, munlock, munmap};
 
 use super::descriptors::{self, Descriptor, Identity, identity};
-use super::extents::Extents;
+use super::extents::{Extents, Plain, zeroed};
 use crate::error::{Error, Result};
 use crate::limits::{MEMORY_BYTES_MAX, MEMORY_GROWTH_UNITS_MAX};
 use crate::media::{TRACT_LABEL_BYTES, Tract, ofd};
@@ -61,6 +61,9 @@ pub(super) struct Unit {
     /// Its lock is also that of an open file that no descriptor leads to: given up, it would be nobody's.
     pub closed: bool,
 }
+
+// SAFETY: a number and truth values, of which 0 is one.
+unsafe impl Plain for Unit {}
 
 /// See the file's head.
 pub(super) struct Ground {
@@ -109,6 +112,9 @@ impl Ground {
         let stat = rustix::fs::fstat(&tract.file).map_err(|e| failed(e, "cannot examine"))?;
         rustix::fs::flock(&tract.file, FlockOperation::NonBlockingLockShared)
             .map_err(|e| failed(e, "cannot lock"))?;
+        let no_memory = || failed(Errno::NOMEM, "there is no memory (see ulimit -v) for the tables of");
+        let extents = Extents::new(units * (tract.unit_bytes / PAGE)).ok_or_else(no_memory)?;
+        let table = zeroed(units).ok_or_else(no_memory)?;
         let path = CString::new(tract.path.as_os_str().as_bytes())
             .map_err(|_| Error::message(libc::EINVAL, SITE, "a path holds no NUL"))?;
         let identity = identity(&stat);
@@ -117,8 +123,8 @@ impl Ground {
             Error::message(libc::EMFILE, SITE, "too many memories are open in this process")
         })?;
         let mut ground = Ground {
-            extents: Extents::new(units * (tract.unit_bytes / PAGE)),
-            units: vec![Unit::default(); units].into_boxed_slice(),
+            extents,
+            units: table,
             unit_bytes: tract.unit_bytes,
             copies_on_write: tract.copies_on_write,
             punches_holes: tract.punches_holes,
@@ -394,10 +400,20 @@ impl Ground {
         if !self.copies_on_write {
             return map_there(flags);
         }
+        // Of what is private, may be written and is locked (mlockall), the kernel makes copies at once, which would not have what
+        // other threads store until it is in its place.
+        let is_private = flags.contains(MapFlags::PRIVATE);
+        let first = if is_private { ProtFlags::empty() } else { prot };
         // SAFETY: a new mapping, where the kernel likes.
-        let Ok(new) = (unsafe { mmap(null_mut(), bytes, prot, flags, file, offset) }) else { return false };
+        let Ok(new) = (unsafe { mmap(null_mut(), bytes, first, flags, file, offset) }) else { return false };
+        // SAFETY: a mapping that nobody knows of.
+        let unlock = || unsafe {
+            munlock(new, bytes)?;
+            mprotect(new, bytes, MprotectFlags::READ | MprotectFlags::WRITE)
+        };
+        let is_ready = !is_private || unlock().is_ok();
         // SAFETY: a mapping that nobody knows of, to where it may be, as above.
-        if unsafe { mremap_fixed(new, bytes, bytes, MremapFlags::MAYMOVE, start) }.is_ok() {
+        if is_ready && unsafe { mremap_fixed(new, bytes, bytes, MremapFlags::MAYMOVE, start) }.is_ok() {
             return true;
         }
         // SAFETY: nobody knows of it.
@@ -645,10 +661,27 @@ fn lock_alone(file: RawFd, start: i64, bytes: i64) -> std::result::Result<(), Op
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wsp::memory::tests::{alone, clone};
+    use crate::wsp::memory::tests::{alone, clone, fork};
 
     fn ground(units: usize) -> Ground {
         Ground::new(Tract::memfd((units << 21) as u64).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn tables_that_there_is_no_memory_for_are_an_error() {
+        let _alone = alone();
+        // In a child: a limit is for all of a process.
+        fork(
+            || {
+                let tract = Tract::memfd(MEMORY_BYTES_MAX as u64).unwrap();
+                // The tables take 12 GiB of addresses.
+                let limit = libc::rlimit { rlim_cur: 8 << 30, rlim_max: 8 << 30 };
+                // SAFETY: a limit of this process.
+                assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
+                Ground::new(tract).err().is_some_and(|e| e.errno() == libc::ENOMEM)
+            },
+            || {},
+        );
     }
 
     #[test]
@@ -790,6 +823,29 @@ mod tests {
         }
         assert!(taken.len() >= 6);
         std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn where_all_memory_is_locked_a_private_mapping_has_what_is_stored_until_it_is_in_its_place() {
+        let _alone = alone();
+        // In a child: all of a process is locked.
+        fork(
+            || {
+                let mut ground = ground(4);
+                let got = ground.alloc(2 << 20, 2 << 20).unwrap();
+                let unit = (got.address - ground.base) >> 21;
+                let alias = ground.map_alias(unit, 1);
+                // SAFETY: it takes no memory of ours.
+                assert_eq!(unsafe { libc::mlockall(libc::MCL_FUTURE) }, 0);
+                assert!(ground.map_private(unit, 1));
+                // SAFETY: handed out above, and a mapping of the same bytes.
+                unsafe {
+                    alias.write(7);
+                    (got.address as *const u8).read() == 7
+                }
+            },
+            || {},
+        );
     }
 
     #[test]
