@@ -642,6 +642,22 @@ fn a_poller_that_panics_is_polled_no_more_and_its_worker_goes_on() {
 }
 
 #[test]
+fn a_runtime_is_dropped_with_all_that_it_had() {
+    let runtime = runtime();
+    let device = Arc::new(Device::default());
+    runtime.add_poller(device.clone());
+    let handle = runtime.spawn(|| {
+        Unparker::current().unpark();
+        // Its alarm is cancelled long before its time.
+        park_timeout(Duration::from_secs(3600));
+    });
+    runtime.run(1).unwrap();
+    value(handle.unwrap().join());
+    drop(runtime);
+    assert_eq!(Arc::strong_count(&device), 1, "the runtime leaks");
+}
+
+#[test]
 fn slices_that_are_too_long_are_counted() {
     let runtime =
         Runtime::new(Options { long_slice: Duration::from_millis(20), ..Options::default() }).unwrap();

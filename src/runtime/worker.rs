@@ -294,9 +294,10 @@ impl Shared {
         Stats { live: self.live(), spawned: self.spawned.load(Ordering::Relaxed), ..now }
     }
 
-    /// What never ran is dropped: those who wait for it are told.
+    /// What never ran is dropped: those who wait for it are told. So are alarms that were cancelled, which lead back here.
     pub fn clear(&self) {
         while let Steal::Success(_) | Steal::Retry = self.outside.steal() {}
+        self.timers.clear();
     }
 
     /// Runs until no uthread is left: on this thread, and on `workers - 1` more.
