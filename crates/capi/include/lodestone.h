@@ -25,6 +25,9 @@
  * what is not about them to the handler that was there. A program that installs its own later calls the one that it
  * replaces (or the process ends at bad media).
  *
+ * Sandboxes: a program that forbids itself system calls (seccomp(2)) after its first call of these functions goes on allowing
+ * membarrier(2); else calls fail with EIO, and their pool with them. Where it was forbidden before, they do without it.
+ *
  * What a caller owes: pointers are NULL or valid for the length given, and strings end with a NUL; nobody
  * writes them meanwhile. All functions may be called from any thread at any time, also lode_close and
  * lode_close_pool, which wait for the calls in flight (so does lode_media_close); not from a signal handler.
