@@ -657,6 +657,40 @@ fn a_runtime_is_dropped_with_all_that_it_had() {
     assert_eq!(Arc::strong_count(&device), 1, "the runtime leaks");
 }
 
+/// Says when it is dropped.
+struct Canary(Arc<AtomicBool>);
+
+impl Drop for Canary {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+#[test]
+fn a_uthread_that_nobody_can_unpark_any_more_keeps_its_stack() {
+    let (tells, told) = std::sync::mpsc::channel();
+    // Its run never ends.
+    std::thread::spawn(move || {
+        let runtime = runtime();
+        let (dropped, unparker) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None)));
+        let (own, given) = (Canary(dropped.clone()), unparker.clone());
+        let parks = move || {
+            *given.lock() = Some(Unparker::current());
+            park();
+            drop(own);
+        };
+        drop(runtime.spawn(parks).unwrap());
+        let lets_go = move || {
+            let last = unparker.lock().take().expect("the other one has begun");
+            std::thread::spawn(move || drop(last)).join().unwrap();
+            tells.send(dropped.load(Ordering::Acquire)).unwrap();
+        };
+        drop(runtime.spawn(lets_go).unwrap());
+        runtime.run(1).unwrap();
+    });
+    assert!(!told.recv().unwrap(), "its stack was unwound while it waited");
+}
+
 #[test]
 fn slices_that_are_too_long_are_counted() {
     let runtime =

@@ -632,7 +632,7 @@ impl Local {
                 self.put_back(runnable);
             }
             Some(Why::Rest(rest)) => {
-                if let Some(mut woken) = task.rest(rest, runnable) {
+                if let Some(mut woken) = Task::rest(&task, rest, runnable) {
                     woken.task = Some(task);
                     self.put_back(woken);
                 }
