@@ -516,6 +516,15 @@ fn an_unpark_is_for_the_programs_own_park() {
         value(handle.join());
         runs.join().unwrap();
     });
+    // The thread that runs uthreads, too, while they wait and while it waits for its other workers to end.
+    for workers in [1, 2] {
+        let runtime = self::runtime();
+        unparked_during(|receive| {
+            let handle = runtime.spawn(move || receive.recv().unwrap()).unwrap();
+            runtime.run(workers).unwrap();
+            value(handle.join());
+        });
+    }
 }
 
 #[test]
