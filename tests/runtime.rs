@@ -516,6 +516,15 @@ fn an_unpark_is_for_the_programs_own_park() {
         value(handle.join());
         runs.join().unwrap();
     });
+    // The thread that runs uthreads, too, while they wait and while it waits for its other workers to end.
+    for workers in [1, 2] {
+        let runtime = self::runtime();
+        unparked_during(|receive| {
+            let handle = runtime.spawn(move || receive.recv().unwrap()).unwrap();
+            runtime.run(workers).unwrap();
+            value(handle.join());
+        });
+    }
 }
 
 #[test]
@@ -639,6 +648,56 @@ fn a_poller_that_panics_is_polled_no_more_and_its_worker_goes_on() {
         assert!((3..3 + workers as u64).contains(&polls), "polled {polls} times by {workers} workers");
         assert!(device.polls.load(Ordering::Relaxed) > 3 + workers as u64, "the other one is not polled");
     }
+}
+
+#[test]
+fn a_runtime_is_dropped_with_all_that_it_had() {
+    let runtime = runtime();
+    let device = Arc::new(Device::default());
+    runtime.add_poller(device.clone());
+    let handle = runtime.spawn(|| {
+        Unparker::current().unpark();
+        // Its alarm is cancelled long before its time.
+        park_timeout(Duration::from_secs(3600));
+    });
+    runtime.run(1).unwrap();
+    value(handle.unwrap().join());
+    drop(runtime);
+    assert_eq!(Arc::strong_count(&device), 1, "the runtime leaks");
+}
+
+/// Says when it is dropped.
+struct Canary(Arc<AtomicBool>);
+
+impl Drop for Canary {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+#[test]
+fn a_uthread_that_nobody_can_unpark_any_more_keeps_its_stack() {
+    let (tells, told) = std::sync::mpsc::channel();
+    // Its run never ends.
+    std::thread::spawn(move || {
+        let runtime = runtime();
+        let (dropped, unparker) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None)));
+        let (own, given) = (Canary(dropped.clone()), unparker.clone());
+        let parks = move || {
+            *given.lock() = Some(Unparker::current());
+            park();
+            drop(own);
+        };
+        drop(runtime.spawn(parks).unwrap());
+        let lets_go = move || {
+            let last = unparker.lock().take().expect("the other one has begun");
+            std::thread::spawn(move || drop(last)).join().unwrap();
+            tells.send(dropped.load(Ordering::Acquire)).unwrap();
+        };
+        drop(runtime.spawn(lets_go).unwrap());
+        runtime.run(1).unwrap();
+    });
+    assert!(!told.recv().unwrap(), "its stack was unwound while it waited");
 }
 
 #[test]

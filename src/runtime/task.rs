@@ -73,18 +73,19 @@ impl Task {
             waiting.woken[rest as usize] = resting.is_none();
             resting
         };
-        if let Some((_, mut runnable)) = resting {
-            runnable.task = Some(this.clone());
+        if let Some((_, runnable)) = resting {
             Shared::enqueue(&this.runtime, runnable);
         }
     }
 
     /// Puts a uthread to rest, or answers it, where it was woken meanwhile.
-    pub(super) fn rest(&self, rest: Rest, runnable: Box<Runnable>) -> Option<Box<Runnable>> {
-        let mut waiting = self.waiting.lock();
+    pub(super) fn rest(this: &Arc<Task>, rest: Rest, mut runnable: Box<Runnable>) -> Option<Box<Runnable>> {
+        let mut waiting = this.waiting.lock();
         if std::mem::take(&mut waiting.woken[rest as usize]) {
             return Some(runnable);
         }
+        // A circle, until it is woken: its stack goes with none of those who could wake it.
+        runnable.task = Some(this.clone());
         waiting.resting = Some((rest, runnable));
         None
     }

@@ -11,7 +11,7 @@ use crate::sync::primitive::atomic::{AtomicU64, Ordering};
 
 /// No alarm is set.
 const NEVER: u64 = u64::MAX;
-/// Alarms that were cancelled are taken out once they are so many, and more than those that were not.
+/// As long as there are fewer alarms none is taken out before its time.
 const CANCELLED_MIN: usize = 64;
 
 pub struct Timers {
@@ -70,6 +70,9 @@ impl Timers {
         if heap.len() >= CANCELLED_MIN && heap.len() == heap.capacity() {
             // Before it grows: what was cancelled needs no place.
             heap.retain(|Reverse(entry)| !entry.waiter.is_woken());
+            // As many more come before the next time, so that each alarm pays for two.
+            let left = heap.len();
+            heap.reserve(left);
         }
         heap.push(Reverse(Entry { at_ns, waiter: waiter.clone() }));
         self.note_next(&heap);
@@ -100,9 +103,35 @@ impl Timers {
         next.map(|at| Duration::from_nanos(at.saturating_sub(now)))
     }
 
+    /// Nobody waits for any of them any more.
+    pub fn clear(&self) {
+        let heap = {
+            let mut heap = self.heap.lock();
+            self.next_ns.store(NEVER, Ordering::Release);
+            std::mem::take(&mut *heap)
+        };
+        drop(heap);
+    }
+
     fn note_next(&self, heap: &BinaryHeap<Reverse<Entry>>) -> Option<u64> {
         let next = heap.peek().map(|Reverse(entry)| entry.at_ns);
         self.next_ns.store(next.unwrap_or(NEVER), Ordering::Release);
         next
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_cancelled_is_taken_out_and_what_was_not_is_rarely_looked_through() {
+        const LATER: Duration = Duration::from_secs(3600);
+        let timers = Timers::default();
+        let live: Vec<_> = (1..CANCELLED_MIN).map(|_| timers.set(LATER, Waiter::new())).collect();
+        (0..10 * CANCELLED_MIN).for_each(|_| timers.set(LATER, Waiter::new()).cancel());
+        let heap = timers.heap.lock();
+        assert!(heap.len() >= live.len() && heap.len() <= 4 * CANCELLED_MIN, "{}", heap.len());
+        assert!(heap.capacity() >= 2 * live.len(), "each that is set looks through all");
     }
 }

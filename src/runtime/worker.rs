@@ -16,9 +16,10 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::Wake;
 use std::time::Duration;
 
 use crossbeam_deque::{Injector, Steal, Stealer, Worker as Shelf};
@@ -33,9 +34,8 @@ use super::{Options, Pending, Poller, Stats};
 use crate::error::{Error, Result};
 use crate::limits::WORKERS_MAX;
 use crate::sync::primitive::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
-use crate::sync::primitive::{self, Condvar, Mutex, RwLock, Thread, thread_local};
-use crate::wait::slack::in_a_hurry;
-use crate::wait::{POLL_MAX, pause};
+use crate::sync::primitive::{self, Condvar, Mutex, RwLock, thread_local};
+use crate::wait::{POLL_MAX, Sleeper, pause};
 
 /// Uthreads that run before a worker looks at timers, completions and its mail.
 const LOOK_EVERY: u32 = 64;
@@ -80,7 +80,8 @@ pub struct Remote {
     mail: Mutex<Queue>,
     has_mail: AtomicBool,
     asleep: AtomicBool,
-    thread: Thread,
+    /// Its own: the token of its thread's `park` is the program's, where the program runs it.
+    sleeper: Arc<Sleeper>,
     /// Written by itself alone.
     slices: AtomicU64,
     steals: AtomicU64,
@@ -294,9 +295,10 @@ impl Shared {
         Stats { live: self.live(), spawned: self.spawned.load(Ordering::Relaxed), ..now }
     }
 
-    /// What never ran is dropped: those who wait for it are told.
+    /// What never ran is dropped: those who wait for it are told. So are alarms that were cancelled, which lead back here.
     pub fn clear(&self) {
         while let Steal::Success(_) | Steal::Retry = self.outside.steal() {}
+        self.timers.clear();
     }
 
     /// Runs until no uthread is left: on this thread, and on `workers - 1` more.
@@ -330,7 +332,7 @@ impl Shared {
         primitive::scope(|scope| {
             let mut shelves = shelves.into_iter();
             let own = shelves.next().expect("there is one worker at least");
-            let mut threads = vec![primitive::current()];
+            let mut threads = Vec::new();
             let mut failed = None;
             for (number, shelf) in (1..).zip(shelves) {
                 let (this, meeting) = (this.clone(), &meeting);
@@ -345,18 +347,27 @@ impl Shared {
                     Err(e) => failed = Some(e),
                 }
             }
-            if let Some(e) = failed {
-                meeting.end(None);
-                let message = format!("{workers} workers cannot be started: {e}");
-                let errno = e.raw_os_error().unwrap_or(libc::EAGAIN);
-                return Err(Error::message(errno, "runtime::run", message));
+            let ended = match failed {
+                Some(e) => {
+                    meeting.end(None);
+                    let message = format!("{workers} workers cannot be started: {e}");
+                    let errno = e.raw_os_error().unwrap_or(libc::EAGAIN);
+                    Err(Error::message(errno, "runtime::run", message))
+                }
+                None => {
+                    let remotes = (0..workers).map(|_| Arc::new(Remote::new())).collect();
+                    let crew = Arc::new(Crew { over: AtomicBool::new(false), remotes, shelves: stealers });
+                    *this.crew.write() = Some(crew.clone());
+                    meeting.end(Some(crew.clone()));
+                    work(this.clone(), crew, 0, own);
+                    Ok(())
+                }
+            };
+            // Not left to the scope, which waits by the thread's `park`.
+            for thread in threads {
+                thread.join().unwrap_or_else(|panic| resume_unwind(panic));
             }
-            let remotes = threads.into_iter().map(|thread| Arc::new(Remote::of(thread))).collect();
-            let crew = Arc::new(Crew { over: AtomicBool::new(false), remotes, shelves: stealers });
-            *this.crew.write() = Some(crew.clone());
-            meeting.end(Some(crew.clone()));
-            work(this.clone(), crew, 0, own);
-            Ok(())
+            ended
         })
     }
 }
@@ -392,12 +403,12 @@ impl Crew {
 }
 
 impl Remote {
-    fn of(thread: Thread) -> Remote {
+    fn new() -> Remote {
         Remote {
             mail: Mutex::default(),
             has_mail: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
-            thread,
+            sleeper: Arc::new(Sleeper::new()),
             slices: AtomicU64::new(0),
             steals: AtomicU64::new(0),
             long_slices: AtomicU64::new(0),
@@ -426,7 +437,7 @@ impl Remote {
         let slept = self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::AcqRel);
         if slept {
             shared.idle.fetch_sub(1, Ordering::Relaxed);
-            self.thread.unpark();
+            self.sleeper.wake_by_ref();
         }
         slept
     }
@@ -555,9 +566,10 @@ impl Local {
             None => match soonest {
                 // To sleep costs as much: the wait ladder's first rung, for a worker.
                 Some(time) if time <= POLL_MAX => pause::moment(),
-                Some(time) if time <= HURRY_MAX => in_a_hurry(|| primitive::park_timeout(time)),
-                Some(time) => primitive::park_timeout(time),
-                None => primitive::park(),
+                // Under a model checker no time passes.
+                Some(time) if time <= HURRY_MAX || cfg!(shuttle) => self.remote.sleeper.nap(time),
+                Some(time) => self.remote.sleeper.sleep(time),
+                None => self.remote.sleeper.sleep(Duration::MAX),
             },
         }
         if self.remote.asleep.swap(false, Ordering::AcqRel) {
@@ -631,7 +643,7 @@ impl Local {
                 self.put_back(runnable);
             }
             Some(Why::Rest(rest)) => {
-                if let Some(mut woken) = task.rest(rest, runnable) {
+                if let Some(mut woken) = Task::rest(&task, rest, runnable) {
                     woken.task = Some(task);
                     self.put_back(woken);
                 }

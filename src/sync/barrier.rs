@@ -28,7 +28,7 @@ pub fn light() {
 pub fn heavy() {
     fence(Ordering::SeqCst);
     // After fork(2) the child is not registered; and no thread may go on believing that others were stopped.
-    assert!(expedite() || register() && expedite(), "the kernel took back its memory barrier");
+    assert!(expedite() || register() && expedite(), "the kernel took back its memory barrier (membarrier)");
 }
 
 #[cfg(not(any(miri, shuttle, loom)))]

@@ -9,7 +9,7 @@
 //! Who is in by leaning has noted the lock's address among the *notes* of its thread. Invariants:
 //!
 //! 1. `leaning` changes only under the exclusive `raw` lock: to upright by another thread, and from upright to the
-//!    thread that changes it.
+//!    thread that changes it. Who fails to set it upright (no barrier can be had) puts back what was there.
 //! 2. A thread writes only its own notes: one that loaded `leaning` and was then stopped for a while may
 //!    still make a note, before it looks again, and disturbs nobody with it.
 //! 3. Who is in through `raw` has, since it had that, seen the lock upright and in no note of the thread that
@@ -177,8 +177,7 @@ impl<T> Lock<T> {
     #[cold]
     #[inline(never)]
     fn write_upright(&self) -> bool {
-        self.raw.lock_exclusive();
-        let upright = self.stands();
+        let upright = self.lock_exclusive();
         if !upright {
             // SAFETY: locked just above, by this thread.
             unsafe { self.raw.unlock_exclusive() };
@@ -199,10 +198,19 @@ impl<T> Lock<T> {
             // SAFETY: locked just above, by this thread.
             unsafe { self.raw.unlock_shared() };
         }
-        self.raw.lock_exclusive();
-        let upright = self.stands();
+        let upright = self.lock_exclusive();
         // SAFETY: locked just above, by this thread.
         unsafe { if upright { self.raw.downgrade() } else { self.raw.unlock_exclusive() } };
+        upright
+    }
+
+    /// Waits for the exclusive `raw` lock, and answers whether the lock stands. A panic leaves both as they were, so that
+    /// others do not wait for ever.
+    fn lock_exclusive(&self) -> bool {
+        self.raw.lock_exclusive();
+        let unless_panicked = Undo { lock: self, leaning: self.leaning.load(Ordering::Relaxed) };
+        let upright = self.stands();
+        std::mem::forget(unless_panicked);
         upright
     }
 
@@ -251,6 +259,20 @@ impl<T> Lock<T> {
         }
         let patience = self.patience.load(Ordering::Relaxed);
         self.patience.store((patience + 1).min(PATIENCE_STEPS_MAX), Ordering::Relaxed);
+    }
+}
+
+/// What a panic with the exclusive `raw` lock puts back, as it lets go of that.
+struct Undo<'a, T> {
+    lock: &'a Lock<T>,
+    leaning: u32,
+}
+
+impl<T> Drop for Undo<'_, T> {
+    fn drop(&mut self) {
+        self.lock.leaning.store(self.leaning, Ordering::Relaxed);
+        // SAFETY: locked by this thread, which is not in.
+        unsafe { self.lock.raw.unlock_exclusive() };
     }
 }
 
@@ -377,6 +399,52 @@ mod tests {
             assert!(again(), "a note in front is free");
             drop(first);
         }
+    }
+
+    /// From now on the kernel refuses it to the calling thread, as a sandbox does; whether that can be had here.
+    #[cfg(not(any(miri, shuttle)))]
+    fn forbid_membarrier() -> bool {
+        let step = |code, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+        let refuse = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+        let mut steps = [
+            // The number of the call is what it is told first.
+            step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+            step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_membarrier as u32),
+            step(libc::BPF_RET | libc::BPF_K, 0, 0, refuse),
+            step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+        ];
+        let filter = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
+        // SAFETY: the filter outlives the call, which copies it. Both change this thread alone.
+        unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+                && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter) == 0
+        }
+    }
+
+    #[test]
+    #[cfg(not(any(miri, shuttle)))]
+    fn who_may_pass_no_barrier_panics_and_leaves_the_lock_as_it_was() {
+        let lock = Lock::new_leaning(0);
+        if !lock.leans() {
+            println!("SKIPPED: membarrier_refused: the kernel has none");
+            return;
+        }
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                if !forbid_membarrier() {
+                    println!("SKIPPED: membarrier_refused: no seccomp");
+                    return;
+                }
+                let panics = |take: fn(&Lock<i32>)| {
+                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| take(&lock))).is_err()
+                };
+                assert!(panics(|lock| drop(lock.write())) && panics(|lock| drop(lock.read())));
+            });
+        });
+        assert!(lock.leans());
+        *lock.write() += 1;
+        std::thread::scope(|s| s.spawn(|| *lock.write() += 1).join().unwrap());
+        assert_eq!(*lock.read(), 2);
     }
 
     #[test]

@@ -12,7 +12,9 @@ pub use usual::*;
 #[cfg(not(shuttle))]
 mod usual {
     pub use std::sync::atomic;
-    pub use std::thread::{Scope, Thread, current, park, park_timeout, scope, sleep, yield_now};
+    pub use std::thread::{
+        Scope, ScopedJoinHandle, Thread, current, park, park_timeout, scope, sleep, yield_now,
+    };
     pub use std::thread_local;
 
     pub use parking_lot::{Condvar, Mutex, MutexGuard, RawRwLock, RwLock, RwLockReadGuard};
@@ -45,9 +47,8 @@ mod usual {
         scope: &'scope Scope<'scope, '_>,
         name: String,
         run: impl FnOnce() + Send + 'scope,
-    ) -> std::io::Result<Thread> {
-        let begun = std::thread::Builder::new().name(name).spawn_scoped(scope, run)?;
-        Ok(begun.thread().clone())
+    ) -> std::io::Result<ScopedJoinHandle<'scope, ()>> {
+        std::thread::Builder::new().name(name).spawn_scoped(scope, run)
     }
 
     /// A static that begins as a constant; under shuttle each execution has its own.
@@ -68,7 +69,7 @@ mod usual {
 #[cfg(shuttle)]
 mod scheduled {
     pub use shuttle::sync::atomic;
-    pub use shuttle::thread::{Scope, Thread, current, park, scope, sleep, yield_now};
+    pub use shuttle::thread::{Scope, ScopedJoinHandle, Thread, current, park, scope, sleep, yield_now};
     pub use shuttle::thread_local;
 
     use crossbeam_utils::Backoff;
@@ -90,8 +91,8 @@ mod scheduled {
         scope: &'scope Scope<'scope, '_>,
         _name: String,
         run: impl FnOnce() + Send + 'scope,
-    ) -> std::io::Result<Thread> {
-        Ok(scope.spawn(run).thread().clone())
+    ) -> std::io::Result<ScopedJoinHandle<'scope, ()>> {
+        Ok(scope.spawn(run))
     }
 
     /// No time passes: whom nobody notifies sleeps for ever, which ends the run.

@@ -21,7 +21,7 @@ thread_local! {
 }
 
 impl Sleeper {
-    fn new() -> Sleeper {
+    pub fn new() -> Sleeper {
         Sleeper { woken: Mutex::new(false), wakes: Condvar::new() }
     }
 
@@ -32,7 +32,7 @@ impl Sleeper {
     }
 
     /// As [`sleep`](Sleeper::sleep), for a short time, which is meant. Under a model checker no time passes: others go on.
-    pub(super) fn nap(&self, at_most: Duration) {
+    pub fn nap(&self, at_most: Duration) {
         if cfg!(shuttle) {
             return yield_now();
         }

@@ -27,6 +27,9 @@
  * handler, and ends the process at bad media. Threads that the library starts take no signals but those that they raise
  * themselves: all others are the program's threads'.
  *
+ * Sandboxes: a program that forbids itself system calls (seccomp(2)) after its first call of these functions goes on allowing
+ * membarrier(2); else calls fail with EIO, and their pool with them. Where it was forbidden before, they do without it.
+ *
  * What a caller owes: pointers are NULL or valid for the length given, and strings end with a NUL; nobody
  * writes them meanwhile. All functions may be called from any thread at any time, also lode_close and
  * lode_close_pool, which wait for the calls in flight (so does lode_media_close); not from a signal handler.
