@@ -185,6 +185,11 @@ impl Extents {
     /// Forgets these pages, held or free: they are outside again.
     pub fn forget(&mut self, start: usize, pages: usize) {
         self.withdraw(start, pages);
+        self.forget_held(start, pages);
+    }
+
+    /// The same, of pages none of which is free.
+    pub fn forget_held(&mut self, start: usize, pages: usize) {
         for page in start..start + pages {
             self.held[page / 64] &= !(1 << (page % 64));
         }

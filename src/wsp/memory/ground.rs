@@ -517,9 +517,13 @@ impl Ground {
         self.spare = self.open_again().and_then(|file| Descriptor::new(file, self.identity));
         self.base = base;
         for unit in 0..self.units.len() {
-            if self.units[unit].owned {
-                self.extents.forget(unit * self.unit_pages(), self.unit_pages());
-                self.units[unit] = Unit::default();
+            let Unit { owned, frozen, .. } = std::mem::take(&mut self.units[unit]);
+            let (first, pages) = (unit * self.unit_pages(), self.unit_pages());
+            match frozen {
+                // None of its pages is free; who looks for one may have to look through all units behind it, too.
+                true => self.extents.forget_held(first, pages),
+                false if owned => self.extents.forget(first, pages),
+                false => {}
             }
         }
         (self.owned, self.idle, self.frozen) = (0, 0, 0);
