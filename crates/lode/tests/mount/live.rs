@@ -19,7 +19,7 @@ use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 use serde_json::Value;
 
 use crate::need_mount;
-use crate::rig::{Rig, fail, lode, pattern, succeed, text, wait_until};
+use crate::rig::{Rig, fail, lode, mounts, pattern, succeed, text, wait_until};
 
 /// Copies of the emulated device, of class bandwidth, for owner 7; nothing is kept by the kernel.
 const WITH_A_CLASS: &str = "engine=emu,class=bandwidth:7,cache=none,assume=memory";
@@ -42,7 +42,7 @@ impl Bed {
 
     fn mounted(options: &str) -> Bed {
         let bed = Bed::new();
-        succeed(&mut bed.mount_command(options));
+        mounts(&mut bed.mount_command(options));
         bed
     }
 
