@@ -25,7 +25,8 @@
 //! 1. Who enters leaves once. So counts of copies under way are right, and nothing that has ended keeps a channel at rest.
 //! 2. A channel is told to rest or to go on by one at a time, who looks again afterwards (`settle`): no change is lost.
 
-use std::time::{Duration, Instant};
+use std::sync::OnceLock;
+use std::time::Duration;
 
 use crossbeam_utils::CachePadded;
 
@@ -34,11 +35,14 @@ use super::owners::{OwnerState, Owners, Seat};
 use super::profile::{BINS, bin};
 use super::regulator::{Bounds, Seen, idle, regulate};
 use super::schedule::Direction;
+use crate::account::stamp;
 use crate::sync::primitive::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 /// The regulator looks so often. (EasyIO §4.4 asks for microseconds; in this time the memory of its testbed takes seven
 /// pieces.)
 pub const EPOCH_NS: u64 = 200_000;
+/// Nobody comes with a time that is so much older than another's, unless he was stopped since.
+const BACK_EPOCHS_MIN: u64 = 500;
 /// What class bandwidth hands over at a time, in bytes, where nobody says otherwise (EasyIO §4.4).
 pub const PIECE_BYTES: usize = 64 << 10;
 /// Channels over which class latency spreads (EasyIO §4.4).
@@ -375,7 +379,9 @@ pub struct Manager {
     bounds: Bounds,
     /// Class bandwidth was seen: from now on its channels are its own.
     parted: AtomicBool,
-    made: Instant,
+    ns_per_tick: OnceLock<f64>,
+    /// How far the processor's counter went back, in nanoseconds: see [`went_back`](Manager::went_back).
+    behind_ns: AtomicU64,
     /// Of a time that goes on by them.
     looks: AtomicU64,
 }
@@ -389,19 +395,23 @@ impl Manager {
             qos,
             bounds,
             parted: AtomicBool::new(false),
-            made: Instant::now(),
+            ns_per_tick: OnceLock::new(),
+            behind_ns: AtomicU64::new(0),
             looks: AtomicU64::new(0),
         }
     }
 
-    /// In nanoseconds, since whenever; by the system's clock, since the processor's counter goes back where it was suspended
-    /// to memory, and no epoch would end.
+    /// In nanoseconds, since whenever.
     #[inline]
     pub fn now(&self) -> u64 {
         if let Some(ns) = self.qos.by_looks_ns {
             return ns * self.looks.fetch_add(1, Ordering::Relaxed);
         }
-        self.made.elapsed().as_nanos() as u64
+        let rate = *self.ns_per_tick.get_or_init(|| {
+            stamp::begin();
+            stamp::ns_per_tick()
+        });
+        (stamp::now() as f64 * rate) as u64 + self.behind_ns.load(Ordering::Relaxed)
     }
 
     /// Whether copies without a class leave the channel of class bandwidth alone.
@@ -635,6 +645,21 @@ impl Manager {
         let (epoch, before) = (now / EPOCH_NS, group.epoch.load(Ordering::Relaxed));
         if epoch > before {
             self.end_epoch(group, before, epoch);
+        } else if epoch + BACK_EPOCHS_MIN < before {
+            self.went_back(before);
+        }
+    }
+
+    /// The processor's counter goes back where it was suspended to memory: no epoch would end before it was where it had been. From now
+    /// on time goes on from there.
+    #[cold]
+    fn went_back(&self, before: u64) {
+        let behind_ns = self.behind_ns.load(Ordering::Relaxed);
+        // Not by what the caller had, who may have been stopped for long since.
+        let lacks_ns = (before * EPOCH_NS).saturating_sub(self.now());
+        if lacks_ns > BACK_EPOCHS_MIN * EPOCH_NS {
+            let (more, order) = (behind_ns + lacks_ns, Ordering::Relaxed);
+            let _ = self.behind_ns.compare_exchange(behind_ns, more, order, order);
         }
     }
 
@@ -917,6 +942,26 @@ mod tests {
             let patient = Qos { starve_max: Duration::from_secs(1), ..Qos::default() };
             assert_eq!(pieces_of(at, patient, 4000, None), 0);
         }
+    }
+
+    /// As where the processor was suspended to memory.
+    #[test]
+    fn epochs_go_on_where_the_counter_went_back() {
+        let manager = Manager::new(1, Qos::default());
+        let group = &manager.groups[0];
+        let (early, reached) = (manager.now(), manager.now() / EPOCH_NS + 10_000_000);
+        group.epoch.store(reached, Ordering::Relaxed);
+        manager.look(group, early);
+        assert!(manager.now() / EPOCH_NS >= reached - 1, "it goes on from where it was");
+        let behind_ns = manager.behind_ns.load(Ordering::Relaxed);
+        manager.look(group, early);
+        assert_eq!(
+            manager.behind_ns.load(Ordering::Relaxed),
+            behind_ns,
+            "who was stopped for long turns no clock"
+        );
+        manager.look(group, (reached + 1) * EPOCH_NS);
+        assert_eq!(group.epochs.load(Ordering::Relaxed), 1);
     }
 
     #[test]
