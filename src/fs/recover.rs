@@ -40,6 +40,7 @@ use super::log::{self, Batch, Log, Op, Owner, Reader};
 use super::mount::{Opened, load_table_inode};
 use super::offload::Pages;
 use super::*;
+use crate::sync::together::together;
 
 use repairs::{Owned, Repairs, conflict, mark};
 
@@ -183,12 +184,7 @@ fn parallel<M: Media, T: Send + Default>(
             }
         }
     };
-    let parts = std::thread::scope(|s| {
-        let others: Vec<_> = (1..threads).map(|_| s.spawn(run)).collect();
-        let mut parts = vec![run()];
-        parts.extend(others.into_iter().map(|t| t.join().expect("a recovery thread panicked")));
-        parts
-    });
+    let parts = together(threads, run);
     match failed.into_inner() {
         Some(e) => Err(e),
         None => Ok(parts),

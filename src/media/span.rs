@@ -8,7 +8,6 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 
 use rustix::mm::{MsyncFlags, msync};
 
@@ -20,6 +19,7 @@ use super::region::{OpenRegion, Region};
 use super::{Addr, Dirty, Domain, Durable, Fault, Flushed, Media, RegionKind, bad_media};
 use crate::error::{Error, Result};
 use crate::quote::Shown;
+use crate::sync::together::together;
 
 const OPEN: &str = "media::span::open";
 const MAPPED: &str = "media::span::mapped";
@@ -289,14 +289,8 @@ impl Span {
             self.fence(Flushed::issued());
         };
         let bytes: usize = ranges.iter().map(|(_, len)| len).sum();
-        let processors = thread::available_parallelism().map_or(1, |n| n.get());
-        thread::scope(|scope| {
-            for _ in 1..processors.min(bytes / THREAD_BYTES_MIN) {
-                // Where no thread can be made the others do it all.
-                let _ = thread::Builder::new().spawn_scoped(scope, work);
-            }
-            work();
-        });
+        let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
+        together(processors.min(bytes / THREAD_BYTES_MIN), work);
         bad.into_inner().map_or(Ok(()), Err)
     }
 

@@ -15,6 +15,7 @@
 //! | `per_thread` | a part for each thread |
 //! | `reclaim` | shared things read without counting |
 //! | `signals` | threads that take no signals of the program |
+//! | `together` | several threads at one work |
 //!
 //! Where the kernel has no such call (before 4.14, or a sandbox forbids it) nothing leans, and all works with
 //! locked instructions.
@@ -28,6 +29,7 @@ pub mod reclaim;
 pub mod schedules;
 pub mod signals;
 pub mod thread;
+pub mod together;
 
 pub use lock::{Lock, ReadGuard, WriteGuard};
 pub use per_thread::PerThread;

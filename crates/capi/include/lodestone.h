@@ -24,8 +24,8 @@
  * Signals: from the first pool, media or heap on SIGBUS has a handler, by which bad media is EIO of one call. It passes on
  * what is not about them to the handler that was there. A program that installs its own later calls the one that it
  * replaces (or the process ends at bad media). No thread that calls these functions blocks SIGBUS: the kernel then asks no
- * handler, and ends the process at bad media. Threads that the library starts take no signals but those that they raise
- * themselves: all others are the program's threads'.
+ * handler, and ends the process at bad media. Threads that the library starts, but for those that run uthreads, take
+ * no signals but what they raise themselves: all others are the program's threads'.
  *
  * Sandboxes: a program that forbids itself system calls (seccomp(2)) after its first call of these functions goes on allowing
  * membarrier(2); else calls fail with EIO, and their pool with them. Where it was forbidden before, they do without it.
