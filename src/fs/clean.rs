@@ -2,7 +2,7 @@
 //!
 //! It runs at the end of an operation that needed a new segment, under the inode's lock, a little at a
 //! time: the pause is that of copying some 60 lines. What a log may waste is bounded: somewhat more than is
-//! live, and a little.
+//! live, and a little; a directory's twice as much, while the pool has room.
 //!
 //! **Files** are *swept*: a pass over the index appends the mapping of all pages, some at a time, while the
 //! file goes on being used. When it is through, everything that was in the log before it began is dead,
@@ -38,6 +38,9 @@ use crate::media::{Flushed, LINE};
 
 /// Lines that any log may have before it is cleaned.
 const SLACK_LINES: u32 = 192;
+/// Lines that a directory's log may have for each live one while there is room: who removes many names in any order copies the
+/// less, the more of the oldest segment is dead by then.
+const DIRECTORY_LINES_FOR_LIVE: u32 = 3;
 /// Times that one operation cleans.
 const CLEANINGS_MAX: usize = 2;
 /// Steps of one that catches up: more than any but the largest file takes.
@@ -137,6 +140,7 @@ impl<M: Media> Fs<M> {
     fn is_due(&self, body: &Body) -> bool {
         let may_have = match &body.data {
             Data::File(index) if self.core.alloc.is_short() => lines_of_sweep(index),
+            Data::Dir(_) if !self.core.alloc.is_short() => DIRECTORY_LINES_FOR_LIVE * live_lines(body),
             _ => 2 * live_lines(body),
         };
         body.log.lines() > SLACK_LINES + may_have

@@ -156,10 +156,13 @@ def copy_file_range(context):
     data = pattern(40 * PAGE + 9)
     write_file(context.path("from"), data)
     write_file(context.path("to"), b"")
+    os.utime(context.path("from"), (1, 2))
+    assert os.stat(context.path("from")).st_atime == 1
     with open(context.path("from"), "rb") as source, open(context.path("to"), "r+b") as out:
         done = 0
         while done < len(data):
             done += os.copy_file_range(source.fileno(), out.fileno(), len(data) - done, done, done)
+        assert os.stat(context.path("from")).st_atime > 1, "it was read"
         reader, writer = os.pipe()
         assert os.splice(source.fileno(), writer, 1000, offset_src=PAGE - 10) == 1000
         assert os.read(reader, 2000) == data[PAGE - 10 : PAGE + 990]

@@ -97,8 +97,19 @@ static int open_pool(struct thread_data *td, const struct lode_options *o)
         if (!fs)
             return lode_failed(td, "lode_open_pool");
         pool = calloc(1, sizeof(*pool));
-        pool->path = strdup(o->pool);
-        pool->opts = o->pool_opts ? strdup(o->pool_opts) : NULL;
+        if (pool) {
+            pool->path = strdup(o->pool);
+            pool->opts = o->pool_opts ? strdup(o->pool_opts) : NULL;
+        }
+        if (!pool || !pool->path || (o->pool_opts && !pool->opts)) {
+            if (pool) {
+                free(pool->path);
+                free(pool->opts);
+            }
+            free(pool);
+            lode_close_pool(fs);
+            return failed(td, ENOMEM, "calloc");
+        }
         pool->fs = fs;
         pool->next = pools;
         pools = pool;
@@ -135,6 +146,8 @@ static int make_parents(struct thread_data *td, const char *file_name)
     char path[PATH_MAX];
     char *slash = path;
 
+    if (!*file_name)
+        return failed(td, EINVAL, "filename");
     if (snprintf(path, sizeof(path), "%s", file_name) >= (int)sizeof(path))
         return failed(td, ENAMETOOLONG, "filename");
     while ((slash = strchr(slash + 1, '/'))) {

@@ -63,7 +63,8 @@ impl Held for OpenPool {
 ///
 /// opts: NULL, or a comma-separated list of
 ///   ro                      nothing on media changes; writing calls fail with EROFS
-///   user=process            permissions are checked for the process's user and groups (the default)
+///   user=process            permissions are checked for the user and groups that the process has when it opens the
+///                           pool (the default); what it drops later it keeps here
 ///   user=root               every permission is granted, and new files belong to root
 ///   umask=OCTAL             instead of the process's
 ///   assume=DOMAIN           cpu-cache, memory, page-cache or volatile: the persistence domain to work by instead
@@ -143,8 +144,14 @@ pub unsafe extern "C" fn lode_mkfs(path: *const c_char, size: u64, opts: *const 
         settings.check((size != 0).then_some(size))?;
         let path = Path::new(OsStr::from_bytes(path)).to_owned();
         let pool_options = PoolOptions { force: settings.force, ..PoolOptions::default() };
-        let pool = Pool::create(&[path], (size != 0).then_some(size), &pool_options)?;
-        Fs::mkfs(pool, &settings).map(|_| 0)
+        let is_new =
+            std::fs::symlink_metadata(&path).is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound);
+        let pool = Pool::create(std::slice::from_ref(&path), (size != 0).then_some(size), &pool_options)?;
+        Fs::mkfs(pool, &settings).map(|_| 0).inspect_err(|_| {
+            if is_new {
+                let _ = std::fs::remove_file(&path);
+            }
+        })
     })
 }
 

@@ -199,7 +199,7 @@ fn remove_dead_mounts(path: &Path) -> Result<(), Failure> {
 
 fn is_dead(path: &Path) -> bool {
     fs::metadata(path).is_err_and(|e| e.raw_os_error() == Some(libc::ENOTCONN))
-        && mounts::at(path).is_ok_and(|entry| entry.is_some())
+        && mounts::at(path).is_ok_and(|entry| entry.is_some_and(|mounted| mounted.is_pool()))
 }
 
 /// The server's life. The parent learns of a failure before the mount is live; afterwards the log does.

@@ -998,6 +998,141 @@ fn archives_keep_xattrs_of_what_nobody_may_write() {
     }
 }
 
+/// An access control list that gives user 4242 everything.
+fn generous_list() -> Vec<u8> {
+    let entries =
+        [(1u16, 7u16, u32::MAX), (2, 7, 4242), (4, 5, u32::MAX), (16, 7, u32::MAX), (32, 5, u32::MAX)];
+    let bytes = entries.iter().flat_map(|(tag, rights, id)| {
+        tag.to_le_bytes().into_iter().chain(rights.to_le_bytes()).chain(id.to_le_bytes())
+    });
+    2u32.to_le_bytes().into_iter().chain(bytes).collect()
+}
+
+/// A copy has the rights of its source, and not those of the directory's default list or of what was there before.
+#[test]
+fn archives_give_no_rights_that_the_source_does_not() {
+    let dir = Dir::new("lists");
+    dir.pool("p", 16);
+    let (from, flags) = (dir.path("from"), rustix::fs::XattrFlags::empty());
+    let (access, default) = ("system.posix_acl_access", "system.posix_acl_default");
+    fs::create_dir_all(from.join("generous")).unwrap();
+    if let Err(e) = rustix::fs::lsetxattr(from.join("generous"), default, &generous_list(), flags) {
+        assert_eq!(e, rustix::io::Errno::OPNOTSUPP);
+        return eprintln!("SKIPPED: no access control lists in {}", dir.0.display());
+    }
+    let secret = dir.write("secret", b"secret");
+    fs::set_permissions(&secret, PermissionsExt::from_mode(0o640)).unwrap();
+    fs::create_dir(dir.path("below")).unwrap();
+    let listed = dir.write("listed", b"older");
+    rustix::fs::lsetxattr(&listed, access, &generous_list(), flags).unwrap();
+    dir.ok(&["cp", "-a", "from/generous", "p:/"]);
+    dir.ok(&["cp", "-a", "secret", "below", "p:/generous"]);
+    dir.ok(&["cp", "-a", "secret", "p:/"]);
+    dir.ok(&["cp", "-a", "listed", "p:/listed"]);
+    dir.ok(&["cp", "-a", "secret", "p:/listed"]);
+    // Out of the pool into such a directory, and to where none of it comes from the directory.
+    dir.ok(&["cp", "-a", "p:/secret", "from/generous"]);
+    let out = dir.path("out");
+    fs::create_dir(&out).unwrap();
+    dir.ok(&["cp", "-a", "p:/generous", "p:/listed", "out"]);
+    let mut value = [0; 256];
+    let kept = rustix::fs::lgetxattr(out.join("generous"), default, &mut value).unwrap();
+    assert_eq!(value[..kept], generous_list()[..], "that of the source is kept");
+    for copy in ["from/generous/secret", "out/generous/secret", "out/generous/below", "out/listed"] {
+        let copy = dir.path(copy);
+        for list in [access, default] {
+            let found = rustix::fs::lgetxattr(&copy, list, &mut value);
+            assert_eq!(found, Err(rustix::io::Errno::NODATA), "{list} of {}", copy.display());
+        }
+        let mode = fs::metadata(&copy).unwrap().mode() & 0o777;
+        assert!(copy.is_dir() || mode == 0o640, "{}: {mode:o}", copy.display());
+    }
+}
+
+/// As an unprivileged user with a second group.
+#[test]
+fn archives_keep_a_group_of_the_callers() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("SKIPPED: only root can become another user");
+    }
+    let dir = Dir::new("group");
+    let pool = dir.pool("p", 16);
+    let shared = dir.write("shared", b"x");
+    std::os::unix::fs::chown(&shared, Some(4242), Some(4343)).unwrap();
+    fs::set_permissions(&shared, PermissionsExt::from_mode(0o664)).unwrap();
+    dir.ok(&["cp", "-a", "shared", "p:/"]);
+    fs::set_permissions(&pool, PermissionsExt::from_mode(0o644)).unwrap();
+    fs::set_permissions(&dir.0, PermissionsExt::from_mode(0o755)).unwrap();
+    let (to, binary) = (dir.path("to"), dir.path("lode"));
+    fs::create_dir(&to).unwrap();
+    std::os::unix::fs::chown(&to, Some(65534), Some(65534)).unwrap();
+    fs::copy(LODE, &binary).unwrap();
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--groups=4343"]).arg(&binary);
+    command
+        .args(["cp", "-a", "p:/shared", "to"])
+        .current_dir(&dir.0)
+        .env("HOME", &dir.0)
+        .stdin(Stdio::null());
+    Ran::of(&mut command).ok();
+    let copy = fs::metadata(to.join("shared")).unwrap();
+    assert_eq!((copy.uid(), copy.gid(), copy.mode() & 0o7777), (65534, 4343, 0o664));
+}
+
+/// Its owner may not list it, and rmdir(2) does not ask that.
+#[test]
+fn an_empty_directory_that_nobody_may_list_is_removed() {
+    let dir = Dir::new("unlisted");
+    let pool = dir.pool("p", 16);
+    for name in ["top/first", "top/second/third", "top/full/fourth"] {
+        fs::create_dir_all(dir.path("from").join(name)).unwrap();
+    }
+    dir.write("from/top/full/fourth/file", b"x");
+    let is_root = rustix::process::geteuid().is_root();
+    for name in ["top/first", "top/second/third", "top/full/fourth", "top/second", "top/full", "top"]
+        .map(|n| format!("from/{n}"))
+    {
+        if is_root {
+            std::os::unix::fs::chown(dir.path(&name), Some(65534), Some(65534)).unwrap();
+        }
+    }
+    for name in ["first", "second/third", "full/fourth"] {
+        let mode = if is_root { 0 } else { 0o700 };
+        fs::set_permissions(dir.path("from/top").join(name), PermissionsExt::from_mode(mode)).unwrap();
+    }
+    dir.ok(&["cp", "-a", "from/top", "p:/"]);
+    if !is_root {
+        return eprintln!("SKIPPED: only root can become another user");
+    }
+    fs::set_permissions(&pool, PermissionsExt::from_mode(0o666)).unwrap();
+    fs::set_permissions(&dir.0, PermissionsExt::from_mode(0o755)).unwrap();
+    let binary = dir.path("lode");
+    fs::copy(LODE, &binary).unwrap();
+    let mut command = Command::new(&binary);
+    command.args(["rm", "-r", "p:/top/first", "p:/top/second", "p:/top/full"]).current_dir(&dir.0);
+    let ran = Ran::of(command.env("HOME", &dir.0).stdin(Stdio::null()).uid(65534).gid(65534));
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.err.contains("cannot remove p:/top/full/fourth: Permission denied"), "{ran:?}");
+    assert_eq!(ran.err.lines().count(), 1, "{ran:?}");
+    assert_eq!(dir.ok(&["ls", "p:/top"]).trim(), "full");
+}
+
+/// As ls(1) shows it: what the name is, unless it leads to a directory.
+#[test]
+fn a_link_to_a_file_is_listed_as_a_link() {
+    let dir = Dir::new("ls-link");
+    dir.pool("p", 16);
+    dir.write("file", b"12345");
+    symlink("file", dir.path("link")).unwrap();
+    dir.ok(&["cp", "-a", "file", "link", "p:/"]);
+    let by_name = json(&dir.ok(&["ls", "--json", "p:/link"]));
+    let in_root = json(&dir.ok(&["ls", "--json", "p:/"]));
+    let entries = in_root["listings"][0]["entries"].as_array().unwrap();
+    let listed = entries.iter().find(|e| e["name"] == "link").unwrap();
+    assert_eq!(&by_name["listings"][0]["entries"][0], listed);
+    assert_eq!(listed["kind"], "symlink");
+}
+
 /// Overwrites a byte in the slot of the inode that has this name in the pool.
 fn damage_inode(dir: &Dir, pool: &str, parent: &str, name: &str) {
     let listed = json(&dir.ok(&["ls", "--json", &format!("{pool}:{parent}")]));

@@ -59,9 +59,13 @@ impl<M: Media> Files<M> {
                 Some(Kind::Directory) => return Err(Error::new(libc::EPERM, "files::mknod")),
                 Some(kind) => kind,
             };
+            let device = matches!(kind, Kind::CharDevice | Kind::BlockDevice);
+            // The kernel has numbers of 32 bits: the mount would show another device.
+            if device && u32::try_from(rdev).is_err() {
+                return Err(Error::new(libc::EINVAL, "files::mknod"));
+            }
             let place = self.place(at, path)?;
             self.check_new(&place)?;
-            let device = matches!(kind, Kind::CharDevice | Kind::BlockDevice);
             let mode = kind.mode_bits() | mode & 0o7777;
             let rdev = if device { rdev } else { 0 };
             let made = self.fs.mknod(&self.cred, place.dir.node.ino(), place.name, mode, self.umask(), rdev);

@@ -201,6 +201,7 @@ fn permissions_are_those_of_the_identity() {
     fails(libc::EACCES, ben.utimensat(AT_FDCWD, b"shared/secret", Some(SetTime::Now), Some(SetTime::Now), 0));
     fails(libc::EPERM, anna.mknod(b"shared/dev", libc::S_IFCHR | 0o600, 0x103));
     root.mknod(b"shared/dev", libc::S_IFCHR | 0o600, 0x103).unwrap();
+    fails(libc::EINVAL, root.mknod(b"shared/far", libc::S_IFBLK | 0o600, 1 << 32));
     assert_eq!(root.stat(b"shared/dev").unwrap().rdev, 0x103);
 
     // A place needs no permission on the file; reading through an open descriptor needs it no more.

@@ -538,12 +538,29 @@ fn replace(to: &Place) -> Result<()> {
 /// not take is added to `lost`, with the reason.
 fn keep_attributes(from: &Place, to: &Place, stat: &Stat, lost: &mut Vec<(Vec<u8>, Error)>) -> Result<()> {
     let tree = to.tree;
-    let owned = match tree.chown(&to.path, stat.uid, stat.gid) {
+    let owned = match tree.chown(&to.path, Some(stat.uid), stat.gid) {
         Ok(()) => true,
-        Err(e) if matches!(e.errno(), libc::EPERM | libc::EACCES | libc::EINVAL) => false,
+        Err(e) if matches!(e.errno(), libc::EPERM | libc::EACCES | libc::EINVAL) => {
+            // The group may be one of the caller's: the mode's bits for the group are meant for that one.
+            let _ = tree.chown(&to.path, None, stat.gid);
+            false
+        }
         Err(e) => return Err(e),
     };
-    for (name, value) in xattrs(from)? {
+    let attributes = xattrs(from)?;
+    for list in access_lists(stat.kind) {
+        // From a directory's default list, or of what was overwritten: rights that the source does not give.
+        if attributes.iter().any(|(name, _)| name == list) {
+            continue;
+        }
+        match tree.set_xattr(&to.path, list, b"") {
+            Ok(()) => {}
+            Err(e) if matches!(e.errno(), libc::EOPNOTSUPP | libc::ENODATA) => {}
+            Err(e) if matches!(e.errno(), libc::EIO | libc::EROFS) => return Err(e),
+            Err(e) => lost.push((list.to_vec(), e)),
+        }
+    }
+    for (name, value) in attributes {
         match tree.set_xattr(&to.path, &name, &value) {
             Ok(()) => {}
             Err(e) if e.errno() == libc::EOPNOTSUPP => {}
@@ -569,6 +586,16 @@ fn xattrs(from: &Place) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
             all.sort_by_key(|(name, _)| name.starts_with(b"system."));
             Ok(all)
         }
+    }
+}
+
+/// The access control lists that a file of this kind may have.
+fn access_lists(kind: Kind) -> &'static [&'static [u8]] {
+    const LISTS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
+    match kind {
+        Kind::Symlink => &[],
+        Kind::Directory => &LISTS,
+        _ => &LISTS[..1],
     }
 }
 

@@ -145,6 +145,7 @@ fn one(
     // As ls(1): a symbolic link to a directory is followed, with -l it is shown.
     let attr = match tree.attr(&path.path, !args.long) {
         Err(e) if e.errno() == libc::ENOENT => tree.attr(&path.path, false)?,
+        Ok(found) if found.kind() != Kind::Directory => tree.attr(&path.path, false)?,
         found => found?,
     };
     let directory = attr.kind() == Kind::Directory;

@@ -70,11 +70,19 @@ fn remove(tree: &PoolTree, path: &PoolPath, args: &cli::Rm) -> Result<bool> {
     if !args.recursive {
         return Err(Error::message(libc::EISDIR, "lode::rm", "it is a directory; add -r"));
     }
-    let emptied = Emptying { tree, top: path, levels: Vec::new() }.all(attr.ino)?;
+    let emptied = match (Emptying { tree, top: path, levels: Vec::new() }).all(attr.ino) {
+        Err(e) if is_unreadable(&e) && tree.fs.rmdir(&tree.cred, dir.ino(), name).is_ok() => return Ok(true),
+        emptied => emptied?,
+    };
     if emptied {
         tree.fs.rmdir(&tree.cred, dir.ino(), name)?;
     }
     Ok(emptied)
+}
+
+/// Of a directory that could not be listed: one that is empty may be removed all the same.
+fn is_unreadable(e: &Error) -> bool {
+    e.errno() == libc::EACCES
 }
 
 /// A directory on the way down: what it is called in the one above, and which directories it still holds.
@@ -100,7 +108,10 @@ impl Emptying<'_> {
         loop {
             let level = self.levels.last_mut().expect("it ends with the first");
             if let Some((name, ino)) = level.below.pop() {
-                if let Err(e) = self.enter(name.clone(), ino) {
+                let above = level.ino;
+                if let Err(e) = self.enter(name.clone(), ino)
+                    && !(is_unreadable(&e) && self.tree.fs.rmdir(&self.tree.cred, above, &name).is_ok())
+                {
                     self.stays(&name, e)?;
                 }
                 continue;

@@ -1012,7 +1012,9 @@ impl<M: Media> Filesystem for Requests<M> {
             debug_span!("copy", from = ino_in.0, offset_in, to = ino_out.0, offset_out, len).entered();
         let answer = self.change(|| {
             let (from, to) = (ino(ino_in)?, ino(ino_out)?);
-            let copied = self.service.copy_range(caller(req), (from, offset_in), (to, offset_out), len)?;
+            let copied = self.reading(from, |from| {
+                self.service.copy_range(caller(req), (from, offset_in), (to, offset_out), len)
+            })?;
             if copied.set_id_fell {
                 self.forget_attributes(to);
             }

@@ -130,9 +130,9 @@ impl Tree for HostTree {
         sys::unlink(&*near(path)?).map_err(failed)
     }
 
-    fn chown(&self, path: &[u8], uid: u32, gid: u32) -> Result<()> {
-        let (uid, gid) = (rustix::process::Uid::from_raw(uid), rustix::process::Gid::from_raw(gid));
-        sys::chownat(CWD, &*near(path)?, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW).map_err(failed)
+    fn chown(&self, path: &[u8], uid: Option<u32>, gid: u32) -> Result<()> {
+        let (uid, gid) = (uid.map(rustix::process::Uid::from_raw), rustix::process::Gid::from_raw(gid));
+        sys::chownat(CWD, &*near(path)?, uid, Some(gid), AtFlags::SYMLINK_NOFOLLOW).map_err(failed)
     }
 
     fn chmod(&self, path: &[u8], mode: u32) -> Result<()> {

@@ -45,7 +45,8 @@ pub trait Tree {
     fn mknod(&self, path: &[u8], mode: u32, rdev: u64) -> Result<()>;
     fn link(&self, old: &[u8], new: &[u8]) -> Result<()>;
     fn unlink(&self, path: &[u8]) -> Result<()>;
-    fn chown(&self, path: &[u8], uid: u32, gid: u32) -> Result<()>;
+    /// Without `uid` the group alone.
+    fn chown(&self, path: &[u8], uid: Option<u32>, gid: u32) -> Result<()>;
     /// Not for symbolic links: they have no mode.
     fn chmod(&self, path: &[u8], mode: u32) -> Result<()>;
     fn set_times(&self, path: &[u8], atime: Time, mtime: Time) -> Result<()>;

@@ -191,8 +191,8 @@ impl<M: Media> Tree for PoolTree<M> {
         self.fs.unlink(&self.cred, dir.ino(), name)
     }
 
-    fn chown(&self, path: &[u8], uid: u32, gid: u32) -> Result<()> {
-        self.set(path, SetAttr { uid: Some(uid), gid: Some(gid), ..SetAttr::default() })
+    fn chown(&self, path: &[u8], uid: Option<u32>, gid: u32) -> Result<()> {
+        self.set(path, SetAttr { uid, gid: Some(gid), ..SetAttr::default() })
     }
 
     fn chmod(&self, path: &[u8], mode: u32) -> Result<()> {
