@@ -141,6 +141,18 @@ impl<M: Media> Fs<M> {
         Ok(inode)
     }
 
+    /// The same without a count, and asked for whole before its lock is taken: a locked instruction keeps what is behind it from
+    /// beginning.
+    #[inline]
+    fn named_pinned<'p>(&self, dir: &Inode, entry: &Dirent, pin: &'p Pin) -> Result<&'p Inode> {
+        let inode = self.inode_pinned(entry.ino, pin)?;
+        prefetch(inode);
+        if !self.is_named_by(dir, entry.kind, inode) || inode.generation != entry.generation {
+            return Err(misled(dir));
+        }
+        Ok(inode)
+    }
+
     /// Whether an inode can be what a directory's entry of this type leads to. In an image that somebody made up it may be the
     /// directory itself or another that holds it, and whoever locked both in their order would wait for himself.
     #[inline]
@@ -625,11 +637,7 @@ impl<M: Media> Fs<M> {
         permit(cred, body, X)?;
         let entry = body.dir()?.lookup(name).ok_or_else(|| absent(name))?;
         permit(cred, body, W | X)?;
-        let victim = self.inode_pinned(entry.ino, pin)?;
-        prefetch(victim);
-        if !self.is_named_by(dir, entry.kind, victim) || victim.generation != entry.generation {
-            return Err(misled(dir));
-        }
+        let victim = self.named_pinned(dir, &entry, pin)?;
         let mut child = self.table.change(victim);
         check_removable(cred, body, &child)?;
         match (victim.kind == Kind::Directory, want_dir) {
@@ -731,41 +739,47 @@ impl<M: Media> Fs<M> {
         }
         check_old_name(name, libc::EBUSY)?;
         check_old_name(newname, libc::EBUSY)?;
-        let (from, to) = (self.inode(from)?, self.inode(to)?);
         let mut two_directories = false;
         let mut room = self.room();
         loop {
+            let pin = pin();
+            let (from, to) = (self.inode_pinned(from, &pin)?, self.inode_pinned(to, &pin)?);
             let done = {
                 let names = (name, newname);
-                if Arc::ptr_eq(&from, &to) {
+                if from.ino == to.ino {
                     let _tree = two_directories.then(|| self.rename_lock.lock());
-                    let mut body = self.table.change(&from);
+                    let mut body = self.table.change(from);
                     if !two_directories && names_directory(&body, name) && names_directory(&body, newname) {
                         two_directories = true;
                         continue;
                     }
                     let guard = self.core.enter()?;
-                    let rename = |body: &mut Body| self.rename_in(cred, &from, body, &guard, names, flags);
+                    let rename =
+                        |body: &mut Body| self.rename_in(cred, from, body, (&guard, &pin), names, flags);
                     let done = rename(&mut body);
-                    match is_full(&done) && self.make_room_in_log(&from, &mut body, &guard) {
+                    match is_full(&done) && self.make_room_in_log(from, &mut body, &guard) {
                         true => rename(&mut body),
                         false => done,
                     }
                 } else {
                     let _tree = self.rename_lock.lock();
-                    let (mut a, mut b) = self.lock_two(&from, &to);
+                    let (mut a, mut b) = self.lock_two(from, to);
                     let guard = self.core.enter()?;
-                    self.rename_between(cred, (&from, &mut a), (&to, &mut b), &guard, names, flags)
+                    self.rename_between(cred, (from, &mut a), (to, &mut b), (&guard, &pin), names, flags)
                 }
             };
             match done {
                 Ok(Some(replaced)) => {
-                    self.reclaim_if_unused(&replaced);
+                    self.reclaim_if_unused(replaced);
                     return Ok(());
                 }
                 Ok(None) => return Ok(()),
-                Err(e) if e.errno() == libc::ENOSPC && self.make_room(&mut room) => continue,
-                Err(e) => return Err(e),
+                Err(e) => {
+                    drop(pin);
+                    if e.errno() != libc::ENOSPC || !self.make_room(&mut room) {
+                        return Err(e);
+                    }
+                }
             }
         }
     }
@@ -935,24 +949,24 @@ impl<M: Media> Fs<M> {
     }
 
     /// Inside one directory: one record, or two in one operation for an exchange or a whiteout.
-    fn rename_in(
+    fn rename_in<'p>(
         &self,
         cred: &Cred,
-        dir: &Arc<Inode>,
+        dir: &Inode,
         body: &mut Body,
-        guard: &epoch::Guard,
+        (guard, pin): (&epoch::Guard, &'p Pin),
         names: (&[u8], &[u8]),
         flags: u32,
-    ) -> Result<Option<Arc<Inode>>> {
+    ) -> Result<Option<&'p Inode>> {
         let Some((source, target)) = self.rename_entries(cred, (dir, body), (dir, body), names, flags)?
         else {
             return Ok(None);
         };
-        let moved = self.named_by(dir, &source)?;
-        let replaced = target.map(|t| self.named_by(dir, &t)).transpose()?;
-        let (mut moved_body, mut replaced_body) = self.lock_children(&moved, replaced.as_deref());
+        let moved = self.named_pinned(dir, &source, pin)?;
+        let replaced = target.map(|t| self.named_pinned(dir, &t, pin)).transpose()?;
+        let (mut moved_body, mut replaced_body) = self.lock_children(moved, replaced);
         self.check_rename(cred, body, body, &moved_body, replaced_body.as_deref(), false, flags)?;
-        if let Some(replaced) = replaced.as_deref().filter(|_| flags != RENAME_EXCHANGE) {
+        if let Some(replaced) = replaced.filter(|_| flags != RENAME_EXCHANGE) {
             self.keep_times(replaced, guard)?;
         }
         let now = now();
@@ -987,15 +1001,15 @@ impl<M: Media> Fs<M> {
             }
             None => self.commit_add(dir, body, &first, guard, Class::Release, Flushed::issued())?,
         }
-        stamp(&moved, &mut moved_body, now);
-        if let (Some(r), Some(rb)) = (&replaced, &mut replaced_body) {
+        stamp(moved, &mut moved_body, now);
+        if let (Some(r), Some(rb)) = (replaced, &mut replaced_body) {
             if exchange.is_some() {
                 stamp(r, rb, now);
             } else {
                 self.unlinked(dir, r, rb, now);
             }
         }
-        if moved.kind == Kind::Directory || replaced.as_ref().is_some_and(|r| r.kind == Kind::Directory) {
+        if moved.kind == Kind::Directory || replaced.is_some_and(|r| r.kind == Kind::Directory) {
             self.namespace.fetch_add(1, Ordering::AcqRel);
         }
         drop((moved_body, replaced_body));
@@ -1004,22 +1018,22 @@ impl<M: Media> Fs<M> {
     }
 
     /// Between two directories: a record in each, which name each other, and one fence.
-    fn rename_between(
+    fn rename_between<'p>(
         &self,
         cred: &Cred,
-        (from_dir, from): (&Arc<Inode>, &mut Body),
-        (to_dir, to): (&Arc<Inode>, &mut Body),
-        guard: &epoch::Guard,
+        (from_dir, from): (&Inode, &mut Body),
+        (to_dir, to): (&Inode, &mut Body),
+        (guard, pin): (&epoch::Guard, &'p Pin),
         names: (&[u8], &[u8]),
         flags: u32,
-    ) -> Result<Option<Arc<Inode>>> {
+    ) -> Result<Option<&'p Inode>> {
         let entries = self.rename_entries(cred, (from_dir, from), (to_dir, to), names, flags)?;
         let Some((source, target)) = entries else { return Ok(None) };
-        let moved = self.named_by(from_dir, &source)?;
-        let replaced = target.map(|t| self.named_by(to_dir, &t)).transpose()?;
-        let (mut moved_body, mut replaced_body) = self.lock_children(&moved, replaced.as_deref());
+        let moved = self.named_pinned(from_dir, &source, pin)?;
+        let replaced = target.map(|t| self.named_pinned(to_dir, &t, pin)).transpose()?;
+        let (mut moved_body, mut replaced_body) = self.lock_children(moved, replaced);
         self.check_rename(cred, from, to, &moved_body, replaced_body.as_deref(), true, flags)?;
-        if let Some(replaced) = replaced.as_deref().filter(|_| flags != RENAME_EXCHANGE) {
+        if let Some(replaced) = replaced.filter(|_| flags != RENAME_EXCHANGE) {
             self.keep_times(replaced, guard)?;
         }
         let now = now();
@@ -1058,8 +1072,8 @@ impl<M: Media> Fs<M> {
                 partner(to_dir, to).expect("always").encode(&mut r[field::remove::PARTNER..]);
             }
         }
-        let to_log = (&**to_dir, &mut *to, &mut to_batch);
-        let from_log = (&**from_dir, &mut *from, &mut from_batch);
+        let to_log = (to_dir, &mut *to, &mut to_batch);
+        let from_log = (from_dir, &mut *from, &mut from_batch);
         let stored = self.commit_two(to_log, from_log, guard, (class, pending));
         self.end_whiteout(whiteout, from_dir, &stored);
         stored?;
@@ -1072,8 +1086,8 @@ impl<M: Media> Fs<M> {
             insert(from, add, from_batch.placed(0));
         }
         (from.mtime, from.ctime, to.mtime, to.ctime) = (now, now, now, now);
-        stamp(&moved, &mut moved_body, now);
-        if let (Some(r), Some(rb)) = (&replaced, &mut replaced_body) {
+        stamp(moved, &mut moved_body, now);
+        if let (Some(r), Some(rb)) = (replaced, &mut replaced_body) {
             if exchange.is_some() {
                 stamp(r, rb, now);
                 self.adopted(r, to_dir, from_dir);
@@ -1081,7 +1095,7 @@ impl<M: Media> Fs<M> {
                 self.unlinked(to_dir, r, rb, now);
             }
         }
-        self.adopted(&moved, from_dir, to_dir);
+        self.adopted(moved, from_dir, to_dir);
         drop((moved_body, replaced_body));
         self.tidy_log(to_dir, to, guard);
         self.tidy_log(from_dir, from, guard);
