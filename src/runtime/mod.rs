@@ -53,7 +53,7 @@ use worker::Shared;
 /// How a runtime is made.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Of each uthread, in bytes; memory is used as far as it is touched.
+    /// Of each uthread, in bytes; memory is used as far as it is touched. Addresses are reserved for several at a time, up to 32 MiB.
     pub stack_bytes: usize,
     /// A uthread that keeps its worker for longer is reported.
     pub long_slice: Duration,
