@@ -716,6 +716,32 @@ fn slices_that_are_too_long_are_counted() {
     assert_eq!(runtime.stats().long_slices, 1);
 }
 
+/// Longer than any clock goes.
+#[test]
+fn times_without_end_are_times() {
+    let runtime = Runtime::new(Options { long_slice: Duration::from_secs(1 << 55), ..Options::default() });
+    let runtime = runtime.unwrap();
+    let waits = || {
+        let (me, begun) = (Unparker::current(), Instant::now());
+        let unparks = move || {
+            while begun.elapsed() < Duration::from_millis(30) {
+                std::hint::spin_loop();
+            }
+            me.unpark();
+        };
+        let unparks = spawn(unparks).unwrap();
+        park_timeout(Duration::MAX);
+        assert!(begun.elapsed() >= Duration::from_millis(30));
+        value(unparks.join());
+    };
+    let handle = runtime.spawn(waits).unwrap();
+    runtime.run(1).unwrap();
+    value(handle.join());
+    assert_eq!(runtime.stats().long_slices, 0, "none is too long");
+    std::thread::current().unpark();
+    park_timeout(Duration::MAX);
+}
+
 #[test]
 fn what_cannot_be_is_refused_in_words() {
     for stack_bytes in [0, 4096, usize::MAX] {

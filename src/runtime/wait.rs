@@ -61,7 +61,7 @@ pub fn park() {
     }
 }
 
-/// As [`park`], for so long at most.
+/// As [`park`], for so long at most, which may be for ever ([`Duration::MAX`]).
 pub fn park_timeout(timeout: Duration) {
     if switch::inside() {
         rest_for(Rest::Park, timeout);
@@ -179,7 +179,7 @@ impl Waiter {
     }
 }
 
-/// Goes on after so long. Other uthreads run meanwhile.
+/// Goes on after so long, which may be never ([`Duration::MAX`]). Other uthreads run meanwhile.
 pub fn sleep(time: Duration) {
     if !switch::inside() {
         return primitive::sleep(time);

@@ -48,7 +48,8 @@ type Queue = VecDeque<Box<Runnable>>;
 
 /// What all workers share.
 pub struct Shared {
-    options: Options,
+    /// See [`Options::long_slice`].
+    long_slice_ns: u64,
     stacks: Stacks,
     /// Uthreads that have not ended. Counted before they are queued.
     live: CachePadded<AtomicUsize>,
@@ -149,7 +150,7 @@ impl Shared {
     pub fn new(options: Options) -> Result<Shared> {
         Ok(Shared {
             stacks: Stacks::new(options.stack_bytes)?,
-            options,
+            long_slice_ns: u64::try_from(options.long_slice.as_nanos()).unwrap_or(u64::MAX),
             live: CachePadded::default(),
             spawned: AtomicU64::new(0),
             outside: Injector::new(),
@@ -634,7 +635,7 @@ impl Local {
         add(&self.remote.slices);
         let now = coarse_ns();
         let ran = now.saturating_sub(began_ns);
-        if ran > self.shared.options.long_slice.as_nanos() as u64 {
+        if ran > self.shared.long_slice_ns {
             self.long_slice(&task, ran);
         }
         match why {
