@@ -4,8 +4,8 @@
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
@@ -647,6 +647,52 @@ fn a_poller_that_panics_is_polled_no_more_and_its_worker_goes_on() {
         // Each may poll it while the panic of another is on its way.
         assert!((3..3 + workers as u64).contains(&polls), "polled {polls} times by {workers} workers");
         assert!(device.polls.load(Ordering::Relaxed) > 3 + workers as u64, "the other one is not polled");
+    }
+}
+
+/// Finds its device when it is first polled.
+struct Finds {
+    runtime: Weak<Runtime>,
+    device: Arc<Device>,
+    found: AtomicBool,
+}
+
+impl Poller for Finds {
+    fn poll(&self) -> Option<Pending> {
+        if !self.found.swap(true, Ordering::AcqRel) {
+            self.runtime.upgrade().expect("it runs").add_poller(self.device.clone());
+        }
+        None
+    }
+}
+
+#[test]
+fn a_poller_adds_another() {
+    for workers in [1, 2] {
+        let (runtime, device) = (Arc::new(runtime()), Arc::new(Device::default()));
+        let finds = Finds {
+            runtime: Arc::downgrade(&runtime),
+            device: device.clone(),
+            found: AtomicBool::new(false),
+        };
+        runtime.add_poller(Arc::new(finds));
+        let waits = move || {
+            let done = Arc::new(AtomicBool::new(false));
+            device.under_way.lock().push((3, Unparker::current(), done.clone()));
+            while !done.load(Ordering::Acquire) {
+                park();
+            }
+        };
+        let handle = runtime.spawn(waits).unwrap();
+        let (tells, told) = std::sync::mpsc::channel();
+        // Not joined: it may stand still.
+        std::thread::spawn(move || {
+            runtime.run(workers).unwrap();
+            tells.send(()).unwrap();
+        });
+        told.recv_timeout(Duration::from_secs(60))
+            .expect("a worker waits for itself, or polls the new one not");
+        value(handle.join());
     }
 }
 

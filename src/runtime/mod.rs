@@ -138,7 +138,7 @@ impl Runtime {
         Shared::run(&self.shared, workers)
     }
 
-    /// Something that workers poll between uthreads.
+    /// Something that workers poll between uthreads, from now on. Anybody may add it, also another that is polled just now.
     pub fn add_poller(&self, poller: Arc<dyn Poller>) {
         self.shared.add_poller(poller);
     }

@@ -58,7 +58,8 @@ pub struct Shared {
     /// next has not begun then.
     outside: Injector<Box<Runnable>>,
     timers: Timers,
-    pollers: RwLock<Vec<Arc<dyn Poller>>>,
+    /// Replaced as a whole: a poller may add another.
+    pollers: RwLock<Arc<[Arc<dyn Poller>]>>,
     /// Workers that sleep, or are about to.
     idle: CachePadded<AtomicUsize>,
     /// A thread is in `run`. Stays where one panicked there: what its workers have begun can go on nowhere else.
@@ -242,13 +243,26 @@ impl Shared {
     }
 
     pub fn add_poller(&self, poller: Arc<dyn Poller>) {
-        self.pollers.write().push(poller);
+        {
+            let mut pollers = self.pollers.write();
+            *pollers = pollers.iter().cloned().chain([poller]).collect();
+        }
+        // Nobody who sleeps has polled it, nor would who adds it from a poller, and sleeps then.
+        if let Some(crew) = &*self.crew.read() {
+            self.rouse(crew);
+        }
     }
 
     /// In how long the next completion is expected. A panic ends its poller, not the worker, with which all that began there would
     /// stand still.
     fn poll(&self) -> Option<Pending> {
-        let pollers = self.pollers.read();
+        let pollers = {
+            let pollers = self.pollers.read();
+            if pollers.is_empty() {
+                return None;
+            }
+            pollers.clone()
+        };
         let (mut soonest, mut panicked) = (None, None);
         for poller in pollers.iter() {
             match catch_unwind(AssertUnwindSafe(|| poller.poll())) {
@@ -256,9 +270,12 @@ impl Shared {
                 Err(_) => panicked = Some(poller.clone()),
             }
         }
-        drop(pollers);
         if let Some(panicked) = panicked {
-            self.pollers.write().retain(|poller| !Arc::ptr_eq(poller, &panicked));
+            {
+                let mut pollers = self.pollers.write();
+                let others = pollers.iter().filter(|poller| !Arc::ptr_eq(poller, &panicked));
+                *pollers = others.cloned().collect();
+            }
             tracing::error!(
                 "a poller panicked and is polled no more: uthreads that wait for it alone wait for ever"
             );
