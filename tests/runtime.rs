@@ -405,6 +405,66 @@ fn a_channel_says_full_empty_and_closed() {
     });
 }
 
+/// On a worker that keeps to something else meanwhile; the others have slept since before the alarm was set.
+#[test]
+fn a_movable_one_is_woken_in_time_by_whoever_sleeps() {
+    const AFTER: Duration = Duration::from_millis(100);
+    const BUSY: Duration = Duration::from_secs(2);
+    let woken = |workers, takes_one| {
+        let runtime = Arc::new(runtime());
+        let begins = Arc::new(AtomicBool::new(false));
+        for _ in 1..workers {
+            let begins = begins.clone();
+            // Keeps its worker, so that what follows begins on another, all of it on the same one.
+            let keeps = move || {
+                while !begins.load(Ordering::Acquire) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            };
+            runtime.spawn(keeps).unwrap();
+        }
+        let sleeps = move || {
+            let parked = Arc::new(Mutex::new(None));
+            let keeper = {
+                let parked = parked.clone();
+                spawn(move || {
+                    *parked.lock() = Some(Unparker::current());
+                    park();
+                    if takes_one {
+                        drop(spawn(|| std::thread::sleep(BUSY)).unwrap());
+                    }
+                    std::thread::sleep(BUSY);
+                })
+            };
+            while parked.lock().is_none() {
+                yield_now();
+            }
+            begins.store(true, Ordering::Release);
+            // Until the other workers have nothing to do, and sleep.
+            std::thread::sleep(AFTER);
+            let home = here();
+            parked.lock().take().expect("it parks").unpark();
+            let begun = Instant::now();
+            sleep(AFTER);
+            let took = begun.elapsed();
+            drop(keeper.unwrap());
+            (took, here() != home)
+        };
+        // SAFETY: where it waits it holds times, handles and the name of a thread, which belong to no thread.
+        let handle = unsafe { runtime.spawn_movable(sleeps) }.unwrap();
+        runtime.run(workers).unwrap();
+        let (took, moved) = value(handle.join());
+        assert!(took >= AFTER && took < BUSY / 4 * 3, "{workers} workers, {takes_one}: woken after {took:?}");
+        assert!(moved, "its worker is busy");
+    };
+    std::thread::scope(|scope| {
+        // Where two sleep one may take to something else, too, after it has heard of the alarm.
+        for (workers, takes_one) in [(2, false), (3, false), (3, true)] {
+            scope.spawn(move || woken(workers, takes_one));
+        }
+    });
+}
+
 #[test]
 fn sleepers_wake_in_the_order_of_their_time() {
     let order = run(1, || {

@@ -154,6 +154,11 @@ impl Waiter {
         self.woken.store(true, Ordering::Release);
     }
 
+    /// Whether who waits may go on on any worker.
+    pub fn is_movable(&self) -> bool {
+        matches!(&self.caller, Caller::Uthread(task, _) if task.movable)
+    }
+
     pub fn is_woken(&self) -> bool {
         self.woken.load(Ordering::Acquire)
     }
