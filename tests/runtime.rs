@@ -4,8 +4,8 @@
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
@@ -405,6 +405,66 @@ fn a_channel_says_full_empty_and_closed() {
     });
 }
 
+/// On a worker that keeps to something else meanwhile; the others have slept since before the alarm was set.
+#[test]
+fn a_movable_one_is_woken_in_time_by_whoever_sleeps() {
+    const AFTER: Duration = Duration::from_millis(100);
+    const BUSY: Duration = Duration::from_secs(2);
+    let woken = |workers, takes_one| {
+        let runtime = Arc::new(runtime());
+        let begins = Arc::new(AtomicBool::new(false));
+        for _ in 1..workers {
+            let begins = begins.clone();
+            // Keeps its worker, so that what follows begins on another, all of it on the same one.
+            let keeps = move || {
+                while !begins.load(Ordering::Acquire) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            };
+            runtime.spawn(keeps).unwrap();
+        }
+        let sleeps = move || {
+            let parked = Arc::new(Mutex::new(None));
+            let keeper = {
+                let parked = parked.clone();
+                spawn(move || {
+                    *parked.lock() = Some(Unparker::current());
+                    park();
+                    if takes_one {
+                        drop(spawn(|| std::thread::sleep(BUSY)).unwrap());
+                    }
+                    std::thread::sleep(BUSY);
+                })
+            };
+            while parked.lock().is_none() {
+                yield_now();
+            }
+            begins.store(true, Ordering::Release);
+            // Until the other workers have nothing to do, and sleep.
+            std::thread::sleep(AFTER);
+            let home = here();
+            parked.lock().take().expect("it parks").unpark();
+            let begun = Instant::now();
+            sleep(AFTER);
+            let took = begun.elapsed();
+            drop(keeper.unwrap());
+            (took, here() != home)
+        };
+        // SAFETY: where it waits it holds times, handles and the name of a thread, which belong to no thread.
+        let handle = unsafe { runtime.spawn_movable(sleeps) }.unwrap();
+        runtime.run(workers).unwrap();
+        let (took, moved) = value(handle.join());
+        assert!(took >= AFTER && took < BUSY / 4 * 3, "{workers} workers, {takes_one}: woken after {took:?}");
+        assert!(moved, "its worker is busy");
+    };
+    std::thread::scope(|scope| {
+        // Where two sleep one may take to something else, too, after it has heard of the alarm.
+        for (workers, takes_one) in [(2, false), (3, false), (3, true)] {
+            scope.spawn(move || woken(workers, takes_one));
+        }
+    });
+}
+
 #[test]
 fn sleepers_wake_in_the_order_of_their_time() {
     let order = run(1, || {
@@ -650,6 +710,52 @@ fn a_poller_that_panics_is_polled_no_more_and_its_worker_goes_on() {
     }
 }
 
+/// Finds its device when it is first polled.
+struct Finds {
+    runtime: Weak<Runtime>,
+    device: Arc<Device>,
+    found: AtomicBool,
+}
+
+impl Poller for Finds {
+    fn poll(&self) -> Option<Pending> {
+        if !self.found.swap(true, Ordering::AcqRel) {
+            self.runtime.upgrade().expect("it runs").add_poller(self.device.clone());
+        }
+        None
+    }
+}
+
+#[test]
+fn a_poller_adds_another() {
+    for workers in [1, 2] {
+        let (runtime, device) = (Arc::new(runtime()), Arc::new(Device::default()));
+        let finds = Finds {
+            runtime: Arc::downgrade(&runtime),
+            device: device.clone(),
+            found: AtomicBool::new(false),
+        };
+        runtime.add_poller(Arc::new(finds));
+        let waits = move || {
+            let done = Arc::new(AtomicBool::new(false));
+            device.under_way.lock().push((3, Unparker::current(), done.clone()));
+            while !done.load(Ordering::Acquire) {
+                park();
+            }
+        };
+        let handle = runtime.spawn(waits).unwrap();
+        let (tells, told) = std::sync::mpsc::channel();
+        // Not joined: it may stand still.
+        std::thread::spawn(move || {
+            runtime.run(workers).unwrap();
+            tells.send(()).unwrap();
+        });
+        told.recv_timeout(Duration::from_secs(60))
+            .expect("a worker waits for itself, or polls the new one not");
+        value(handle.join());
+    }
+}
+
 #[test]
 fn a_runtime_is_dropped_with_all_that_it_had() {
     let runtime = runtime();
@@ -714,6 +820,32 @@ fn slices_that_are_too_long_are_counted() {
     runtime.run(1).unwrap();
     value(handle.join());
     assert_eq!(runtime.stats().long_slices, 1);
+}
+
+/// Longer than any clock goes.
+#[test]
+fn times_without_end_are_times() {
+    let runtime = Runtime::new(Options { long_slice: Duration::from_secs(1 << 55), ..Options::default() });
+    let runtime = runtime.unwrap();
+    let waits = || {
+        let (me, begun) = (Unparker::current(), Instant::now());
+        let unparks = move || {
+            while begun.elapsed() < Duration::from_millis(30) {
+                std::hint::spin_loop();
+            }
+            me.unpark();
+        };
+        let unparks = spawn(unparks).unwrap();
+        park_timeout(Duration::MAX);
+        assert!(begun.elapsed() >= Duration::from_millis(30));
+        value(unparks.join());
+    };
+    let handle = runtime.spawn(waits).unwrap();
+    runtime.run(1).unwrap();
+    value(handle.join());
+    assert_eq!(runtime.stats().long_slices, 0, "none is too long");
+    std::thread::current().unpark();
+    park_timeout(Duration::MAX);
 }
 
 #[test]

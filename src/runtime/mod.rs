@@ -53,7 +53,7 @@ use worker::Shared;
 /// How a runtime is made.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Of each uthread, in bytes; memory is used as far as it is touched.
+    /// Of each uthread, in bytes; memory is used as far as it is touched. Addresses are reserved for several at a time, up to 32 MiB.
     pub stack_bytes: usize,
     /// A uthread that keeps its worker for longer is reported.
     pub long_slice: Duration,
@@ -138,7 +138,7 @@ impl Runtime {
         Shared::run(&self.shared, workers)
     }
 
-    /// Something that workers poll between uthreads.
+    /// Something that workers poll between uthreads, from now on. Anybody may add it, also another that is polled just now.
     pub fn add_poller(&self, poller: Arc<dyn Poller>) {
         self.shared.add_poller(poller);
     }

@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicUsize as Unseen;
 use std::sync::atomic::Ordering::SeqCst;
 
+use shuttle::sync::mpsc::channel;
 use shuttle::thread;
 
 use super::{Condvar, Mutex, Options, Runtime, Unparker, bounded, spawn, yield_now};
@@ -133,6 +134,35 @@ fn what_idle_workers_take_over_is_run_once() {
         first.join().unwrap();
         assert_eq!(ran.load(SeqCst), 3);
         assert_eq!(runtime.stats().live, 0);
+    });
+}
+
+/// It is for what anybody may run, and its worker finds first what is bound to it, and keeps it: the third one, which sleeps, is woken then.
+#[test]
+fn a_wake_up_that_is_spent_on_something_else_is_handed_on() {
+    const WORKERS: usize = 3;
+    explore(|| {
+        let runtime = runtime();
+        let first = runtime.spawn(|| {
+            let (gives, given) = channel();
+            let [(tells_first, first_told), (tells_second, second_told)] = [channel(), channel()];
+            let second = spawn(move || {
+                gives.send(Unparker::current()).unwrap();
+                super::park();
+                second_told.recv().unwrap();
+            });
+            // Whoever waits so keeps its worker: the second begins on another one.
+            let unparker: Unparker = given.recv().unwrap();
+            (0..WORKERS * 8).for_each(|_| thread::yield_now());
+            let third =
+                spawn(move || [tells_first, tells_second].iter().for_each(|tells| tells.send(()).unwrap()));
+            unparker.unpark();
+            first_told.recv().unwrap();
+            second.unwrap().join().unwrap();
+            third.unwrap().join().unwrap();
+        });
+        runtime.run(WORKERS).unwrap();
+        first.unwrap().join().unwrap();
     });
 }
 

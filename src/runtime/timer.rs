@@ -1,4 +1,7 @@
-//! What is to be woken when. Workers look at it between uthreads; nobody sleeps longer than to the next alarm.
+//! What is to be woken when. Workers look at it between uthreads, and before they sleep, no longer than to the next alarm.
+//!
+//! Alarms of uthreads that go on anywhere are kept apart: others could run what they wake while the worker where they were set
+//! is busy, if they know of them (`worker` says how). What stays with its worker waits for that one anyhow.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,16 +12,32 @@ use super::wait::Waiter;
 use crate::sync::primitive::Mutex;
 use crate::sync::primitive::atomic::{AtomicU64, Ordering};
 
-/// No alarm is set.
-const NEVER: u64 = u64::MAX;
+/// No alarm is set: later than any other.
+pub const NEVER: u64 = u64::MAX;
 /// As long as there are fewer alarms none is taken out before its time.
 const CANCELLED_MIN: usize = 64;
 
 pub struct Timers {
+    /// All times are nanoseconds since then.
     began: Instant,
-    /// Of the first alarm, in nanoseconds since `began`.
+    /// Of uthreads that stay with their worker.
+    bound: Alarms,
+    /// Of those that go on anywhere.
+    movable: Alarms,
+}
+
+struct Alarms {
+    /// Of the first one.
     next_ns: AtomicU64,
     heap: Mutex<BinaryHeap<Reverse<Entry>>>,
+}
+
+/// The first alarm of all.
+#[derive(Clone, Copy)]
+pub struct Next {
+    /// As the timers count.
+    pub at_ns: u64,
+    pub left: Duration,
 }
 
 struct Entry {
@@ -58,7 +77,8 @@ impl Alarm {
 
 impl Default for Timers {
     fn default() -> Timers {
-        Timers { began: Instant::now(), next_ns: AtomicU64::new(NEVER), heap: Mutex::default() }
+        let alarms = || Alarms { next_ns: AtomicU64::new(NEVER), heap: Mutex::default() };
+        Timers { began: Instant::now(), bound: alarms(), movable: alarms() }
     }
 }
 
@@ -66,6 +86,40 @@ impl Timers {
     pub fn set(&self, after: Duration, waiter: Arc<Waiter>) -> Alarm {
         let at = self.began.elapsed().saturating_add(after);
         let at_ns = u64::try_from(at.as_nanos()).unwrap_or(NEVER - 1).min(NEVER - 1);
+        let alarms = if waiter.is_movable() { &self.movable } else { &self.bound };
+        alarms.set(Entry { at_ns, waiter: waiter.clone() });
+        Alarm(waiter)
+    }
+
+    /// Wakes whose time has come; when the next one's does.
+    pub fn fire(&self) -> Option<Next> {
+        let all = [&self.bound, &self.movable];
+        if all.iter().all(|alarms| alarms.next_ns() == NEVER) {
+            return None;
+        }
+        let now = self.began.elapsed().as_nanos() as u64;
+        let at_ns = all.map(|alarms| alarms.fire(now)).into_iter().min().filter(|at| *at != NEVER)?;
+        Some(Next { at_ns, left: Duration::from_nanos(at_ns.saturating_sub(now)) })
+    }
+
+    /// Of the first alarm of a uthread that may go on anywhere; [`NEVER`] where there is none.
+    pub fn next_movable_ns(&self) -> u64 {
+        self.movable.next_ns()
+    }
+
+    /// Nobody waits for any of them any more.
+    pub fn clear(&self) {
+        self.bound.clear();
+        self.movable.clear();
+    }
+}
+
+impl Alarms {
+    fn next_ns(&self) -> u64 {
+        self.next_ns.load(Ordering::Acquire)
+    }
+
+    fn set(&self, entry: Entry) {
         let mut heap = self.heap.lock();
         if heap.len() >= CANCELLED_MIN && heap.len() == heap.capacity() {
             // Before it grows: what was cancelled needs no place.
@@ -74,20 +128,15 @@ impl Timers {
             let left = heap.len();
             heap.reserve(left);
         }
-        heap.push(Reverse(Entry { at_ns, waiter: waiter.clone() }));
+        heap.push(Reverse(entry));
         self.note_next(&heap);
-        Alarm(waiter)
     }
 
-    /// Wakes whose time has come; how long it is to the next.
-    pub fn fire(&self) -> Option<Duration> {
-        let next = self.next_ns.load(Ordering::Acquire);
-        if next == NEVER {
-            return None;
-        }
-        let now = self.began.elapsed().as_nanos() as u64;
+    /// Wakes whose time has come by `now`; when the next one's does.
+    fn fire(&self, now: u64) -> u64 {
+        let next = self.next_ns();
         if next > now {
-            return Some(Duration::from_nanos(next - now));
+            return next;
         }
         let mut due = Vec::new();
         let next = {
@@ -100,11 +149,10 @@ impl Timers {
         for waiter in due {
             waiter.wake();
         }
-        next.map(|at| Duration::from_nanos(at.saturating_sub(now)))
+        next
     }
 
-    /// Nobody waits for any of them any more.
-    pub fn clear(&self) {
+    fn clear(&self) {
         let heap = {
             let mut heap = self.heap.lock();
             self.next_ns.store(NEVER, Ordering::Release);
@@ -113,9 +161,9 @@ impl Timers {
         drop(heap);
     }
 
-    fn note_next(&self, heap: &BinaryHeap<Reverse<Entry>>) -> Option<u64> {
-        let next = heap.peek().map(|Reverse(entry)| entry.at_ns);
-        self.next_ns.store(next.unwrap_or(NEVER), Ordering::Release);
+    fn note_next(&self, heap: &BinaryHeap<Reverse<Entry>>) -> u64 {
+        let next = heap.peek().map_or(NEVER, |Reverse(entry)| entry.at_ns);
+        self.next_ns.store(next, Ordering::Release);
         next
     }
 }
@@ -130,7 +178,7 @@ mod tests {
         let timers = Timers::default();
         let live: Vec<_> = (1..CANCELLED_MIN).map(|_| timers.set(LATER, Waiter::new())).collect();
         (0..10 * CANCELLED_MIN).for_each(|_| timers.set(LATER, Waiter::new()).cancel());
-        let heap = timers.heap.lock();
+        let heap = timers.bound.heap.lock();
         assert!(heap.len() >= live.len() && heap.len() <= 4 * CANCELLED_MIN, "{}", heap.len());
         assert!(heap.capacity() >= 2 * live.len(), "each that is set looks through all");
     }

@@ -61,7 +61,7 @@ pub fn park() {
     }
 }
 
-/// As [`park`], for so long at most.
+/// As [`park`], for so long at most, which may be for ever ([`Duration::MAX`]).
 pub fn park_timeout(timeout: Duration) {
     if switch::inside() {
         rest_for(Rest::Park, timeout);
@@ -154,6 +154,11 @@ impl Waiter {
         self.woken.store(true, Ordering::Release);
     }
 
+    /// Whether who waits may go on on any worker.
+    pub fn is_movable(&self) -> bool {
+        matches!(&self.caller, Caller::Uthread(task, _) if task.movable)
+    }
+
     pub fn is_woken(&self) -> bool {
         self.woken.load(Ordering::Acquire)
     }
@@ -179,7 +184,7 @@ impl Waiter {
     }
 }
 
-/// Goes on after so long. Other uthreads run meanwhile.
+/// Goes on after so long, which may be never ([`Duration::MAX`]). Other uthreads run meanwhile.
 pub fn sleep(time: Duration) {
     if !switch::inside() {
         return primitive::sleep(time);

@@ -6,7 +6,13 @@
 //! timers and polls for completions: there is no thread for either. With nothing to do it sleeps.
 //!
 //! **Nobody sleeps over work.** Who queues something, then passes a fence and looks for sleepers; who goes to sleep says
-//! so, passes a fence, and looks at the queues once more. So one of the two sees the other.
+//! so, passes a fence, and looks at the queues once more. So one of the two sees the other. One sleeper is woken for what anybody may
+//! run, and may find something else first: what is bound to it, say, whose slice may be long. So whoever has slept and
+//! then runs something, looks whether more is left, and wakes the next ([`Local::hand_on`]).
+//!
+//! **Nor over an alarm** of what may run anywhere. Who goes to sleep knows of all alarms that are set by then, and says when it
+//! wakes by itself. Who set one meanwhile, or has slept and watches no more, and then runs something, looks whether a sleeper wakes
+//! in time for the first of them, and otherwise wakes one, which sees it before it sleeps again. Who sleeps itself wakes nobody for it.
 //!
 //! **A run ends once, for all of its workers** ([`Shared::end`]). Whoever finds that no uthread is left locks the crew,
 //! looks again, and both says that it is over and takes the crew away before it unlocks. Threads that are not in a uthread
@@ -28,7 +34,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::switch::{self, Fiber, Label, Stack, Stacks, Watch, Why};
 use super::task::{JoinHandle, Runnable, Task, with_outcome};
-use super::timer::{Alarm, Timers};
+use super::timer::{Alarm, NEVER, Next, Timers};
 use super::wait::Waiter;
 use super::{Options, Pending, Poller, Stats};
 use crate::error::{Error, Result};
@@ -48,7 +54,8 @@ type Queue = VecDeque<Box<Runnable>>;
 
 /// What all workers share.
 pub struct Shared {
-    options: Options,
+    /// See [`Options::long_slice`].
+    long_slice_ns: u64,
     stacks: Stacks,
     /// Uthreads that have not ended. Counted before they are queued.
     live: CachePadded<AtomicUsize>,
@@ -57,7 +64,8 @@ pub struct Shared {
     /// next has not begun then.
     outside: Injector<Box<Runnable>>,
     timers: Timers,
-    pollers: RwLock<Vec<Arc<dyn Poller>>>,
+    /// Replaced as a whole: a poller may add another.
+    pollers: RwLock<Arc<[Arc<dyn Poller>]>>,
     /// Workers that sleep, or are about to.
     idle: CachePadded<AtomicUsize>,
     /// A thread is in `run`. Stays where one panicked there: what its workers have begun can go on nowhere else.
@@ -80,6 +88,8 @@ pub struct Remote {
     mail: Mutex<Queue>,
     has_mail: AtomicBool,
     asleep: AtomicBool,
+    /// While it sleeps: when it wakes by itself, at the latest, as the timers count; [`NEVER`] otherwise. Written by itself alone.
+    wakes_ns: AtomicU64,
     /// Its own: the token of its thread's `park` is the program's, where the program runs it.
     sleeper: Arc<Sleeper>,
     /// Written by itself alone.
@@ -101,6 +111,8 @@ struct Local {
     stacks: RefCell<Vec<Stack>>,
     current: Cell<Option<Arc<Task>>>,
     ticks: Cell<u32>,
+    /// Before it runs something it looks whether others are to be woken ([`Local::hand_on`]).
+    owes: Cell<bool>,
 }
 
 thread_local! {
@@ -134,22 +146,21 @@ pub fn spawn_beside<T: Send + 'static>(
     with_local(|local| Ok(Shared::begin(&local.shared, stack, None, false, run)))
 }
 
-/// The runtime of the uthread that calls.
-pub fn current_runtime() -> Option<Arc<Shared>> {
-    with_local(|local| local.shared.clone())
-}
-
 /// Wakes `waiter` after so long. Panics outside of uthreads.
 pub fn wake_after(time: Duration, waiter: Arc<Waiter>) -> Alarm {
-    let runtime = current_runtime().expect("only uthreads have timers");
-    runtime.timers.set(time, waiter)
+    let set = |local: &Rc<Local>| {
+        // Who waits now gives the worker to others, for as long as they like.
+        local.owes.set(local.owes.get() || waiter.is_movable());
+        local.shared.timers.set(time, waiter)
+    };
+    with_local(set).expect("only uthreads have timers")
 }
 
 impl Shared {
     pub fn new(options: Options) -> Result<Shared> {
         Ok(Shared {
             stacks: Stacks::new(options.stack_bytes)?,
-            options,
+            long_slice_ns: u64::try_from(options.long_slice.as_nanos()).unwrap_or(u64::MAX),
             live: CachePadded::default(),
             spawned: AtomicU64::new(0),
             outside: Injector::new(),
@@ -234,20 +245,38 @@ impl Shared {
 
     /// Wakes a sleeper for what was queued for anybody.
     fn rouse(&self, crew: &Crew) {
+        self.rouse_where(crew, || true);
+    }
+
+    /// Wakes a sleeper, if there are any and it is of use.
+    fn rouse_where(&self, crew: &Crew, is_of_use: impl FnOnce() -> bool) {
         fence(Ordering::SeqCst);
-        if self.idle.load(Ordering::Relaxed) > 0 {
+        if self.idle.load(Ordering::Relaxed) > 0 && is_of_use() {
             crew.remotes.iter().any(|remote| remote.wake(self));
         }
     }
 
     pub fn add_poller(&self, poller: Arc<dyn Poller>) {
-        self.pollers.write().push(poller);
+        {
+            let mut pollers = self.pollers.write();
+            *pollers = pollers.iter().cloned().chain([poller]).collect();
+        }
+        // Nobody who sleeps has polled it, nor would who adds it from a poller, and sleeps then.
+        if let Some(crew) = &*self.crew.read() {
+            self.rouse(crew);
+        }
     }
 
     /// In how long the next completion is expected. A panic ends its poller, not the worker, with which all that began there would
     /// stand still.
     fn poll(&self) -> Option<Pending> {
-        let pollers = self.pollers.read();
+        let pollers = {
+            let pollers = self.pollers.read();
+            if pollers.is_empty() {
+                return None;
+            }
+            pollers.clone()
+        };
         let (mut soonest, mut panicked) = (None, None);
         for poller in pollers.iter() {
             match catch_unwind(AssertUnwindSafe(|| poller.poll())) {
@@ -255,9 +284,12 @@ impl Shared {
                 Err(_) => panicked = Some(poller.clone()),
             }
         }
-        drop(pollers);
         if let Some(panicked) = panicked {
-            self.pollers.write().retain(|poller| !Arc::ptr_eq(poller, &panicked));
+            {
+                let mut pollers = self.pollers.write();
+                let others = pollers.iter().filter(|poller| !Arc::ptr_eq(poller, &panicked));
+                *pollers = others.cloned().collect();
+            }
             tracing::error!(
                 "a poller panicked and is polled no more: uthreads that wait for it alone wait for ever"
             );
@@ -363,9 +395,12 @@ impl Shared {
                     Ok(())
                 }
             };
-            // Not left to the scope, which waits by the thread's `park`.
-            for thread in threads {
-                thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+            // Not left to the scope, which waits by the thread's `park`. Shuttle's does not, and its join may return while what
+            // belongs to the thread is dropped, and say that it failed.
+            if !cfg!(shuttle) {
+                for thread in threads {
+                    thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+                }
             }
             ended
         })
@@ -400,6 +435,16 @@ impl Crew {
     fn is_over(&self) -> bool {
         self.over.load(Ordering::Relaxed)
     }
+
+    /// Something is queued that anybody may run.
+    fn has_left(&self) -> bool {
+        self.shelves.iter().any(|shelf| !shelf.is_empty())
+    }
+
+    /// A sleeper wakes by itself at that time, or before.
+    fn watches(&self, at_ns: u64) -> bool {
+        at_ns == NEVER || self.remotes.iter().any(|remote| remote.wakes_ns.load(Ordering::Relaxed) <= at_ns)
+    }
 }
 
 impl Remote {
@@ -408,6 +453,7 @@ impl Remote {
             mail: Mutex::default(),
             has_mail: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
+            wakes_ns: AtomicU64::new(NEVER),
             sleeper: Arc::new(Sleeper::new()),
             slices: AtomicU64::new(0),
             steals: AtomicU64::new(0),
@@ -459,6 +505,7 @@ fn work(shared: Arc<Shared>, crew: Arc<Crew>, number: usize, shelf: Shelf<Box<Ru
         stacks: RefCell::default(),
         current: Cell::new(None),
         ticks: Cell::new(0),
+        owes: Cell::new(false),
     });
     LOCAL.with(|of| of.replace(Some(local.clone())));
     let mut now = coarse_ns();
@@ -469,7 +516,12 @@ fn work(shared: Arc<Shared>, crew: Arc<Crew>, number: usize, shelf: Shelf<Box<Ru
             break;
         }
         match found {
-            Some(runnable) => now = local.slice(runnable, now),
+            Some(runnable) => {
+                if local.owes.get() {
+                    local.hand_on();
+                }
+                now = local.slice(runnable, now);
+            }
             // It is this worker that ended the last one, or another, which is about to do this, too.
             None if local.shared.live() == 0 => local.shared.end(&local.crew),
             None => {
@@ -495,6 +547,8 @@ impl Local {
         self.ticks.set(ticks);
         if ticks.is_multiple_of(LOOK_EVERY) {
             self.look();
+            // What was put back alone, with nobody woken for it, may have to wait for what came now.
+            self.owes.set(true);
             // What came from outside waits for no queue that never empties.
             if let Steal::Success(runnable) = self.shared.outside.steal() {
                 return Some(runnable);
@@ -508,7 +562,7 @@ impl Local {
     }
 
     /// Timers, completions, mail; how long nothing of that is expected.
-    fn look(&self) -> (Option<Duration>, Option<Pending>) {
+    fn look(&self) -> (Option<Next>, Option<Pending>) {
         let timer = self.shared.timers.fire();
         let pending = self.shared.poll();
         self.open_mail();
@@ -529,6 +583,7 @@ impl Local {
         self.own.borrow_mut().pop_front().or_else(|| self.shelf.pop()).or_else(|| self.steal())
     }
 
+    /// Others may have looked in vain for what comes with it, while it was on its way.
     fn steal(&self) -> Option<Box<Runnable>> {
         let count = self.crew.shelves.len();
         loop {
@@ -538,13 +593,17 @@ impl Local {
                 from.map(|other| self.crew.shelves[other].steal_batch_and_pop(&self.shelf)).collect()
             };
             let found = match outside {
-                Steal::Success(runnable) => return Some(runnable),
+                Steal::Success(runnable) => {
+                    self.owes.set(true);
+                    return Some(runnable);
+                }
                 Steal::Empty => others(),
                 Steal::Retry => others().or_else(|| Steal::Retry),
             };
             match found {
                 Steal::Success(runnable) => {
                     add(&self.remote.steals);
+                    self.owes.set(true);
                     return Some(runnable);
                 }
                 Steal::Empty => return None,
@@ -559,21 +618,39 @@ impl Local {
         fence(Ordering::SeqCst);
         let (timer, pending) = self.look();
         let found = self.own.borrow_mut().pop_front().or_else(|| self.shelf.pop()).or_else(|| self.steal());
-        let soonest = timer.into_iter().chain(pending.map(|p| p.0)).min();
-        match found {
-            Some(runnable) => self.put_back(runnable),
-            None if self.crew.is_over() => {}
-            None => match soonest {
+        let soonest = timer.map(|next| next.left).into_iter().chain(pending.map(|p| p.0)).min();
+        if found.is_none() && !self.crew.is_over() {
+            let remote = &self.remote;
+            remote.wakes_ns.store(timer.map_or(NEVER, |next| next.at_ns), Ordering::Relaxed);
+            match soonest {
                 // To sleep costs as much: the wait ladder's first rung, for a worker.
                 Some(time) if time <= POLL_MAX => pause::moment(),
                 // Under a model checker no time passes.
-                Some(time) if time <= HURRY_MAX || cfg!(shuttle) => self.remote.sleeper.nap(time),
-                Some(time) => self.remote.sleeper.sleep(time),
-                None => self.remote.sleeper.sleep(Duration::MAX),
-            },
+                Some(time) if time <= HURRY_MAX || cfg!(shuttle) => remote.sleeper.nap(time),
+                Some(time) => remote.sleeper.sleep(time),
+                None => remote.sleeper.sleep(Duration::MAX),
+            }
+            remote.wakes_ns.store(NEVER, Ordering::Relaxed);
         }
         if self.remote.asleep.swap(false, Ordering::AcqRel) {
             self.shared.idle.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.owes.set(true);
+        // Awake by now, so that it wakes another for it.
+        if let Some(runnable) = found {
+            self.put_back(runnable);
+        }
+    }
+
+    /// Wakes another for what is left for anybody, and for an alarm of such that no sleeper knows of: it is not known for what this one
+    /// was woken, and whoever wakes looks for something to do before it sleeps again.
+    #[cold]
+    fn hand_on(&self) {
+        self.owes.set(false);
+        if !self.alone {
+            let (shared, crew) = (&self.shared, &self.crew);
+            let is_left = || !shared.outside.is_empty() || crew.has_left();
+            shared.rouse_where(crew, || is_left() || !crew.watches(shared.timers.next_movable_ns()));
         }
     }
 
@@ -634,7 +711,7 @@ impl Local {
         add(&self.remote.slices);
         let now = coarse_ns();
         let ran = now.saturating_sub(began_ns);
-        if ran > self.shared.options.long_slice.as_nanos() as u64 {
+        if ran > self.shared.long_slice_ns {
             self.long_slice(&task, ran);
         }
         match why {

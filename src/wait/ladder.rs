@@ -51,9 +51,9 @@ pub fn until(ending: &(impl Ending + ?Sized), due: Option<Instant>, holding: Hol
     climb(ending, due, None, holding).expect("it ends, or goes on")
 }
 
-/// As [`until`], for a time at most; whether it has ended. For what may never end.
+/// As [`until`], for a time at most; whether it has ended. For what may never end. A time that no clock reaches is for ever.
 pub fn for_at_most(ending: &(impl Ending + ?Sized), time: Duration, holding: Holding) -> bool {
-    ending.look_awake() || climb(ending, None, Some(Instant::now() + time), holding).is_some()
+    ending.look_awake() || climb(ending, None, Instant::now().checked_add(time), holding).is_some()
 }
 
 /// The polling rung alone, for a time that is cut to what one wait may poll for; whether it has ended.
@@ -215,6 +215,23 @@ impl Drop for Rest<'_> {
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
+
+    struct At(Instant);
+
+    impl Ending for At {
+        fn look(&self) -> bool {
+            Instant::now() >= self.0
+        }
+    }
+
+    #[test]
+    fn what_is_waited_for_however_long_it_takes_ends() {
+        for time in [Duration::MAX, Duration::from_secs(u64::MAX / 4), Duration::from_secs(3600)] {
+            for later in [0, 5, 3000].map(Duration::from_micros) {
+                assert!(for_at_most(&At(Instant::now() + later), time, Holding::Something), "{time:?}");
+            }
+        }
+    }
 
     #[test]
     fn a_look_long_after_the_one_before_is_no_watch() {

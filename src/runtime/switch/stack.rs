@@ -1,5 +1,8 @@
 //! Stacks of uthreads: memory that is reserved in large pieces, touched page by page, and ends in a guard.
 //!
+//! Large stacks have smaller pieces ([`CHUNK_BYTES_MAX`]), down to one for each: addresses may be few (`ulimit -v`, a kernel that
+//! counts what it lends), and a uthread or two is all that such a program has. Where a piece cannot be had a smaller one is tried.
+//!
 //! A guard is a marker in the page table where the kernel has them (MADV_GUARD_INSTALL, Linux 6.13): then a million
 //! stacks are a handful of mappings. Elsewhere it is a page without access, which splits a mapping in two, and the
 //! kernel's limit on mappings is met at some 30,000 stacks: that is an error that names the limit.
@@ -20,8 +23,10 @@ use crate::limits::{STACK_BYTES_MAX, STACK_BYTES_MIN};
 
 /// No access below a stack, in bytes: more than a function's frame that is not probed.
 const GUARD_BYTES: usize = 16 << 10;
-/// Stacks of one reservation.
-const CHUNK_STACKS: usize = 64;
+/// Stacks of one reservation, at most.
+const CHUNK_STACKS_MAX: usize = 64;
+/// One reservation in bytes, at most, but that there is one stack in it.
+const CHUNK_BYTES_MAX: usize = 32 << 20;
 /// Stacks that keep the pages they once used while nobody has them; more give them back to the kernel.
 const WARM_STACKS_MAX: usize = 1024;
 /// The kernel's number for it, which neither crate has yet.
@@ -60,7 +65,7 @@ fn pointer(address: usize) -> StackPointer {
 /// Memory of several stacks.
 struct Chunk {
     memory: NonNull<libc::c_void>,
-    bytes: usize,
+    stacks: usize,
     stack_bytes: usize,
 }
 
@@ -69,10 +74,16 @@ unsafe impl Send for Chunk {}
 // SAFETY: as above.
 unsafe impl Sync for Chunk {}
 
+impl Chunk {
+    fn bytes(&self) -> usize {
+        self.stacks * (GUARD_BYTES + self.stack_bytes)
+    }
+}
+
 impl Drop for Chunk {
     fn drop(&mut self) {
         // SAFETY: mapped by `reserve` with this size; the last stack of it is gone.
-        if let Err(e) = unsafe { munmap(self.memory.as_ptr(), self.bytes) } {
+        if let Err(e) = unsafe { munmap(self.memory.as_ptr(), self.bytes()) } {
             tracing::error!("stacks of uthreads are not given back: munmap: {e}");
         }
     }
@@ -111,8 +122,8 @@ impl Stacks {
             return Ok(stack);
         }
         let mut cut = self.cut.lock();
-        if cut.as_ref().is_none_or(|(_, count)| *count == CHUNK_STACKS) {
-            *cut = Some((Arc::new(self.reserve()?), 0));
+        if cut.as_ref().is_none_or(|(chunk, count)| *count == chunk.stacks) {
+            *cut = Some((Arc::new(self.reserve_most()?), 0));
         }
         let (chunk, count) = cut.as_mut().expect("there is one");
         let low = chunk.memory.as_ptr().addr() + *count * (GUARD_BYTES + self.stack_bytes);
@@ -138,14 +149,26 @@ impl Stacks {
         free.push(stack);
     }
 
-    fn reserve(&self) -> Result<Chunk> {
-        let bytes = CHUNK_STACKS * (GUARD_BYTES + self.stack_bytes);
+    /// As many stacks as there are addresses for, within the limits.
+    fn reserve_most(&self) -> Result<Chunk> {
+        let fit = CHUNK_BYTES_MAX / (GUARD_BYTES + self.stack_bytes);
+        let mut stacks = fit.clamp(1, CHUNK_STACKS_MAX);
+        loop {
+            match self.reserve(stacks) {
+                Err(_) if stacks > 1 => stacks /= 2,
+                reserved => return reserved,
+            }
+        }
+    }
+
+    fn reserve(&self, stacks: usize) -> Result<Chunk> {
+        let bytes = stacks * (GUARD_BYTES + self.stack_bytes);
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
         // SAFETY: a new mapping, where the kernel likes.
         let mapped = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, prot, flags) };
         let memory = mapped.map_err(|e| self.out_of_stacks("mmap", e.raw_os_error()))?;
         let memory = NonNull::new(memory).expect("nothing is mapped at 0");
-        let chunk = Chunk { memory, bytes, stack_bytes: self.stack_bytes };
+        let chunk = Chunk { memory, stacks, stack_bytes: self.stack_bytes };
         // SAFETY: within the new mapping. A kernel without huge pages refuses, which is as good.
         let _ = unsafe { madvise(memory.as_ptr(), bytes, Advice::LinuxNoHugepage) };
         Ok(chunk)
@@ -208,7 +231,7 @@ mod tests {
     #[test]
     fn without_markers_a_guard_is_a_page_without_access() {
         let stacks = without_markers();
-        let taken: Vec<_> = (0..CHUNK_STACKS + 2).map(|_| stacks.take().unwrap()).collect();
+        let taken: Vec<_> = (0..CHUNK_STACKS_MAX + 2).map(|_| stacks.take().unwrap()).collect();
         assert!(taken.iter().all(|stack| has_no_access(&stack.guard())));
         // And the stack above it can be used to its last byte.
         for stack in &taken {
@@ -216,6 +239,56 @@ mod tests {
             // SAFETY: the stack is nobody else's.
             unsafe { low.write(1) };
         }
+    }
+
+    /// Runs a test that is ignored, in a process of its own.
+    fn runs_apart(test: &str) {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--ignored", &format!("runtime::switch::stack::tests::{test}")])
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&child.stdout);
+        assert!(child.status.success() && said.contains("1 passed"), "{said}");
+    }
+
+    #[test]
+    fn large_stacks_are_reserved_few_at_a_time() {
+        for (stack_bytes, stacks) in
+            [(STACK_BYTES_MIN, CHUNK_STACKS_MAX), (64 << 10, CHUNK_STACKS_MAX), (4 << 20, 7), (64 << 20, 1)]
+        {
+            let stack = Stacks::new(stack_bytes).unwrap().take().unwrap();
+            assert_eq!(stack.chunk.stacks, stacks, "of {stack_bytes} bytes");
+        }
+    }
+
+    /// In a process of its own: no other test finds addresses meanwhile.
+    #[test]
+    fn where_addresses_are_few_fewer_stacks_are_reserved() {
+        runs_apart("has_few_addresses");
+    }
+
+    #[test]
+    #[ignore = "it takes most addresses from its process"]
+    fn has_few_addresses() {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+        const STACK: usize = 8 << 20;
+        let used = || {
+            let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+            let pages = statm.split(' ').next().unwrap().parse::<usize>().unwrap();
+            pages * rustix::param::page_size()
+        };
+        let usual = getrlimit(Resource::As);
+        let few = (used() + 2 * STACK + STACK / 2) as u64;
+        setrlimit(Resource::As, Rlimit { current: Some(few), maximum: usual.maximum }).unwrap();
+        let stacks = Stacks::new(STACK).unwrap();
+        let taken = [stacks.take(), stacks.take(), stacks.take()];
+        setrlimit(Resource::As, usual).unwrap();
+        let [Ok(first), Ok(second), Err(third)] = taken else { panic!("two fit") };
+        assert_eq!([first.chunk.stacks, second.chunk.stacks], [1, 1]);
+        assert!(third.errno() == libc::ENOMEM && third.to_string().contains("mmap"), "{third}");
+        // And there are more again where there are more addresses.
+        assert!(stacks.take().unwrap().chunk.stacks > 1);
     }
 
     /// In a process of its own: no other test finds room for its mappings meanwhile.
@@ -226,12 +299,7 @@ mod tests {
             println!("SKIPPED: limit_on_mappings: vm.max_map_count is {}, out of reach", limit.trim());
             return;
         }
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "--ignored", "runtime::switch::stack::tests::takes_all_mappings"])
-            .output()
-            .unwrap();
-        let said = String::from_utf8_lossy(&child.stdout);
-        assert!(child.status.success() && said.contains("1 passed"), "{said}");
+        runs_apart("takes_all_mappings");
     }
 
     #[test]
