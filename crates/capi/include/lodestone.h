@@ -266,7 +266,8 @@ extern "C" {
  *
  * opts: NULL, or a comma-separated list of
  *   ro                      nothing on media changes; writing calls fail with EROFS
- *   user=process            permissions are checked for the process's user and groups (the default)
+ *   user=process            permissions are checked for the user and groups that the process has when it opens the
+ *                           pool (the default); what it drops later it keeps here
  *   user=root               every permission is granted, and new files belong to root
  *   umask=OCTAL             instead of the process's
  *   assume=DOMAIN           cpu-cache, memory, page-cache or volatile: the persistence domain to work by instead
@@ -317,9 +318,12 @@ int lode_close_pool(lode_fs *fs);
  *   data=inplace            a crash can tear a write
  *
  * The root directory belongs to the process's user. Errors: EACCES, EBUSY, EEXIST (something is there:
- * force), EFAULT, EINVAL, EIO, ENOENT, ENOSPC. Durable.
+ * force), EFAULT, EINVAL, EIO, EISDIR, ELOOP, ENAMETOOLONG, ENODEV (neither a file nor a device that can be mapped), ENOENT, ENOSPC,
+ * ENOTDIR. Durable.
  */
-int lode_mkfs(const char *path, uint64_t size, const char *opts);
+int lode_mkfs(const char *path,
+              uint64_t size,
+              const char *opts);
 
 /**
  * Opens or makes a file and returns the lowest free descriptor of this pool, or -1.
@@ -976,7 +980,8 @@ int lode_media_drain(lode_media *media);
  *   assume=DOMAIN           cpu-cache, memory or page-cache, as lode_open_pool explains it
  *
  * Errors: EACCES, EADDRINUSE (the place is taken), EBUSY (in use), EEXIST (something is there: force), EINVAL, EIO,
- * EMFILE (256 are open, or 1024 regions mapped), ENOENT, ENOMEM, ENOSPC. Durable.
+ * EISDIR, EMFILE (256 are open, or 1024 regions mapped), ENODEV (neither a file nor a device that can be mapped), ENOENT (no
+ * file, and no size for one), ENOMEM, ENOSPC. Durable.
  */
 lode_heap *lode_heap_create(const char *path,
                             const char *opts);

@@ -145,7 +145,8 @@ fn settings(opts: &str) -> Result<(CreateOptions, bool)> {
 ///   assume=DOMAIN           cpu-cache, memory or page-cache, as lode_open_pool explains it
 ///
 /// Errors: EACCES, EADDRINUSE (the place is taken), EBUSY (in use), EEXIST (something is there: force), EINVAL, EIO,
-/// EMFILE (256 are open, or 1024 regions mapped), ENOENT, ENOMEM, ENOSPC. Durable.
+/// EISDIR, EMFILE (256 are open, or 1024 regions mapped), ENODEV (neither a file nor a device that can be mapped), ENOENT (no
+/// file, and no size for one), ENOMEM, ENOSPC. Durable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lode_heap_create(path: *const c_char, opts: *const c_char) -> *mut lode_heap {
     without_pool("lode_heap_create", || {
@@ -176,8 +177,14 @@ pub unsafe extern "C" fn lode_heap_open(path: *const c_char, opts: *const c_char
         }
         let handle = HEAPS.take()?;
         let options: OpenOptions = settings.open;
-        let heap = Heap::open_path(Path::new(OsStr::from_bytes(path)), &options)
-            .inspect_err(|_| handle.give_back())?;
+        let path = Path::new(OsStr::from_bytes(path));
+        let heap = Heap::open_path(path, &options).map_err(|e| {
+            handle.give_back();
+            match e.errno() {
+                libc::EEXIST => invalid(format!("{} is a pool, no heap", path.display())),
+                _ => e,
+            }
+        })?;
         Ok(handle.fill(OpenHeap { heap }).cast())
     })
 }

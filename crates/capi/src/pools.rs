@@ -133,7 +133,8 @@ pub unsafe extern "C" fn lode_close_pool(fs: *mut lode_fs) -> c_int {
 ///   data=inplace            a crash can tear a write
 ///
 /// The root directory belongs to the process's user. Errors: EACCES, EBUSY, EEXIST (something is there:
-/// force), EFAULT, EINVAL, EIO, ENOENT, ENOSPC. Durable.
+/// force), EFAULT, EINVAL, EIO, EISDIR, ELOOP, ENAMETOOLONG, ENODEV (neither a file nor a device that can be mapped), ENOENT, ENOSPC,
+/// ENOTDIR. Durable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lode_mkfs(path: *const c_char, size: u64, opts: *const c_char) -> c_int {
     without_pool("lode_mkfs", || {

@@ -76,7 +76,8 @@ pub struct Mkfs {
     /// The file or device; several, with commas between, are striped and named by the first from then on
     #[arg(value_parser = PoolNameParser)]
     pub pool: OsString,
-    /// Size of the pool; K, M, G and T are binary [default: what POOL has, 4G where it is new]
+    /// Size of the pool, all of which is taken from the disk now; K, M, G and T are binary. (A sparse pool: make the file first, as with
+    /// truncate -s 1T POOL, and give no size.) [default: what POOL has, 4G where it is new]
     #[arg(long, value_name = "SIZE", value_parser = parse_pool_size)]
     pub size: Option<u64>,
     /// Overwrite what POOL holds
@@ -149,6 +150,10 @@ pub enum Assume {
 /// starve=MS: and so many milliseconds, from 1 to 60000, after which it has a piece where nothing moves [default: 2].
 ///
 /// max_read=BYTES, max_write=BYTES: the largest request, from 4096 to 1048576.
+///
+/// What the server has to say (damage, a device that cannot be used, a write-back that failed) goes to the system log (/dev/log, facility
+/// daemon); with --foreground, or where standard error is a file, there. Where neither is, as in many containers, nobody hears it: use
+/// --foreground or 2>FILE.
 #[derive(Args, Debug)]
 pub struct Mount {
     /// The file or device of the pool, the first of several
@@ -247,7 +252,8 @@ pub struct Cat {
 /// POOL:/path is a file in a pool, anything else one of the host: the first `:/` divides, so ./a:b is a file
 /// of the host. A backslash before the colon takes its meaning away (dir\:/file).
 ///
-/// Holes stay holes; into a pipe or a device they are written as zeros. An interrupted copy removes the file it was writing and says so. A file of the host that is the
+/// Holes stay holes; into a pipe or a device they are written as zeros. An interrupted copy removes the file that it made and says so; one that was there
+/// before stays, incomplete. A file of the host that is the
 /// pool being copied is refused, and nothing is written over what the same command just made, or through a symbolic
 /// link that leads nowhere.
 #[derive(Args, Debug)]

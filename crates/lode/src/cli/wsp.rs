@@ -51,7 +51,7 @@ pub enum WspSub {
 /// disk unless something says so.
 #[derive(Args, Debug)]
 pub struct WspStart {
-    /// What the guest is called: letters, digits, - _ and .
+    /// What the guest is called: letters, digits, dots, - and _
     #[arg(value_parser = parse_name)]
     pub name: String,
     /// The guest's memory; K, M, G and T are binary

@@ -419,7 +419,11 @@ impl<'a> Copier<'a> {
         drop(sink);
         copied.map_err(|error| {
             let aftermath = if existed {
-                format!("; {to} is incomplete: {written} of {} bytes", stat.size)
+                let of_all = match stat.kind {
+                    Kind::File => format!(" of {}", stat.size),
+                    _ => String::new(),
+                };
+                format!("; {to} is incomplete: {written}{of_all} bytes")
             } else if to.tree.unlink(&to.path).is_ok() {
                 "; the incomplete copy was removed".to_string()
             } else {

@@ -133,7 +133,12 @@ fn mount_by_helper(plan: &Plan) -> io::Result<OwnedFd> {
         .stdout(std::process::Stdio::null())
         .stderr(std::process::Stdio::piped())
         .spawn()
-        .map_err(|e| about(HELPER, &e))?;
+        .map_err(|e| match e.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => {
+                io::Error::new(e.kind(), format!("there is no {HELPER}; install fuse3, or mount as root"))
+            }
+            _ => about(HELPER, &e),
+        })?;
     drop(theirs);
     let device = receive(&ours);
     drop(ours);

@@ -378,7 +378,8 @@ fn attempt<T>(work: impl FnOnce() -> lodestone::Result<T>) -> Result<T, Errno> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(e)) => {
-            if e.errno() == libc::EIO {
+            // Of damage nobody hears else but who meets it.
+            if matches!(e.errno(), libc::EIO | libc::EUCLEAN) {
                 error!(error = ?e, "a request failed");
             } else {
                 tracing::debug!(error = ?e, "refused");
