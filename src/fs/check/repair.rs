@@ -7,7 +7,8 @@
 //! 1. All new logs and copied blocks are stored and synced.
 //! 2. The state line says that the pool is not closed. It still names the checkpoint: who repairs next learns from
 //!    its link counts which inodes had names.
-//! 3. The heads of what names others move first (lost+found, the root), then, after a sync, all others.
+//! 3. The heads of what names others move first (lost+found, the root): what no path leads to has a name before the damage
+//!    is gone that shows that it needs one. Then, each after a sync, the inode table's, and all others.
 //!
 //! It goes in rounds until a check finds nothing any more. Before each, recovery voids what a crash interrupted, if
 //! it can open the pool at all; after the last one the pool is opened and closed: a checkpoint is written.
@@ -573,10 +574,10 @@ impl<'m, M: Media> Mender<'m, M> {
         sync(&begun)?;
         let last = u8::MAX;
         let rank = |ino: u32| match ino {
-            TABLE_INO => 0,
-            _ if self.headers.contains_key(&ino) && self.first.contains(&ino) => 1,
-            ROOT_INO if self.first.contains(&ino) => 2,
-            _ if self.first.contains(&ino) => 3,
+            _ if self.headers.contains_key(&ino) && self.first.contains(&ino) => 0,
+            ROOT_INO if self.first.contains(&ino) => 1,
+            _ if self.first.contains(&ino) => 2,
+            TABLE_INO => 3,
             _ => last,
         };
         let mut order: Vec<(u8, u32)> = heads.keys().map(|&ino| (rank(ino), ino)).collect();
