@@ -399,6 +399,27 @@ const ROWS: &[Row] = &[
         &[FILE],
     ),
     Row(
+        "last record of the table",
+        true,
+        |s| s.forge_checkpoint(|words| words[3] += 1),
+        What::LogRecord,
+        &[],
+    ),
+    Row(
+        "parts of a block in the checkpoint",
+        true,
+        |s| {
+            s.forge_checkpoint(|words| {
+                let run = first_run(words);
+                let split = run + 2 * words[run - 1] as usize;
+                assert!(words[split] > 0, "some log stands in a part of a block");
+                words[split + 2] |= 0x100;
+            })
+        },
+        What::Checkpoint,
+        &[],
+    ),
+    Row(
         "lost block",
         true,
         |s| s.forge_checkpoint(|words| words[first_run(words) + 1] -= 1),
