@@ -399,6 +399,27 @@ const ROWS: &[Row] = &[
         &[FILE],
     ),
     Row(
+        "last record of the table",
+        true,
+        |s| s.forge_checkpoint(|words| words[3] += 1),
+        What::LogRecord,
+        &[],
+    ),
+    Row(
+        "parts of a block in the checkpoint",
+        true,
+        |s| {
+            s.forge_checkpoint(|words| {
+                let run = first_run(words);
+                let split = run + 2 * words[run - 1] as usize;
+                assert!(words[split] > 0, "some log stands in a part of a block");
+                words[split + 2] |= 0x100;
+            })
+        },
+        What::Checkpoint,
+        &[],
+    ),
+    Row(
         "lost block",
         true,
         |s| s.forge_checkpoint(|words| words[first_run(words) + 1] -= 1),
@@ -1416,8 +1437,18 @@ fn cut_short<T: PartialEq + std::fmt::Debug>(
     domain: Domain,
     kept: impl Fn(&F) -> T,
 ) {
+    cut_short_on(what, SimMedia::new(image, domain), domain, kept)
+}
+
+/// The same of media of which parts may be bad; where the repair was cut short they are not any more.
+fn cut_short_on<T: PartialEq + std::fmt::Debug>(
+    what: &str,
+    media: SimMedia,
+    domain: Domain,
+    kept: impl Fn(&F) -> T,
+) {
     let what = format!("{what} {domain:?}");
-    let media = Arc::new(SimMedia::new(image, domain));
+    let media = Arc::new(media);
     let images: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
     let killed: Arc<Mutex<Vec<SimMedia>>> = Arc::default();
     let (queue, at_fences, at_flushes) = (images.clone(), killed.clone(), killed.clone());
@@ -1470,6 +1501,50 @@ fn a_repair_may_be_cut_short_anywhere() {
         image[grown + 20] ^= 0x55;
         cut_short("table", image, domain, |fs| {
             assert!(walk(fs) == wanted, "all is there again");
+        });
+    }
+}
+
+/// What is below a directory of which nothing can be read needs a name, which shows by that directory alone: it may not be whole, and
+/// empty, before.
+#[test]
+fn what_a_lost_directory_named_outlives_a_repair_that_is_cut_short() {
+    let kinds = ["all new", "a slot free beside the root's", "with lost+found"];
+    for (domain, kind) in [Domain::Memory, Domain::PageCache].into_iter().flat_map(|d| kinds.map(|k| (d, k)))
+    {
+        let fresh = Fs::mkfs(SimMedia::new(vec![0; POOL_BYTES], domain), &MkfsOptions::default()).unwrap();
+        let fs = open(fresh.image(), domain);
+        if kind == kinds[2] {
+            mkdir(&fs, Ino::ROOT, b"lost+found");
+        }
+        // The directory's slot is in another block than the root's, which is written again elsewhere.
+        (0..SLOTS_PER_BLOCK).for_each(|n| _ = create(&fs, Ino::ROOT, format!("{n}").as_bytes()));
+        let dir = mkdir(&fs, Ino::ROOT, b"dir");
+        let file = create(&fs, dir, b"file");
+        let inner = mkdir(&fs, dir, b"inner");
+        let deep = create(&fs, inner, b"deep");
+        write(&fs, file, 0, b"kept");
+        write(&fs, deep, 0, b"deep down");
+        if kind == kinds[1] {
+            fs.unlink(&Cred::root(), Ino::ROOT, b"3").unwrap();
+        }
+        (0..3).for_each(|_| fs.sync().unwrap());
+        fs.tick().unwrap();
+        let mut image = fs.media().image();
+        let slot = slot_of(dir);
+        image[slot..slot + SLOT].iter_mut().for_each(|byte| *byte ^= 0x55);
+        let media = SimMedia::new(image, domain);
+        media.poison(slot..slot + LINE);
+        cut_short_on(kind, media, domain, |fs| {
+            // Below one that was made for it and got no name either, maybe.
+            let tree = walk(fs);
+            for (ino, bytes) in [(file, b"kept".as_slice()), (deep, b"deep down")] {
+                let is_there = tree
+                    .iter()
+                    .any(|(path, at, _, is)| path.starts_with(b"/lost+found/") && *at == ino && is == bytes);
+                assert!(is_there, "{kind}: {:#?}", names_of(&tree));
+            }
+            assert!(find(fs, inner, b"deep") == Some(deep));
         });
     }
 }

@@ -9,7 +9,7 @@ use lodestone::fs::{Cred, Fs, Ino, MkfsOptions, OpenOptions, RENAME_EXCHANGE, Se
 use lodestone::media::{Addr, Domain, LINE, Media, crc32c};
 use lodestone::mover::engine_port::Routes;
 use lodestone::sim::engine::{Device, SimEngine};
-use lodestone::sim::media::{Copying, Keep, SimMedia};
+use lodestone::sim::media::{Copying, Failing, Keep, SimMedia};
 use parking_lot::Mutex;
 
 type F = Arc<Fs<SimMedia>>;
@@ -1094,6 +1094,48 @@ fn recover_on_a_full_pool(is_withdrawn: bool) {
     let again = again.unwrap_or_else(|e| panic!("it does not open: {e}"));
     assert_eq!(again.open_report().voided, 1);
     drop(ticket);
+}
+
+/// Of a tree that was removed level by level the lowest name comes back, and so does each level above it. For that other
+/// directories are not read once more for each.
+#[test]
+fn a_removed_tree_that_comes_back_costs_those_beside_it_nothing() {
+    const LEVELS: usize = 30;
+    let cred = Cred::root();
+    let fs = fresh(Domain::PageCache);
+    let file = create(&fs, Ino::ROOT, b"file");
+    let wide = mkdir(&fs, Ino::ROOT, b"wide");
+    let link = |dir, name: &[u8]| {
+        fs.link(&cred, file, dir, name).unwrap();
+        fs.forget(file, 1);
+    };
+    (0..2000).for_each(|n| link(wide, format!("a name of some length {n}").as_bytes()));
+    let mut dirs = vec![Ino::ROOT];
+    (0..LEVELS).for_each(|n| dirs.push(mkdir(&fs, dirs[n], b"level")));
+    link(dirs[LEVELS], b"left");
+    settle(&fs);
+    fs.unlink(&cred, dirs[LEVELS], b"left").unwrap();
+    dirs[..LEVELS].iter().rev().for_each(|&dir| fs.rmdir(&cred, dir, b"level").unwrap());
+    let gone = fs.media().image();
+    let mut back = gone.clone();
+    let lines = (1..SLOT / LINE).map(|n| slot(dirs[LEVELS]) + n * LINE);
+    let is_removal = |at: &usize| Head::decode(&gone[*at..]).is_some_and(|head| head.kind == Type::Remove);
+    let at = lines.into_iter().find(is_removal).expect("it is in the slot");
+    back[at..at + LINE].fill(0);
+
+    let accesses = |image: Vec<u8>, is_back: bool| {
+        let media = SimMedia::new(image, Domain::PageCache);
+        media.fail_access(u64::MAX, Failing::Once);
+        let options = OpenOptions { no_ticker: true, power_lost: true, ..OpenOptions::default() };
+        let fs = Fs::open(media, &options).unwrap();
+        let accesses = fs.media().accesses();
+        let lowest = (0..LEVELS).try_fold(Ino::ROOT, |dir, _| find(&fs, dir, b"level"));
+        assert_eq!(lowest.and_then(|dir| find(&fs, dir, b"left")).is_some(), is_back);
+        assert!(find(&fs, wide, b"a name of some length 1999").is_some());
+        accesses
+    };
+    let (before, after) = (accesses(gone, false), accesses(back, true));
+    assert!(after < 2 * before, "{after} accesses, not {before}");
 }
 
 /// A directory that a power loss took says for ever what was in it once: it is no one's place after the next failure.

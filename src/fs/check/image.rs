@@ -17,6 +17,9 @@ use crate::limits::{FILE_BYTES_MAX, PATH_BYTES_MAX, XATTR_VALUE_BYTES_MAX};
 use crate::media::{Addr, Media};
 
 const PAGE: u64 = BLOCK as u64;
+/// So many times the blocks of its pool a file may have, by its log. A block is one file's and stands in it once, so that it has
+/// fewer unless records are lost; of an image that somebody made up it could have each a million times.
+const MAPPED_TIMES_MAX: u64 = 16;
 
 /// File pages from some page on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -91,11 +94,15 @@ pub struct Image {
     pub mtime: u64,
     pub ctime: u64,
     pub pages: BTreeMap<u32, Piece>,
+    /// How many of its pages have a block.
+    mapped: u64,
     pub sums: BTreeMap<u64, Sum>,
     pub xattrs: BTreeMap<Box<[u8]>, Value>,
     /// By cookie.
     pub entries: BTreeMap<u32, Entry>,
     names: HashMap<Box<[u8]>, u32>,
+    /// Where a free number of an entry is looked for, once the last one is taken.
+    free_from: u32,
     pub target: Vec<u8>,
     /// Blocks that are never used again: what the inode table's log says.
     pub bad: BTreeSet<Run>,
@@ -111,8 +118,27 @@ pub struct Image {
 }
 
 /// Reads an inode: its log up to the operation number `cut`, if there is one.
-pub fn read<M: Media>(pool: &Pool<M>, owner: Owner, header: SlotHeader, cut: Option<u32>) -> Image {
+pub fn read<M: Media>(pool: &Pool<M>, owner: Owner, header: SlotHeader, mut cut: Option<u32>) -> Image {
+    loop {
+        let (image, void) = replay(pool, owner, header, cut);
+        // It was applied. To read all in front of it once more costs less than to keep, for each operation in doubt, what
+        // was before it.
+        if void.is_none() {
+            return image;
+        }
+        cut = void;
+    }
+}
+
+/// The same, and the number of the first operation in doubt that is not complete: the image is one with it, then.
+fn replay<M: Media>(
+    pool: &Pool<M>,
+    owner: Owner,
+    header: SlotHeader,
+    cut: Option<u32>,
+) -> (Image, Option<u32>) {
     let mut image = Image::new(owner, header);
+    let mut void = None;
     // What a record behind a skipped write may say that it has from it, and what holds: size and time.
     let mut claims = None;
     let found = scan(pool, owner, &mut |op, last| {
@@ -121,7 +147,6 @@ pub fn read<M: Media>(pool: &Pool<M>, owner: Owner, header: SlotHeader, cut: Opt
             return;
         }
         let in_doubt = pool.in_doubt(op.epoch, last) && !op.was_withdrawn();
-        let before = in_doubt.then(|| image.clone());
         let was_copied = image.was_copied(pool, op);
         if !was_copied {
             let write = op.records().last().expect("an operation has records").bytes;
@@ -149,14 +174,18 @@ pub fn read<M: Media>(pool: &Pool<M>, owner: Owner, header: SlotHeader, cut: Opt
                 image.mtime = if image.mtime == mtime { holds.1 } else { image.mtime };
             }
         }
-        if let Some(before) = before
-            && !image.is_there(pool, op)
-        {
-            image = Image { cut: true, ..before };
+        if in_doubt && !image.is_there(pool, op) {
+            (image.cut, void) = (true, Some(op.seq));
         }
     });
     image.log = found;
-    image
+    (image, void)
+}
+
+/// The name of the attribute that a record is of.
+fn xattr_name(b: &[u8]) -> Option<&[u8]> {
+    let end = field::xattr::NAME + b[field::xattr::NAME_LEN] as usize;
+    b.get(field::xattr::NAME..end)
 }
 
 impl Image {
@@ -173,10 +202,12 @@ impl Image {
             mtime: header.btime,
             ctime: header.btime,
             pages: BTreeMap::new(),
+            mapped: 0,
             sums: BTreeMap::new(),
             xattrs: BTreeMap::new(),
             entries: BTreeMap::new(),
             names: HashMap::new(),
+            free_from: COOKIE_FIRST,
             target: Vec::new(),
             bad: BTreeSet::new(),
             halves: Vec::new(),
@@ -206,7 +237,12 @@ impl Image {
                 let start = get64(rec.bytes, field::write::START);
                 self.sums.get(&start).is_none_or(|sum| self.holds(pool, start, sum) != Some(false))
             }
-            Type::Xattr => self.xattrs.values().all(|v| v.holds(pool)),
+            // What was written again holds, or is damaged.
+            Type::Xattr => {
+                let value = xattr_name(rec.bytes).and_then(|name| self.xattrs.get(name));
+                let is_copy = rec.bytes[field::xattr::FLAGS] & field::xattr::COPIED != 0;
+                is_copy || value.is_none_or(|v| v.holds(pool))
+            }
             Type::Add => AddRecord::decode(rec.bytes).is_some_and(|add| {
                 add.flags & field::add::COPIED != 0
                     || pool.bad_slots.contains(&add.ino)
@@ -307,6 +343,7 @@ impl Image {
                 return Err("names blocks outside the pool");
             }
         }
+        self.can_map(pool, extents(b).flatten().map(|e| e.count as u64).sum())?;
         let moved = flags & field::write::MOVED != 0;
         if !moved && (size > FILE_BYTES_MAX || start.checked_add(len).is_none_or(|end| end > size)) {
             return Err("ends behind the file's end");
@@ -339,6 +376,7 @@ impl Image {
         if !words.clone().all(valid) {
             return Err("names blocks outside the pool");
         }
+        self.can_map(pool, count as u64)?;
         // In this order: behind the last word there may be no page that has a number.
         for (word, page) in words.zip(page..) {
             let unwritten = word & field::pages::UNWRITTEN != 0;
@@ -465,19 +503,23 @@ impl Image {
     pub fn name(&mut self, entry: Entry) {
         let last = self.entries.last_key_value().map_or(0, |(&last, _)| last);
         let next = last.checked_add(1).map(|next| next.max(COOKIE_FIRST));
-        let cookie = next.or_else(|| (COOKIE_FIRST..).find(|cookie| !self.entries.contains_key(cookie)));
-        self.insert(cookie.expect("a directory has no four billion entries"), entry);
+        let cookie = next.unwrap_or_else(|| {
+            let free = (self.free_from..).find(|cookie| !self.entries.contains_key(cookie));
+            self.free_from = free.expect("a directory has no four billion entries");
+            self.free_from
+        });
+        self.insert(cookie, entry);
     }
 
-    pub fn has_name(&self, name: &[u8]) -> bool {
-        self.names.contains_key(name)
+    pub fn named(&self, name: &[u8]) -> Option<&Entry> {
+        self.entries.get(self.names.get(name)?)
     }
 
     fn xattr<M: Media>(&mut self, pool: &Pool<M>, rec: &Rec) -> Result<(), &'static str> {
         let b = rec.bytes;
         let flags = b[field::xattr::FLAGS];
-        let end = field::xattr::NAME + b[field::xattr::NAME_LEN] as usize;
-        let name = b.get(field::xattr::NAME..end).ok_or("has no room for its name")?;
+        let name = xattr_name(b).ok_or("has no room for its name")?;
+        let end = field::xattr::NAME + name.len();
         if flags & field::xattr::COPIED == 0 {
             self.ctime = get64(b, field::xattr::CTIME);
         }
@@ -533,12 +575,21 @@ impl Image {
     // -----------------------------------------------------------------------------------------------
     // Pages
 
+    /// Whether so many pages more may have blocks.
+    fn can_map<M: Media>(&self, pool: &Pool<M>, pages: u64) -> Result<(), &'static str> {
+        match self.mapped + pages <= MAPPED_TIMES_MAX * pool.sb.blocks {
+            true => Ok(()),
+            false => Err("gives the file more blocks than there are"),
+        }
+    }
+
     /// Gives pages a piece, wherever there was another one.
     pub fn map(&mut self, page: u32, piece: Piece) {
         if self.has(page, piece) {
             return;
         }
         self.unmap(page, piece.count);
+        self.mapped += piece.count as u64;
         if let Some((&first, before)) = self.pages.range_mut(..page).next_back()
             && first + before.count == page
             && before.block + before.count == piece.block
@@ -550,12 +601,18 @@ impl Image {
         self.pages.insert(page, piece);
     }
 
-    /// Another block in the place of one.
-    pub fn replace(&mut self, old: u32, new: u32) {
-        let page = self.pages.iter().find(|(_, p)| (p.block..p.block + p.count).contains(&old));
-        if let Some((page, piece)) = page.map(|(&page, p)| (page + (old - p.block), *p)) {
-            self.map(page, Piece { count: 1, block: new, ..piece });
-        }
+    /// Gives a page another block than it has.
+    pub fn give_block(&mut self, page: u32, block: u32) {
+        let unwritten = self.piece_of(page).is_some_and(|(_, piece)| piece.unwritten);
+        self.map(page, Piece { count: 1, block, unwritten });
+    }
+
+    /// The pages that have one of these blocks, ascending, each with its block.
+    pub fn pages_with(&self, blocks: &BTreeSet<u32>) -> Vec<(u32, u32)> {
+        let pages = self.pages.iter().flat_map(|(&page, p)| {
+            blocks.range(p.block..p.block + p.count).map(move |&block| (page + (block - p.block), block))
+        });
+        pages.collect()
     }
 
     /// Whether pages have these very blocks.
@@ -580,10 +637,12 @@ impl Image {
         let touched: Vec<(u32, Piece)> = self.pages.range(from..end).map(|(&p, &old)| (p, old)).collect();
         for (p, old) in touched {
             self.pages.remove(&p);
+            let to = p + old.count;
+            self.mapped -= (to.min(end) - p.max(page)) as u64;
             if p < page {
                 self.pages.insert(p, Piece { count: page - p, ..old });
             }
-            if p + old.count > end {
+            if to > end {
                 let skipped = end - p;
                 let rest = Piece { count: old.count - skipped, block: old.block + skipped, ..old };
                 self.pages.insert(end, rest);

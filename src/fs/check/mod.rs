@@ -16,6 +16,9 @@ mod slots;
 mod space;
 mod tree;
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::ops::Range;
@@ -36,14 +39,16 @@ use crate::media::{Addr, LINE, Media, Overlay};
 use image::{Image, Nonsense};
 pub use label::{open_pool, open_unlabelled};
 pub use repair::{Repaired, repair};
-use scan::{Damage, Stray, segment_of};
+use scan::{Damage, Owners, Stray, stray_order};
 use slots::{Pages, Search, table_of};
-use space::Space;
+use space::{Space, joined};
 
 /// Findings that one check keeps; of more it says how many there are.
 pub const FINDINGS_MAX: usize = 10_000;
 /// Looks for pages of a damaged inode table, each with what the one before found.
 const SEARCHES_MAX: usize = 16;
+/// Inodes that a finding names which have one block.
+const OWNERS_SHOWN_MAX: usize = 8;
 
 /// What is wrong.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -168,7 +173,7 @@ impl What {
 }
 
 /// One thing that is wrong.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Finding {
     pub what: What,
     pub ino: Option<u32>,
@@ -226,8 +231,10 @@ impl Report {
     /// Takes in what a later look found, too.
     fn merge(&mut self, later: &Report) {
         self.more += later.more;
-        for finding in &later.findings {
-            if !self.findings.contains(finding) {
+        let known: HashSet<Finding> = self.findings.iter().cloned().collect();
+        let mut new = HashSet::new();
+        for finding in later.findings.iter().filter(|finding| !known.contains(finding)) {
+            if new.insert(finding) {
                 self.add(finding.clone());
             }
         }
@@ -256,6 +263,7 @@ impl Finding {
     }
 }
 
+/// Each inode's are [in order](stray_order).
 type Strays = HashMap<(u32, u64), Vec<Stray>>;
 
 /// No block of the inode table: here stands the label.
@@ -404,7 +412,8 @@ pub(super) struct Account {
 }
 
 impl Account {
-    fn of_checkpoint(body: &[u8]) -> Option<Account> {
+    /// `None` where it is not what [`checkpoint::load`] takes.
+    fn of_checkpoint(body: &[u8], sb: &Super) -> Option<Account> {
         let mut words = body.chunks_exact(4).map(|word| get32(word, 0));
         let mut next = || words.next();
         let mut account = Account::default();
@@ -412,11 +421,23 @@ impl Account {
             account.links.push((next()?, next()?));
             account.ends.push(next()?);
         }
+        let mut after = Block(0);
         for _ in 0..next()? {
-            account.free.push(Run { start: Block(next()?), count: next()? });
+            let run = Run { start: Block(next()?), count: next()? };
+            if !holds_blocks(sb, run) || run.start < after {
+                return None;
+            }
+            after = run.end();
+            account.free.push(run);
         }
         for _ in 0..next()? {
-            account.minis.insert(next()?, next()? as u8);
+            let (block, used) = (Block(next()?), next()?);
+            let is_split = holds_blocks(sb, Run { start: block, count: 1 }) && (1..255).contains(&used);
+            let n = account.free.partition_point(|run| run.end() <= block);
+            let is_free = account.free.get(n).is_some_and(|run| run.start <= block);
+            if !is_split || is_free || account.minis.insert(block.0, used as u8).is_some() {
+                return None;
+            }
         }
         Some(account)
     }
@@ -539,7 +560,7 @@ impl<M: Media> Fs<M> {
 /// Blocks that the inode table's log calls bad.
 pub(super) fn bad_blocks<M: Media>(media: &M, sb: &Super, state: State) -> Vec<Run> {
     let mut pool = Pool::new(media, sb.clone(), state);
-    read_table(&mut pool, &Pages::new(), &mut Report::default()).0.bad.into_iter().collect()
+    joined(read_table(&mut pool, &Pages::new(), &mut Report::default()).0.bad)
 }
 
 /// The superblock and the state, and what is wrong with their copies.
@@ -610,6 +631,15 @@ fn look<'m, M: Media>(
     }
     let power_loss = state.lost_power(ask.power_lost);
     let mut pool = Pool { power_loss, live: live.is_some(), strays, ..Pool::new(media, sb, state) };
+    let account = match live {
+        Some(account) => Some(account),
+        None if state.checkpoint != 0 => read_checkpoint(&pool, &mut report),
+        None => None,
+    };
+    // Of a repair that was cut short, too: what it has not written again is as it was closed.
+    if let Some(account) = &account {
+        pool.ends.clone_from(&account.ends);
+    }
     let (table, table_header) = read_table(&mut pool, pages, &mut report);
     if pool.table.first().is_none_or(|&block| block == NOWHERE) {
         return Err(no_table());
@@ -622,15 +652,6 @@ fn look<'m, M: Media>(
     space.take_image(&table);
     // The slot of the table stands there, whatever its pages are.
     space.keep(Run::new(Block(TABLE_BLOCK), 1));
-    let account = match live {
-        Some(account) => Some(account),
-        None if state.checkpoint != 0 => read_checkpoint(&pool, &mut report),
-        None => None,
-    };
-    // Of a repair that was cut short, too: what it has not written again is as it was closed.
-    if let Some(account) = &account {
-        pool.ends.clone_from(&account.ends);
-    }
     let tree = tree::Tree::read(&pool, account.as_ref());
     let dirty = if table_is_whole { BTreeSet::new() } else { BTreeSet::from([TABLE_INO]) };
     let (looked_at, bytes_read) = ((0, 0), 0);
@@ -695,7 +716,9 @@ fn read_table<M: Media>(pool: &mut Pool<M>, found: &Pages, report: &mut Report) 
         }
     }
     report_log(&image, report);
-    let is_whole = image.is_whole();
+    // As far as it goes.
+    let is_whole =
+        image.nonsense.is_empty() && image.log.damage.iter().all(|d| matches!(d, Damage::End { .. }));
     let mut table = table_of(&mut image, pool.sb.blocks);
     if is_whole && (has_holes || logged != table.len() as u64 || table.contains(&NOWHERE)) {
         report.add(Finding::of(What::Table, TABLE_INO, "the inode table has holes"));
@@ -716,7 +739,7 @@ fn read_table<M: Media>(pool: &mut Pool<M>, found: &Pages, report: &mut Report) 
 
 fn read_checkpoint<M: Media>(pool: &Pool<M>, report: &mut Report) -> Option<Account> {
     let body = checkpoint::read(pool.media, &pool.sb, pool.state.checkpoint);
-    let account = body.map(|body| Account::of_checkpoint(&body));
+    let account = body.map(|body| Account::of_checkpoint(&body, &pool.sb));
     if let Ok(Some(account)) = account {
         return Some(account);
     }
@@ -917,14 +940,24 @@ impl<M: Media> Checked<'_, M> {
     /// Whether each block has one owner, and free is what has none.
     fn space(&mut self) {
         let noted = self.account.iter().flat_map(|account| &account.bad);
-        self.table.bad.iter().chain(noted).for_each(|&run| self.space.take_bad(run));
-        self.report.blocks_bad = self.table.bad.iter().map(|run| run.count as u64).sum();
+        self.space.take_bad(self.table.bad.iter().chain(noted).copied());
+        self.report.blocks_bad =
+            joined(self.table.bad.iter().copied()).iter().map(|run| run.count as u64).sum();
         self.report.blocks_used = self.space.used();
         for (block, owners) in self.owners(&self.space.twice) {
-            let shown: Vec<String> = owners.iter().map(|ino| ino.to_string()).collect();
+            let detail = match &owners[..] {
+                [_] => "it has one block twice, or that of the inode table's slot".to_owned(),
+                _ => {
+                    let shown = owners.iter().take(OWNERS_SHOWN_MAX).map(|ino| ino.to_string());
+                    let more = owners.len().saturating_sub(OWNERS_SHOWN_MAX);
+                    let shown: Vec<String> =
+                        shown.chain((more > 0).then(|| format!("{more} more"))).collect();
+                    format!("inodes {} have one block", shown.join(" and "))
+                }
+            };
             for &ino in &owners {
-                let detail = format!("inodes {} have one block", shown.join(" and "));
-                self.add(Finding::of(What::BlockTwice, ino, detail).at(block_addr(Block(block))));
+                let finding = Finding::of(What::BlockTwice, ino, detail.as_str());
+                self.add(finding.at(block_addr(Block(block))));
             }
         }
         let authoritative = self.pool.live || self.pool.state.clean;
@@ -949,8 +982,8 @@ impl<M: Media> Checked<'_, M> {
     /// Segments in blocks that nobody has, though they are not free; and of logs whose heads are lost, anywhere.
     fn strays(&self) -> Strays {
         let mut strays = Strays::new();
-        let mut note = |owner: (u32, u64), at: Addr| {
-            if let Some(stray) = segment_of(&self.pool, owner, at) {
+        let mut note = |owners: &Owners, at: Addr| {
+            for (owner, stray) in owners.segments_at(&self.pool, at) {
                 strays.entry(owner).or_default().push(stray);
             }
         };
@@ -966,20 +999,18 @@ impl<M: Media> Checked<'_, M> {
             header.map(|header| (ino, header.generation))
         };
         let headless = self.report.findings.iter().filter(|f| f.what == What::LogHead);
-        let headless: Vec<(u32, u64)> = headless.filter_map(|f| owner(&f.ino?)).collect();
+        let key_crc = self.pool.key_crc;
+        let headless = Owners::new(key_crc, headless.filter_map(|f| owner(&f.ino?)));
         if !headless.is_empty() {
-            for at in self.searched().flat_map(units).filter(begins_segment) {
-                headless.iter().for_each(|&owner| note(owner, at));
-            }
+            self.searched().flat_map(units).filter(begins_segment).for_each(|at| note(&headless, at));
         }
         let lost = self.account.as_ref().map_or(Vec::new(), |account| self.space.compare(account).0);
-        let owners: Vec<(u32, u64)> = match lost.is_empty() {
-            true => Vec::new(),
-            false => self.named().iter().filter_map(owner).collect(),
-        };
-        for at in lost.iter().flat_map(|run| run.blocks()).flat_map(units).filter(begins_segment) {
-            owners.iter().for_each(|&owner| note(owner, at));
+        if !lost.is_empty() {
+            let named = Owners::new(key_crc, self.named().iter().filter_map(owner));
+            let places = lost.iter().flat_map(|run| run.blocks()).flat_map(units);
+            places.filter(begins_segment).for_each(|at| note(&named, at));
         }
+        strays.values_mut().for_each(|of_one| of_one.sort_by_key(stray_order));
         strays
     }
 
@@ -998,9 +1029,12 @@ impl<M: Media> Checked<'_, M> {
             return owners;
         }
         let mut note = |image: &Image| {
-            for run in space::blocks_of(image) {
-                for block in blocks.range(run.blocks()) {
-                    owners.entry(*block).or_default().push(image.owner.ino);
+            let ino = image.owner.ino;
+            for block in space::blocks_of(image).flat_map(|run| blocks.range(run.blocks())) {
+                let owners = owners.entry(*block).or_default();
+                // It may have the block more than once.
+                if owners.last() != Some(&ino) {
+                    owners.push(ino);
                 }
             }
         };

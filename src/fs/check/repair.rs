@@ -7,7 +7,8 @@
 //! 1. All new logs and copied blocks are stored and synced.
 //! 2. The state line says that the pool is not closed. It still names the checkpoint: who repairs next learns from
 //!    its link counts which inodes had names.
-//! 3. The heads of what names others move first (lost+found, the root), then, after a sync, all others.
+//! 3. The heads of what names others move first (lost+found, the root): what no path leads to has a name before the damage
+//!    is gone that shows that it needs one. Then, each after a sync, the inode table's, and all others.
 //!
 //! It goes in rounds until a check finds nothing any more. Before each, recovery voids what a crash interrupted, if
 //! it can open the pool at all; after the last one the pool is opened and closed: a checkpoint is written.
@@ -32,7 +33,7 @@ use crate::media::{Addr, LINE, Media};
 
 /// Rounds of one repair: damage that hides other damage is nowhere deeper.
 const ROUNDS_MAX: usize = 8;
-const LOST_AND_FOUND: &[u8] = b"lost+found";
+const LOST_AND_FOUND: &str = "lost+found";
 
 /// What a repair did.
 #[derive(Clone, Debug)]
@@ -96,11 +97,11 @@ pub fn repair<M: Media>(media: Arc<M>, power_lost: bool, watch: Option<Watch>) -
     Ok(Repaired { found: found.expect("there was a round"), after })
 }
 
-struct Mender<'m, M: Media> {
-    checked: Checked<'m, M>,
+pub(super) struct Mender<'m, M: Media> {
+    pub(super) checked: Checked<'m, M>,
     seed: Seed,
     /// What is written again.
-    images: BTreeMap<u32, Image>,
+    pub(super) images: BTreeMap<u32, Image>,
     /// Headers of slots that are written, too.
     headers: BTreeMap<u32, SlotHeader>,
     /// Directories whose heads move before those of others.
@@ -110,6 +111,15 @@ struct Mender<'m, M: Media> {
     /// Blocks with other bytes than an inode wrote there by its checksums, and that inode.
     disproved: BTreeSet<(u32, u32)>,
     generations: u64,
+}
+
+/// This name, and others for where it is taken.
+fn names(first: &str) -> impl Iterator<Item = Vec<u8>> + '_ {
+    (1u32..).map(move |n| match n {
+        1 => first.as_bytes().to_vec(),
+        2 => format!("{first}~").into_bytes(),
+        _ => format!("{first}~{n}").into_bytes(),
+    })
 }
 
 /// Whose are blocks that more than one has.
@@ -148,7 +158,7 @@ impl Claims {
 }
 
 impl<'m, M: Media> Mender<'m, M> {
-    fn new(mut checked: Checked<'m, M>) -> Mender<'m, M> {
+    pub(super) fn new(mut checked: Checked<'m, M>) -> Mender<'m, M> {
         // The checkpoint may still be needed.
         checked.keep_checkpoint();
         let state = checked.pool.state;
@@ -166,7 +176,7 @@ impl<'m, M: Media> Mender<'m, M> {
     }
 
     /// Decides what every damaged inode is from now on. Whether there is anything to do.
-    fn plan(&mut self) -> Result<bool> {
+    pub(super) fn plan(&mut self) -> Result<bool> {
         let dirty: Vec<u32> = self.checked.dirty.iter().copied().collect();
         for ino in dirty {
             self.image(ino);
@@ -357,7 +367,8 @@ impl<'m, M: Media> Mender<'m, M> {
                 let image = self.images.get_mut(&ino).expect("it is there");
                 image.changed(from, to);
                 let unread = |block: u32| bad.contains(&block);
-                if foreign && !faults.iter().any(|&(a, b, _)| a < to && from < b) {
+                let fault = faults.get(faults.partition_point(|&(_, end, _)| end <= from));
+                if foreign && fault.is_none_or(|&(begin, ..)| begin >= to) {
                     let pages = (from / BLOCK as u64) as u32..to.div_ceil(BLOCK as u64) as u32;
                     for page in pages {
                         if image
@@ -369,22 +380,21 @@ impl<'m, M: Media> Mender<'m, M> {
                     }
                 }
             }
-            for block in bad {
+            for (page, block) in self.images[&ino].pages_with(&bad) {
                 let new = self.checked.space.allocate().ok_or_else(no_space)?;
                 self.copy_lines(block, new)?;
-                self.quarantine(block);
                 let image = self.images.get_mut(&ino).expect("it is there");
-                image.replace(block, new.0);
+                image.give_block(page, new.0);
             }
+            bad.into_iter().for_each(|block| self.quarantine(block));
             let image = self.images.get_mut(&ino).expect("it is there");
             let behind = image.size.div_ceil(BLOCK as u64) as u32;
-            let written: Vec<u32> = image
-                .pages
-                .iter()
-                .filter(|(_, p)| !p.unwritten)
-                .flat_map(|(&page, p)| page.max(behind)..(page + p.count).max(behind))
+            let written = image.pages.iter().filter(|(_, p)| !p.unwritten);
+            let written: Vec<(u32, u32)> = written
+                .map(|(&page, p)| (page.max(behind), page + p.count))
+                .filter(|(from, end)| from < end)
                 .collect();
-            written.into_iter().for_each(|page| image.unmap(page, 1));
+            written.into_iter().for_each(|(from, end)| image.unmap(from, end - from));
         }
         Ok(())
     }
@@ -404,7 +414,9 @@ impl<'m, M: Media> Mender<'m, M> {
             .collect();
         let logged: BTreeSet<u32> = logs.intersection(&twice).copied().collect();
         let disproved = self.disproved.clone();
-        let mut claims = Claims { kept: logged.clone(), logged, disproved, ..Claims::default() };
+        // The table's slot stands there, whoever seems to have it.
+        let kept = logged.iter().copied().chain([TABLE_BLOCK]).collect();
+        let mut claims = Claims { kept, logged, disproved, ..Claims::default() };
         let mut order: Vec<u32> = self.images.keys().copied().collect();
         order.sort_by_key(|&ino| {
             let image = &self.images[&ino];
@@ -432,12 +444,24 @@ impl<'m, M: Media> Mender<'m, M> {
             }
         }
         for ino in order {
-            if ino == TABLE_INO {
-                let runs = self.images[&ino].runs();
-                claims.kept.extend(runs.flat_map(|run| twice.range(run.blocks())));
+            match ino {
+                TABLE_INO => self.give_up_pages(&twice, &mut claims)?,
+                _ => self.give_up(ino, &twice, &mut claims)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves pages of the inode table whose blocks are another's, or another page's. That of a table whose log lost records it may
+    /// have been once; what it has of slots stays with both.
+    fn give_up_pages(&mut self, twice: &BTreeSet<u32>, claims: &mut Claims) -> Result<()> {
+        for (page, block) in self.images[&TABLE_INO].pages_with(twice) {
+            if block == TABLE_BLOCK || claims.logged.contains(&block) || claims.kept.insert(block) {
                 continue;
             }
-            self.give_up(ino, &twice, &mut claims)?;
+            let new = self.checked.space.allocate().ok_or_else(no_space)?;
+            self.copy_lines(block, new)?;
+            self.give_page(page, new);
         }
         Ok(())
     }
@@ -470,11 +494,10 @@ impl<'m, M: Media> Mender<'m, M> {
                 image.unmap(page, 1);
                 continue;
             }
-            let unwritten = image.piece_of(page).is_some_and(|(_, piece)| piece.unwritten);
             let new = self.checked.space.allocate().ok_or_else(no_space)?;
             self.copy_lines(block, new)?;
             let image = self.images.get_mut(&ino).expect("the caller saw it");
-            image.map(page, super::image::Piece { count: 1, block: new.0, unwritten });
+            image.give_block(page, new.0);
         }
         for (name, run) in leave {
             let new = self.checked.space.allocate_run(run.count).ok_or_else(no_space)?;
@@ -499,11 +522,9 @@ impl<'m, M: Media> Mender<'m, M> {
             let Some(header) = self.checked.pool.header(ino) else { continue };
             let Some(kind) = Kind::from_mode(header.mode) else { continue };
             let image = self.image(found).expect("it was just found");
-            let mut name = format!("#{ino}").into_bytes();
-            while image.has_name(&name) {
-                name.push(b'~');
-            }
-            image.name(Entry { name: name.into(), ino, generation: header.generation, kind, linked: false });
+            let name = names(&format!("#{ino}")).find(|name| image.named(name).is_none());
+            let name = name.expect("there is always another").into();
+            image.name(Entry { name, ino, generation: header.generation, kind, linked: false });
         }
         self.first.insert(found);
         Ok(())
@@ -512,14 +533,10 @@ impl<'m, M: Media> Mender<'m, M> {
     /// The directory lost+found of the root, made where there is none.
     fn lost_and_found(&mut self) -> Result<u32> {
         let root = self.image(ROOT_INO).expect("the root is always there");
-        let mut name = LOST_AND_FOUND.to_vec();
-        loop {
-            let entry = root.entries.values().find(|e| *e.name == *name);
-            match entry {
-                Some(e) if e.kind == Kind::Directory => return Ok(e.ino),
-                Some(_) => name.push(b'~'),
-                None => break,
-            }
+        let is_other = |name: &Vec<u8>| root.named(name).is_some_and(|e| e.kind != Kind::Directory);
+        let name = names(LOST_AND_FOUND).find(|name| !is_other(name)).expect("there is always another");
+        if let Some(e) = root.named(&name) {
+            return Ok(e.ino);
         }
         let (uid, gid) = (root.uid, root.gid);
         // Another inode where a rename's other half is looked for would void it.
@@ -573,10 +590,10 @@ impl<'m, M: Media> Mender<'m, M> {
         sync(&begun)?;
         let last = u8::MAX;
         let rank = |ino: u32| match ino {
-            TABLE_INO => 0,
-            _ if self.headers.contains_key(&ino) && self.first.contains(&ino) => 1,
-            ROOT_INO if self.first.contains(&ino) => 2,
-            _ if self.first.contains(&ino) => 3,
+            _ if self.headers.contains_key(&ino) && self.first.contains(&ino) => 0,
+            ROOT_INO if self.first.contains(&ino) => 1,
+            _ if self.first.contains(&ino) => 2,
+            TABLE_INO => 3,
             _ => last,
         };
         let mut order: Vec<(u8, u32)> = heads.keys().map(|&ino| (rank(ino), ino)).collect();

@@ -6,7 +6,7 @@ use super::super::inode::AddRecord;
 use super::super::log::{Batch, block_addr};
 use super::super::types::{Ino, Kind};
 use super::image::{Image, Value};
-use super::space::Space;
+use super::space::{Space, joined};
 use crate::error::{Error, Result};
 use crate::media::{Addr, LINE, Media};
 
@@ -169,7 +169,8 @@ impl<M: Media> Log<'_, '_, M> {
                 })?;
             }
         }
-        for (&start, sum) in &image.sums {
+        // Who makes up a log may let it end in front of what it has written.
+        for (&start, sum) in image.sums.iter().filter(|(_, sum)| sum.end <= image.size) {
             self.record(Type::Write, field::write::FIRST, |r| {
                 put64(r, field::write::START, start);
                 put64(r, field::write::SIZE, image.size);
@@ -178,7 +179,7 @@ impl<M: Media> Log<'_, '_, M> {
                 put32(r, field::write::CRC, sum.crc);
             })?;
         }
-        for run in &image.bad {
+        for run in joined(image.bad.iter().copied()) {
             self.record(Type::Bad, field::bad::COUNT + 4, |r| {
                 put32(r, field::bad::BLOCK, run.start.0);
                 put32(r, field::bad::COUNT, run.count);

@@ -3,6 +3,9 @@
 //! Unlike recovery's reader it does not stop at damage. It says what is damaged and reads on as far as what
 //! follows can be told: behind a record that does not validate, and in a segment whose head is gone.
 
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
 use super::super::format::*;
 use super::super::inode::extents;
 use super::super::log::Owner;
@@ -146,6 +149,11 @@ pub struct Stray {
     pub incarnation: u32,
 }
 
+/// By what strays of one inode are ordered.
+pub fn stray_order(stray: &Stray) -> (u32, u32) {
+    (stray.incarnation, stray.seq)
+}
+
 /// The segment of `owner` whose head stands at `at`, if one does.
 pub fn segment_of<M: Media>(pool: &Pool<M>, (ino, generation): (u32, u64), at: Addr) -> Option<Stray> {
     let mut line = [0; LINE];
@@ -156,6 +164,61 @@ pub fn segment_of<M: Media>(pool: &Pool<M>, (ino, generation): (u32, u64), at: A
     let seed = log_seed(pool.key_crc, ino, generation, incarnation);
     let valid = crc32c(&line[4..], seed) == head.crc && is_segment(pool, at, lines);
     valid.then_some(Stray { at, lines, seq: head.seq, incarnation })
+}
+
+/// Inodes by what their numbers make of a checksum, so that of a segment which was found without following a log it can be told whose
+/// it is. Its line says the incarnation, and no inode.
+pub struct Owners(HashMap<u32, Vec<(u32, u64)>>);
+
+impl Owners {
+    pub fn new(key_crc: u32, inodes: impl IntoIterator<Item = (u32, u64)>) -> Owners {
+        let mut owners = Owners(HashMap::new());
+        for (ino, generation) in inodes {
+            owners.0.entry(owner_seed(key_crc, ino, generation)).or_default().push((ino, generation));
+        }
+        owners
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The segment whose head stands at `at`, if one does, with whose it is.
+    pub fn segments_at<'a, M: Media>(
+        &'a self,
+        pool: &'a Pool<M>,
+        at: Addr,
+    ) -> impl Iterator<Item = ((u32, u64), Stray)> + 'a {
+        let mut line = [0; LINE];
+        let read = pool.media.read(at, &mut line);
+        let incarnation = get32(&line, field::segment::INCARNATION);
+        let seed = crc32c_before(&line[4..], get32(&line, 0));
+        let its = self.0.get(&crc32c_before(&incarnation.to_le_bytes(), seed)).filter(|_| read.is_ok());
+        its.into_iter().flatten().filter_map(move |&owner| Some((owner, segment_of(pool, owner, at)?)))
+    }
+}
+
+/// What [`log_seed`] is made of but for the incarnation, with which it ends.
+fn owner_seed(key_crc: u32, ino: u32, generation: u64) -> u32 {
+    let mut b = [0; 12];
+    put32(&mut b, 0, ino);
+    put64(&mut b, 4, generation);
+    crc32c(&b, key_crc)
+}
+
+/// The seed with which these bytes have this checksum: a checksum that is counted back, bit by bit.
+fn crc32c_before(bytes: &[u8], crc: u32) -> u32 {
+    const POLYNOMIAL: u32 = 0x82f6_3b78;
+    let mut state = !crc;
+    for &byte in bytes.iter().rev() {
+        for _ in 0..8 {
+            // The polynomial's highest bit is set: it was added if that of the sum is.
+            let was_odd = state >> 31;
+            state = ((state ^ (POLYNOMIAL * was_odd)) << 1) | was_odd;
+        }
+        state ^= byte as u32;
+    }
+    !state
 }
 
 fn is_segment<M: Media>(pool: &Pool<M>, at: Addr, lines: u32) -> bool {
@@ -172,12 +235,34 @@ struct Scan<'p, 'm, M: Media> {
     /// Takes every record that validates, not only those that were certainly complete.
     salvage: bool,
     found: Found,
+    /// Nothing is read from here on: how that ends is known.
+    known: Option<&'p Endings>,
+}
+
+/// How the reading of a log ends that begins with a segment, by what the reader has there: the address, the number of the next record,
+/// the incarnation.
+type Endings = HashMap<(Addr, u32, u32), Ending>;
+
+#[derive(Clone, Copy)]
+struct Ending {
+    /// The number behind the last record.
+    seq: u32,
+    /// Where the operation began that is cut short there.
+    begun: Option<u32>,
+    /// It is none that was begun before the segment: some operation ended since, or was cut short.
+    is_own: bool,
+}
+
+impl Ending {
+    /// The number that the next record would have: what was cut short never happened.
+    fn next_seq(self) -> u32 {
+        self.begun.unwrap_or(self.seq)
+    }
 }
 
 /// Reads the log of `owner` and hands each operation to `each`, with whether it is the last one.
 pub fn scan<M: Media>(pool: &Pool<M>, owner: Owner, each: &mut dyn FnMut(&Op, bool)) -> Found {
-    let mut scan = Scan { pool, owner, seed: 0, seq: 0, salvage: false, found: Found::default() };
-    scan.set_incarnation(incarnation(owner.generation));
+    let mut scan = Scan::new(pool, owner, None);
     scan.run(each);
     scan.found.next_seq = scan.seq;
     let end = pool.ends.get(owner.ino as usize).copied().filter(|&end| end != 0 && end != scan.seq);
@@ -190,7 +275,13 @@ pub fn scan<M: Media>(pool: &Pool<M>, owner: Owner, each: &mut dyn FnMut(&Op, bo
     scan.found
 }
 
-impl<M: Media> Scan<'_, '_, M> {
+impl<'p, 'm, M: Media> Scan<'p, 'm, M> {
+    fn new(pool: &'p Pool<'m, M>, owner: Owner, known: Option<&'p Endings>) -> Scan<'p, 'm, M> {
+        let mut scan = Scan { pool, owner, seed: 0, seq: 0, salvage: false, found: Found::default(), known };
+        scan.set_incarnation(incarnation(owner.generation));
+        scan
+    }
+
     fn set_incarnation(&mut self, incarnation: u32) {
         self.found.incarnation = incarnation;
         self.seed = self.seed_of(incarnation);
@@ -206,12 +297,15 @@ impl<M: Media> Scan<'_, '_, M> {
         }
     }
 
-    fn follow_records(&mut self, from: (Part, u32), each: &mut dyn FnMut(&Op, bool)) {
+    fn follow_records(&mut self, from: (Part, u32), each: &mut dyn FnMut(&Op, bool)) -> Ending {
         let (mut part, mut line) = from;
         // An operation is handed on when it is known whether another one follows.
         let (mut op, mut whole) = (Op::default(), None::<Op>);
         // Where the operation begun last began: what was cut short never happened, segments included.
         let mut begun = None;
+        // Whether anything was begun since that would be it, if it had not ended.
+        let mut is_own = false;
+        let mut known = None;
         loop {
             let Some(head) = self.record(&part, line) else {
                 if let Some((lines, incarnation)) = self.gap(&part, line) {
@@ -223,13 +317,17 @@ impl<M: Media> Scan<'_, '_, M> {
                         // Behind a seal.
                         self.set_incarnation(incarnation);
                         op.clear();
-                        begun = None;
+                        (begun, is_own) = (None, true);
                     }
                     continue;
                 }
                 let Some(segment) = self.stray_behind() else { break };
                 self.damaged(Damage::Segment { at: part.addr(line.min(part.lines - 1)) });
                 (part, line) = self.go_on(segment);
+                known = self.known_ending(part.at);
+                if known.is_some() {
+                    break;
+                }
                 continue;
             };
             self.found.newest_epoch = self.found.newest_epoch.max(head.epoch);
@@ -240,24 +338,28 @@ impl<M: Media> Scan<'_, '_, M> {
                     let incarnation = get32(bytes, field::link::INCARNATION);
                     if incarnation != self.found.incarnation {
                         op.clear();
-                        begun = None;
+                        (begun, is_own) = (None, true);
                     }
                     let Some(next) = self.follow(&head, Addr(addr), lines, incarnation) else { break };
                     (part, line) = next;
+                    known = self.known_ending(part.at);
+                    if known.is_some() {
+                        break;
+                    }
                     continue;
                 }
                 Type::Seal => {
                     let incarnation = get32(bytes, field::seal::INCARNATION);
                     self.set_incarnation(incarnation);
                     op.clear();
-                    begun = None;
+                    (begun, is_own) = (None, true);
                 }
                 Type::Segment => self.damaged(Damage::Misplaced { at: part.addr(line) }),
                 _ => {
                     op.push(&head, bytes, part.addr(line));
                     begun = begun.or(Some((self.seq, self.found.segments.len())));
                     if !head.more {
-                        begun = None;
+                        (begun, is_own) = (None, true);
                         if let Some(before) = whole.as_ref() {
                             each(before, false);
                         }
@@ -271,13 +373,25 @@ impl<M: Media> Scan<'_, '_, M> {
             line += head.lines;
             self.seq = self.seq.wrapping_add(head.lines);
         }
-        if let Some((seq, segments)) = begun {
-            self.seq = seq;
+        let own = Ending { seq: self.seq, begun: begun.map(|(seq, _)| seq), is_own };
+        let ending = match known {
+            Some(Ending { seq, is_own: false, .. }) if begun.is_some() => Ending { seq, ..own },
+            Some(rest) => Ending { is_own: is_own || rest.is_own, ..rest },
+            None => own,
+        };
+        self.seq = ending.next_seq();
+        if let Some((_, segments)) = begun {
             self.found.segments.truncate(segments);
         }
         if let Some(last) = whole {
             each(&last, true);
         }
+        ending
+    }
+
+    /// How what follows ends, where it is known, now that a part was entered that stands at `at`.
+    fn known_ending(&self, at: Addr) -> Option<Ending> {
+        self.known?.get(&(at, self.seq, self.found.incarnation)).copied()
     }
 
     fn damaged(&mut self, damage: Damage) {
@@ -338,24 +452,28 @@ impl<M: Media> Scan<'_, '_, M> {
     /// Where a log begins whose head is lost: the first of those from where one reads furthest, for from each of a log's
     /// segments one reads to its end. What stands in front of the true head says nothing that the rest does not say again.
     fn headless_log(&mut self) -> Option<(Part, u32)> {
-        let strays = self.strays().to_vec();
+        let mut strays = self.strays().to_vec();
+        // The last ones first: where one leads to the next, it is known how that ends.
+        strays.sort_by_key(|segment| Reverse(segment.seq));
+        let mut endings = Endings::new();
+        for &segment in &strays {
+            let entered = (segment.at, segment.seq.wrapping_add(1), segment.incarnation);
+            if !endings.contains_key(&entered) {
+                let ending = self.ending_from(Some(segment), &endings);
+                endings.insert(entered, ending);
+            }
+        }
         let mut best: Option<(u32, u32, Option<Stray>)> = None;
+        strays.sort_by_key(|segment| segment.at);
         for begin in std::iter::once(None).chain(strays.into_iter().map(Some)) {
-            let (pool, owner, found) = (self.pool, self.owner, Found::default());
-            let mut trial = Scan { pool, owner, seed: 0, seq: 0, salvage: false, found };
-            trial.set_incarnation(incarnation(owner.generation));
-            let from = match begin {
-                Some(segment) => trial.start(segment),
-                None => trial.in_slot(),
-            };
-            trial.follow_records(from, &mut |_, _| {});
-            let lines = trial.seq.wrapping_sub(begin.map_or(0, |segment| segment.seq));
+            let end = self.ending_from(begin, &endings).next_seq();
+            let lines = end.wrapping_sub(begin.map_or(0, |segment| segment.seq));
             let is_better = |(seq, most, _)| {
-                let ahead = trial.seq.wrapping_sub(seq) as i32;
+                let ahead = end.wrapping_sub(seq) as i32;
                 ahead > 0 || ahead == 0 && lines > most
             };
-            if trial.seq > 0 && best.is_none_or(is_better) {
-                best = Some((trial.seq, lines, begin));
+            if end > 0 && best.is_none_or(is_better) {
+                best = Some((end, lines, begin));
             }
         }
         Some(match best?.2 {
@@ -364,11 +482,26 @@ impl<M: Media> Scan<'_, '_, M> {
         })
     }
 
+    /// How the log ends that begins with this segment, or in the slot.
+    fn ending_from(&self, begin: Option<Stray>, known: &Endings) -> Ending {
+        let mut trial = Scan::new(self.pool, self.owner, Some(known));
+        let from = match begin {
+            Some(segment) => trial.start(segment),
+            None => trial.in_slot(),
+        };
+        trial.follow_records(from, &mut |_, _| {})
+    }
+
     /// The segment that goes on behind the last record: the link to it is lost.
     fn stray_behind(&self) -> Option<Stray> {
-        let ahead = |s: &Stray| s.seq.wrapping_sub(self.seq);
-        let fits = |s: &&Stray| s.incarnation == self.found.incarnation && ahead(s) <= SEGMENT_LINES;
-        self.strays().iter().filter(fits).min_by_key(|s| ahead(s)).copied()
+        let (strays, own) = (self.strays(), self.found.incarnation);
+        let from = |seq| {
+            let first = strays.partition_point(|s| stray_order(s) < (own, seq));
+            strays.get(first).filter(|s| s.incarnation == own)
+        };
+        // Numbers go round.
+        let next = from(self.seq).or_else(|| from(0))?;
+        (next.seq.wrapping_sub(self.seq) <= SEGMENT_LINES).then_some(*next)
     }
 
     /// A segment at the log's head that does not begin as one: what of it validates says which number it has.

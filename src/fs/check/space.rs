@@ -17,7 +17,8 @@ pub struct Space {
     search_from: u32,
     /// Blocks that logs have in parts, with a bit for each part in use.
     minis: BTreeMap<u32, u8>,
-    bad: BTreeSet<u32>,
+    /// [Apart](joined).
+    bad: Vec<Run>,
     /// Blocks that more than one has.
     pub twice: BTreeSet<u32>,
 }
@@ -35,7 +36,7 @@ impl Space {
             blocks: blocks as u32,
             search_from: 0,
             minis: BTreeMap::new(),
-            bad: BTreeSet::new(),
+            bad: Vec::new(),
             twice: BTreeSet::new(),
         }
     }
@@ -58,9 +59,14 @@ impl Space {
     }
 
     /// Blocks that are never given to anybody again, whoever has them.
-    pub fn take_bad(&mut self, run: Run) {
-        self.bad.extend(run.blocks());
-        self.keep(run);
+    pub fn take_bad(&mut self, runs: impl IntoIterator<Item = Run>) {
+        self.bad = joined(runs);
+        self.bad.clone().into_iter().for_each(|run| self.keep(run));
+    }
+
+    fn is_bad(&self, block: u32) -> bool {
+        let n = self.bad.partition_point(|run| run.end().0 <= block);
+        self.bad.get(n).is_some_and(|run| run.start.0 <= block)
     }
 
     /// Nobody is given these blocks, whoever has them.
@@ -130,7 +136,7 @@ impl Space {
             .copied()
             .collect();
         // Of a bad block all parts count as used.
-        for block in minis.into_iter().filter(|block| !self.bad.contains(block)) {
+        for block in minis.into_iter().filter(|&block| !self.is_bad(block)) {
             let Some(&used) = self.minis.get(&block) else {
                 continue; // all of it is somebody's, or lost: it was looked at above
             };
@@ -179,11 +185,25 @@ impl Space {
     }
 }
 
+/// The same blocks in runs that are apart, ascending. (Those that somebody made up may overlap, and end nowhere.)
+pub fn joined(runs: impl IntoIterator<Item = Run>) -> Vec<Run> {
+    let mut runs: Vec<Run> = runs.into_iter().filter(|run| run.count > 0).collect();
+    runs.sort_unstable();
+    let mut joined: Vec<Run> = Vec::new();
+    for run in runs {
+        let end = run.start.0.saturating_add(run.count);
+        match joined.last_mut() {
+            Some(last) if run.start <= last.end() => last.count = last.count.max(end - last.start.0),
+            _ => joined.push(Run::new(run.start, end - run.start.0)),
+        }
+    }
+    joined
+}
+
 fn bits(blocks: u32, runs: &[Run]) -> Vec<u64> {
     let mut words = vec![0u64; (blocks as usize).div_ceil(64)];
-    for run in runs {
-        let end = (run.start.0 as u64 + run.count as u64).min(blocks as u64) as u32;
-        for block in run.start.0..end {
+    for run in joined(runs.iter().copied()) {
+        for block in run.start.0..run.end().0.min(blocks) {
             words[block as usize / 64] |= 1 << (block % 64);
         }
     }

@@ -6,17 +6,22 @@ use super::*;
 #[derive(Default)]
 struct Replayed {
     dirs: HashMap<u32, Arc<Inode>>,
-    said: Said,
+    /// By directory, those that cannot be read among them.
+    said: BTreeMap<u32, Said>,
+    /// Where logs were cut.
+    cuts: HashMap<u32, u32>,
+    /// What were exchanges.
+    exchanges: HashSet<u64>,
     /// Those that cannot be read. A removed directory's log is anything by now, and may be on bad media; only
     /// the root's reach decides whether it matters.
     broken: HashMap<u32, Error>,
 }
 
-/// What directories say of others.
+/// What a directory says of others.
 #[derive(Default)]
 struct Said {
-    /// Change times: (directory, inode, time).
-    stamps: Vec<(u32, u32, u64)>,
+    /// Change times: (inode, time).
+    stamps: Vec<(u32, u64)>,
     /// Inodes that lost a name for good, with their generations, and where that is said.
     removed: Vec<((u32, u64), Removal)>,
     /// Blocks that operations which are not settled name: see [`Recovery::asks`].
@@ -70,9 +75,10 @@ impl<M: Media> Recovery<'_, M> {
             Ok(())
         })?;
         let mut scans: HashMap<u32, Scan> = parts.into_iter().flatten().collect();
+        let mut replayed = Replayed::default();
         loop {
             self.settle_pairs(&mut scans);
-            let mut replayed = self.replay_directories(&scans, slots)?;
+            self.replay_directories(&scans, slots, &mut replayed)?;
             if self.power_loss && self.keep_what_was_left(&mut scans, &replayed) {
                 continue; // a directory was removed, and what had emptied it is lost
             }
@@ -80,15 +86,15 @@ impl<M: Media> Recovery<'_, M> {
             if self.power_loss && self.keep_in_reach(&mut scans, &reached, &replayed) {
                 continue; // an entry had left for a directory that the power loss took
             }
-            for (dir, ino, time) in replayed.said.stamps {
-                if reached.contains_key(&dir) {
+            for (&dir, said) in replayed.said.iter().filter(|(dir, _)| reached.contains_key(*dir)) {
+                for &(ino, time) in &said.stamps {
                     note(&mut repairs.stamps, ino, (time, dir));
                 }
             }
-            let removed = replayed.said.removed.iter().filter(|(_, removal)| !removal.settled);
+            let removed = replayed.removed().filter(|(_, removal)| !removal.settled);
             repairs.asked_inodes.extend(removed.map(|((ino, _), _)| *ino));
             repairs.asked_inodes.extend(replayed.dirs.keys().filter(|ino| !reached.contains_key(*ino)));
-            repairs.asked.extend(replayed.said.asked);
+            repairs.asked.extend(replayed.said.values().flat_map(|said| &said.asked));
             self.adopt(table, replayed.dirs, &reached, &scans, repairs)?;
             return Ok(damaged);
         }
@@ -237,32 +243,43 @@ impl<M: Media> Recovery<'_, M> {
         }
     }
 
-    /// Replays all directories up to their cuts.
-    fn replay_directories(&self, scans: &HashMap<u32, Scan>, slots: u32) -> Result<Replayed> {
+    /// Replays all directories up to their cuts, but for those that would say what they said before.
+    fn replay_directories(&self, scans: &HashMap<u32, Scan>, slots: u32, all: &mut Replayed) -> Result<()> {
         let exchanges = exchanges(scans);
+        let others: HashSet<u64> = exchanges.symmetric_difference(&all.exchanges).copied().collect();
+        let cut_of = |ino: u32| scans.get(&ino).and_then(|scan| scan.cut);
+        let is_as_it_was = |ino: u32| {
+            let mut pairs = scans.get(&ino).into_iter().flat_map(|scan| &scan.pairs);
+            all.dirs.contains_key(&ino)
+                && all.cuts.get(&ino).copied() == cut_of(ino)
+                && !pairs.any(|pair| others.contains(&pair.partner.transaction))
+        };
         let parts = parallel(self.core, slots, |range, out: &mut Replayed| {
-            for ino in range.filter(|&ino| self.is_dir(ino)) {
-                let cut = scans.get(&ino).and_then(|s| s.cut);
-                match self.replay_directory(ino, cut, &exchanges, &mut out.said) {
-                    Ok(dir) => {
-                        out.dirs.insert(ino, Arc::new(dir));
-                    }
-                    Err(e) => {
-                        out.broken.insert(ino, e);
-                    }
+            for ino in range.filter(|&ino| self.is_dir(ino) && !is_as_it_was(ino)) {
+                let mut said = Said::default();
+                match self.replay_directory(ino, cut_of(ino), &exchanges, &mut said) {
+                    Ok(dir) => _ = out.dirs.insert(ino, Arc::new(dir)),
+                    Err(e) => _ = out.broken.insert(ino, e),
                 }
+                if !said.is_empty() {
+                    out.said.insert(ino, said);
+                }
+                out.cuts.extend(cut_of(ino).map(|cut| (ino, cut)));
             }
             Ok(())
         })?;
-        let mut all = Replayed::default();
         for part in parts {
+            for ino in part.dirs.keys().chain(part.broken.keys()) {
+                all.dirs.remove(ino);
+                all.said.remove(ino);
+            }
             all.dirs.extend(part.dirs);
-            all.said.stamps.extend(part.said.stamps);
-            all.said.removed.extend(part.said.removed);
-            all.said.asked.extend(part.said.asked);
+            all.said.extend(part.said);
+            all.cuts.extend(part.cuts);
             all.broken.extend(part.broken);
         }
-        Ok(all)
+        all.exchanges = exchanges;
+        Ok(())
     }
 
     fn replay_directory(
@@ -292,7 +309,7 @@ impl<M: Media> Recovery<'_, M> {
             };
             let stamp = |said: &mut Said, inode: (u32, u64), time| {
                 if lives(inode) {
-                    said.stamps.push((ino, inode.0, time));
+                    said.stamps.push((inode.0, time));
                 }
             };
             for record in op.records().filter(|r| r.kind == Type::Add) {
@@ -388,7 +405,7 @@ impl<M: Media> Recovery<'_, M> {
                 dir.generation == generation && dir.body.read().dir().is_ok_and(|entries| !entries.is_empty())
             })
         };
-        let removals = replayed.said.removed.iter().filter(|(_, removal)| removal.in_doubt);
+        let removals = replayed.removed().filter(|(_, removal)| removal.in_doubt);
         let cuts =
             removals.filter(|(inode, _)| is_left(*inode)).map(|(_, removal)| (removal.dir, removal.seq));
         cut_before(scans, cuts.collect())
@@ -418,7 +435,7 @@ impl<M: Media> Recovery<'_, M> {
         let left = |(ino, generation): (u32, u64)| {
             replayed.dirs.get(&ino).is_some_and(|dir| dir.generation == generation)
         };
-        let removals = replayed.said.removed.iter().filter(|(_, removal)| removal.in_doubt);
+        let removals = replayed.removed().filter(|(_, removal)| removal.in_doubt);
         let removed: HashSet<u32> =
             removals.map(|(inode, _)| *inode).filter(|inode| left(*inode)).map(|(ino, _)| ino).collect();
         let asked = |ino: &u32| reached.contains_key(ino) || removed.contains(ino);
@@ -476,6 +493,18 @@ impl<M: Media> Recovery<'_, M> {
             table.fill(dir.clone());
         }
         Ok(())
+    }
+}
+
+impl Said {
+    fn is_empty(&self) -> bool {
+        self.stamps.is_empty() && self.removed.is_empty() && self.asked.is_empty()
+    }
+}
+
+impl Replayed {
+    fn removed(&self) -> impl Iterator<Item = &((u32, u64), Removal)> {
+        self.said.values().flat_map(|said| &said.removed)
     }
 }
 
@@ -546,11 +575,24 @@ fn cut_before(scans: &mut HashMap<u32, Scan>, cuts: Vec<(u32, u32)>) -> bool {
 
 /// Directories that the root does not reach.
 struct Unreached<'a> {
-    scans: &'a HashMap<u32, Scan>,
     /// The directory that names each.
     parents: HashMap<u32, u32>,
     /// With their generations.
     removed: HashSet<(u32, u64)>,
+    /// By directory and inode, the last record by which the inode came there.
+    came: HashMap<(u32, u32), &'a Pair>,
+    /// What was asked before, by inode.
+    found: HashMap<u32, Way>,
+}
+
+/// Where one comes to who goes up from an unreached directory: a directory and the number of a record in it, by which something
+/// was moved there.
+#[derive(Clone, Copy)]
+enum Way {
+    /// To one that nobody names. What was moved first of all that is on the way: the one nearest to it.
+    Up(Option<(u32, u32)>),
+    /// Into a circle: what was moved last in it.
+    Round(Option<(u32, u32)>),
 }
 
 /// Why a directory is not reached.
@@ -575,9 +617,8 @@ impl<'a> Unreached<'a> {
             };
             entries.filter(is_there).map(|e| e.entry.ino.0).filter(|ino| !reached.contains_key(ino)).collect()
         };
-        let removals = replayed.said.removed.iter();
         let going: HashSet<(u32, u64)> =
-            removals.filter(|(_, removal)| removal.in_doubt).map(|(inode, _)| *inode).collect();
+            replayed.removed().filter(|(_, removal)| removal.in_doubt).map(|(inode, _)| *inode).collect();
         // Who was out of reach before this failure says nothing: nobody names it, nor was it made or removed just now.
         let mut names: HashMap<u32, Vec<u32>> = unreached().map(|(&ino, dir)| (ino, named(dir))).collect();
         let mut namers: HashMap<u32, u32> = HashMap::new();
@@ -598,35 +639,64 @@ impl<'a> Unreached<'a> {
         }
         let parents =
             names.into_iter().flat_map(|(ino, names)| names.into_iter().map(move |named| (named, ino)));
-        let removed = replayed.said.removed.iter().map(|(inode, _)| *inode).collect();
-        Unreached { scans, parents: parents.collect(), removed }
+        let removed = replayed.removed().map(|(inode, _)| *inode).collect();
+        Unreached::of(scans, parents.collect(), removed)
     }
 
-    fn cause(&self, ino: u32, generation: u64) -> Cause {
-        let mut path = vec![ino];
-        let mut seen = HashSet::from([ino]);
-        while let Some(&above) = self.parents.get(&path[path.len() - 1]) {
-            if !seen.insert(above) {
-                // No tree ever had this: the move that closed the circle came last, so it was not synced.
-                let circle = path.iter().position(|&ino| ino == above).expect("it was seen");
-                path.push(above);
-                let moves = path[circle..].windows(2).filter_map(|link| self.moved(link[0], link[1]));
-                let last = moves.max_by_key(|(_, pair)| pair.partner.transaction);
-                return last.map_or(Cause::NeverThere, |(dir, pair)| Cause::Move(dir, pair.seq));
-            }
-            path.push(above);
+    fn of(
+        scans: &'a HashMap<u32, Scan>,
+        parents: HashMap<u32, u32>,
+        removed: HashSet<(u32, u64)>,
+    ) -> Unreached<'a> {
+        let mut came = HashMap::new();
+        for (&dir, scan) in scans {
+            came.extend(scan.counted().filter(|pair| !pair.leaves).map(|pair| ((dir, pair.ino), pair)));
         }
-        if path.len() == 1 && self.removed.contains(&(ino, generation)) {
+        Unreached { parents, removed, came, found: HashMap::new() }
+    }
+
+    fn cause(&mut self, ino: u32, generation: u64) -> Cause {
+        if !self.parents.contains_key(&ino) && self.removed.contains(&(ino, generation)) {
             return Cause::Removed;
         }
-        // The highest never came to be: what was moved there first of all that is on the way.
-        let mut moves = path.windows(2).rev().filter_map(|link| self.moved(link[0], link[1]));
-        moves.next().map_or(Cause::NeverThere, |(dir, pair)| Cause::Move(dir, pair.seq))
+        match self.way(ino) {
+            Way::Up(Some((dir, seq))) | Way::Round(Some((dir, seq))) => Cause::Move(dir, seq),
+            Way::Up(None) | Way::Round(None) => Cause::NeverThere,
+        }
+    }
+
+    /// Where one comes to that goes up from a directory. It is noted for all that are on the way.
+    fn way(&mut self, ino: u32) -> Way {
+        let (mut links, mut places, mut at) = (Vec::new(), HashMap::new(), ino);
+        let mut way = loop {
+            if let Some(&way) = self.found.get(&at) {
+                break way;
+            }
+            if let Some(&begin) = places.get(&at) {
+                // No tree ever had this: the move that closed the circle came last, so it was not synced.
+                let circle: &[(u32, u32)] = &links[begin..];
+                let moves = circle.iter().filter_map(|&(ino, dir)| self.moved(ino, dir));
+                let last = moves.max_by_key(|(_, pair)| pair.partner.transaction);
+                break Way::Round(last.map(|(dir, pair)| (dir, pair.seq)));
+            }
+            // The highest never came to be.
+            let Some(&above) = self.parents.get(&at) else { break Way::Up(None) };
+            places.insert(at, links.len());
+            links.push((at, above));
+            at = above;
+        };
+        for (ino, dir) in links.into_iter().rev() {
+            if let Way::Up(None) = way {
+                way = Way::Up(self.moved(ino, dir).map(|(dir, pair)| (dir, pair.seq)));
+            }
+            self.found.insert(ino, way);
+        }
+        way
     }
 
     /// The move, if it was one and is in doubt, by which `ino` came into `dir`.
-    fn moved(&self, ino: u32, dir: u32) -> Option<(u32, &Pair)> {
-        let came = self.scans.get(&dir)?.counted().filter(|pair| !pair.leaves && pair.ino == ino).last()?;
+    fn moved(&self, ino: u32, dir: u32) -> Option<(u32, &'a Pair)> {
+        let came = *self.came.get(&(dir, ino))?;
         came.in_doubt.then_some((dir, came))
     }
 }
@@ -649,4 +719,57 @@ fn bad_entry(ino: u32, what: &str) -> Error {
         "recover::reach",
         format!("directory {ino} {what}; lode fsck --repair mends it"),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn came(ino: u32, seq: u32, in_doubt: bool) -> Pair {
+        let partner = Partner { ino: 1, generation: 1, seq: 0, transaction: seq as u64 };
+        Pair { seq, ino, partner, in_doubt, leaves: false }
+    }
+
+    fn moved(unreached: &mut Unreached, ino: u32) -> Option<(u32, u32)> {
+        match unreached.cause(ino, 1) {
+            Cause::Move(dir, seq) => Some((dir, seq)),
+            Cause::Removed | Cause::NeverThere => None,
+        }
+    }
+
+    /// At a size at which it would take minutes to go up to the highest from each, or to look through all that came to a
+    /// directory for each.
+    #[test]
+    fn why_each_of_many_directories_is_not_reached() {
+        const DIRS: u32 = 100_000;
+        let parents = (3..=DIRS).map(|ino| (ino, ino - 1));
+        let circle = [1, 2, 3].map(|n| (DIRS + n, DIRS + n % 3 + 1));
+        let parents = parents.chain(circle).chain([(DIRS + 4, DIRS + 2), (DIRS + 5, DIRS + 4)]).collect();
+        let mut pairs = HashMap::from([
+            (2, vec![came(3, 10, false)]),
+            (5000, vec![came(5001, 20, true)]),
+            (DIRS + 2, vec![came(DIRS + 1, 31, true), came(DIRS + 4, 40, true)]),
+            (DIRS + 3, vec![came(DIRS + 2, 32, true)]),
+        ]);
+        let many = (0..DIRS).map(|n| came(2 * DIRS + n, n, true));
+        pairs.insert(
+            1000,
+            [came(1001, 1, true)].into_iter().chain(many).chain([came(1001, 77, true)]).collect(),
+        );
+        let scan = |pairs| Scan { cut: None, head_seq: 0, is_new: false, pairs };
+        let scans = pairs.into_iter().map(|(dir, pairs)| (dir, scan(pairs))).collect();
+        let removed = HashSet::from([(2, 1), (900, 1)]);
+        let mut unreached = Unreached::of(&scans, parents, removed);
+        for ino in (2..=DIRS).rev() {
+            let wanted = (ino > 1000).then_some((1000, 77));
+            assert_eq!(moved(&mut unreached, ino), wanted, "{ino}");
+        }
+        assert!(matches!(unreached.cause(2, 1), Cause::Removed), "it is empty");
+        assert!(matches!(unreached.cause(900, 1), Cause::NeverThere), "another names it");
+        assert!(matches!(unreached.cause(2, 2), Cause::NeverThere), "another inode was removed");
+        // What was moved last in a circle closed it, whatever was moved to where one comes from.
+        for ino in (DIRS + 1..=DIRS + 5).rev() {
+            assert_eq!(moved(&mut unreached, ino), Some((DIRS + 3, 32)), "{ino}");
+        }
+    }
 }
