@@ -439,7 +439,8 @@ pub struct Bench {
 /// where the command prints one (--output-format=json), or from --pool or --block. Energy is that of the processor packages
 /// (RAPL) unless there is a --meter.
 ///
-/// A command that fails ends the measure. What it prints is printed once it has ended; with --json, on stderr.
+/// A command that fails ends the measure. What it prints is printed once it has ended; with --json, on stderr. One that
+/// prints more than 64 MiB is ended, unless --bytes is given.
 #[derive(Args, Debug)]
 pub struct Cost {
     /// The command, and its arguments
