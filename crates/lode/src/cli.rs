@@ -384,7 +384,8 @@ impl HeapChildren {
 /// Measure this file system, others, and the memory below them
 ///
 /// Systems take turns within one run; each row is the median of its rounds. A row marked emulated ran on
-/// ordinary memory that was taken for persistent memory.
+/// ordinary memory that was taken for persistent memory. What cannot be had on this machine is left out, which is said,
+/// unless --only names it.
 #[derive(Args, Debug)]
 pub struct Bench {
     /// Only these rows
@@ -421,7 +422,8 @@ pub struct Bench {
     /// /etc/lode/profile.toml]; one that was made on another machine, or is damaged, is not used, which is said
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
-    /// Where to make the pool: a path that is free
+    /// Where to make the pool: a path that is free, as are those with .1, .2 ... and .limit added, where those of
+    /// further systems lie; a device holds the first alone
     #[arg(long, value_name = "PATH")]
     pub pool: Option<PathBuf>,
     /// Write a picture of the result here
