@@ -3,13 +3,21 @@
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, clock_gettime};
+
 /// Rates are taken over at least so long.
 const CALIBRATION: Duration = Duration::from_millis(2);
+/// A rate that is taken over so long holds for ever.
+const SETTLED: Duration = Duration::from_millis(100);
+/// Two readings of the clocks may be somewhat apart.
+const SUSPENDED_MIN: Duration = Duration::from_millis(100);
 
 struct Origin {
     at: Instant,
     ticks: u64,
     counter: bool,
+    /// By then.
+    suspended: Duration,
 }
 
 static ORIGIN: OnceLock<Origin> = OnceLock::new();
@@ -23,7 +31,8 @@ pub fn begin() {
 fn origin() -> &'static Origin {
     ORIGIN.get_or_init(|| {
         let counter = has_counter();
-        Origin { at: Instant::now(), ticks: if counter { counter_now() } else { 0 }, counter }
+        let suspended = if counter { suspended() } else { Duration::ZERO };
+        Origin { at: Instant::now(), ticks: if counter { counter_now() } else { 0 }, counter, suspended }
     })
 }
 
@@ -34,18 +43,37 @@ pub fn now() -> u64 {
     if origin.counter { counter_now() } else { origin.at.elapsed().as_nanos() as u64 }
 }
 
+/// Taken once, as soon as it can be told well: where the machine is suspended the counter goes back, or on while the clock
+/// stands still, and what is taken over that is no rate.
 pub fn ns_per_tick() -> f64 {
+    static RATE: OnceLock<f64> = OnceLock::new();
     let origin = origin();
     if !origin.counter {
         return 1.0;
     }
-    while origin.at.elapsed() < CALIBRATION {
-        std::thread::sleep(CALIBRATION);
+    if let Some(rate) = RATE.get() {
+        return *rate;
     }
-    // It goes back where the processor was suspended to memory.
-    let ticks = counter_now().saturating_sub(origin.ticks);
-    let ns = origin.at.elapsed().as_nanos() as f64;
-    ns / ticks.max(1) as f64
+    let (at, ticks, least) = match suspended().saturating_sub(origin.suspended) < SUSPENDED_MIN {
+        true => (origin.at, origin.ticks, CALIBRATION),
+        false => (Instant::now(), counter_now(), SETTLED),
+    };
+    while at.elapsed() < least {
+        std::thread::sleep(least);
+    }
+    let (passed, ticks) = (at.elapsed(), counter_now().saturating_sub(ticks));
+    let rate = passed.as_nanos() as f64 / ticks.max(1) as f64;
+    if passed < SETTLED { rate } else { *RATE.get_or_init(|| rate) }
+}
+
+/// For how long the machine was, since it was started.
+fn suspended() -> Duration {
+    let of = |clock| {
+        let time = clock_gettime(clock);
+        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    };
+    let awake = of(ClockId::Monotonic);
+    of(ClockId::Boottime).saturating_sub(awake)
 }
 
 /// The stamp of so much later than now; none as long as the rate is not known, or where that is no time.
@@ -93,5 +121,14 @@ mod tests {
         let (ticks, wall) = (now() - first, wall.elapsed());
         let ratio = ticks as f64 * ns_per_tick() / wall.as_nanos() as f64;
         assert!((0.8..1.25).contains(&ratio), "stamps ran at {ratio} of the clock");
+    }
+
+    #[test]
+    fn the_rate_is_taken_once() {
+        begin();
+        std::thread::sleep(SETTLED);
+        let first = ns_per_tick();
+        std::thread::sleep(CALIBRATION);
+        assert_eq!(ns_per_tick().to_bits(), first.to_bits());
     }
 }

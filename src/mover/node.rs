@@ -75,7 +75,7 @@ fn node(dir: &std::path::Path) -> Option<Node> {
 }
 
 /// `0-3,8`, as sysfs has it.
-fn cpu_list(text: &str) -> Option<Vec<usize>> {
+pub fn cpu_list(text: &str) -> Option<Vec<usize>> {
     let mut cpus = Vec::new();
     for part in text.trim().split(',').filter(|part| !part.is_empty()) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

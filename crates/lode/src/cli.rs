@@ -390,7 +390,8 @@ impl HeapChildren {
 /// Measure this file system, others, and the memory below them
 ///
 /// Systems take turns within one run; each row is the median of its rounds. A row marked emulated ran on
-/// ordinary memory that was taken for persistent memory.
+/// ordinary memory that was taken for persistent memory. What cannot be had on this machine is left out, which is said,
+/// unless --only names it.
 #[derive(Args, Debug)]
 pub struct Bench {
     /// Only these rows
@@ -427,7 +428,8 @@ pub struct Bench {
     /// /etc/lode/profile.toml]; one that was made on another machine, or is damaged, is not used, which is said
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
-    /// Where to make the pool: a path that is free
+    /// Where to make the pool: a path that is free, as are those with .1, .2 ... and .limit added, where those of
+    /// further systems lie; a device holds the first alone
     #[arg(long, value_name = "PATH")]
     pub pool: Option<PathBuf>,
     /// Write a picture of the result here
@@ -445,7 +447,8 @@ pub struct Bench {
 /// where the command prints one (--output-format=json), or from --pool or --block. Energy is that of the processor packages
 /// (RAPL) unless there is a --meter.
 ///
-/// A command that fails ends the measure. What it prints is printed once it has ended; with --json, on stderr.
+/// A command that fails ends the measure. What it prints is printed once it has ended; with --json, on stderr. One that
+/// prints more than 64 MiB is ended, unless --bytes is given.
 #[derive(Args, Debug)]
 pub struct Cost {
     /// The command, and its arguments

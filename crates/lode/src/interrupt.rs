@@ -11,6 +11,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::time::Duration;
 
 static REQUESTED: AtomicBool = AtomicBool::new(false);
 /// A pipe that has a byte once a signal came: the end to read, and the number of the other for the handler.
@@ -51,11 +52,24 @@ pub fn outlive_large_files() {
 
 /// Waits until `fd` can be read (or is at its end), or a signal came.
 pub fn wait_readable(fd: BorrowedFd<'_>) {
-    let Some((wake, _)) = WAKE.get() else { return };
+    if WAKE.get().is_some() {
+        wait(fd, -1);
+    }
+}
+
+/// Likewise, or until so much time is over; whether `fd` can be read.
+pub fn wait_readable_within(fd: BorrowedFd<'_>, time: Duration) -> bool {
+    wait(fd, time.as_millis() as libc::c_int)
+}
+
+fn wait(fd: BorrowedFd<'_>, ms: libc::c_int) -> bool {
     let poll = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    let mut fds = [poll(fd.as_raw_fd()), poll(wake.as_raw_fd())];
-    // SAFETY: both descriptors are open, and the kernel writes the two structures only.
-    unsafe { libc::poll(fds.as_mut_ptr(), 2, -1) };
+    // The kernel leaves out what is negative.
+    let wake = WAKE.get().map_or(-1, |(wake, _)| wake.as_raw_fd());
+    let mut fds = [poll(fd.as_raw_fd()), poll(wake)];
+    // SAFETY: the descriptors are open, and the kernel writes the two structures only.
+    unsafe { libc::poll(fds.as_mut_ptr(), 2, ms) };
+    fds[0].revents != 0
 }
 
 /// Runs `act` in a thread of its own once a signal came, for work that has no two steps between which to ask. Without

@@ -20,9 +20,9 @@ use super::place::Place;
 use super::plan::Plan;
 use super::rows::{BREAKDOWN_ROWS, RowSpec, Work};
 use super::table::digits;
-use super::turns::{Contestant, Crew};
+use super::turns::{Contestant, Crew, separate_cores};
 use super::worker::Names;
-use super::{BenchOptions, breakdown_plot, finish_machine, own_contestants, progress, progress_end, report};
+use super::{BenchOptions, breakdown_plot, finish_machine, own_contestants, progress, report, shared_note};
 use crate::outfile;
 
 /// Operations of which one is watched: more than usual, so that the rows of large ones have enough of them.
@@ -32,6 +32,8 @@ const ONE_IN: u32 = 8;
 pub struct Breakdown {
     pub machine: Machine,
     pub breakdown: Vec<Part>,
+    /// On what some of it was measured, in words.
+    pub notes: Vec<String>,
 }
 
 /// One operation of one system.
@@ -110,10 +112,11 @@ pub fn run(options: &BenchOptions, plan: &Plan, place: &mut Place, machine: &mut
             }
         }
     }
-    progress_end();
     machine.load_after = load();
     finish_machine(machine, plan, place);
-    deliver(&Breakdown { machine: machine.clone(), breakdown: parts }, options)
+    let shared = shared_note(plan.threads_max(), separate_cores()?);
+    let notes = machine.other_media.iter().cloned().chain(shared).collect();
+    deliver(&Breakdown { machine: machine.clone(), breakdown: parts, notes }, options)
 }
 
 fn part(spec: &RowSpec, row: &report::Row, times: &Times) -> Part {
@@ -148,10 +151,11 @@ fn answer(breakdown: &Breakdown, options: &BenchOptions) -> Result<String> {
 
 fn table(breakdown: &Breakdown) -> String {
     let m = &breakdown.machine;
+    let media: Vec<&str> = std::iter::once(&m.media).chain(&breakdown.notes).map(String::as_str).collect();
     let mut out = format!(
         "{}\n{}, {} cores, Linux {}; files in {}{}\nthe middle one of {} rounds of {} ms; shares of what the file \
          system accounts for; load {:.1} before, {:.1} after\n\n{:<12} {:<14} thr",
-        m.media,
+        media.join("\n"),
         m.cpu,
         m.cores,
         m.kernel,

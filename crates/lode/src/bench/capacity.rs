@@ -12,9 +12,10 @@ use lodestone::fs::{Cred, Fs, Ino, Kind, MkfsOptions, OpenOptions};
 use lodestone::media::{Domain, Pool, PoolOptions};
 use lodestone::{Error, Result};
 
-use super::machine::{Machine, resident_anonymous_bytes};
+use super::machine::{Machine, Memory, resident_anonymous_bytes};
 use super::place::Place;
 use super::plan::Plan;
+use super::report::{Claim, Row};
 use super::value::{Values, value};
 
 const MIB: u64 = 1 << 20;
@@ -31,19 +32,26 @@ const MEDIA_BYTES_MAX: f64 = 512.0;
 const TERABYTE_MS_MAX: f64 = 1000.0;
 
 pub fn run(name: &str, plan: &Plan, place: &Place, machine: &mut Machine) -> Result<Values> {
-    match name {
-        "million" => million(plan, place, machine),
-        _ => terabyte(plan, place, machine),
-    }
+    let (values, memory) = match name {
+        "million" => million(plan, place, machine)?,
+        _ => terabyte(plan, place, machine)?,
+    };
+    let (mut rows, claims): Values = values.into_iter().unzip();
+    rows.iter_mut().for_each(|row| row.memory = Some(memory.clone()));
+    Ok((rows, claims))
 }
 
-fn million(plan: &Plan, place: &Place, machine: &mut Machine) -> Result<Values> {
+/// Rows with their claims, and what their pool lay in.
+type Measured = (Vec<(Row, Claim)>, Memory);
+
+fn million(plan: &Plan, place: &Place, machine: &mut Machine) -> Result<Measured> {
     let path = place.path("million.pool");
     let files = plan.million_files;
     let bytes = files as u64 * POOL_BYTES_PER_FILE + 128 * MIB;
+    place.check_room("a pool of so many files", bytes + files as u64 * DRAM_BYTES_MAX as u64)?;
     let options = PoolOptions { assume: Some(plan.assume[0]), prefault: true, ..PoolOptions::default() };
     let pool = Pool::create(std::slice::from_ref(&path), Some(bytes), &options)?;
-    machine.set_media(&pool);
+    let memory = machine.memory_of("million", &pool);
     let pool = Fs::mkfs(pool, &MkfsOptions::default())?;
     let fs = Fs::open(pool, &OpenOptions::default())?;
     let before = fs.statfs();
@@ -59,16 +67,15 @@ fn million(plan: &Plan, place: &Place, machine: &mut Machine) -> Result<Values> 
     let (crash, crash_dram) = mounts(&path, plan.assume[0], End::Vanish)?;
     remove(&path)?;
     let per_file = |bytes: f64| bytes / files as f64;
-    Ok([
+    let values = vec![
         value("million-mount-clean", &clean, "ms", CLEAN_MOUNT_MS_MAX),
         value("million-mount-crash", &crash, "ms", CRASH_MOUNT_MS_MAX),
         value("million-media", &[per_file(media_bytes as f64)], "bytes/file", MEDIA_BYTES_MAX),
         value("million-dram-clean", &[per_file(clean_dram)], "bytes/file", DRAM_BYTES_MAX),
         value("million-dram-listed", &[per_file(listed_dram)], "bytes/file", DRAM_BYTES_MAX),
         value("million-dram-crash", &[per_file(crash_dram)], "bytes/file", DRAM_BYTES_MAX),
-    ]
-    .into_iter()
-    .unzip())
+    ];
+    Ok((values, memory))
 }
 
 fn fill(fs: &Fs<Pool>, files: usize) -> Result<()> {
@@ -139,10 +146,10 @@ fn mounts(path: &Path, domain: Domain, end: End) -> Result<(Vec<f64>, f64)> {
     Ok((all, dram))
 }
 
-fn terabyte(plan: &Plan, place: &Place, machine: &mut Machine) -> Result<Values> {
+fn terabyte(plan: &Plan, place: &Place, machine: &mut Machine) -> Result<Measured> {
     let path = place.path("terabyte.pool");
     let io = |e| Error::io(e, "bench::capacity", "make", &path);
-    let (mut mkfs, mut mount) = (Vec::new(), Vec::new());
+    let (mut mkfs, mut mount, mut memory) = (Vec::new(), Vec::new(), None);
     for _ in 0..MOUNTS {
         std::fs::File::create(&path).and_then(|f| f.set_len(TERABYTE)).map_err(io)?;
         let options = PoolOptions { assume: Some(plan.assume[0]), ..PoolOptions::default() };
@@ -150,19 +157,18 @@ fn terabyte(plan: &Plan, place: &Place, machine: &mut Machine) -> Result<Values>
         let pool = Pool::create(std::slice::from_ref(&path), None, &options)?;
         let pool = Fs::mkfs(pool, &MkfsOptions::default())?;
         mkfs.push(began.elapsed().as_secs_f64() * 1e3);
-        machine.set_media(&pool);
+        memory = Some(machine.memory_of("terabyte", &pool));
         let fs = Fs::open(pool, &OpenOptions::default())?;
         fs.close()?;
         drop(fs);
         mount.push(mounts_once(&path, plan.assume[0], End::Close)?.0);
         remove(&path)?;
     }
-    Ok([
+    let values = vec![
         value("terabyte-mkfs", &mkfs, "ms", TERABYTE_MS_MAX),
         value("terabyte-mount-clean", &mount, "ms", TERABYTE_MS_MAX),
-    ]
-    .into_iter()
-    .unzip())
+    ];
+    Ok((values, memory.expect("it was made")))
 }
 
 fn remove(path: &Path) -> Result<()> {

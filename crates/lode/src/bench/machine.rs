@@ -3,6 +3,7 @@
 use std::fs;
 
 use lodestone::media::{Media, Pool};
+use lodestone::{Error, Result};
 use serde::Serialize;
 
 use super::clock::Clock;
@@ -13,12 +14,15 @@ pub struct Machine {
     pub cores: usize,
     pub memory_gib: f64,
     pub kernel: String,
-    /// Persistence domain the pool ran in.
+    /// Persistence domain the first pool ran in.
     pub domain: String,
-    /// The domain was assumed, the memory is not persistent: *emulated PM*.
+    /// The domain of a pool was assumed, its memory is not persistent: *emulated PM*. Of which, its rows say.
     pub emulated: bool,
-    /// One line for people: domain and emulation in words.
+    /// One line for people: domain and emulation of the first pool in words.
     pub media: String,
+    /// Lines about pools in other memory than that.
+    #[serde(skip)]
+    pub other_media: Vec<String>,
     /// Instructions that decide how stores and flushes are done, of those this processor has.
     pub isa: Vec<&'static str>,
     /// Where pool and tmpfs files lay.
@@ -38,6 +42,31 @@ pub struct Machine {
     pub pool_bytes: u64,
     pub file_bytes: u64,
     pub names_per_directory: usize,
+}
+
+/// What a pool says of the memory that it lies in.
+#[derive(Serialize, Clone, Debug, PartialEq, Eq)]
+pub struct Memory {
+    pub domain: &'static str,
+    /// The domain was assumed, the memory is not persistent: *emulated PM*.
+    pub emulated: bool,
+    /// One line for people: domain and emulation in words.
+    pub media: String,
+}
+
+impl Memory {
+    fn of(pool: &Pool) -> Memory {
+        let says = pool.describe();
+        let (domain, host) = (says.domain, says.regions[0].host_fs);
+        let media = match says.emulated {
+            true if domain.is_persistent_memory() => {
+                format!("emulated PM: domain {domain} assumed on {host}")
+            }
+            true => format!("emulated: domain {domain} assumed on {host}"),
+            false => format!("domain {domain} on {host}"),
+        };
+        Memory { domain: pool.domain().name(), emulated: says.emulated, media }
+    }
 }
 
 const ISA: &[&str] = &["sse2", "sse4_2", "avx2", "avx512f", "vpclmulqdq", "clflushopt", "clwb", "movdir64b"];
@@ -61,6 +90,7 @@ impl Machine {
             domain: String::new(),
             emulated: false,
             media: String::new(),
+            other_media: Vec::new(),
             isa: ISA.iter().filter(has).copied().collect(),
             place: String::new(),
             profile: None,
@@ -82,19 +112,24 @@ impl Machine {
         self.profile.as_ref().map_or_else(String::new, |file| format!("; engines by {file}"))
     }
 
-    /// What the pool under measure says of its memory.
-    pub fn set_media(&mut self, pool: &Pool) {
-        let says = pool.describe();
-        self.domain = pool.domain().name().to_string();
-        self.emulated = says.emulated;
-        let host = says.regions[0].host_fs;
-        self.media = match says.emulated {
-            true if says.domain.is_persistent_memory() => {
-                format!("emulated PM: domain {} assumed on {host}", says.domain)
+    /// What a pool under measure says of its memory. It goes into each of its rows; that of the first pool stands at the
+    /// head, and that of others in a line of its own where it is another.
+    pub fn memory_of(&mut self, whose: &str, pool: &Pool) -> Memory {
+        let memory = Memory::of(pool);
+        self.note(whose, &memory);
+        memory
+    }
+
+    fn note(&mut self, whose: &str, memory: &Memory) {
+        self.emulated |= memory.emulated;
+        if self.media.is_empty() {
+            (self.domain, self.media) = (memory.domain.to_string(), memory.media.clone());
+        } else if self.media != memory.media {
+            let line = format!("{whose}: {}", memory.media);
+            if !self.other_media.contains(&line) {
+                self.other_media.push(line);
             }
-            true => format!("emulated: domain {} assumed on {host}", says.domain),
-            false => format!("domain {} on {host}", says.domain),
-        };
+        }
     }
 }
 
@@ -105,6 +140,16 @@ pub fn load() -> f64 {
 
 pub fn memory_available_bytes() -> u64 {
     kib_of("/proc/meminfo", "MemAvailable:").unwrap_or(0) * 1024
+}
+
+/// Refuses what takes more memory than is free.
+pub fn check_memory(what: &str, need: u64) -> Result<()> {
+    let free = memory_available_bytes();
+    if need <= free {
+        return Ok(());
+    }
+    let message = format!("{what} needs {} MiB of memory, {} MiB are free", need >> 20, free >> 20);
+    Err(Error::message(libc::ENOMEM, "bench::machine", message))
 }
 
 fn memory_bytes() -> u64 {
@@ -126,4 +171,33 @@ fn kib_of(file: &str, key: &str) -> Option<u64> {
     let text = fs::read_to_string(file).ok()?;
     let line = text.lines().find_map(|l| l.strip_prefix(key))?;
     line.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_pool_stands_at_the_head_and_others_beside_it() {
+        let real = Memory { domain: "memory", emulated: false, media: "domain memory on ext4".into() };
+        let emulated = Memory { domain: "memory", emulated: true, media: "emulated PM".into() };
+        let mut machine = Machine::here();
+        machine.note("lode", &real);
+        machine.note("limit", &real);
+        assert!(!machine.emulated && machine.other_media.is_empty(), "{machine:?}");
+        machine.note("million", &emulated);
+        machine.note("million", &emulated);
+        machine.note("apps", &real);
+        assert!(machine.emulated, "what any row stands on");
+        assert_eq!((machine.domain.as_str(), machine.media.as_str()), ("memory", "domain memory on ext4"));
+        assert_eq!(machine.other_media, ["million: emulated PM"]);
+    }
+
+    #[test]
+    fn what_does_not_fit_the_memory_is_refused_in_words() {
+        assert!(check_memory("nothing", 0).is_ok());
+        let error = check_memory("all of it", u64::MAX).unwrap_err();
+        assert_eq!(error.errno(), libc::ENOMEM);
+        assert!(error.to_string().starts_with("all of it needs "), "{error}");
+    }
 }

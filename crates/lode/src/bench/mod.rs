@@ -50,20 +50,21 @@ use crate::outfile;
 use crate::profile;
 use crate::target::show;
 pub use clock::{device_cpu_s, process_cpu_s, thread_cpu_ns};
+pub use machine::memory_available_bytes;
 pub use plan::USAGE;
 pub use table::digits;
 pub use turns::{allowed_cores, pin_thread};
 pub use worker::{Pages, Random};
 
-use machine::{Machine, load};
+use machine::{Machine, Memory, load};
 use mount::Mounted;
 use peer_kernel::KernelWorker;
 use peer_limit::LimitWorker;
 use peer_lode::LodeWorker;
 use place::{Mapping, Place};
 use plan::Plan;
-use report::Report;
-use turns::{Contestant, CpuScope, Crew, Seat};
+use report::{Outcome, Report};
+use turns::{Contestant, CpuScope, Crew, Seat, separate_cores};
 use worker::{Job, Names};
 
 /// What the command line says. Empty lists mean the defaults.
@@ -88,7 +89,7 @@ pub struct BenchOptions {
     pub engines: Vec<EngineKind>,
     /// What engines are worth; else what other commands take.
     pub profile: Option<PathBuf>,
-    /// Where to make the pool (and `limit`'s, with `.limit` added): a path that is free. Default: tmpfs.
+    /// Where to make the first pool, and the others with `.1`, `.2` ... and `.limit` added: a path that is free. Default: tmpfs.
     pub pool: Option<PathBuf>,
     pub rounds: Option<usize>,
     /// The rows of the mount, against bindfs.
@@ -104,52 +105,81 @@ pub fn row_names() -> impl Iterator<Item = &'static str> {
 
 /// Runs the bench; the answer is the text for stdout.
 pub fn run(options: &BenchOptions) -> Result<String> {
+    let answer = measure(options);
+    progress_end();
+    answer
+}
+
+fn measure(options: &BenchOptions) -> Result<String> {
     let plan = Plan::of(options)?;
     let mut machine = Machine::here();
     let mut place = Place::open()?;
+    plan.check_room(&place)?;
     if options.breakdown {
         return breakdown::run(options, &plan, &mut place, &mut machine);
     }
-    let mut skipped = Vec::new();
-    let mut rows = Vec::new();
+    let mut all = Outcome::default();
     if !plan.rows.is_empty() {
-        let mut contestants = line_up(&plan, &mut place, &mut machine, &mut skipped)?;
-        rows.extend(run_rows(&plan, &mut contestants)?);
+        let mut contestants = line_up(&plan, &mut place, &mut machine, &mut all.skipped)?;
+        all.rows.extend(run_rows(&plan, &mut contestants)?);
+        drop(contestants);
+        place.clear();
     }
     if !plan.mount_rows.is_empty() {
         let mut own = |place: &mut Place| run_mount(&plan, place, &mut machine);
         match own(&mut place) {
-            Ok(more) => rows.extend(more),
+            Ok(more) => all.rows.extend(more),
             Err(e) if plan.asked_by_name => return Err(e),
-            Err(e) => skipped.push(format!("mount rows: {e}")),
+            Err(e) => all.skipped.push(format!("mount rows: {e}")),
         }
+        place.clear();
     }
-    let mut claims = report::claims(&rows, machine.cores);
-    let mut notes = Vec::new();
-    for name in &plan.values {
-        progress(name);
-        let (more, held) = match *name {
-            "uthreads" => uthreads::run(&plan)?,
-            "offload" => offload::run(&plan)?,
-            "orderless" => orderless::run(&plan)?,
-            "apps" => {
-                let apps = apps::run(&plan, &mut place, &mut machine)?;
-                notes.extend(apps.notes);
-                skipped.extend(apps.skipped);
-                (apps.rows, apps.claims)
-            }
-            "waits" => waits::run(&plan)?,
-            "qos" => qos::run(&plan)?,
-            pool => capacity::run(pool, &plan, &place, &mut machine)?,
-        };
-        rows.extend(more);
-        claims.extend(held);
-    }
+    all.claims = report::claims(&all.rows, machine.cores);
+    run_values(&plan, &mut place, &mut machine, &mut all)?;
     progress_end();
     machine.load_after = load();
     finish_machine(&mut machine, &plan, &place);
+    let Outcome { rows, claims, notes, skipped } = all;
+    let few = table::too_few(plan.rounds).filter(|_| !claims.is_empty());
+    let shared = shared_note(plan.threads_at_once(), separate_cores()?);
+    let notes = machine.other_media.iter().cloned().chain(few).chain(shared).chain(notes).collect();
     let report = Report { machine, rows, claims, notes, skipped };
     deliver(&report, options)
+}
+
+/// What the groups of values bring. One that cannot be had here costs no row but its own.
+fn run_values(plan: &Plan, place: &mut Place, machine: &mut Machine, all: &mut Outcome) -> Result<()> {
+    for name in &plan.values {
+        progress(name);
+        match run_value(name, plan, place, machine) {
+            Ok(more) => all.extend(more),
+            // What came out wrong is no lack of means.
+            Err(e) if plan.asked_by_name || e.errno() == libc::EIO => return Err(e.context(name)),
+            Err(e) => {
+                all.skipped.push(format!("{name}: {e}"));
+                place.clear();
+            }
+        }
+    }
+    Ok(())
+}
+
+fn run_value(name: &str, plan: &Plan, place: &mut Place, machine: &mut Machine) -> Result<Outcome> {
+    Ok(match name {
+        "uthreads" => uthreads::run(plan)?.into(),
+        "offload" => offload::run(plan)?.into(),
+        "orderless" => orderless::run(plan)?.into(),
+        "apps" => apps::run(plan, place, machine)?,
+        "waits" => waits::run(plan)?.into(),
+        "qos" => qos::run(plan)?.into(),
+        pool => capacity::run(pool, plan, place, machine)?.into(),
+    })
+}
+
+/// What is said where threads that are measured do not have a core each.
+fn shared_note(threads: usize, cores: usize) -> Option<String> {
+    let s = if cores == 1 { "" } else { "s" };
+    (threads > cores).then(|| format!("threads share a core: up to {threads} of them had {cores} core{s}"))
 }
 
 fn deliver(report: &Report, options: &BenchOptions) -> Result<String> {
@@ -232,7 +262,7 @@ fn line_up(
             plan,
             "tmpfs",
             CpuScope::Process,
-            promise,
+            (promise, None),
             (true, false),
             &mut |file, tag| Ok(Box::new(KernelWorker::new(&dir, file, tag, plan.file_bytes, false)?)),
         )?);
@@ -247,7 +277,7 @@ fn line_up(
                     plan,
                     "ext4",
                     CpuScope::Machine,
-                    promise,
+                    (promise, None),
                     (true, false),
                     &mut |file, tag| Ok(Box::new(KernelWorker::new(&dir, file, tag, plan.file_bytes, true)?)),
                 )?);
@@ -256,11 +286,11 @@ fn line_up(
         }
     }
     progress("touching the memory of the limit");
-    match plan.pool.as_ref().filter(|pool| pool.exists() && !pool.is_file()) {
+    match plan.device() {
         Some(device) => {
-            skipped.push(format!("limit: {} has no second pool of the same memory", device.display()));
+            skipped.push(format!("limit: {} has no second pool of the same memory", show(device)))
         }
-        None => all.extend(limit(plan, place)?),
+        None => all.extend(limit(plan, place, machine)?),
     }
     Ok(all)
 }
@@ -276,19 +306,22 @@ fn own_contestants(
     i: usize,
     (domain, engine): (Domain, EngineKind),
 ) -> Result<Own> {
-    progress(&format!("making a pool of {} MiB, domain {domain}", plan.pool_bytes >> 20));
-    let path = plan.pool_path(place, i);
-    let pool = make_pool(place, &path, plan.pool_bytes, domain)?;
     let system = match engine {
         EngineKind::Cpu if i == 0 => "lode".to_string(),
         EngineKind::Cpu => format!("lode-{domain}"),
         engine if engine.emulated() => format!("lode-{engine} (emulated)"),
         engine => format!("lode-{engine}"),
     };
-    if i == 0 {
-        machine.set_media(&pool);
+    if let (1.., Some(device)) = (i, plan.device()) {
+        return Ok(Err(format!("{system}: {} holds one pool", show(device))));
     }
+    progress(&format!("making a pool of {} MiB, domain {domain}", plan.pool_bytes >> 20));
+    let path = plan.pool_path(place, i);
+    let pool = make_pool(place, &path, plan.pool_bytes, domain)?;
+    let memory = machine.memory_of(&system, &pool);
     let promise = promise_of(&pool);
+    // A profile that is refused is said on a line of its own.
+    progress_end();
     let profile = profile::for_pool(plan.profile.as_deref(), &pool);
     if i == 0 {
         machine.profile = profile.used().map(|file| file.display().to_string());
@@ -301,19 +334,19 @@ fn own_contestants(
         return Ok(Err(format!("{system}: it cannot be used on this machine; lode info says why")));
     }
     let scope = if engine.emulated() { CpuScope::BesideDevice } else { scope_of(domain) };
-    let all =
-        contestants(plan, &system, scope, promise, (true, engine.bounds_itself()), &mut |file, tag| {
-            Ok(Box::new(LodeWorker::new(fs.clone(), file, tag, plan.file_bytes)?))
-        })?;
+    let (promise, kind) = ((promise, Some(memory)), (true, engine.bounds_itself()));
+    let all = contestants(plan, &system, scope, promise, kind, &mut |file, tag| {
+        Ok(Box::new(LodeWorker::new(fs.clone(), file, tag, plan.file_bytes)?))
+    })?;
     Ok(Ok((fs, all)))
 }
 
 /// Raw copies on a pool of the same size and domain beside the first one.
-fn limit(plan: &Plan, place: &mut Place) -> Result<Vec<Contestant>> {
+fn limit(plan: &Plan, place: &mut Place, machine: &mut Machine) -> Result<Vec<Contestant>> {
     let path = plan.limit_path(place);
     let pool = Arc::new(make_pool(place, &path, plan.pool_bytes, plan.assume[0])?);
     let mapping = Arc::new(Mapping::open(&path)?);
-    let promise = "durable, no file system";
+    let promise = ("durable, no file system", Some(machine.memory_of("limit", &pool)));
     contestants(plan, "limit", scope_of(plan.assume[0]), promise, (false, false), &mut |file, _| {
         let (file_bytes, append_max) = (plan.file_bytes, plan.append_bytes_max);
         Ok(Box::new(LimitWorker::new(pool.clone(), mapping.clone(), file, file_bytes, append_max)))
@@ -329,14 +362,15 @@ fn contestants(
     plan: &Plan,
     system: &str,
     scope: CpuScope,
-    promise: &'static str,
+    (promise, memory): (&'static str, Option<Memory>),
     (has_names, waits): (bool, bool),
     seat: &mut MakeSeat,
 ) -> Result<Vec<Contestant>> {
     let contestant = |&threads: &usize| {
         let seats = (0..threads).map(|i| seat(i, &format!("threads{threads}.{i}")).map(Some));
         let seats = seats.collect::<Result<Vec<_>>>()?;
-        Ok(Contestant { system: system.to_string(), scope, promise, has_names, waits, seats })
+        let (system, memory) = (system.to_string(), memory.clone());
+        Ok(Contestant { system, scope, promise, memory, has_names, waits, seats })
     };
     plan.threads.iter().map(contestant).collect()
 }
@@ -361,10 +395,10 @@ fn run_mount(plan: &Plan, place: &mut Place, machine: &mut Machine) -> Result<Ve
     let path = plan.mount_pool_path(place);
     let pool = make_pool(place, &path, plan.mount_pool_bytes(), domain)?;
     let pool = Fs::mkfs(pool, &MkfsOptions::default())?;
-    machine.set_media(&pool);
+    let memory = machine.memory_of("mount rows", &pool);
     let promise = promise_of(&pool);
     drop(pool);
-    let mounts = [Mounted::lode(place, &path, domain, promise)?, Mounted::bindfs(place)?];
+    let mounts = [Mounted::lode(place, &path, domain, promise, memory)?, Mounted::bindfs(place)?];
     let crew = Crew::new(1)?;
     let fio_rows: Vec<_> = plan.mount_rows.iter().filter(|s| !s.work.on_names()).copied().collect();
     let mut rows =
@@ -416,6 +450,15 @@ mod tests {
         let threads = Plan::of(&options).unwrap().threads;
         let report: Value = serde_json::from_str(&run(&options).unwrap()).unwrap();
         assert_eq!(report["machine"]["emulated"], true);
+        for row in report["rows"].as_array().unwrap() {
+            let emulated = ["lode", "limit"].contains(&row["system"].as_str().unwrap())
+                && (row.get("value").is_none() || row["name"].as_str().unwrap().starts_with("million"));
+            assert!(
+                !emulated || row["emulated"] == true && row["media"] == report["machine"]["media"],
+                "{row}"
+            );
+            assert!(row["system"] != "tmpfs" || row.get("emulated").is_none(), "{row}");
+        }
         for spec in rows::ROWS {
             let systems: &[&str] =
                 if spec.work.on_names() { &["lode", "tmpfs"] } else { &["lode", "tmpfs", "limit"] };
@@ -450,7 +493,9 @@ mod tests {
             check_row(&report, &format!("{name}-copying"), "sync", 1, false);
         }
         let notes = report["notes"].as_array().unwrap();
-        assert!(notes.iter().any(|note| note.as_str().unwrap().contains("emulated: memory is DRAM")));
+        for words in ["emulated: memory is DRAM", "2 rounds, fewer than the 5"] {
+            assert!(notes.iter().any(|note| note.as_str().unwrap().contains(words)), "{words}: {notes:?}");
+        }
         let claimed: usize = rows::ROWS.iter().map(|r| r.targets.len()).sum();
         assert!(report["claims"].as_array().unwrap().len() >= claimed);
         let picture = std::fs::read_to_string(&svg).unwrap();
@@ -533,5 +578,73 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         assert!(error.contains(path.to_str().unwrap()), "{error}");
         assert_eq!(kept, [7u8; 8192]);
+    }
+
+    /// Systems are compared on one kind of memory: all pools lie where the user wants the first.
+    #[test]
+    fn all_pools_lie_at_the_path_that_is_named() {
+        let path = std::env::temp_dir().join(format!("lode-bench-test-{}.pools", std::process::id()));
+        let options = BenchOptions {
+            smoke: true,
+            assume: vec![Domain::Memory, Domain::CpuCache],
+            engines: vec![EngineKind::Delegate],
+            pool: Some(path.clone()),
+            ..BenchOptions::default()
+        };
+        let plan = Plan::of(&options).unwrap();
+        let root = std::env::temp_dir().join(format!("lode-bench-test-{}.place", std::process::id()));
+        let mut place = Place::new(root, false, false);
+        let paths: Vec<PathBuf> = (0..plan.variants().len()).map(|i| plan.pool_path(&place, i)).collect();
+        assert_eq!(paths, [path.clone(), path.with_added_extension("1"), path.with_added_extension("2")]);
+        let mut machine = Machine::here();
+        let variant = plan.variants()[1];
+        let (_, own) = own_contestants(&plan, &mut place, &mut machine, 1, variant).unwrap().unwrap();
+        assert!(paths[1].is_file() && own[0].system == "lode-cpu-cache" && own[0].memory.is_some());
+        drop(own);
+        place.clear();
+        assert!(!paths[1].exists());
+    }
+
+    #[test]
+    fn a_device_holds_the_first_pool_alone() {
+        let options = BenchOptions { smoke: true, pool: Some("/dev/null".into()), ..BenchOptions::default() };
+        let plan = Plan::of(&options).unwrap();
+        let (mut place, mut machine) = (Place::new("/nonexistent".into(), false, false), Machine::here());
+        let second = (Domain::CpuCache, EngineKind::Cpu);
+        let own = own_contestants(&plan, &mut place, &mut machine, 1, second).unwrap();
+        assert_eq!(own.err().unwrap(), "lode-cpu-cache: /dev/null holds one pool");
+    }
+
+    #[test]
+    fn what_cannot_be_had_is_left_out_unless_it_is_named() {
+        let options = BenchOptions {
+            smoke: true,
+            only: ["waits", "uthreads"].map(str::to_owned).into(),
+            ..Default::default()
+        };
+        let mut plan = Plan::of(&options).unwrap();
+        let of = |plan: &Plan| {
+            let (mut place, mut machine) = (Place::new("/nonexistent".into(), false, false), Machine::here());
+            let mut all = Outcome::default();
+            run_values(plan, &mut place, &mut machine, &mut all).map(|()| all)
+        };
+        let mut on_one_core = || {
+            pin_thread(allowed_cores().unwrap()[0]);
+            let error = of(&plan).err().unwrap().to_string();
+            plan.asked_by_name = false;
+            (error, of(&plan).unwrap())
+        };
+        let (error, all) = std::thread::scope(|scope| scope.spawn(&mut on_one_core).join().unwrap());
+        assert!(error.starts_with("waits: two processors"), "{error}");
+        assert!(all.rows.iter().any(|row| row.name == "uthread-switch"));
+        assert_eq!(all.skipped.len(), 1, "{:?}", all.skipped);
+        assert!(all.skipped[0].starts_with("waits: two processors"), "{:?}", all.skipped);
+    }
+
+    #[test]
+    fn threads_that_share_a_core_are_told_of() {
+        assert_eq!(shared_note(2, 2), None);
+        assert!(shared_note(2, 1).unwrap().contains("up to 2 of them had 1 core"));
+        assert!(shared_note(4, 2).unwrap().ends_with("2 cores"));
     }
 }

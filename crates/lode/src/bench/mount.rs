@@ -16,6 +16,7 @@ use lodestone::{Error, Result};
 use serde_json::Value;
 
 use super::clock::machine_cpu_s;
+use super::machine::Memory;
 use super::peer_kernel::KernelWorker;
 use super::place::{Place, search_path, system};
 use super::report::{Row, median};
@@ -30,18 +31,27 @@ pub struct Mounted {
     pub system: &'static str,
     pub dir: PathBuf,
     promise: &'static str,
+    /// Of its pool.
+    memory: Option<Memory>,
 }
 
 impl Mounted {
-    /// Mounts the pool with this very program.
-    pub fn lode(place: &mut Place, pool: &Path, assume: Domain, promise: &'static str) -> Result<Mounted> {
+    /// Mounts the pool, which lies in `memory`, with this very program.
+    pub fn lode(
+        place: &mut Place,
+        pool: &Path,
+        assume: Domain,
+        promise: &'static str,
+        memory: Memory,
+    ) -> Result<Mounted> {
         let dir = place.dir("mount.lode")?;
         let assume = assume.name();
         let program = std::env::current_exe().map_err(|e| failed("lode", e))?;
         let program = program.to_string_lossy().into_owned();
         let (command, foreground, domain) = ("mount".as_ref(), "-f".as_ref(), "--assume".as_ref());
         let args = [command, foreground, pool.as_os_str(), dir.as_os_str(), domain, assume.as_ref()];
-        Mounted::start(place, "lode", &program, &args, dir.clone(), promise)
+        let mounted = Mounted::start(place, "lode", &program, &args, dir.clone(), promise)?;
+        Ok(Mounted { memory: Some(memory), ..mounted })
     }
 
     /// bindfs as it comes, over a directory on tmpfs.
@@ -87,7 +97,7 @@ impl Mounted {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        Ok(Mounted { system: name, dir, promise })
+        Ok(Mounted { system: name, dir, promise, memory: None })
     }
 
     /// The name rows run by the common loop.
@@ -97,6 +107,7 @@ impl Mounted {
             system: self.system.to_string(),
             scope: CpuScope::Machine,
             promise: self.promise,
+            memory: self.memory.clone(),
             has_names: true,
             waits: false,
             seats: vec![Some(Box::new(worker))],
@@ -221,6 +232,7 @@ fn row(spec: &RowSpec, mount: &Mounted, runs: &[FioRun], idle_rate: f64) -> Row 
         waiting_share: None,
         cpu_scope: CpuScope::Machine.name(),
         promise: mount.promise,
+        memory: mount.memory.clone(),
         rounds: runs.len(),
         ops_per_s_min: rates.iter().copied().fold(ops_per_s, f64::min),
         ops_per_s_max: rates.iter().copied().fold(ops_per_s, f64::max),

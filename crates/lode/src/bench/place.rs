@@ -14,6 +14,7 @@ use lodestone::{Error, Result};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::UnshareFlags;
 
+use super::machine::check_memory;
 use crate::failure::complain;
 use crate::interrupt;
 
@@ -54,7 +55,7 @@ impl Place {
         Ok(place)
     }
 
-    fn new(root: PathBuf, is_mounted: bool, has_huge_pages: bool) -> Place {
+    pub fn new(root: PathBuf, is_mounted: bool, has_huge_pages: bool) -> Place {
         let mounted = if is_mounted { vec![root.clone()] } else { Vec::new() };
         let left = Left { root: root.clone(), mounted, elsewhere: Vec::new() };
         Place { root, is_mounted, has_huge_pages, left: Arc::new(Mutex::new(left)) }
@@ -100,6 +101,26 @@ impl Place {
             (false, true) => "private tmpfs, huge pages for mappings".to_string(),
             (false, false) => "private tmpfs".to_string(),
         }
+    }
+
+    /// Refuses what does not fit, before it is begun.
+    pub fn check_room(&self, what: &str, need: u64) -> Result<()> {
+        check_memory(what, need)?;
+        let free = if self.is_mounted { None } else { free_bytes(&self.root) };
+        match free.and_then(|free| too_small(what, need, free)) {
+            Some(message) => Err(Error::message(libc::ENOSPC, "bench::place", message)),
+            None => Ok(()),
+        }
+    }
+
+    /// An ext4 image can be mounted.
+    pub fn has_ext4(&self) -> bool {
+        self.is_mounted
+    }
+
+    /// Removes all that was made so far: what comes next needs the memory.
+    pub fn clear(&mut self) {
+        lock(&self.left).empty(usize::from(self.is_mounted));
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -176,17 +197,41 @@ impl Drop for Place {
 
 impl Left {
     fn remove(&mut self) {
-        while let Some(dir) = self.mounted.pop() {
+        self.empty(0);
+        let _ = std::fs::remove_dir_all(&self.root);
+    }
+
+    /// Leaves the root, and the first so many mounts.
+    fn empty(&mut self, mounts: usize) {
+        for dir in self.mounted.drain(mounts..).rev() {
             if system("umount", [dir.as_os_str()]).is_err() {
                 // Somebody is still in there. Who waits for a mount server is told that it is gone; all else goes when they leave.
                 let _ = system("umount", ["-f".as_ref(), "-l".as_ref(), dir.as_os_str()]);
             }
         }
-        for path in self.elsewhere.drain(..) {
+        let inside = std::fs::read_dir(&self.root).into_iter().flatten().flatten().map(|entry| entry.path());
+        for path in self.elsewhere.drain(..).chain(inside) {
             let _ = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
         }
-        let _ = std::fs::remove_dir_all(&self.root);
     }
+}
+
+/// None where the file system does not say: a tmpfs without a limit has no blocks.
+fn free_bytes(dir: &Path) -> Option<u64> {
+    let fs = rustix::fs::statvfs(dir).ok().filter(|fs| fs.f_blocks > 0)?;
+    Some(fs.f_bavail * fs.f_frsize)
+}
+
+/// What is said where it does not fit.
+fn too_small(what: &str, need: u64, free: u64) -> Option<String> {
+    (free < need).then(|| {
+        format!(
+            "{SHM} has {} MiB free, {what} needs {} MiB: run as root, enlarge it (in a container: --shm-size), or try \
+             --quick, --peers tmpfs or --threads 1",
+            free >> 20,
+            need >> 20
+        )
+    })
 }
 
 /// A thread that panicked with it leaves as much to remove.
@@ -259,5 +304,37 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: the range is exactly what mmap returned, and nothing points into it any more.
         let _ = unsafe { rustix::mm::munmap(self.base.cast_mut().cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_that_is_cleared_is_used_again() {
+        let dir = |name: &str| std::env::temp_dir().join(format!("lode-place-{name}-{}", std::process::id()));
+        let (root, pool) = (dir("root"), dir("pool"));
+        std::fs::create_dir(&root).unwrap();
+        let mut place = Place::new(root.clone(), false, false);
+        std::fs::write(place.dir("tmpfs").unwrap().join("data"), [0; 100]).unwrap();
+        std::fs::write(place.path("pool0"), [0; 100]).unwrap();
+        let write =
+            || std::fs::write(&pool, [0; 100]).map_err(|e| Error::io(e, "bench::place", "write", &pool));
+        place.make(&pool, write).unwrap();
+        place.clear();
+        assert!(std::fs::read_dir(&root).unwrap().next().is_none() && !pool.exists());
+        std::fs::write(place.path("million.pool"), [0; 100]).unwrap();
+        drop(place);
+        assert!(!root.exists());
+    }
+
+    #[test]
+    fn a_place_that_is_too_small_is_named_with_the_remedy() {
+        assert_eq!(too_small("the bench", 64 << 20, 64 << 20), None);
+        let said = too_small("the bench", 5000 << 20, 64 << 20).unwrap();
+        for words in ["/dev/shm has 64 MiB free", "the bench needs 5000 MiB", "--shm-size", "--quick"] {
+            assert!(said.contains(words), "{said}");
+        }
     }
 }

@@ -4,7 +4,7 @@
 //! pools, tmpfs files and an ext4 image fit the memory of a laptop; a run that would not fit says so
 //! before it begins.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,7 +26,9 @@ pub const USAGE: &str = "bench::plan";
 const THREADS_MAX: usize = 64;
 const ROUNDS_MAX: usize = 1000;
 /// A claim needs a median of at least so many.
-const ROUNDS: usize = 5;
+pub const ROUNDS: usize = 5;
+/// File systems whose files take memory: tmpfs, ramfs, hugetlbfs.
+const MEMORY_MAGICS: &[u64] = &[0x0102_1994, 0x8584_58f6, 0x9584_58f6];
 /// Rows on names end with their names; only a system that is many times slower runs out of time.
 const NAMES_SLICES: u32 = 4;
 /// Name rows on a mount always get to the end.
@@ -74,7 +76,10 @@ impl Plan {
             mount_rows: MOUNT_ROWS.iter().filter(|r| wanted_mount(options, r)).collect(),
             values: VALUE_ROWS.iter().copied().filter(|r| wanted_values(options, r)).collect(),
             asked_by_name: !options.only.is_empty(),
-            peers: or_default(&options.peers, PEERS.iter().map(|p| p.to_string()).collect()),
+            peers: match options.breakdown {
+                true => Vec::new(),
+                false => or_default(&options.peers, PEERS.iter().map(|p| p.to_string()).collect()),
+            },
             threads: or_default(&options.threads, both),
             assume: or_default(&options.assume, vec![Domain::Memory]),
             engines: options.engines.iter().copied().filter(|e| *e != EngineKind::Cpu).collect(),
@@ -137,15 +142,13 @@ impl Plan {
         self.threads.sort_unstable();
         self.threads.dedup();
         // Room for all files and for blocks freed but not yet reused.
-        let files = self.threads_max() as u64 * (self.file_bytes + self.append_bytes_max);
-        self.pool_bytes = self.pool_bytes.max(files * 3 / 2);
+        self.pool_bytes = self.pool_bytes.max(self.files_bytes() * 3 / 2);
         self.check_memory()
     }
 
     fn check_memory(&self) -> Result<()> {
-        let pools = (self.variants().len() as u64 + 1) * self.pool_bytes;
-        let files = self.threads_max() as u64 * (self.file_bytes + self.append_bytes_max);
-        let peers = self.peers.len() as u64 * files;
+        let peers = self.peers.len() as u64 * self.files_bytes();
+        let pools = if self.pools_take_memory() { self.pools_bytes() } else { 0 };
         let (need, free) = (pools + peers, memory_available_bytes());
         if !self.rows.is_empty() && free < need {
             let message = format!(
@@ -158,19 +161,60 @@ impl Plan {
         Ok(())
     }
 
+    /// Refuses rows that do not fit the place, before they begin.
+    pub fn check_room(&self, place: &Place) -> Result<()> {
+        if self.rows.is_empty() {
+            return Ok(());
+        }
+        let here = self.peers.iter().filter(|peer| *peer != "ext4" || place.has_ext4()).count();
+        let pools = if self.pool.is_none() { self.pools_bytes() } else { 0 };
+        place.check_room("the bench", pools + here as u64 * self.files_bytes())
+    }
+
+    /// Of all systems and the limit.
+    fn pools_bytes(&self) -> u64 {
+        (self.variants().len() as u64 + 1) * self.pool_bytes
+    }
+
+    /// Of each peer.
+    fn files_bytes(&self) -> u64 {
+        self.threads_max() as u64 * (self.file_bytes + self.append_bytes_max)
+    }
+
+    /// The device that the user named, which holds one pool.
+    pub fn device(&self) -> Option<&Path> {
+        self.pool.as_deref().filter(|pool| pool.exists() && !pool.is_file())
+    }
+
+    /// Pools lie in DRAM: on the place's tmpfs, or on one that the user named.
+    pub fn pools_take_memory(&self) -> bool {
+        let takes = |pool| self.device().is_none() && is_in_memory(pool);
+        self.pool.as_deref().is_none_or(takes)
+    }
+
     pub fn threads_max(&self) -> usize {
         self.threads.last().copied().unwrap_or(1)
+    }
+
+    /// Threads that are to have a core each.
+    pub fn threads_at_once(&self) -> usize {
+        let rows = if self.rows.is_empty() { 1 } else { self.threads_max() };
+        // One waits for the other.
+        let waits = if self.values.contains(&"waits") { 2 } else { 1 };
+        let apps = if self.values.contains(&"apps") { self.apps.cores } else { 1 };
+        rows.max(waits).max(apps)
     }
 
     pub fn has_peer(&self, name: &str) -> bool {
         self.peers.iter().any(|p| p == name)
     }
 
-    /// Where the pool of the `i`th domain lies.
+    /// Where the pool of the `i`th system lies: all beside the first, so that they are of the same kind of memory.
     pub fn pool_path(&self, place: &Place, i: usize) -> PathBuf {
         match &self.pool {
             Some(path) if i == 0 => path.clone(),
-            _ => place.path(&format!("pool{i}")),
+            Some(path) => path.with_added_extension(i.to_string()),
+            None => place.path(&format!("pool{i}")),
         }
     }
 
@@ -207,8 +251,7 @@ impl Plan {
     }
 
     pub fn ext4_bytes(&self) -> u64 {
-        let files = self.threads_max() as u64 * (self.file_bytes + self.append_bytes_max);
-        files + self.ext4_inodes() as u64 * 512 + 192 * MIB
+        self.files_bytes() + self.ext4_inodes() as u64 * 512 + 192 * MIB
     }
 
     /// Every contestant's directory may be full at the same time.
@@ -229,6 +272,12 @@ impl Plan {
             names: names.clone(),
         }
     }
+}
+
+/// Whether a file of this path takes memory.
+fn is_in_memory(path: &Path) -> bool {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    rustix::fs::statfs(dir).map_or(true, |fs| MEMORY_MAGICS.contains(&(fs.f_type as u64)))
 }
 
 fn or_default<T: Clone>(given: &[T], default: Vec<T>) -> Vec<T> {

@@ -5,7 +5,7 @@
 
 use serde::Serialize;
 
-use super::machine::Machine;
+use super::machine::{Machine, Memory};
 use super::rows::{
     BOUNDED_BYTES_MIN, CPU_GROWTH_AT_MOST, MOUNT_ROWS, ROWS, SCALING_AT_LEAST, Target, WAITING_AT_MOST,
 };
@@ -44,6 +44,10 @@ pub struct Row {
     pub cpu_scope: &'static str,
     /// What each operation had reached when it returned.
     pub promise: &'static str,
+    /// What its pool lies in: `domain`, `emulated` and `media`. Absent where there is no pool; what is emulated of a row that
+    /// is a number its unit says.
+    #[serde(flatten)]
+    pub memory: Option<Memory>,
     pub rounds: usize,
     pub ops_per_s_min: f64,
     pub ops_per_s_max: f64,
@@ -54,6 +58,24 @@ pub struct Row {
     pub value: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unit: Option<&'static str>,
+}
+
+/// Rows, claims, and what a reader has to know.
+#[derive(Default)]
+pub struct Outcome {
+    pub rows: Vec<Row>,
+    pub claims: Vec<Claim>,
+    pub notes: Vec<String>,
+    pub skipped: Vec<String>,
+}
+
+impl Outcome {
+    pub fn extend(&mut self, more: Outcome) {
+        self.rows.extend(more.rows);
+        self.claims.extend(more.claims);
+        self.notes.extend(more.notes);
+        self.skipped.extend(more.skipped);
+    }
 }
 
 /// A target and what became of it.
@@ -240,6 +262,7 @@ mod tests {
             waiting_share: None,
             cpu_scope: "process",
             promise: "durable",
+            memory: None,
             rounds: 1,
             ops_per_s_min: ops,
             ops_per_s_max: ops,

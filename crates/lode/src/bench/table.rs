@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use super::plan::ROUNDS;
 use super::report::{Claim, Report, Row};
 
 const NAME_WIDTH: usize = 24;
@@ -29,7 +30,7 @@ pub fn render(report: &Report) -> String {
     section(&mut out, report, "at rest", &|r| r.value.is_some(), &|r| {
         format!("{} {}", digits(r.value.unwrap_or(0.0)), r.unit.unwrap_or(""))
     });
-    verdicts(&mut out, &report.claims);
+    verdicts(&mut out, &report.claims, report.machine.rounds);
     for skipped in &report.skipped {
         let _ = writeln!(out, "SKIPPED  {skipped}");
     }
@@ -91,7 +92,7 @@ fn section(
     }
 }
 
-fn verdicts(out: &mut String, claims: &[Claim]) {
+fn verdicts(out: &mut String, claims: &[Claim], rounds: usize) {
     if claims.is_empty() {
         return;
     }
@@ -116,7 +117,16 @@ fn verdicts(out: &mut String, claims: &[Claim]) {
         );
     }
     let missed = claims.iter().filter(|c| !c.ok).count();
-    let _ = writeln!(out, "{} of {} claims hold, {missed} missed", claims.len() - missed, claims.len());
+    let held = claims.len() - missed;
+    let few = too_few(rounds).map_or(String::new(), |few| format!("; {few}"));
+    let _ = writeln!(out, "{held} of {} claims hold, {missed} missed{few}", claims.len());
+}
+
+/// What is said of claims that stand on fewer rounds than they should.
+pub fn too_few(rounds: usize) -> Option<String> {
+    let s = if rounds == 1 { "" } else { "s" };
+    (rounds < ROUNDS)
+        .then(|| format!("claims are of {rounds} round{s}, fewer than the {ROUNDS} that a claim needs"))
 }
 
 /// Three significant digits with an SI prefix.
@@ -142,6 +152,19 @@ pub fn digits(v: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn claims_of_few_rounds_say_so() {
+        let claims = super::super::value::value("million-media", &[1.0], "bytes/file", 2.0).1;
+        let of = |rounds| {
+            let mut out = String::new();
+            verdicts(&mut out, std::slice::from_ref(&claims), rounds);
+            out
+        };
+        assert!(of(ROUNDS).ends_with("1 of 1 claims hold, 0 missed\n"), "{}", of(ROUNDS));
+        assert!(of(2).contains("claims are of 2 rounds, fewer than the 5"), "{}", of(2));
+        assert!(of(1).contains("1 round, fewer"), "{}", of(1));
+    }
 
     #[test]
     fn numbers_keep_three_digits() {

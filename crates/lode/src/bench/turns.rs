@@ -1,8 +1,8 @@
 //! Systems take turns: A B C A B C ..., the order rotating, so that a slow second of the machine
 //! slows every system and not one of them.
 //!
-//! Each worker thread is pinned to its own core (with more threads than cores: shares one) and lives for the whole
-//! run. A warm-up round, which
+//! Each worker thread is pinned to its own core (with more threads than cores: shares one, which a note says) and lives
+//! for the whole run. A warm-up round, which
 //! is not reported, precedes the measured ones; measured rounds are never dropped.
 
 use std::sync::Arc;
@@ -10,11 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
+use lodestone::mover::node::cpu_list;
 use lodestone::wait::spent::{self, Spent};
 use lodestone::{Error, Result};
 use rustix::thread::CpuSet;
 
 use super::clock::{Clock, Histogram, device_cpu_s, machine_cpu_s, process_cpu_s};
+use super::machine::Memory;
 use super::report::{Row, median};
 use super::rows::RowSpec;
 use super::worker::{Buffers, Job, Slice, Worker, run};
@@ -83,6 +85,8 @@ pub struct Contestant {
     pub system: String,
     pub scope: CpuScope,
     pub promise: &'static str,
+    /// Of its pool.
+    pub memory: Option<Memory>,
     /// False for raw memory.
     pub has_names: bool,
     /// Its engine has callers wait for each other: what that takes of the CPU is counted apart.
@@ -247,6 +251,7 @@ impl Crew {
                 .then(|| median(&of(&|r| r.waiting_cpu_s / (r.cpu_s - r.waiting_cpu_s).max(1e-9)))),
             cpu_scope: who.scope.name(),
             promise: who.promise,
+            memory: who.memory.clone(),
             rounds: rounds.len(),
             ops_per_s_min: rates.iter().copied().fold(ops_per_s, f64::min),
             ops_per_s_max: rates.iter().copied().fold(ops_per_s, f64::max),
@@ -287,11 +292,35 @@ pub fn pin_thread(core: usize) {
     let _ = rustix::thread::sched_setaffinity(None, &set);
 }
 
-/// The cores that this process may use.
+/// The processors that this process may use: one of each core first, then those that share a core with one before.
 pub fn allowed_cores() -> Result<Vec<usize>> {
+    Ok(apart(&allowed()?, &siblings).0)
+}
+
+/// How many cores these are.
+pub fn separate_cores() -> Result<usize> {
+    Ok(apart(&allowed()?, &siblings).1)
+}
+
+fn allowed() -> Result<Vec<usize>> {
     let set = rustix::thread::sched_getaffinity(None)
         .map_err(|e| Error::message(e.raw_os_error(), "bench::turns", format!("sched_getaffinity: {e}")))?;
     Ok((0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect())
+}
+
+/// The processors of the core that this one is of; none where the kernel does not say.
+fn siblings(cpu: usize) -> Vec<usize> {
+    let file = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
+    std::fs::read_to_string(file).ok().and_then(|text| cpu_list(&text)).unwrap_or_default()
+}
+
+/// Processors, of which `siblings` says which share a core: those in front that share none, and how many these are.
+fn apart(allowed: &[usize], siblings: &dyn Fn(usize) -> Vec<usize>) -> (Vec<usize>, usize) {
+    let before = |cpu: usize| siblings(cpu).iter().filter(|s| **s < cpu && allowed.contains(s)).count();
+    let mut ranked: Vec<(usize, usize)> = allowed.iter().map(|cpu| (before(*cpu), *cpu)).collect();
+    ranked.sort_unstable();
+    let cores = ranked.iter().filter(|(before, _)| *before == 0).count();
+    (ranked.into_iter().map(|(_, cpu)| cpu).collect(), cores)
 }
 
 impl Member {
@@ -356,5 +385,26 @@ impl Drop for Member {
             // A panic was reported where it happened.
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processors_that_share_a_core_come_last() {
+        // As Intel numbers them, as AMD's firmware often does, and one that shares with nobody.
+        let far = |cpu: usize| vec![cpu % 4, cpu % 4 + 4];
+        let near = |cpu: usize| vec![cpu / 2 * 2, cpu / 2 * 2 + 1];
+        let all: Vec<usize> = (0..8).collect();
+        assert_eq!(apart(&all, &far), (all.clone(), 4));
+        assert_eq!(apart(&all, &near), (vec![0, 2, 4, 6, 1, 3, 5, 7], 4));
+        assert_eq!(apart(&all, &|cpu| vec![cpu]), (all.clone(), 8));
+        assert_eq!(apart(&all, &|_| Vec::new()), (all.clone(), 8), "the kernel does not say");
+        // Whom the process may not use shares nothing with anybody.
+        assert_eq!(apart(&[1, 2, 3], &near), (vec![1, 2, 3], 2));
+        assert_eq!(apart(&[5, 7], &near), (vec![5, 7], 2));
+        assert_eq!(apart(&[], &near), (vec![], 0));
     }
 }

@@ -1,9 +1,15 @@
 //! Rows whose result is a value that is to be small: a time, or bytes.
 
-use super::report::{Claim, Row, median};
+use super::report::{Claim, Outcome, Row, median};
 
 /// Such rows, and the claims on them.
 pub type Values = (Vec<Row>, Vec<Claim>);
+
+impl From<Values> for Outcome {
+    fn from((rows, claims): Values) -> Outcome {
+        Outcome { rows, claims, ..Outcome::default() }
+    }
+}
 
 /// A row whose result is `unit`, and the claim that it is at most `limit`.
 pub fn value(name: &str, all: &[f64], unit: &'static str, limit: f64) -> (Row, Claim) {
@@ -26,6 +32,7 @@ pub fn value(name: &str, all: &[f64], unit: &'static str, limit: f64) -> (Row, C
         waiting_share: None,
         cpu_scope: "process",
         promise: "",
+        memory: None,
         rounds: all.len(),
         ops_per_s_min: rates.iter().copied().fold(rate(ms), f64::min),
         ops_per_s_max: rates.iter().copied().fold(rate(ms), f64::max),

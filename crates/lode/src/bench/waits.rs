@@ -303,6 +303,7 @@ fn row(way: Way, us: u64, turns: &[Turn]) -> Row {
         waiting_share: None,
         cpu_scope: "wait",
         promise: "",
+        memory: None,
         rounds: turns.len(),
         ops_per_s_min: rates.iter().copied().fold(f64::INFINITY, f64::min),
         ops_per_s_max: rates.iter().copied().fold(0.0, f64::max),

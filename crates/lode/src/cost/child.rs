@@ -1,8 +1,9 @@
 //! Runs the command that is measured: where its output goes, how it ended, what CPU time its own processes used.
 //!
 //! Output that is to be kept goes to a file in memory, not through a pipe: a pipe would need a reader whose work
-//! counts, and a server that the command leaves behind would hold it open for ever. A signal ends the command too;
-//! it stays in our process group, so that it can ask for a password on the terminal.
+//! counts, and a server that the command leaves behind would hold it open for ever. Its size is looked at now and then, and a
+//! command that prints more than is kept is ended. A signal ends the command too; it stays in our process group, so that it
+//! can ask for a password on the terminal.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -13,16 +14,18 @@ use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::fs::MemfdFlags;
+use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::failure::{Failure, Result};
 use crate::interrupt;
 use crate::target::show;
 
-/// How long a command may take to end after it was asked to, before it is killed.
 /// What is kept of a command's output at most, in bytes.
 const OUTPUT_BYTES_MAX: u64 = 64 << 20;
+/// How often it is looked whether there is more.
+const LOOK_AT_OUTPUT_EVERY: Duration = Duration::from_millis(100);
+/// How long a command may take to end after it was asked to, before it is killed.
 const END_WITHIN: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
@@ -70,9 +73,12 @@ impl Child {
         Ok(Child { pid, pidfd, kept })
     }
 
-    /// Waits for its end, which a signal to us brings about.
+    /// Waits for its end, which a signal to us brings about, and printing too much.
     pub fn wait(mut self) -> Result<Ended> {
-        interrupt::wait_readable(self.pidfd.as_fd());
+        match &self.kept {
+            Some(file) => self.wait_while_it_prints(file),
+            None => interrupt::wait_readable(self.pidfd.as_fd()),
+        }
         if interrupt::requested() {
             self.end();
         }
@@ -93,6 +99,19 @@ impl Child {
         Ok(Ended { status, cpu_s, output })
     }
 
+    fn wait_while_it_prints(&self, kept: &File) {
+        while !interrupt::wait_readable_within(self.pidfd.as_fd(), LOOK_AT_OUTPUT_EVERY) {
+            if interrupt::requested() {
+                return;
+            }
+            if kept.metadata().is_ok_and(|file| file.len() > OUTPUT_BYTES_MAX) {
+                // Whoever of its processes stays behind prints no more, either.
+                let _ = rustix::fs::fcntl_add_seals(kept, SealFlags::GROW);
+                return self.end();
+            }
+        }
+    }
+
     /// Asks the process to end, then makes it. One that is gone already is not asked.
     fn end(&self) {
         let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::TERM);
@@ -108,7 +127,7 @@ impl Child {
 }
 
 fn memory_file() -> Result<File> {
-    rustix::fs::memfd_create("lode-cost-stdout", MemfdFlags::CLOEXEC)
+    rustix::fs::memfd_create("lode-cost-stdout", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
         .map(File::from)
         .map_err(|e| Failure::failed(format_args!("no memory for what the command prints: {e}")))
 }
@@ -185,6 +204,18 @@ mod tests {
         let pid = text.trim().strip_prefix("left ").unwrap().parse().unwrap();
         rustix::process::kill_process(Pid::from_raw(pid).unwrap(), Signal::TERM).unwrap();
         assert!(begun.elapsed() < Duration::from_secs(10));
+    }
+
+    #[test]
+    fn who_prints_without_end_is_ended() {
+        // The shell's own child is nobody whom we end.
+        for line in ["exec yes", "yes; true"] {
+            let outcome = Child::start(&words(&["sh", "-c", line]), Stdout::Kept).unwrap().wait();
+            match outcome {
+                Err(Failure::Failed(message)) => assert!(message.contains("more than 64 MiB"), "{message}"),
+                _ => panic!("{line} has ended by itself"),
+            }
+        }
     }
 
     #[test]

@@ -32,7 +32,7 @@ use lodestone::mover::profile_text::{Document, render};
 use lodestone::mover::schedule::Direction;
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::bench::allowed_cores;
+use crate::bench::{allowed_cores, memory_available_bytes};
 use crate::cmd::utc;
 use crate::cost::load::CpuTimes;
 use crate::failure::{Failure, Result, complain, reason};
@@ -93,7 +93,7 @@ pub fn run(options: &TuneOptions) -> Result<String> {
     let machine = Machine::here();
     let old = Old::read(place.as_deref(), &machine, &memory(&description.regions));
     let busy = busy_share(machine.cpus)?;
-    let session = Session::new(&plan, &description, &media)?;
+    let session = Session::new(&plan, &description, &media, machine.cpus)?;
     let (measured, media) = session.run(media)?;
     // What was measured is closed before anything is said.
     drop(media);
@@ -135,6 +135,7 @@ fn media(options: &TuneOptions, plan: &Plan) -> Result<Pool> {
     let assume = Some(options.assume.unwrap_or(Domain::Memory));
     // No site has more.
     let files = plan.files(allowed_cores()?.len());
+    plan.check_memory(files, memory_available_bytes()).map_err(Failure::failed)?;
     let pool = Pool::memfd(plan.pool_bytes(files), &PoolOptions { assume, ..PoolOptions::default() })?;
     Ok(Fs::mkfs(pool, &MkfsOptions::default())?)
 }
@@ -167,6 +168,8 @@ struct Session<'a> {
     sites: Vec<Site>,
     /// Why local and remote copies are not both measured.
     site_note: Option<String>,
+    /// CPUs that this process may use, and those of the machine, which the profile will be taken for.
+    cpus: (usize, usize),
     regions: usize,
     files: usize,
     /// For messages.
@@ -193,16 +196,18 @@ struct Measured {
 }
 
 impl Session<'_> {
-    fn new<'a>(plan: &'a Plan, description: &Description, media: &Pool) -> Result<Session<'a>> {
+    fn new<'a>(plan: &'a Plan, description: &Description, media: &Pool, cpus: usize) -> Result<Session<'a>> {
         let nodes: Vec<(u32, &[usize])> =
             node::nodes().iter().map(|node| (node.number, node.cpus())).collect();
         let regions = description.regions.len();
         let pool_nodes: Vec<Option<u32>> = (0..regions).map(|region| media.node(region)).collect();
-        let (sites, site_note) = plan::sites(&nodes, &pool_nodes, &allowed_cores()?);
-        let cpus = sites.iter().map(|site| site.cpus.len()).max().unwrap_or(1);
-        let files = plan.files(cpus);
+        let allowed = allowed_cores()?;
+        let (sites, site_note) = plan::sites(&nodes, &pool_nodes, &allowed);
+        let most = sites.iter().map(|site| site.cpus.len()).max().unwrap_or(1);
+        let files = plan.files(most);
+        let cpus = (allowed.len(), cpus);
         let pool = description.regions.first().map_or(String::new(), |region| show(&region.path).to_string());
-        Ok(Session { plan, sites, site_note, regions, files, pool })
+        Ok(Session { plan, sites, site_note, cpus, regions, files, pool })
     }
 
     /// Everything, in files of `media`, which it gives back closed.
@@ -229,7 +234,8 @@ impl Session<'_> {
         let sweep = rounds(&bed, &cpu_sweep, &[SWEEP_BYTES], self.plan, &steps)?;
         let lane = self.sites[0].lane(Direction::Write);
         let concurrency = |sweep: &[Row]| {
-            outcome::concurrency(&outcome::counts(sweep, EngineKind::Cpu, lane), self.regions)
+            let counts = outcome::counts(sweep, EngineKind::Cpu, lane);
+            outcome::concurrency(&counts, self.regions, self.cpus.0 < self.cpus.1)
         };
         profile.concurrency = concurrency(&sweep);
 
@@ -433,8 +439,18 @@ fn keep(profile: &mut Profile, before: Option<&Document>, asked: &[EngineKind]) 
     kept
 }
 
+/// A container, or taskset, allows some.
+fn few_cpus((allowed, all): (usize, usize)) -> Option<String> {
+    (allowed < all).then(|| {
+        format!(
+            "this process may use {allowed} of {all} CPUs, and the profile will be taken for all of them: measure where it may \
+             use as many"
+        )
+    })
+}
+
 fn warnings(plan: &Plan, session: &Session<'_>, file_bytes: u64) -> Vec<String> {
-    let mut warnings: Vec<String> = session.site_note.iter().cloned().collect();
+    let mut warnings: Vec<String> = session.site_note.iter().cloned().chain(few_cpus(session.cpus)).collect();
     let files = file_bytes * session.files as u64;
     match plan.last_level_cache_bytes {
         Some(cache) if files <= cache => warnings.push(format!(
@@ -472,6 +488,12 @@ mod tests {
     fn a_busy_machine_is_warned_of() {
         assert_eq!(busy_warning(0.04), None);
         assert!(busy_warning(0.42).unwrap().contains("42 % busy with other work"));
+    }
+
+    #[test]
+    fn a_profile_of_few_cpus_is_warned_of() {
+        assert_eq!(few_cpus((2, 2)), None);
+        assert!(few_cpus((1, 2)).unwrap().contains("1 of 2 CPUs"));
     }
 
     #[test]

@@ -87,10 +87,14 @@ pub fn counts(sweep: &[Row], engine: EngineKind, lane: Lane) -> Vec<Count> {
 }
 
 /// Copies at a time in front of each of `regions`: as many as are worth it to writes, for it is writes that suffer from
-/// more (efficient-pm §2, §4).
-pub fn concurrency(writes: &[Count], regions: usize) -> usize {
-    let copies = worth(writes).unwrap_or(Profile::default().concurrency);
-    copies.div_ceil(regions.max(1)).clamp(1, CONCURRENCY_MAX)
+/// more (efficient-pm §2, §4). Where all that could be tried are, and there are CPUs that could not (`more`), nobody knows
+/// what more would bring: no fewer than by default.
+pub fn concurrency(writes: &[Count], regions: usize, more: bool) -> usize {
+    let default = Profile::default().concurrency;
+    let copies = worth(writes).unwrap_or(default);
+    let is_open = more && writes.last().is_some_and(|most| most.copies == copies);
+    let found = copies.div_ceil(regions.max(1)).clamp(1, CONCURRENCY_MAX);
+    if is_open { found.max(default) } else { found }
 }
 
 /// The limit of a device: as many as writes or reads make use of; none where more may bring more.
@@ -178,9 +182,14 @@ mod tests {
             rates.iter().enumerate().map(count).collect()
         };
         let (three, two, open) = (exact(&[1.0, 2.0, 3.0, 3.0]), exact(&[1.0, 2.0, 2.0]), exact(&[1.0, 2.0]));
-        assert_eq!((concurrency(&three, 1), concurrency(&three, 2), concurrency(&three, 9)), (3, 2, 1));
-        assert_eq!(concurrency(&open, 1), 2);
-        assert_eq!(concurrency(&[], 1), Profile::default().concurrency);
+        let of_all = |counts: &[Count], regions| concurrency(counts, regions, false);
+        assert_eq!((of_all(&three, 1), of_all(&three, 2), of_all(&three, 9)), (3, 2, 1));
+        assert_eq!(of_all(&open, 1), 2);
+        assert_eq!(of_all(&[], 1), Profile::default().concurrency);
+        // Of one CPU of several.
+        let (one, default) = (exact(&[1.0]), Profile::default().concurrency);
+        assert_eq!((concurrency(&one, 1, false), concurrency(&one, 1, true)), (1, default));
+        assert_eq!(concurrency(&exact(&[1.0, 1.0]), 1, true), 1, "more were tried and brought nothing");
         assert_eq!(in_flight_max(&three, &two, 1), Some(3));
         assert_eq!(in_flight_max(&two, &three, 2), Some(2));
         assert_eq!(in_flight_max(&three, &open, 1), None, "reads may bear more");

@@ -92,6 +92,24 @@ impl Plan {
         }
     }
 
+    /// What of such a pool is used, in bytes: the files, and as much again, in which writes find new blocks.
+    pub fn memory_bytes(&self, files: usize) -> u64 {
+        self.together_bytes(files) * 2 + POOL_BYTES_MORE
+    }
+
+    /// Refuses a pool in memory for which there is none.
+    pub fn check_memory(&self, files: usize, free: u64) -> Result<(), String> {
+        let need = self.memory_bytes(files);
+        match need <= free {
+            true => Ok(()),
+            false => Err(format!(
+                "measuring takes {} of memory, and {} are free: give --quick, or name a pool",
+                Size(need),
+                Size(free)
+            )),
+        }
+    }
+
     /// Bytes of a pool that is made for the measure in so many files.
     pub fn pool_bytes(&self, files: usize) -> u64 {
         self.together_bytes(files) * FREE_PARTS + POOL_BYTES_MORE
@@ -145,7 +163,8 @@ impl Site {
 }
 
 /// Local and remote CPUs, where the two can be told apart, and else why not. `nodes` are those of the machine with
-/// their CPUs, `pool` that of each region, `allowed` the CPUs that this process may use.
+/// their CPUs, `pool` that of each region, `allowed` the CPUs that this process may use, in the order in which threads take
+/// them.
 pub fn sites(
     nodes: &[(u32, &[usize])],
     pool: &[Option<u32>],
@@ -167,7 +186,7 @@ pub fn sites(
     let usable = |wanted: bool| {
         let nodes = nodes.iter().filter(|(number, _)| (*number == home) == wanted);
         nodes
-            .map(|(_, cpus)| cpus.iter().copied().filter(|cpu| allowed.contains(cpu)).collect::<Vec<_>>())
+            .map(|(_, cpus)| allowed.iter().copied().filter(|cpu| cpus.contains(cpu)).collect::<Vec<_>>())
             .find(|cpus| !cpus.is_empty())
     };
     match (usable(true), usable(false)) {
@@ -218,6 +237,16 @@ mod tests {
     }
 
     #[test]
+    fn a_pool_that_the_memory_does_not_hold_is_refused() {
+        let plan = Plan { files_bytes: 960 * MIB, ..Plan::new(&[], true) };
+        let need = plan.memory_bytes(2);
+        assert!((1920 * MIB..plan.pool_bytes(2)).contains(&need), "{need}");
+        assert_eq!(plan.check_memory(2, need), Ok(()));
+        let said = plan.check_memory(2, 1024 * MIB).unwrap_err();
+        assert!(said.contains("1 GiB are free") && said.contains("--quick"), "{said}");
+    }
+
+    #[test]
     fn a_file_for_each_of_many_cpus_fits_the_pool_that_is_made() {
         for (cpus, quick) in [1, 17, 64, 256].into_iter().flat_map(|cpus| [(cpus, true), (cpus, false)]) {
             let plan = Plan { last_level_cache_bytes: None, ..Plan::new(&[], quick) };
@@ -251,6 +280,9 @@ mod tests {
             assert_eq!(got, [site(false, &all)]);
             assert!(note.unwrap().contains(says));
         }
+        // In the order in which threads take them.
+        let (got, _) = sites(nodes, &[Some(0)], &[1, 3, 0, 2]);
+        assert_eq!(got, [site(false, &[1, 0]), site(true, &[3, 2])]);
         let (got, note) = sites(nodes, &[Some(0)], &[1]);
         assert_eq!(got, [site(false, &[1])]);
         assert!(note.unwrap().contains("remote copies are not measured"));

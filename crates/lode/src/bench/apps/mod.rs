@@ -38,10 +38,10 @@ use lodestone::{Error, Result};
 use self::app::{App, Desk};
 use self::round::Round;
 use self::system::{CORE, Copier, DMA, System, UTHREADS_PER_CORE};
-use super::machine::{Machine, memory_available_bytes};
+use super::machine::{Machine, check_memory};
 use super::place::Place;
 use super::plan::Plan;
-use super::report::{Claim, Row, median};
+use super::report::{Claim, Outcome, Row, median};
 use super::{make_pool, progress};
 
 /// The synchronous run: what the others are held against.
@@ -99,23 +99,14 @@ pub struct Size {
     pub cores: usize,
 }
 
-/// Rows, claims, and what a reader has to know.
-#[derive(Default)]
-pub struct Outcome {
-    pub rows: Vec<Row>,
-    pub claims: Vec<Claim>,
-    pub notes: Vec<String>,
-    pub skipped: Vec<String>,
-}
-
 /// Which engines cannot be measured here, in words.
 fn objection(engines: &[EngineKind]) -> Option<String> {
     if engines.contains(&EngineKind::EmuIoat) {
-        return Some("apps: the speed of emu-ioat cannot be set for loads and stores apart; give emu".into());
+        return Some("the speed of emu-ioat cannot be set for loads and stores apart; give emu".into());
     }
     let real = engines.iter().filter(|engine| is_real(**engine)).count();
     (0 < real && real < engines.len()).then(|| {
-        "apps: dsa and ioat are measured on memory as it is, the others on emulated slow memory: give one kind at a time".into()
+        "dsa and ioat are measured on memory as it is, the others on emulated slow memory: give one kind at a time".into()
     })
 }
 
@@ -132,21 +123,14 @@ pub fn run(plan: &Plan, place: &mut Place, machine: &mut Machine) -> Result<Outc
     };
     let paced = !engines.iter().any(|engine| is_real(*engine));
     let lineup = lineup(&engines);
-    if let Some(why) = obstacle(plan, &engines, lineup.len()) {
-        if plan.asked_by_name {
-            return Err(why);
-        }
-        outcome.skipped.push(why.to_string());
-        return Ok(outcome);
-    }
+    check(plan, place, &engines, lineup.len())?;
     let mut systems: Vec<(System, PathBuf)> = Vec::new();
+    let mut memory = None;
     for (name, copier) in lineup {
         progress(&format!("making a pool for {name}"));
         let path = plan.apps_pool_path(place, &name);
         let pool = make_pool(place, &path, plan.apps.pool_bytes, plan.assume[0])?;
-        if systems.is_empty() {
-            machine.set_media(&pool);
-        }
+        memory = Some(machine.memory_of("apps", &pool));
         match System::new(&name, copier, pool, paced.then_some(CORE))? {
             Some(system) => systems.push((system, path)),
             None => {
@@ -162,6 +146,7 @@ pub fn run(plan: &Plan, place: &mut Place, machine: &mut Machine) -> Result<Outc
             measure(spec, plan, &systems, paced, &mut outcome)?;
         }
     }
+    outcome.rows.iter_mut().for_each(|row| row.memory = memory.clone());
     systems.into_iter().try_for_each(|(system, path)| system.close(&path))?;
     Ok(outcome)
 }
@@ -181,26 +166,24 @@ fn lineup(engines: &[EngineKind]) -> Vec<(String, Copier)> {
     lineup
 }
 
-/// Why applications cannot run here.
-fn obstacle(plan: &Plan, engines: &[EngineKind], systems: usize) -> Option<Error> {
-    let refused = |errno, message: String| Some(Error::message(errno, "bench::apps", message));
+/// Refuses applications that cannot run here.
+fn check(plan: &Plan, place: &Place, engines: &[EngineKind], systems: usize) -> Result<()> {
+    let refused = |message: String| Err(Error::message(libc::EINVAL, "bench::apps", message));
     if let Some(objection) = objection(engines) {
-        return refused(libc::EINVAL, objection);
+        return refused(objection);
     }
-    if let Some(device) = plan.pool.as_ref().filter(|pool| pool.exists() && !pool.is_file()) {
-        let message = format!(
-            "apps: {} holds one pool, and each system needs one: give a path on a DAX file system",
+    if let Some(device) = plan.device() {
+        return refused(format!(
+            "{} holds one pool, and each system needs one: give a path on a DAX file system",
             device.shown()
-        );
-        return refused(libc::EINVAL, message);
+        ));
     }
-    let (need, free) = (systems as u64 * plan.apps.pool_bytes, memory_available_bytes());
-    if free < need {
-        let message =
-            format!("apps: their pools need {} MiB of memory, {} MiB are free", need >> 20, free >> 20);
-        return refused(libc::ENOMEM, message);
+    let (what, need) = ("a pool for each system", systems as u64 * plan.apps.pool_bytes);
+    match plan.pool {
+        None => place.check_room(what, need),
+        Some(_) if plan.pools_take_memory() => check_memory(what, need),
+        Some(_) => Ok(()),
     }
-    None
 }
 
 fn notes(plan: &Plan, paced: bool, engines: &[EngineKind]) -> Vec<String> {
@@ -307,6 +290,7 @@ fn row(name: &str, system: &str, cores: usize, promise: &'static str, rounds: &[
         waiting_share: None,
         cpu_scope: round::SCOPE.name(),
         promise,
+        memory: None,
         rounds: rounds.len(),
         ops_per_s_min: rates.iter().copied().fold(middle, f64::min),
         ops_per_s_max: rates.iter().copied().fold(middle, f64::max),
