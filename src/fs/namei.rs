@@ -1409,7 +1409,8 @@ mod tests {
             let second = from.slot.0 as usize + 2 * LINE; // behind the record of x's creation
             fs.media().poison(second..from.slot.0 as usize + SLOT);
             let (mut a, mut b) = (fs.table.change(&from), fs.table.change(&to));
-            let renamed = fs.rename_between(&cred, (&from, &mut a), (&to, &mut b), &guard, names, 0);
+            let pin = pin();
+            let renamed = fs.rename_between(&cred, (&from, &mut a), (&to, &mut b), (&guard, &pin), names, 0);
             assert_eq!(renamed.map(drop).unwrap_err().errno(), libc::EIO);
             drop((a, b, guard));
             settling.join().unwrap()
