@@ -310,6 +310,7 @@ def crash():
     """Simulated power failures: every single operation; nightly every pair on new pools, with devices that are late, too, and
     heaps; in NIGHTS nights every pair and every triple."""
     late = ("--engine", "late")
+    torn = ("--domain", "page-cache", "--torn-pages")
     runs = [
         ("seq1", "--data", "cow"), ("seq1", "--data", "inplace", "--image", "fresh", "--depth", "2"),
         ("tests/crashmonkey.workload", "--image", "fresh", *late),
@@ -325,6 +326,7 @@ def crash():
             ("seq2", "--image", "fresh", *late), ("seq2", "--image", "aged", *late, *part),
             ("seq3", "--samples", "all", "--image", "fresh", "--leaves", "1024", *late, *part),
             ("seq3", "--samples", "all", "--image", "fresh", "--leaves", "1024", *part), ("heap", "--depth", "2"),
+            ("seq1", *torn), ("seq2", "--image", "fresh", "--leaves", "1024", *torn, *part), ("heap", *torn),
         ]
     results = []
     for workload, *options in runs:

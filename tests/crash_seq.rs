@@ -16,12 +16,17 @@ fn all(domain: Domain, images: &[Image]) {
 }
 
 fn hold(places: Vec<Place>) {
+    let bounds = Bounds { leaves_max: 256, lane_states: 2, seed: 1 };
+    hold_by(places, Effort { bounds, ..Effort::default() });
+}
+
+fn hold_by(places: Vec<Place>, effort: Effort) {
     let domain = places[0].domain;
     let plan = Plan {
         places,
         count: workload::count(1),
         sequence: Box::new(|n| workload::sequence(1, n)),
-        effort: Effort { bounds: Bounds { leaves_max: 256, lane_states: 2, seed: 1 }, ..Effort::default() },
+        effort,
         threads: 1,
     };
     let report = run(&plan, &|_, _, _| true).unwrap_or_else(|e| panic!("{domain}: {e}"));
@@ -53,6 +58,16 @@ fn one_operation_with_caches_that_are_flushed() {
 #[test]
 fn one_operation_on_an_ordinary_file() {
     all(Domain::PageCache, &[Image::Fresh, Image::Crashed]);
+}
+
+/// Of each page the disk has sectors of several moments.
+#[test]
+fn one_operation_on_an_ordinary_file_whose_pages_are_torn() {
+    let place =
+        Place { domain: Domain::PageCache, data: DataMode::Cow, image: Image::Fresh, copier: Copier::Cpu };
+    let bounds = Bounds { leaves_max: 128, lane_states: 2, seed: 1 };
+    let crashed = Place { data: DataMode::InPlace, image: Image::Crashed, ..place };
+    hold_by(vec![place, crashed], Effort { bounds, torn_pages: true, ..Effort::default() });
 }
 
 /// Names are withdrawn where a removal finds no room for its record.

@@ -52,7 +52,7 @@ fn since_sync(found: &Tree, ever: &[Arc<Tree>], allowed: &[Arc<Tree>]) -> Result
     let mut why = Err("it has a name that there never was".to_owned());
     let mut ids = BTreeMap::from([(Ino::ROOT.0, model::ROOT)]);
     if identified(&entries, ever, &mut ids, &mut |ids| {
-        why = judge::since_sync(&found.numbered(ids), allowed);
+        why = judge::since_sync(&found.numbered(ids), allowed, false);
         why.is_ok()
     }) {
         return Ok(());

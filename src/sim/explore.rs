@@ -211,16 +211,29 @@ mod tests {
     /// What two words may be, by domain, when the second is stored after the first and nothing is fenced. Which of them is
     /// looked at first changes nothing.
     fn states(domain: Domain, cached: bool, far: bool) -> Vec<(u64, u64)> {
+        states_of(domain, [cached; 2], if far { 4096 } else { 8 }, false)
+    }
+
+    fn states_of(domain: Domain, cached: [bool; 2], second: u64, torn_pages: bool) -> Vec<(u64, u64)> {
         let [states, other] =
-            [false, true].map(|second_first| states_seen(domain, cached, far, second_first));
+            [false, true].map(|second_first| states_seen(domain, cached, second, torn_pages, second_first));
         assert_eq!(states, other, "{domain}");
         states
     }
 
-    fn states_seen(domain: Domain, cached: bool, far: bool, second_first: bool) -> Vec<(u64, u64)> {
+    fn states_seen(
+        domain: Domain,
+        cached: [bool; 2],
+        second: u64,
+        torn_pages: bool,
+        second_first: bool,
+    ) -> Vec<(u64, u64)> {
         let media = SimMedia::new(vec![0; 1 << 16], domain);
-        let places = [Addr(0), if far { Addr(4096) } else { Addr(8) }];
-        for at in places {
+        if torn_pages {
+            media.tear_pages();
+        }
+        let places = [Addr(0), Addr(second)];
+        for (at, cached) in places.into_iter().zip(cached) {
             if cached {
                 media.store64(at, 1).unwrap().redundant("the test looks at what is not flushed");
             } else {
@@ -250,8 +263,32 @@ mod tests {
         assert_eq!(states(Domain::CpuCache, true, false), prefix);
         assert_eq!(states(Domain::CpuCache, true, true), prefix, "all cached stores have one order");
         assert_eq!(states(Domain::CpuCache, false, true), any);
+        for cached in [[true, false], [false, true]] {
+            let why = "streaming stores have no order with others";
+            assert_eq!(states_of(Domain::CpuCache, cached, 4096, false), any, "{why}");
+            assert_eq!(states_of(Domain::Memory, cached, 8, false), any, "{why}");
+        }
         assert_eq!(states(Domain::PageCache, false, false), prefix, "a page is of one moment");
         assert_eq!(states(Domain::PageCache, false, true), any, "two pages are of two");
+        assert_eq!(states_of(Domain::PageCache, [true; 2], 504, true), prefix, "a sector is of one moment");
+        assert_eq!(states_of(Domain::PageCache, [true; 2], 512, true), any, "and a torn page of several");
+    }
+
+    /// Each older version is one that may be found; of more than are told apart not all are.
+    #[test]
+    fn a_point_with_more_versions_than_are_tried_is_not_covered() {
+        for (versions, covered) in [(4, 1), (40, 0)] {
+            let media = SimMedia::new(vec![0; 1 << 16], Domain::Memory);
+            for n in 1..=versions {
+                media.store64(Addr(0), n).unwrap().redundant("the test looks at what is not flushed");
+            }
+            let (coverage, _) = explore(&media.crash_point(), &Bounds::default(), &mut |m| {
+                let word = m.load64(Addr(0)).unwrap();
+                m.verified(&[(Addr(0), 8)], true);
+                Ok(word)
+            });
+            assert_eq!(coverage.exhausted, covered, "{versions}: {coverage:?}");
+        }
     }
 
     #[test]

@@ -15,7 +15,7 @@ use super::judge::{self, Allowed};
 use super::machine::{self, Machine};
 use super::media::{CrashPoint, Failing, Keep, SimMedia};
 use super::run::{Start, overwritten};
-use super::tree::{Inodes, Seen, Tree};
+use super::tree::{CONTRADICTS, Inodes, Seen, Tree};
 use super::workload::{Op, Sequence};
 use crate::fs::check::{self, Finding, Report, What};
 use crate::fs::{Cred, Fs, Ino, OpenOptions};
@@ -426,6 +426,7 @@ impl May<'_> {
             let seen = match Seen::read(fs, Ino(ino)) {
                 Ok(seen) => seen,
                 Err((libc::EIO, _)) => continue,
+                Err((CONTRADICTS, e)) => return Err(e),
                 Err((_, e)) if found.is_some() && is_certain => return Err(e),
                 Err(_) => continue,
             };

@@ -28,14 +28,39 @@ impl Call {
     }
 
     /// Two paths are followed one after the other, on Linux too: the call may be refused for what never was at one
-    /// moment.
-    fn is_refused_on_the_way(&self, answered: Outcome) -> bool {
-        matches!(self.op, Op::Link(..) | Op::Rename(..)) && answered.is_err()
+    /// moment, if others change names meanwhile.
+    fn is_refused_on_the_way(&self, answered: Outcome, others: &[Call]) -> bool {
+        let by_names = matches!(
+            answered,
+            Err(libc::ENOENT
+                | libc::ENOTDIR
+                | libc::EEXIST
+                | libc::EISDIR
+                | libc::ENOTEMPTY
+                | libc::EINVAL
+                | libc::EPERM)
+        );
+        let meanwhile = |c: &Call| (c.moves() || c.makes()) && c.overlaps(self);
+        matches!(self.op, Op::Link(..) | Op::Rename(..)) && by_names && others.iter().any(meanwhile)
     }
 
     /// Whether a path may lead elsewhere afterwards.
     fn moves(&self) -> bool {
         matches!(self.op, Op::Rename(..) | Op::Unlink(..) | Op::Rmdir(..) | Op::Link(..) | Op::Create(..))
+    }
+
+    /// Whether a path may lead somewhere where it led nowhere.
+    fn makes(&self) -> bool {
+        matches!(self.op, Op::Mkdir(..) | Op::Mknod(..) | Op::Symlink(..))
+    }
+
+    /// Whether it is another call, and neither had ended when the other began.
+    fn overlaps(&self, other: &Call) -> bool {
+        let before = |a: &Call, b: &Call| match (a.ended, b.begun) {
+            (Some((ended, _)), Some(begun)) => ended < begun,
+            (_, begun) => begun.is_none(),
+        };
+        self.begun != other.begun && !before(self, other) && !before(other, self)
     }
 }
 
@@ -136,7 +161,7 @@ impl History {
             let could_be = |answered| {
                 answered == outcome
                     || self.full && answered == Err(libc::ENOSPC)
-                    || call.is_refused_on_the_way(answered)
+                    || call.is_refused_on_the_way(answered, &self.calls)
             };
             if !call.ended.map_or(outcome.is_ok(), |(_, answered)| could_be(answered)) {
                 continue;
@@ -188,5 +213,41 @@ impl std::fmt::Display for History {
             writeln!(f, "thread {}: {}: from {:?} to {:?}", call.thread, call.op, call.begun, call.ended)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two calls on `a` and `b`; whether there is a serial order that gives both answers.
+    fn holds(calls: [(&str, Outcome); 2], overlap: bool) -> bool {
+        let mut model = Model::new(1);
+        ["create a", "create b", "mkdir A"]
+            .iter()
+            .for_each(|op| op.parse::<Op>().unwrap().on_model(&mut model, 1).unwrap());
+        let call = |(n, (text, answered)): (usize, (&str, Outcome))| {
+            let (begun, ended) = if overlap { (n + 1, n + 3) } else { (2 * n + 1, 2 * n + 2) };
+            let op = text.parse().unwrap();
+            Call { thread: n, op, tag: 1, begun: Some(begun), ended: Some((ended, answered)) }
+        };
+        let history = History::new(calls.into_iter().enumerate().map(call).collect());
+        history.some_order(&model, &Tree::of(&model), &|_| Ok(())).is_ok()
+    }
+
+    #[test]
+    fn a_rename_is_refused_for_names_that_change_meanwhile_alone() {
+        let renames = [("rename a c", Err(libc::ENOENT)), ("link a c", Err(libc::EEXIST))];
+        for refused in renames {
+            // Both look for names while others come and go.
+            assert!(holds([("unlink b", Ok(())), refused], true), "{refused:?}");
+            assert!(holds([("mkdir B", Ok(())), refused], true), "{refused:?}");
+            assert!(!holds([("unlink b", Ok(())), refused], false), "{refused:?} of what had ended");
+            assert!(!holds([refused, ("unlink b", Ok(()))], false), "{refused:?} of what had not begun");
+            assert!(!holds([("chmod b 600", Ok(())), refused], true), "{refused:?} of what changes no names");
+        }
+        for errno in [libc::EIO, libc::ENOSPC, libc::EBUSY, libc::EMFILE] {
+            assert!(!holds([("unlink b", Ok(())), ("rename a c", Err(errno))], true), "errno {errno}");
+        }
     }
 }

@@ -7,7 +7,8 @@
 //! an interrupted overwrite may be old or new, word by word.
 //!
 //! **An ordinary file**: every inode is as it was at some moment since the last sync. A rename between two
-//! directories is in both or in neither. What had a name all the time has one. Link counts are what the names say.
+//! directories is in both or in neither. What had a name all the time has one. Link counts are what the names say. A change
+//! time is no older than the change that shows, and no newer than any that its inode had.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,9 +17,9 @@ use std::sync::Arc;
 use super::machine;
 use super::media::{CrashPoint, Keep, Rng, SimMedia};
 use super::mutation::Mutation;
-use super::tree::{Inodes, Seen, Tree};
+use super::tree::{CONTRADICTS, Inodes, Seen, Tree};
 use crate::fs::format::SUPER_BYTES;
-use crate::fs::{Cred, FIXED, Fs, Ino, Kind};
+use crate::fs::{Cred, FIXED, Fs, Ino, Kind, Time};
 use crate::media::Media;
 
 /// What a failure may leave.
@@ -29,8 +30,12 @@ pub enum Allowed {
         /// The bytes of an inode that an interrupted overwrite may have torn, from the first tree's to the last's.
         torn: Option<(u32, Range<u64>)>,
     },
-    /// Trees since the last sync, oldest first.
-    SinceSync(Vec<Arc<Tree>>),
+    SinceSync {
+        /// Trees since the last sync, oldest first.
+        trees: Vec<Arc<Tree>>,
+        /// The pool may be too full for records of change times.
+        crowded: bool,
+    },
 }
 
 impl Allowed {
@@ -38,8 +43,8 @@ impl Allowed {
     pub fn judge(&self, found: &Tree) -> Result<u64, String> {
         match self {
             Allowed::OneOf { trees, torn } => one_of(found, trees, torn.as_ref()),
-            Allowed::SinceSync(trees) => {
-                since_sync(found, trees)?;
+            Allowed::SinceSync { trees, crowded } => {
+                since_sync(found, trees, *crowded)?;
                 Ok(found.digest())
             }
         }
@@ -89,29 +94,37 @@ fn untorn(found: &Tree, (old, new): (&Tree, &Tree), ino: u32, range: &Range<u64>
 // ---------------------------------------------------------------------------------------------------
 // Since the last sync
 
-pub(super) fn since_sync(found: &Tree, trees: &[Arc<Tree>]) -> Result<(), String> {
+pub(super) fn since_sync(found: &Tree, trees: &[Arc<Tree>], crowded: bool) -> Result<(), String> {
     counts(&found.named)?;
-    let times = |t: &Tree| t.named.values().chain(t.nameless.values()).map(|s| s.ctime).max();
-    let newest = trees.iter().filter_map(|t| times(t)).max().unwrap_or_default();
     let mut moments: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
     for (ino, seen) in &found.named {
         let versions: Vec<Option<&Arc<Seen>>> =
             trees.iter().map(|t| t.named.get(ino).or_else(|| t.nameless.get(ino))).collect();
         let mut fits = Vec::new();
+        // What came before, and the change time that its log had at the first of those that are alike.
+        let (mut was_alike, mut since) = (false, None);
         for (n, version) in versions.iter().enumerate() {
             // Trees share what did not change.
             let same_as_before =
                 n > 0 && version.zip(versions[n - 1]).is_some_and(|(new, old)| Arc::ptr_eq(new, old));
-            let fit = match same_as_before {
-                true => fits.last() == Some(&(n - 1)),
+            let alike = match same_as_before {
+                true => was_alike,
                 false => version.is_some_and(|v| same_log(seen, v)),
             };
+            if alike && !was_alike {
+                let may_be_older = |ctime| n == 0 && seen.ctime < ctime && (crowded || removes_one(trees));
+                since = version.map(|v| v.ctime).filter(|ctime| !may_be_older(*ctime));
+            }
+            was_alike = alike;
+            let fit =
+                alike && since.is_none_or(|since| since <= seen.ctime) && same_names(found, &trees[n], seen);
             fits.extend(fit.then_some(n));
         }
-        // Names change this time, too, and directories that keep it may be lost, or be removed: then an older
-        // one shows.
-        let stamped = seen.ctime <= newest;
-        if fits.is_empty() || !stamped {
+        // Names change this time, too, and directories that keep it may be lost: then an older one shows. A newer one
+        // never was.
+        let own = versions.iter().flatten().filter(|v| v.generation == seen.generation);
+        let newest: Option<Time> = own.map(|v| v.ctime).max();
+        if fits.is_empty() || newest.is_none_or(|newest| seen.ctime > newest) {
             let last = versions.iter().flatten().next_back();
             let how = last.map_or("never there".to_owned(), |v| seen.differs(v));
             return Err(format!(
@@ -133,6 +146,21 @@ pub(super) fn since_sync(found: &Tree, trees: &[Arc<Tree>]) -> Result<(), String
     } else {
         Err(format!("a rename is in one directory and not in the other: {}", found.differs(last)))
     }
+}
+
+/// Whether a directory went: change times that it alone had may be older then.
+fn removes_one(trees: &[Arc<Tree>]) -> bool {
+    let is_dir = |seen: &Seen| seen.mode & libc::S_IFMT == libc::S_IFDIR;
+    trees[0].named.iter().filter(|(_, seen)| is_dir(seen)).any(|(ino, first)| {
+        let stays = |tree: &Arc<Tree>| tree.named.get(ino).is_some_and(|s| s.generation == first.generation);
+        !trees.iter().all(stays)
+    })
+}
+
+/// Whether the names of `seen` lead to the same in both trees, not to others that have the numbers now.
+fn same_names(found: &Tree, tree: &Tree, seen: &Seen) -> bool {
+    let generation = |tree: &Tree, ino| Some(Inodes::get(&tree.named, ino)?.generation);
+    seen.names.values().all(|child| generation(tree, child) == generation(found, child))
 }
 
 /// What had a name all the time is there. (A file that had two of them may have lost both: what a `link` in one directory and an
@@ -163,6 +191,7 @@ fn same_log(a: &Seen, b: &Seen) -> bool {
         && a.xattrs == b.xattrs
         && a.fixed == b.fixed
         && a.names == b.names
+        && a.listed == b.listed
 }
 
 /// Link counts and parents are what the names say.
@@ -332,8 +361,12 @@ pub fn flipped(
         media.flip(at, rng.below(8) as u32);
         let what = |e: String| format!("byte {at:#x} went wrong, and nobody says so: {e}");
         let Ok(fs) = machine::open(media) else { continue };
-        let Ok(found) = Tree::read(&fs, []) else { continue };
-        let found = without_content(&found);
+        let found = match Tree::look(&fs, []) {
+            Ok(found) => without_content(&found),
+            // That is what the judge says.
+            Err((CONTRADICTS, e)) => return Err(what(e)),
+            Err(_) => continue,
+        };
         if says(&fs) != said {
             return Err(what(format!("the pool calls itself {:?}, not {said:?}", says(&fs))));
         }
@@ -411,4 +444,72 @@ pub fn remove_all(fs: &Fs<SimMedia>, tree: &Tree) -> Result<(), String> {
             .map_err(|e| format!("{path} cannot be removed: {e:?}"))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::model::Model;
+    use crate::sim::tree::time;
+    use crate::sim::workload::Op;
+
+    /// What there is after each operation, in steps of a second: the last one of `before` is synced.
+    fn history(before: &[&str], ops: &[&str]) -> (Model, Vec<Arc<Tree>>) {
+        let mut model = Model::new(1);
+        let mut does = |op: &&str| {
+            model.now += 1;
+            op.parse::<Op>().unwrap().on_model(&mut model, 1).unwrap();
+            Arc::new(Tree::of(&model))
+        };
+        let mut trees: Vec<_> = before.iter().chain(ops).map(&mut does).collect();
+        trees.drain(..before.len() - 1);
+        (model, trees)
+    }
+
+    /// A tree with another change time of what a path leads to.
+    fn changed(tree: &Tree, path: &str, sec: i64) -> Tree {
+        let (mut tree, ino) = (tree.clone(), tree.paths().into_iter().find(|(p, _)| p == path).unwrap().1);
+        Arc::make_mut(tree.named.get_mut(&ino).unwrap()).ctime = time(sec);
+        tree
+    }
+
+    #[test]
+    fn a_change_time_is_of_the_change_that_shows_or_of_a_later_one() {
+        let (model, trees) =
+            history(&["create a", "create b"], &["chmod a 600", "chmod b 600", "chmod a 640", "chmod b 640"]);
+        let created = trees[0].named[&model.resolve("a", true).unwrap()].ctime.sec;
+        let judged = |tree: &Tree, sec| since_sync(&changed(tree, "a", sec), &trees, false).is_ok();
+        trees.iter().for_each(|tree| since_sync(tree, &trees, false).unwrap());
+        let found: Vec<bool> = (created - 1..created + 7).map(|sec| judged(&trees[0], sec)).collect();
+        // Links and renames may have made it newer, of which nothing else shows.
+        assert_eq!(found, [false, true, true, true, true, true, false, false], "of the first");
+        let found: Vec<bool> = (created - 1..created + 7).map(|sec| judged(&trees[4], sec)).collect();
+        assert_eq!(found, [false, false, false, false, false, true, false, false], "of the last");
+    }
+
+    #[test]
+    fn a_directory_that_goes_takes_change_times_with_it() {
+        let before = ["create a", "mkdir A", "link a A/a", "unlink A/a"];
+        for (ops, goes) in [(["rmdir A", "create b"], true), (["create b", "create c"], false)] {
+            let (_, trees) = history(&before, &ops);
+            let older = changed(&trees[2], "a", 2);
+            let found = since_sync(&older, &trees, false);
+            assert_eq!(found.is_ok(), goes, "{ops:?}: {found:?}");
+            since_sync(&older, &trees, true).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_name_leads_to_no_other_who_has_the_number_now() {
+        let (_, mut trees) = history(&["create a"], &["unlink a", "create b"]);
+        let ids: BTreeMap<u32, u32> = [(0, 0), (1, 1), (3, 2)].into();
+        let mut last = trees[2].numbered(&ids);
+        Arc::make_mut(last.named.get_mut(&2).unwrap()).generation = 1;
+        trees[2] = Arc::new(last);
+        trees.iter().for_each(|tree| since_sync(tree, &trees, false).unwrap());
+        let mut found = Tree::clone(&trees[0]);
+        found.named.insert(2, trees[2].named[&2].clone());
+        let refused = since_sync(&found, &trees, false).unwrap_err();
+        assert!(refused.contains("inode 1 is as it never was"), "{refused}");
+    }
 }

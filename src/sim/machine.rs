@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::fs::files::{AT_FDCWD, Fd, Files};
 use crate::fs::{
     Cred, FIXED, Fs, Ino, OpenOptions, RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT, ReadTicket,
-    SetTime, Time, WriteTicket, clock,
+    SetTime, WriteTicket, clock,
 };
 use crate::media::{Domain, Media};
 use crate::mover::class::{Class, Owner};
@@ -144,14 +144,14 @@ impl Machine {
 
     /// When everything began.
     pub fn begin() -> i64 {
-        clock::set(Some(Time::new(BEGIN, 0)));
+        clock::set(Some(tree::time(BEGIN)));
         BEGIN
     }
 
     fn tell_time(&mut self) {
         let since = if self.fs().media().is_crammed() { 0 } else { self.step };
         self.model.now = BEGIN + since;
-        clock::set(Some(Time::new(self.model.now, 0)));
+        clock::set(Some(tree::time(self.model.now)));
     }
 
     /// One operation on both; what it answered. Fails where they disagree, and leaves the model as it was
@@ -342,7 +342,7 @@ impl Machine {
             Op::Chown(Target::Path(path), uid, gid) => f.chown(path.as_bytes(), *uid, *gid),
             Op::Chown(Target::Slot(slot), uid, gid) => f.fchown(self.fd(*slot)?, *uid, *gid),
             Op::Utimens(target, mtime) => {
-                let mtime = Some(SetTime::To(Time::new(*mtime, 0)));
+                let mtime = Some(SetTime::To(tree::time(*mtime)));
                 match target {
                     Target::Path(path) => f.utimensat(AT_FDCWD, path.as_bytes(), None, mtime, 0),
                     Target::Slot(slot) => f.futimens(self.fd(*slot)?, None, mtime),

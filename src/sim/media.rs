@@ -5,8 +5,8 @@
 //! | domain | what a power failure leaves |
 //! |---|---|
 //! | `memory` | of each line a prefix of its cached stores, flushed or not; of non-temporal atoms any subset; all that was flushed or non-temporal before a fence |
-//! | `cpu-cache` | of all cached stores together a prefix; of the non-temporal ones issued until then any subset; all before a fence |
-//! | `page-cache` | of each page what it was at some moment since the last sync; a fence is nothing |
+//! | `cpu-cache` | of all cached stores together a prefix; of non-temporal atoms any subset; all before a fence |
+//! | `page-cache` | of each page what it was at some moment since the last sync; a fence is nothing. Torn ([`SimMedia::tear_pages`]): of each sector |
 //!
 //! Poison: loads and stores that meet it fail. A *failed ADR* is a failure that takes fenced lines with it
 //! ([`Keep::FailedAdr`]): nothing is promised then but that it is noticed or does no harm. What a device copies is in
@@ -23,7 +23,7 @@
 //! `cpu-cache` also all cached stores before its thread's last one, because they have one order. Built with
 //! `--cfg shuttle` each store, flush and fence is a moment at which another thread may go on.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::panic::Location;
 use std::sync::Arc;
@@ -39,6 +39,8 @@ use crate::media::{Addr, Dirty, Domain, Durable, Fault, Flushed, LINE, Media, cr
 
 pub(super) const ATOM: usize = 8;
 pub(super) const PAGE: usize = 4096;
+/// What a disk takes as one.
+const SECTOR: usize = 512;
 /// Fenced lines that a failed ADR may take.
 const FENCED_LINES_MAX: usize = 64;
 const GROUP: usize = 16;
@@ -74,9 +76,18 @@ impl Atom {
     }
 }
 
-/// Stores in doubt of one line (`page-cache`: of one page).
+/// What stores in doubt keep an order within.
+fn unit_bytes(domain: Domain, torn_pages: bool) -> usize {
+    match domain {
+        Domain::PageCache if torn_pages => SECTOR,
+        Domain::PageCache => PAGE,
+        _ => LINE,
+    }
+}
+
+/// Stores in doubt of one line (`page-cache`: of one page, or sector).
 pub(super) struct Unit {
-    /// Of the line, of the page.
+    /// Of the line, of the page or sector.
     pub number: usize,
     /// In program order.
     pub atoms: Vec<Atom>,
@@ -220,6 +231,8 @@ struct Memory {
     copying: Copying,
     /// Removals find no room for their records.
     crammed: bool,
+    /// See [`SimMedia::tear_pages`].
+    torn_pages: bool,
     poison: Vec<Range<usize>>,
     /// Loads and stores since they are counted, and which of them fails.
     accesses: u64,
@@ -259,6 +272,8 @@ pub struct CrashPoint {
     copying: Copying,
     /// Removals find no room for their records.
     crammed: bool,
+    /// See [`SimMedia::tear_pages`].
+    torn_pages: bool,
     poison: Vec<Range<usize>>,
     len: u64,
     pub(super) domain: Domain,
@@ -302,9 +317,14 @@ pub enum Keep {
 }
 
 impl CrashPoint {
-    /// Lines (`page-cache`: pages) with stores in doubt.
+    /// Lines (`page-cache`: pages, or sectors) with stores in doubt.
     pub fn lines(&self) -> usize {
         self.pending.len()
+    }
+
+    /// Of each of those.
+    pub(super) fn unit_bytes(&self) -> usize {
+        unit_bytes(self.domain, self.torn_pages)
     }
 
     /// An image that the failure may leave.
@@ -356,6 +376,7 @@ impl CrashPoint {
         media.memory.get_mut().mutation = self.mutation.clone();
         media.memory.get_mut().copying = self.copying;
         media.memory.get_mut().crammed = self.crammed;
+        media.memory.get_mut().torn_pages = self.torn_pages;
         media.memory.get_mut().poison = self.poison.clone();
         media
     }
@@ -426,7 +447,7 @@ impl CrashPoint {
         self.pending.iter().flat_map(|unit| unit.atoms.iter().map(move |a| (unit.number, a)))
     }
 
-    /// What each ordered atom keeps its order with: its line, its page, or everything.
+    /// What each ordered atom keeps its order with: its line, its page or sector, or everything.
     pub(super) fn order(&self, unit: usize) -> usize {
         if self.domain == Domain::CpuCache { 0 } else { unit }
     }
@@ -475,16 +496,14 @@ impl CrashPoint {
             // Whole lines are the most likely survivors: half of the time all atoms share one fate.
             let fate = rng.below(4);
             for atom in atoms {
-                let keeps = if moment && atom.seq > until {
-                    false
-                } else if atom.is_free() {
+                let keeps = if atom.is_free() {
                     match fate {
                         0 => true,
                         1 => false,
                         _ => rng.below(2) == 0,
                     }
                 } else if moment {
-                    true
+                    atom.seq <= until
                 } else if prefix > 0 {
                     prefix -= 1;
                     true
@@ -540,6 +559,12 @@ impl Memory {
         });
     }
 
+    /// Of a page cache: what it does not take for clean after a sync that failed.
+    fn dirty_pages(&self) -> BTreeSet<usize> {
+        let since = |atoms: &[Atom]| atoms.iter().any(|a| a.seq > self.forgotten);
+        self.pending.values().filter(|atoms| since(atoms)).map(|atoms| page_of(atoms)).collect()
+    }
+
     fn durable(&self) -> &Pages {
         self.durable.as_ref().unwrap_or(&self.now)
     }
@@ -562,6 +587,7 @@ impl Memory {
             mutation: self.mutation.clone(),
             copying: self.copying,
             crammed: self.crammed,
+            torn_pages: self.torn_pages,
             poison: self.poison.clone(),
             len,
             domain,
@@ -589,6 +615,11 @@ impl Memory {
         }
         self.own_durable().write(atom.at, &atom.value);
     }
+}
+
+/// Of a unit, which has no part in another.
+fn page_of(unit: &[Atom]) -> usize {
+    unit[0].at / PAGE
 }
 
 /// Of 64 who may have stored: so many are threads, the others copies of a device.
@@ -656,6 +687,7 @@ impl SimMedia {
             mutation: None,
             copying: Copying::default(),
             crammed: false,
+            torn_pages: false,
             poison: Vec::new(),
             accesses: 0,
             fails: None,
@@ -701,6 +733,11 @@ impl SimMedia {
         !self.memory.lock().poison.is_empty()
     }
 
+    /// Whether of what a failure left in doubt something is there in part, as far as it is decided.
+    pub(super) fn is_torn(&self) -> bool {
+        self.memory.lock().undecided.as_ref().is_some_and(|undecided| undecided.lock().is_torn())
+    }
+
     /// Whether syncs fail from now on. What they should have made durable stays in doubt.
     pub fn fail_syncs(&self, fail: bool) {
         self.memory.lock().syncs_fail = fail;
@@ -742,6 +779,7 @@ impl SimMedia {
         copy.memory.get_mut().mutation = memory.mutation.clone();
         copy.memory.get_mut().copying = memory.copying;
         copy.memory.get_mut().crammed = memory.crammed;
+        copy.memory.get_mut().torn_pages = memory.torn_pages;
         copy.memory.get_mut().poison = memory.poison.clone();
         copy
     }
@@ -768,6 +806,7 @@ impl SimMedia {
         found.memory.get_mut().mutation = memory.mutation.clone();
         found.memory.get_mut().copying = memory.copying;
         found.memory.get_mut().crammed = memory.crammed;
+        found.memory.get_mut().torn_pages = memory.torn_pages;
         found.memory.get_mut().poison = memory.poison.clone();
         found
     }
@@ -775,6 +814,17 @@ impl SimMedia {
     /// From now on file systems on it copy data so.
     pub fn copied(&self, copying: Copying) {
         self.memory.lock().copying = copying;
+    }
+
+    /// From now on, and in all media that come of this one, a page of an ordinary file is of several moments, one for each sector: the
+    /// kernel hands it over while others store to it.
+    pub fn tear_pages(&self) {
+        let mut memory = self.memory.lock();
+        memory.torn_pages = true;
+        let unit = unit_bytes(self.domain, true);
+        for atom in std::mem::take(&mut memory.pending).into_values().flatten() {
+            memory.pending.entry(atom.at / unit).or_default().push(atom);
+        }
     }
 
     /// From now on removals find no room for their records.
@@ -839,7 +889,7 @@ impl SimMedia {
         }
         memory.own_durable();
         memory.now.write(from, bytes);
-        let unit = if self.domain == Domain::PageCache { PAGE } else { LINE };
+        let unit = unit_bytes(self.domain, memory.torn_pages);
         for at in (first..last).step_by(ATOM) {
             let value = memory.now.word(at);
             // The edges of a non-temporal copy that are not whole atoms are cached stores with a flush.
@@ -1046,10 +1096,11 @@ impl Media for SimMedia {
                 memory.pending.clear();
                 return Ok(());
             }
-            for (page, atoms) in std::mem::take(&mut memory.pending) {
-                match atoms.iter().any(|a| a.seq > memory.forgotten) {
+            let dirty = memory.dirty_pages();
+            for (unit, atoms) in std::mem::take(&mut memory.pending) {
+                match dirty.contains(&page_of(&atoms)) {
                     true => atoms.iter().for_each(|a| memory.settle(a)),
-                    false => drop(memory.pending.insert(page, atoms)),
+                    false => drop(memory.pending.insert(unit, atoms)),
                 }
             }
         }
@@ -1063,14 +1114,16 @@ impl Media for SimMedia {
         if memory.forgotten == 0 {
             return;
         }
-        let Memory { now, durable, pending, forgotten, .. } = memory;
-        pending.retain(|&page, atoms| {
-            let dirty = atoms.iter().any(|a| a.seq > *forgotten);
-            if !dirty {
+        let dirty = memory.dirty_pages();
+        let Memory { now, durable, pending, .. } = memory;
+        pending.retain(|_, atoms| {
+            let page = page_of(atoms);
+            let is_dirty = dirty.contains(&page);
+            if !is_dirty {
                 let there = durable.as_ref().unwrap_or(now).page(page);
                 *now.page_mut(page) = *there;
             }
-            dirty
+            is_dirty
         });
     }
 }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
@@ -108,13 +108,12 @@ pub struct Mutant<B = Broken> {
     pub killed: Option<B>,
 }
 
-/// Leaves out each site that the plan's sequences meet and that is `chosen`, one at a time. `progress` is called after each
-/// with how many of how many were tried, and answers whether to go on.
-pub fn run(
-    plan: &Plan,
-    chosen: &dyn Fn(&Site) -> bool,
-    progress: &(dyn Fn(usize, usize, &Mutant) -> bool + Sync),
-) -> Result<Vec<Mutant>, String> {
+/// Called now and then with how many of how many mutants were tried, and the last of them; before there are any with how many
+/// of how many sequences said what they meet. Answers whether to go on.
+pub type Progress<'a, B = Broken> = &'a (dyn Fn(usize, usize, Option<&Mutant<B>>) -> bool + Sync);
+
+/// Leaves out each site that the plan's sequences meet and that is `chosen`, one at a time.
+pub fn run(plan: &Plan, chosen: &dyn Fn(&Site) -> bool, progress: Progress) -> Result<Vec<Mutant>, String> {
     let starts: Vec<Start> = plan.places.iter().map(|p| Start::new(*p)).collect::<Result<_, _>>()?;
     let run =
         |start: usize, n: u64, effort: &Effort| run::sequence(&starts[start], &(plan.sequence)(n), effort).1;
@@ -143,9 +142,9 @@ impl<B: Send + fmt::Display> Trial<'_, B> {
         &self,
         threads: usize,
         chosen: &dyn Fn(&Site) -> bool,
-        progress: &(dyn Fn(usize, usize, &Mutant<B>) -> bool + Sync),
+        progress: Progress<B>,
     ) -> Result<Vec<Mutant<B>>, String> {
-        let met = self.meet(threads)?;
+        let Some(met) = self.meet(threads, progress)? else { return Ok(Vec::new()) };
         let sites: Vec<(&Site, &Vec<Job>)> = met.iter().filter(|(site, _)| chosen(site)).collect();
         let mutants = Mutex::new(BTreeMap::new());
         let next = AtomicUsize::new(0);
@@ -153,7 +152,7 @@ impl<B: Send + fmt::Display> Trial<'_, B> {
             while let Some((site, jobs)) = sites.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let mutant = self.try_out(jobs, **site);
                 let mut mutants = mutants.lock();
-                if !progress(mutants.len() + 1, sites.len(), &mutant) {
+                if !progress(mutants.len() + 1, sites.len(), Some(&mutant)) {
                     next.store(sites.len(), Ordering::Relaxed);
                 }
                 mutants.insert(**site, mutant);
@@ -162,9 +161,15 @@ impl<B: Send + fmt::Display> Trial<'_, B> {
         Ok(mutants.into_inner().into_values().collect())
     }
 
-    /// Sites, and which sequences meet them where.
-    fn meet(&self, threads: usize) -> Result<BTreeMap<Site, Vec<Job>>, String> {
-        let met: Mutex<BTreeMap<Site, Vec<Job>>> = Mutex::default();
+    /// Sites, and which sequences meet them where; none where it was told to stop.
+    fn meet(
+        &self,
+        threads: usize,
+        progress: Progress<B>,
+    ) -> Result<Option<BTreeMap<Site, Vec<Job>>>, String> {
+        let total = self.starts as u64 * self.count;
+        let met: Mutex<(usize, BTreeMap<Site, Vec<Job>>)> = Mutex::default();
+        let stopped = AtomicBool::new(false);
         let failed: Mutex<Option<String>> = Mutex::default();
         let next = AtomicU64::new(0);
         // A few states of each crash point: most recoveries of one take the same steps.
@@ -172,24 +177,38 @@ impl<B: Send + fmt::Display> Trial<'_, B> {
         on_threads(threads, || {
             loop {
                 let n = next.fetch_add(1, Ordering::Relaxed);
-                let job = ((n / self.count) as usize, n % self.count);
-                if job.0 >= self.starts {
+                if n >= total || stopped.load(Ordering::Relaxed) {
                     return;
                 }
+                let job = ((n / self.count) as usize, n % self.count);
                 let noted = Arc::new(Mutation::default());
                 let mutation = Some(noted.clone());
-                let effort = Effort { bounds: bounds.clone(), twice: false, flips: self.flips, mutation };
+                let effort = Effort {
+                    bounds: bounds.clone(),
+                    twice: false,
+                    flips: self.flips,
+                    mutation,
+                    ..self.effort.clone()
+                };
                 if let Some(broken) = (self.run)(job.0, job.1, &effort) {
                     failed.lock().get_or_insert(format!("with nothing left out: {broken}"));
+                    stopped.store(true, Ordering::Relaxed);
                     return;
                 }
                 let mut met = met.lock();
-                noted.sites().into_iter().for_each(|site| met.entry(site).or_default().push(job));
+                noted.sites().into_iter().for_each(|site| met.1.entry(site).or_default().push(job));
+                met.0 += 1;
+                if !progress(met.0, total as usize, None) {
+                    stopped.store(true, Ordering::Relaxed);
+                }
             }
         });
-        let mut met = met.into_inner();
+        if let Some(failed) = failed.into_inner() {
+            return Err(failed);
+        }
+        let (_, mut met) = met.into_inner();
         met.values_mut().for_each(|jobs| jobs.sort_unstable());
-        failed.into_inner().map_or(Ok(met), Err)
+        Ok((!stopped.into_inner()).then_some(met))
     }
 
     /// Runs the sequences that meet the site without it until one shows it: with one failure, and then with another

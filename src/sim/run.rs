@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use parking_lot::Mutex;
 
 use crate::fs::format::SLOTS_PER_BLOCK;
-use crate::fs::{Cred, DataMode, Fs, Ino, MkfsOptions, SetAttr, SetTime, Time};
+use crate::fs::{Cred, DataMode, Fs, Ino, MkfsOptions, SetAttr, SetTime};
 use crate::media::Domain;
 use crate::mover::engine_port::Routes;
 
@@ -27,7 +27,7 @@ use super::machine::{self, Machine};
 use super::media::{Copying, CrashPoint, Keep, SimMedia};
 use super::model::{Falloc, Model, Target};
 use super::mutation::Mutation;
-use super::tree::Tree;
+use super::tree::{self, Tree};
 use super::workload::{Line, Op, Sequence};
 
 /// The smallest pool there may be.
@@ -177,6 +177,8 @@ pub struct Effort {
     pub bounds: Bounds,
     /// Power fails again during recovery; and processes are killed, and power fails later.
     pub twice: bool,
+    /// On an ordinary file: each sector of a page is of a moment of its own.
+    pub torn_pages: bool,
     /// Bits that go wrong on the media, one at a time, when all is done and the pool is closed.
     pub flips: u32,
     /// What is left out on purpose.
@@ -563,8 +565,11 @@ impl Run<'_> {
     fn sequence(&mut self, sequence: &Sequence, at: &Mutex<String>) -> Result<(), Violation> {
         let start = self.start;
         let mut machine = start.machine(self.effort.mutation.clone()).map_err(plain)?;
+        if self.effort.torn_pages {
+            machine.fs().media().tear_pages();
+        }
         let Some((last, earlier)) = sequence.lines.split_last() else { return Ok(()) };
-        let mut history = History { trees: Vec::new() };
+        let mut history = History { trees: Vec::new(), crowded: start.is_full() };
         for (n, line) in earlier.iter().enumerate() {
             self.needs(&mut machine, line, &mut history, n == 0, at)?;
             for op in line.ops.iter().flat_map(Op::steps) {
@@ -646,6 +651,7 @@ impl Run<'_> {
         *at.lock() = op.to_string();
         let done = machine.apply(op).map_err(plain)?;
         self.refused(op, &done, machine)?;
+        history.crowded |= done == Err(libc::ENOSPC);
         let tree = machine.tree().map_err(plain)?;
         history.passed(op, done.is_ok(), tree);
         Ok(())
@@ -686,21 +692,22 @@ impl Run<'_> {
         machine.fs().media().record_flushes(None);
         let done = done?;
         self.refused(op, &done, machine)?;
+        history.crowded |= done == Err(libc::ENOSPC);
         let after = history.push(machine.tree().map_err(plain)?);
         let points = std::mem::take(&mut *points.lock());
         let flushes = flushes.map(|flushes| std::mem::take(&mut *flushes.lock()));
         let deferring = self.start.place.domain == Domain::PageCache;
         if always || points.len() > 1 {
             let during = match deferring {
-                true => Allowed::SinceSync(history.trees.clone()),
+                true => history.allowed(true),
                 false => Allowed::OneOf { trees: vec![before, after], torn: self.torn(target.clone()) },
             };
             for (n, point) in points.iter().enumerate() {
                 *at.lock() = format!("{op}, fence {} of {}", n + 1, points.len());
-                self.explore(point, &during)?;
+                self.explore(point, &during, true)?;
             }
             if let Some(flushes) = &flushes {
-                let left = Left { trees: &history.trees, interrupted: true, torn: self.torn(target) };
+                let left = Left { history, interrupted: true, torn: self.torn(target) };
                 for (which, points) in [("fence", &points), ("flush", flushes)] {
                     for (n, point) in points.iter().enumerate() {
                         *at.lock() = format!("{op}, killed at {which} {} of {}", n + 1, points.len());
@@ -712,14 +719,14 @@ impl Run<'_> {
         history.settled(op, done.is_ok());
         if always {
             *at.lock() = format!("{op}, done");
-            self.explore(&last, &history.allowed(deferring))?;
+            self.explore(&last, &history.allowed(deferring), false)?;
             if self.start.place.domain == Domain::Memory {
                 *at.lock() = format!("{op}, done, and power takes what was fenced, too");
                 self.adr_failed(&last);
             }
             if self.effort.twice {
                 *at.lock() = format!("{op}, killed when it was done");
-                self.killed(&last, &Left { trees: &history.trees, interrupted: false, torn: None })?;
+                self.killed(&last, &Left { history, interrupted: false, torn: None })?;
             }
         }
         Ok(())
@@ -747,10 +754,11 @@ impl Run<'_> {
         target.filter(|_| self.start.place.data == DataMode::InPlace)
     }
 
-    fn explore(&mut self, point: &CrashPoint, allowed: &Allowed) -> Result<(), Violation> {
+    /// `interrupted`: the last tree is not acknowledged yet.
+    fn explore(&mut self, point: &CrashPoint, allowed: &Allowed, interrupted: bool) -> Result<(), Violation> {
         let Run { start, effort, tally, seen } = self;
-        if let Allowed::SinceSync(trees) = allowed {
-            nothing_lost(point, trees)
+        if let Allowed::SinceSync { trees, .. } = allowed {
+            nothing_lost(point, last_of(trees, interrupted))
                 .map_err(|what| Violation { what, lost: "nothing was lost".to_owned() })?;
         }
         tally.explore(point, &effort.bounds, &mut |media, distinct, twice| {
@@ -760,11 +768,15 @@ impl Run<'_> {
 }
 
 /// What counts only where it verifies does verify where nothing was lost: the state is that before the interrupted operation, or
-/// that after it, as it is after a process was killed.
+/// that after it, as it is after a process was killed. `trees`: these two, or the one that was acknowledged.
 fn nothing_lost(point: &CrashPoint, trees: &[Arc<Tree>]) -> Result<(), String> {
     let found = Tree::read(&*machine::open(point.media(Keep::Everything))?, [])?;
-    is_one_of(&found, &trees[trees.len().saturating_sub(2)..])
-        .map_err(|what| format!("what is there does not count: {what}"))
+    is_one_of(&found, trees).map_err(|what| format!("what is there does not count: {what}"))
+}
+
+/// The last tree, or in the middle of an operation the last two.
+fn last_of(trees: &[Arc<Tree>], interrupted: bool) -> &[Arc<Tree>] {
+    &trees[trees.len().saturating_sub(1 + interrupted as usize)..]
 }
 
 /// Whether it is one of these, times included.
@@ -777,8 +789,7 @@ fn is_one_of(found: &Tree, trees: &[Arc<Tree>]) -> Result<(), String> {
 
 /// What a process that is killed leaves to be found.
 struct Left<'a> {
-    /// Trees since the last sync; on persistent memory the last ones.
-    trees: &'a [Arc<Tree>],
+    history: &'a History,
     /// In the middle of an operation: the last tree but one may be found, too.
     interrupted: bool,
     torn: Option<(u32, std::ops::Range<u64>)>,
@@ -792,7 +803,7 @@ fn killed(
     bounds: &Bounds,
     twice: &mut Coverage,
 ) -> Result<(), String> {
-    let last = &left.trees[left.trees.len().saturating_sub(1 + left.interrupted as usize)..];
+    let last = last_of(&left.history.trees, left.interrupted);
     let one_of_last = Allowed::OneOf { trees: last.to_vec(), torn: left.torn.clone() };
     let media = point.killed();
     let points = record(&media);
@@ -805,11 +816,11 @@ fn killed(
         false => _ = one_of_last.judge(&found)?,
     }
     judge::checked(&fs)?;
-    let before = if deferring { left.trees.to_vec() } else { Vec::new() };
-    let mut history = History { trees: before.clone() };
-    history.push(found);
     // Nobody was told what a recovery found that is cut short.
-    let during = if deferring { Allowed::SinceSync(before) } else { one_of_last };
+    let during = if deferring { left.history.allowed(true) } else { one_of_last };
+    let before = if deferring { left.history.trees.clone() } else { Vec::new() };
+    let mut history = History { trees: before, crowded: left.history.crowded };
+    history.push(found);
     again(&points, bounds, twice, |media| during.judge(&Tree::read(&*machine::open(media)?, [])?).map(drop))?;
     stays(&fs.media().crash_point(), history.allowed(deferring), bounds, twice)
         .map_err(|what| format!("power failed after a recovery: {what}"))?;
@@ -829,12 +840,15 @@ fn visit(
     twice: &mut Coverage,
 ) -> Result<u64, String> {
     let fs = machine::open(media)?;
+    let torn = fs.media().is_torn();
     let found = Tree::read(&fs, [])?;
     let which = allowed.judge(&found)?;
     judge::independent(&fs)?;
+    judge::checked(&fs)?;
     let (report, stat) = (fs.open_report(), fs.statfs());
     let counts = (report.voided, report.orphans, report.settled);
-    let state = (which, counts, stat.blocks_free, stat.inodes_free);
+    // What is torn is nowhere in the tree, and whoever goes on meets it.
+    let state = (which, counts, stat.blocks_free, stat.inodes_free, torn);
     let mut hasher = rapidhash::fast::RapidHasher::default();
     state.hash(&mut hasher);
     let hash = hasher.finish();
@@ -842,12 +856,13 @@ fn visit(
         return Ok(hash);
     }
     *distinct += 1;
-    judge::checked(&fs)?;
     let left = effort.twice.then(|| (fs.media().as_found(), fs.media().as_left()));
     judge::use_up(&judge::settled(fs), &found, start.free_when_empty)?;
     let Some((left, with_the_rest)) = left else { return Ok(hash) };
     let bounds = Bounds { leaves_max: 8, lane_states: 1, ..effort.bounds.clone() };
-    go_on(with_the_rest, &found, start.place.domain == Domain::PageCache, &bounds, twice)?;
+    let crowded = matches!(allowed, Allowed::SinceSync { crowded: true, .. });
+    let history = History { trees: Vec::new(), crowded };
+    go_on(with_the_rest, &found, history, start.place.domain == Domain::PageCache, &bounds, twice)?;
     let points = record(&left);
     machine::open(left)?.media().record(None);
     let points = std::mem::take(&mut *points.lock());
@@ -862,12 +877,12 @@ fn visit(
 fn go_on(
     media: SimMedia,
     found: &Tree,
+    mut history: History,
     deferring: bool,
     bounds: &Bounds,
     twice: &mut Coverage,
 ) -> Result<(), String> {
     let fs = machine::open(media)?;
-    let mut history = History { trees: Vec::new() };
     let again = history.push(Tree::read(&fs, [])?);
     if again.named != found.named {
         return Err(format!("a recovery depends on what it does not look at: {}", again.differs(found)));
@@ -881,7 +896,7 @@ fn go_on(
 fn change_all(fs: &Arc<Fs<SimMedia>>, history: &mut History) -> Result<(), String> {
     let inodes: Vec<u32> = history.trees[history.trees.len() - 1].named.keys().copied().collect();
     for ino in inodes {
-        let set = SetAttr { mtime: Some(SetTime::To(Time::new(GONE_ON, 0))), ..SetAttr::default() };
+        let set = SetAttr { mtime: Some(SetTime::To(tree::time(GONE_ON))), ..SetAttr::default() };
         match fs.setattr(&Cred::root(), Ino(ino), &set) {
             Ok(_) => _ = history.push(Tree::read(fs, [])?),
             Err(e) if e.errno() == libc::ENOSPC => {}
@@ -926,6 +941,8 @@ pub(super) fn again(
 /// Trees since the last sync; on persistent memory the last of them.
 struct History {
     trees: Vec<Arc<Tree>>,
+    /// The pool is, or was, too full for something.
+    crowded: bool,
 }
 
 impl History {
@@ -946,7 +963,7 @@ impl History {
     /// What a failure now may leave.
     fn allowed(&self, deferring: bool) -> Allowed {
         match deferring {
-            true => Allowed::SinceSync(self.trees.clone()),
+            true => Allowed::SinceSync { trees: self.trees.clone(), crowded: self.crowded },
             false => Allowed::OneOf { trees: self.trees.last().cloned().into_iter().collect(), torn: None },
         }
     }
@@ -995,7 +1012,8 @@ pub fn run(plan: &Plan, progress: &(dyn Fn(u64, u64, &Tally) -> bool + Sync)) ->
     let starts: Vec<Start> = plan.places.iter().map(|p| Start::new(*p)).collect::<Result<_, _>>()?;
     let one = |n: u64, start: usize| sequence(&starts[start], &(plan.sequence)(n), &plan.effort);
     let mut report = on_all(plan.count, starts.len(), plan.threads, &one, progress);
-    for broken in &mut report.broken {
+    // Who stops waits for nothing more.
+    for broken in report.broken.iter_mut().filter(|_| !report.stopped) {
         let start = starts.iter().find(|s| s.place == broken.place).expect("it ran on one of them");
         shorten(broken, |b| fewer(&b.sequence).into_iter().find_map(|s| sequence(start, &s, &plan.effort).1));
     }
@@ -1068,4 +1086,79 @@ fn fewer(sequence: &Sequence) -> Vec<Sequence> {
         }
     }
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A pool on an ordinary file, and an operation on it: what there is before and after, and before and behind its fences.
+    fn interrupted() -> ([Arc<Tree>; 2], [CrashPoint; 2]) {
+        let place = Place {
+            domain: Domain::PageCache,
+            data: DataMode::Cow,
+            image: Image::Fresh,
+            copier: Copier::Cpu,
+        };
+        let mut machine = Start::new(place).unwrap().machine(None).unwrap();
+        let look =
+            |machine: &Machine| (Arc::new(machine.tree().unwrap()), machine.fs().media().crash_point());
+        let (before, begins) = look(&machine);
+        must(&mut machine, Op::Create("foo".to_owned())).unwrap();
+        let (after, done) = look(&machine);
+        ([before, after], [begins, done])
+    }
+
+    #[test]
+    fn what_was_acknowledged_and_not_lost_is_there() {
+        let (trees, [begins, done]) = interrupted();
+        nothing_lost(&begins, last_of(&trees, true)).unwrap();
+        nothing_lost(&done, last_of(&trees, true)).unwrap();
+        nothing_lost(&done, last_of(&trees, false)).unwrap();
+        let refused = nothing_lost(&begins, last_of(&trees, false)).unwrap_err();
+        assert!(refused.contains("foo (inode"), "{refused}");
+    }
+
+    /// A torn record leads to the same tree as none, and is another state to go on from.
+    #[test]
+    fn what_is_torn_is_told_from_what_is_not_there() {
+        let (_, [_, done]) = interrupted();
+        let mut seen = HashSet::new();
+        let (coverage, _) = explore(&done, &Bounds::default(), &mut |media| {
+            let fs = machine::open(media)?;
+            let torn = fs.media().is_torn();
+            seen.insert((Tree::read(&fs, [])?.paths(), torn));
+            Ok(0)
+        });
+        let has = |torn: bool| seen.iter().any(|(paths, is_torn)| paths.is_empty() && *is_torn == torn);
+        assert!(has(false) && has(true), "{seen:?} {coverage:?}");
+    }
+
+    #[test]
+    fn who_stops_is_heard_while_sites_are_noted() {
+        let plan = Plan {
+            places: vec![],
+            count: 0,
+            sequence: Box::new(|_| unreachable!("there are none")),
+            effort: Effort::default(),
+            threads: 2,
+        };
+        assert_eq!(crate::sim::mutation::run(&plan, &|_| true, &|_, _, _| true).unwrap().len(), 0);
+        let place =
+            Place { domain: Domain::Memory, data: DataMode::Cow, image: Image::Fresh, copier: Copier::Cpu };
+        let asked = AtomicUsize::new(0);
+        let plan = Plan {
+            places: vec![place],
+            count: 100,
+            sequence: Box::new(|_| Sequence { lines: vec!["| create foo".parse().unwrap()] }),
+            ..plan
+        };
+        let tried = crate::sim::mutation::run(&plan, &|_| true, &|_, total, mutant| {
+            assert!(total == 100 && mutant.is_none());
+            asked.fetch_add(1, Ordering::Relaxed);
+            false
+        });
+        assert_eq!(tried.unwrap().len(), 0);
+        assert!(asked.into_inner() <= plan.threads);
+    }
 }

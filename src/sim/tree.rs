@@ -14,6 +14,14 @@ use crate::media::Media;
 use super::model::{self, Body, Model};
 use super::undecided;
 
+/// In place of an errno: no call failed, and what they answered cannot all be so.
+pub(super) const CONTRADICTS: i32 = 0;
+
+/// Times of the simulation are in seconds; each has nanoseconds of its own.
+pub(super) fn time(sec: i64) -> Time {
+    Time::new(sec, (sec as u32).wrapping_mul(7_654_321) % 1_000_000_000)
+}
+
 /// One inode.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Seen {
@@ -36,8 +44,17 @@ pub struct Seen {
     /// Its blocks stand still, in one piece.
     pub fixed: bool,
     pub names: BTreeMap<Vec<u8>, u32>,
+    /// What a listing says of each name besides; the oracle knows nothing of it.
+    pub listed: BTreeMap<Vec<u8>, Listed>,
     /// What ".." leads to.
     pub parent: u32,
+}
+
+/// An entry of a directory, as it is listed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Listed {
+    pub cookie: u64,
+    pub kind: Kind,
 }
 
 /// By number.
@@ -54,11 +71,19 @@ pub struct Tree {
 impl Tree {
     /// Reads everything. The error says what could not be read.
     pub fn read<M: Media>(fs: &Fs<M>, open: impl IntoIterator<Item = Ino>) -> Result<Tree, String> {
+        Tree::look(fs, open).map_err(|(_, e)| e)
+    }
+
+    /// The same: the error is a number, and words.
+    pub(super) fn look<M: Media>(
+        fs: &Fs<M>,
+        open: impl IntoIterator<Item = Ino>,
+    ) -> Result<Tree, (i32, String)> {
         let mut tree = Tree::default();
         let mut queue = vec![Ino::ROOT];
         while let Some(ino) = queue.pop() {
             let Entry::Vacant(place) = tree.named.entry(ino.0) else { continue };
-            let seen = Seen::read(fs, ino).map_err(|(_, e)| e)?;
+            let seen = Seen::read(fs, ino)?;
             queue.extend(seen.names.values().map(|child| Ino(*child)));
             place.insert(Arc::new(seen));
         }
@@ -66,10 +91,27 @@ impl Tree {
             if let (false, Entry::Vacant(place)) =
                 (tree.named.contains_key(&ino.0), tree.nameless.entry(ino.0))
             {
-                place.insert(Arc::new(Seen::read(fs, ino).map_err(|(_, e)| e)?));
+                place.insert(Arc::new(Seen::read(fs, ino)?));
             }
         }
+        tree.kinds().map_err(|e| (CONTRADICTS, e))?;
         Ok(tree)
+    }
+
+    /// Names are listed as what they lead to.
+    fn kinds(&self) -> Result<(), String> {
+        for (dir, seen) in &self.named {
+            for (name, entry) in &seen.listed {
+                let child = seen.names[name];
+                if Kind::from_mode(self.named[&child].mode) != Some(entry.kind) {
+                    let (name, kind) = (String::from_utf8_lossy(name), entry.kind);
+                    return Err(format!(
+                        "inode {dir} lists {name} as a {kind:?}, which inode {child} is not"
+                    ));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// What the oracle says, by its own numbers.
@@ -87,8 +129,9 @@ impl Tree {
     pub fn numbered(&self, ids: &BTreeMap<u32, model::Id>) -> Tree {
         let numbered = |seen: &Seen| Seen {
             generation: 0,
-            size: if seen.mode & libc::S_IFMT == libc::S_IFREG { seen.size } else { 0 },
+            size: if seen.mode & libc::S_IFMT == libc::S_IFDIR { 0 } else { seen.size },
             names: seen.names.iter().map(|(name, ino)| (name.clone(), ids[ino])).collect(),
+            listed: BTreeMap::new(),
             parent: ids.get(&seen.parent).copied().unwrap_or_default(),
             ..seen.clone()
         };
@@ -166,6 +209,13 @@ impl Tree {
     }
 }
 
+/// What bytes are before they are read: nothing that a hole has.
+const UNREAD: u8 = 0xa5;
+
+fn contradicts(what: String) -> crate::Error {
+    crate::Error::message(CONTRADICTS, "sim::tree", what)
+}
+
 impl Seen {
     /// The error is a number, and words.
     pub(super) fn read<M: Media>(fs: &Fs<M>, ino: Ino) -> Result<Seen, (i32, String)> {
@@ -178,28 +228,24 @@ impl Seen {
         let mut seen = Seen::of(&attr);
         match attr.kind() {
             Kind::File => {
-                seen.content.resize(attr.size as usize, 0);
+                // Holes are read, too, and what is reserved.
+                seen.content.resize(attr.size as usize, UNREAD);
+                let count = undecided::content(|| fs.read_at(&node, 0, &mut seen.content))?;
+                if count as u64 != attr.size {
+                    return Err(contradicts(format!("{count} of {} bytes are read", attr.size)));
+                }
                 let mut at = 0;
-                // Holes are zeros already.
-                while at < attr.size
-                    && let Ok(from) = fs.seek_node(&node, at, libc::SEEK_DATA)
-                {
+                while at < attr.size {
+                    let from = match fs.seek_node(&node, at, libc::SEEK_DATA) {
+                        Err(e) if e.errno() == libc::ENXIO => break,
+                        from => from?,
+                    };
                     at = fs.seek_node(&node, from, libc::SEEK_HOLE)?;
-                    undecided::content(|| {
-                        fs.read_at(&node, from, &mut seen.content[from as usize..at as usize])
-                    })?;
                     seen.data.push((from, at));
                 }
             }
             Kind::Symlink => seen.content = fs.readlink(ino)?,
-            Kind::Directory => fs.readdir(ino, 0, &mut |e| {
-                match e.name {
-                    b"." => {}
-                    b".." => seen.parent = e.ino.0,
-                    name => drop(seen.names.insert(name.to_vec(), e.ino.0)),
-                }
-                true
-            })?,
+            Kind::Directory => seen.list(fs, ino)?,
             _ => {}
         }
         let root = Cred::root();
@@ -220,8 +266,46 @@ impl Seen {
         Ok(seen)
     }
 
+    /// Reads a directory: names, each once, from the newest cookie down; and once more from the middle on.
+    fn list<M: Media>(&mut self, fs: &Fs<M>, ino: Ino) -> crate::Result<()> {
+        let mut order: Vec<(u64, Vec<u8>)> = Vec::new();
+        let mut twice = None;
+        fs.readdir(ino, 0, &mut |e| {
+            match e.name {
+                b"." => {}
+                b".." => self.parent = e.ino.0,
+                name => {
+                    let entry = Listed { cookie: e.cookie, kind: e.kind };
+                    self.listed.insert(name.to_vec(), entry);
+                    if self.names.insert(name.to_vec(), e.ino.0).is_some() {
+                        twice = Some(String::from_utf8_lossy(name).into_owned());
+                    }
+                    order.push((e.cookie, name.to_vec()));
+                }
+            }
+            true
+        })?;
+        if let Some(name) = twice {
+            return Err(contradicts(format!("{name} is listed twice")));
+        }
+        if !order.is_sorted_by(|a, b| a.0 > b.0) {
+            let cookies: Vec<u64> = order.iter().map(|(cookie, _)| *cookie).collect();
+            return Err(contradicts(format!("cookies do not fall: {cookies:?}")));
+        }
+        let middle = order.len() / 2;
+        let Some((cookie, _)) = order.get(middle) else { return Ok(()) };
+        let mut rest = Vec::new();
+        fs.readdir(ino, *cookie, &mut |e| {
+            rest.push((e.cookie, e.name.to_vec()));
+            true
+        })?;
+        match rest == order[middle + 1..] {
+            true => Ok(()),
+            false => Err(contradicts(format!("listed from cookie {cookie} on, it has {rest:?}"))),
+        }
+    }
+
     fn of_node(node: &model::Node) -> Seen {
-        let time = |seconds| Time::new(seconds, 0);
         let seen = Seen {
             generation: 0,
             mode: node.mode,
@@ -239,6 +323,7 @@ impl Seen {
             xattrs: node.xattrs.clone(),
             fixed: node.fixed,
             names: BTreeMap::new(),
+            listed: BTreeMap::new(),
             parent: 0,
         };
         match &node.body {
@@ -246,7 +331,7 @@ impl Seen {
                 Seen { size: file.bytes.len() as u64, content: file.bytes.clone(), data: file.data(), ..seen }
             }
             Body::Directory { names, parent } => Seen { names: names.clone(), parent: *parent, ..seen },
-            Body::Symlink(target) => Seen { content: target.clone(), ..seen },
+            Body::Symlink(target) => Seen { size: target.len() as u64, content: target.clone(), ..seen },
             Body::Special => seen,
         }
     }
@@ -269,6 +354,7 @@ impl Seen {
             xattrs: BTreeMap::new(),
             fixed: false,
             names: BTreeMap::new(),
+            listed: BTreeMap::new(),
             parent: 0,
         }
     }
@@ -299,6 +385,13 @@ impl Seen {
             seen.names.iter().map(|(n, i)| format!("{}={i}", String::from_utf8_lossy(n))).collect()
         };
         field("names", &names(self), &names(wanted));
+        let listed = |seen: &Seen| -> Vec<String> {
+            let entry = |(n, e): (&Vec<u8>, &Listed)| {
+                format!("{}: {:?} at {}", String::from_utf8_lossy(n), e.kind, e.cookie)
+            };
+            seen.listed.iter().map(entry).collect()
+        };
+        field("listed", &listed(self), &listed(wanted));
         let xattrs = |seen: &Seen| -> Vec<String> {
             let brief = |(n, v): (&Vec<u8>, &Vec<u8>)| {
                 format!("{} of {} bytes {:?}", String::from_utf8_lossy(n), v.len(), v.first())
@@ -329,6 +422,7 @@ pub fn compare(tree: &Tree, model: &Model, open: &[(u8, Ino)]) -> Result<(), Str
         queue.push((format!("slot {slot}"), ino.0, *id));
     }
     let mut by_id: BTreeMap<model::Id, u32> = BTreeMap::new();
+    let mut parents = Vec::new();
     while let Some((path, ino, id)) = queue.pop() {
         match (pairs.insert(ino, id), by_id.insert(id, ino)) {
             (None, None) => {}
@@ -343,7 +437,11 @@ pub fn compare(tree: &Tree, model: &Model, open: &[(u8, Ino)]) -> Result<(), Str
         let seen = seen.ok_or_else(|| format!("{path}: inode {ino} cannot be found"))?;
         let node = model.node(id);
         compare_node(seen, node).map_err(|what| format!("{path}: {what}"))?;
-        if let Body::Directory { names, .. } = &node.body {
+        if let Body::Directory { names, parent } = &node.body {
+            // One that has no name leads nowhere that counts.
+            if node.links > 0 {
+                parents.push((path.clone(), seen.parent, *parent));
+            }
             if !seen.names.keys().eq(names.keys()) {
                 let list = |keys: Vec<&Vec<u8>>| {
                     keys.iter().map(|n| String::from_utf8_lossy(n).into_owned()).collect::<Vec<_>>()
@@ -355,6 +453,9 @@ pub fn compare(tree: &Tree, model: &Model, open: &[(u8, Ino)]) -> Result<(), Str
                 queue.push((format!("{path}{}/", String::from_utf8_lossy(name)), *child, *id));
             }
         }
+    }
+    if let Some((path, parent, _)) = parents.iter().find(|(_, ino, id)| pairs.get(ino) != Some(id)) {
+        return Err(format!("{path}: \"..\" leads to inode {parent}, which is not where it stands"));
     }
     let extra = tree.named.len() + tree.nameless.len() - pairs.len();
     if extra > 0 { Err(format!("{extra} inodes are there that should not be")) } else { Ok(()) }
@@ -370,9 +471,15 @@ fn compare_node(seen: &Seen, node: &model::Node) -> Result<(), String> {
     same("gid", seen.gid.into(), node.gid.into())?;
     same("rdev", seen.rdev, node.rdev)?;
     same("blocks", seen.blocks, node.blocks())?;
-    same("mtime", seen.mtime.sec as u64, node.mtime as u64)?;
-    same("ctime", seen.ctime.sec as u64, node.ctime as u64)?;
-    same("btime", seen.btime.sec as u64, node.btime as u64)?;
+    for (name, is, sec) in [
+        ("mtime", seen.mtime, node.mtime),
+        ("ctime", seen.ctime, node.ctime),
+        ("btime", seen.btime, node.btime),
+    ] {
+        if is != time(sec) {
+            return Err(format!("{name} is {is:?}, should be {:?}", time(sec)));
+        }
+    }
     same("fixed", seen.fixed.into(), node.fixed.into())?;
     if seen.xattrs != node.xattrs {
         return Err("extended attributes are not those it should have".to_owned());
@@ -388,10 +495,81 @@ fn compare_node(seen: &Seen, node: &model::Node) -> Result<(), String> {
                 return Err(format!("data stands at {:?}, should at {:?}", seen.data, file.data()));
             }
         }
-        Body::Symlink(target) if seen.content != *target => {
-            return Err("it leads elsewhere than it should".to_owned());
+        Body::Symlink(target) => {
+            same("size", seen.size, target.len() as u64)?;
+            if seen.content != *target {
+                return Err("it leads elsewhere than it should".to_owned());
+            }
         }
         _ => {}
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::model::Target;
+    use crate::sim::workload::Op;
+
+    fn model(ops: &[&str]) -> Model {
+        let mut model = Model::new(1);
+        ops.iter().for_each(|op| op.parse::<Op>().unwrap().on_model(&mut model, 1).unwrap());
+        model
+    }
+
+    /// Where, how, and what is said of it.
+    type Wrong = (&'static str, fn(&mut Seen), &'static str);
+
+    /// What there should be, but for what `forges` makes of one inode.
+    fn forged(model: &Model, path: &str, forges: fn(&mut Seen)) -> Result<(), String> {
+        let mut tree = Tree::of(model);
+        compare(&tree, model, &[]).unwrap();
+        let id = model.resolve(path, false).unwrap();
+        forges(Arc::make_mut(tree.named.get_mut(&id).unwrap()));
+        compare(&tree, model, &[])
+    }
+
+    #[test]
+    fn what_is_wrong_with_one_inode_is_told() {
+        let model = model(&["mkdir A", "mkdir A/C", "symlink foo ln", "create foo", "write foo 0 9000"]);
+        let wrong: [Wrong; 8] = [
+            ("A/C", |seen| seen.parent = model::ROOT, "\"..\" leads to"),
+            ("A", |seen| seen.parent = 99, "\"..\" leads to"),
+            ("", |seen| seen.parent = 99, "\"..\" leads to"),
+            ("ln", |seen| seen.size += 1, "size is"),
+            ("ln", |seen| seen.content[0] ^= 1, "leads elsewhere"),
+            ("foo", |seen| seen.mtime.nsec ^= 1, "mtime is"),
+            ("foo", |seen| seen.content[8999] ^= 1, "byte 8999 is"),
+            ("foo", |seen| seen.data.clear(), "data stands at"),
+        ];
+        for (path, forges, says) in wrong {
+            let refused = forged(&model, path, forges).unwrap_err();
+            assert!(refused.contains(says), "{path}: {refused}");
+        }
+    }
+
+    #[test]
+    fn a_directory_without_a_name_stands_nowhere() {
+        let mut model = model(&["mkdir A", "mkdir B"]);
+        let a = model.resolve("A", false).unwrap();
+        model.hold(0, "A").unwrap();
+        model.rmdir("A").unwrap();
+        let tree = Tree::of(&model);
+        assert!(tree.nameless.contains_key(&a) && model.chmod(&Target::Slot(0), 0o755) == Ok(()));
+        compare(&tree, &model, &[(0, Ino(a))]).unwrap();
+    }
+
+    #[test]
+    fn a_kind_that_is_another_contradicts() {
+        let mut tree = Tree::of(&model(&["create foo"]));
+        let list = |tree: &mut Tree, kind| {
+            let root = Arc::make_mut(tree.named.get_mut(&model::ROOT).unwrap());
+            root.listed.insert(b"foo".to_vec(), Listed { cookie: 3, kind });
+        };
+        list(&mut tree, Kind::File);
+        tree.kinds().unwrap();
+        list(&mut tree, Kind::Symlink);
+        assert!(tree.kinds().unwrap_err().contains("lists foo as a Symlink"));
+    }
 }

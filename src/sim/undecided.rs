@@ -18,9 +18,9 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::media::{ATOM, Atom, CrashPoint, PAGE, Pending, Rng};
+use super::media::{ATOM, Atom, CrashPoint, Pending, Rng};
 use super::with_flag;
-use crate::media::{Addr, Domain, LINE};
+use crate::media::{Addr, Domain};
 
 /// Options of one choice without a checksum, beyond which patterns stand for all.
 const OPTIONS_MAX: u64 = 1 << 10;
@@ -121,7 +121,7 @@ impl Undecided {
         Undecided {
             units: point.pending.iter().map(unit).collect(),
             pending: point.pending.clone(),
-            unit_bytes: if point.domain == Domain::PageCache { PAGE } else { LINE },
+            unit_bytes: point.unit_bytes(),
             one_order: point.domain == Domain::CpuCache,
             script,
             taken: 0,
@@ -224,16 +224,11 @@ impl Undecided {
         }
         let pending = self.pending.clone();
         let mut free = decision.free.iter();
-        for (n, atom) in pending[unit].atoms_of(&decision.bytes).filter(|(_, a)| a.is_free()) {
+        for (n, _) in pending[unit].atoms_of(&decision.bytes).filter(|(_, a)| a.is_free()) {
             if self.fate(unit, n) != Fate::Open {
                 continue;
             }
-            let mut there = free.next().copied().unwrap_or(true);
-            if self.one_order {
-                // It was issued before the failure only if everything before it was.
-                there &= atom.seq <= to;
-                from = if there { from.max(atom.seq) } else { from };
-            }
+            let there = free.next().copied().unwrap_or(true);
             self.set_fate(unit, n, if there { Fate::There } else { Fate::Lost });
         }
         *self.moments(unit) = (from, to);
@@ -260,7 +255,7 @@ impl Undecided {
             let (_, to) = self.units[if self.one_order { 0 } else { n }].moments;
             for (place, atom) in unit.atoms.iter().enumerate() {
                 let there = match self.fate(n, place) {
-                    Fate::Open => atom.seq <= to || (atom.is_free() && !self.one_order),
+                    Fate::Open => atom.is_free() || atom.seq <= to,
                     fate => fate == Fate::There,
                 };
                 if there {
@@ -268,6 +263,24 @@ impl Undecided {
                 }
             }
         }
+    }
+
+    /// Whether of some unit a part is there: of its free words some, of its ordered stores one in part.
+    pub fn is_torn(&self) -> bool {
+        (0..self.units.len()).any(|n| {
+            let (from, to) = self.units[if self.one_order { 0 } else { n }].moments;
+            let (mut there, mut lost, mut cut, mut more) = (false, false, false, false);
+            for (place, atom) in self.pending[n].atoms.iter().enumerate() {
+                match self.fate(n, place) {
+                    Fate::There => there = true,
+                    Fate::Lost => lost = true,
+                    Fate::Open if !atom.is_free() && atom.seq <= from => cut = !atom.ends,
+                    Fate::Open if !atom.is_free() => more |= atom.seq > to,
+                    Fate::Open | Fate::Overwritten => {}
+                }
+            }
+            there && lost || cut && more
+        })
     }
 
     /// Words that are stored to are not in doubt any more.
@@ -407,8 +420,8 @@ impl Open {
     }
 }
 
-/// The options of bytes under one checksum: versions that were whole, and torn forms.
-fn guarded(members: &[Open]) -> (Vec<Choice>, Vec<Choice>) {
+/// The options of bytes under one checksum: versions that were whole, and torn forms; whether there are no more versions.
+fn guarded(members: &[Open]) -> (Vec<Choice>, Vec<Choice>, bool) {
     let all = || members.iter().map(Open::everything);
     let but = |n: usize, decision: Decision| -> Choice {
         all().enumerate().map(|(i, d)| if i == n { decision.clone() } else { d }).collect()
@@ -424,6 +437,7 @@ fn guarded(members: &[Open]) -> (Vec<Choice>, Vec<Choice>) {
     let mut rng = Rng::new(salt);
     torn.push(members.iter().map(|m| m.by_chance(&mut rng)).collect());
     let words: usize = members.iter().map(|m| m.free.len()).sum();
+    let mut every_version = true;
     for (n, member) in members.iter().enumerate() {
         // A checksum that leaves a word out is found by that word.
         let missing = (0..member.free.len()).filter(|_| words <= WORDS_MAX);
@@ -434,12 +448,13 @@ fn guarded(members: &[Open]) -> (Vec<Choice>, Vec<Choice>) {
         let ends: Vec<usize> =
             (0..member.steps.len()).filter(|&s| member.steps[s].1).map(|s| s + 1).collect();
         let every = ends.len() / VERSIONS_MAX + 1;
+        every_version &= every == 1;
         for &end in ends.iter().step_by(every).filter(|&&end| end < member.steps.len()) {
             whole.push(but(n, member.with(end, |_| true)));
             torn.push(but(n, member.with(end + 1, |_| true)));
         }
     }
-    (unique(whole), unique(torn))
+    (unique(whole), unique(torn), every_version)
 }
 
 /// Without repetitions; the first stays first.
@@ -501,7 +516,8 @@ pub(super) fn levels(open: Vec<Open>) -> (Vec<Level>, bool) {
     let mut whole = true;
     let level = |group: Vec<Open>| {
         if group[0].guard.is_some() {
-            let (mut options, torn) = guarded(&group);
+            let (mut options, torn, all) = guarded(&group);
+            whole &= all;
             let torn_from = options.len();
             options.extend(torn);
             return Level { options, torn_from, is_content: false, taken: 0 };

@@ -18,7 +18,18 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use super::model::{Body, Falloc, Model, Rename, Setting, Target};
-use crate::limits::{FILE_BYTES_MAX, PATH_BYTES_MAX, XATTR_VALUE_BYTES_MAX};
+use crate::fs::Time;
+use crate::limits::{PATH_BYTES_MAX, XATTR_VALUE_BYTES_MAX};
+
+/// Sizes and places in files of a text: the oracle keeps every byte.
+const BYTES: RangeInclusive<u64> = 0..=16 << 20;
+/// What one call of a text writes.
+const WRITTEN: RangeInclusive<usize> = 0..=4 << 20;
+const VALUE: RangeInclusive<usize> = 0..=XATTR_VALUE_BYTES_MAX;
+const CHURN: RangeInclusive<usize> = 1..=10_000;
+/// The one behind them means that it stays.
+const OWNERS: RangeInclusive<u32> = 0..=u32::MAX - 1;
+const SECONDS: RangeInclusive<i64> = Time::SEC_MIN..=Time::SEC_MAX;
 
 /// One system call.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -348,7 +359,7 @@ pub fn parse(text: &str) -> Result<Vec<Sequence>, String> {
         }
     }
     sequences.retain(|s| !s.lines.is_empty());
-    Ok(sequences)
+    if sequences.is_empty() { Err("it has no operations".to_owned()) } else { Ok(sequences) }
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -630,6 +641,13 @@ impl Words<'_> {
         word.parse().map_err(|_| format!("{word} is no number that fits"))
     }
 
+    fn within<T: FromStr + PartialOrd + fmt::Display>(
+        &mut self,
+        bounds: RangeInclusive<T>,
+    ) -> Result<T, String> {
+        within(&self.text()?, bounds)
+    }
+
     fn octal(&mut self) -> Result<u32, String> {
         let word = self.text()?;
         u32::from_str_radix(&word, 8).map_err(|_| format!("{word} is no octal number"))
@@ -677,25 +695,25 @@ impl FromStr for Op {
             "open" => Op::Open(w.number()?, w.text()?, w.one_of(&[("", false), ("trunc", true)])?),
             "tmpfile" => Op::Tmpfile(w.number()?, w.text()?),
             "close" => Op::Close(w.number()?),
-            "write" => Op::Write(w.target()?, w.number()?, w.number()?),
-            "append" => Op::Append(w.target()?, w.number()?),
-            "writeback" => Op::WriteBack(w.target()?, w.number()?, w.number()?),
-            "truncate" => Op::Truncate(w.target()?, w.number()?),
-            "fallocate" => Op::Fallocate(w.target()?, w.one_of(FALLOCS)?, w.number()?, w.number()?),
-            "setxattr" => Op::Setxattr(w.target()?, w.text()?, w.number()?, w.one_of(SETTINGS)?),
+            "write" => Op::Write(w.target()?, w.within(BYTES)?, w.within(WRITTEN)?),
+            "append" => Op::Append(w.target()?, w.within(WRITTEN)?),
+            "writeback" => Op::WriteBack(w.target()?, w.within(BYTES)?, w.within(WRITTEN)?),
+            "truncate" => Op::Truncate(w.target()?, w.within(BYTES)?),
+            "fallocate" => Op::Fallocate(w.target()?, w.one_of(FALLOCS)?, w.within(BYTES)?, w.within(BYTES)?),
+            "setxattr" => Op::Setxattr(w.target()?, w.text()?, w.within(VALUE)?, w.one_of(SETTINGS)?),
             "removexattr" => Op::Removexattr(w.target()?, w.text()?),
-            "fix" => Op::Fix(w.target()?, w.number()?),
+            "fix" => Op::Fix(w.target()?, w.within(BYTES)?),
             "unfix" => Op::Unfix(w.target()?),
             "chmod" => Op::Chmod(w.target()?, w.octal()?),
-            "chown" => Op::Chown(w.target()?, w.number()?, w.number()?),
-            "utimens" => Op::Utimens(w.target()?, w.number()?),
+            "chown" => Op::Chown(w.target()?, w.within(OWNERS)?, w.within(OWNERS)?),
+            "utimens" => Op::Utimens(w.target()?, w.within(SECONDS)?),
             "fsync" => Op::Fsync(w.target()?),
             "sync" => Op::Sync,
             "tick" => Op::Tick,
             "reopen" => Op::Reopen,
             "crash" => Op::Crash,
             "kill" => Op::Kill,
-            "churn" => Op::Churn(w.text()?, w.number()?),
+            "churn" => Op::Churn(w.text()?, w.within(CHURN)?),
             _ => return Err(format!("{verb} is no operation")),
         };
         match w.0.next() {
@@ -744,9 +762,9 @@ impl FromStr for Need {
             Need::SecondName(plain(path)?, plain(of)?)
         } else if let Some((path, rest)) = word.split_once('%') {
             let (name, len) = rest.split_once(':').ok_or_else(|| format!("{word} names no length"))?;
-            Need::Xattr(plain(path)?, plain(name)?, within(len, 0..=XATTR_VALUE_BYTES_MAX)?)
+            Need::Xattr(plain(path)?, plain(name)?, within(len, VALUE)?)
         } else if let Some((path, size)) = word.split_once(':') {
-            Need::File(plain(path)?, within(size, 0..=FILE_BYTES_MAX)?)
+            Need::File(plain(path)?, within(size, BYTES)?)
         } else {
             Need::File(plain(word)?, 0)
         })
@@ -810,6 +828,31 @@ mod tests {
     }
 
     #[test]
+    fn a_number_that_nobody_could_do_is_refused_with_its_bounds() {
+        for text in [
+            "foo:99999999999 | sync",
+            "| write foo 99999999999 1",
+            "| write foo 0 99999999999",
+            "| append foo 99999999999",
+            "| writeback foo 99999999999 1",
+            "| truncate foo 99999999999",
+            "| fallocate foo keep 18446744073709551615 2",
+            "| fallocate foo reserve 0 99999999999",
+            "| setxattr foo user.a 65537",
+            "| fix foo 99999999999",
+            "| chown foo 4294967295 0",
+            "| utimens foo 99999999999",
+            "| churn foo 10001",
+            "| churn foo 0",
+        ] {
+            let refused = text.parse::<Line>().unwrap_err();
+            assert!(refused.contains("is no number from"), "{text}: {refused}");
+        }
+        let refused = parse("| sync\n| truncate foo 16777217").unwrap_err();
+        assert_eq!(refused, "line 2: 16777217 is no number from 0 to 16777216");
+    }
+
+    #[test]
     fn every_line_reads_as_it_was_written() {
         for text in ACE.iter().chain(LONG) {
             let line: Line = text.parse().unwrap_or_else(|e| panic!("{text}: {e}"));
@@ -841,6 +884,7 @@ mod tests {
         let found = parse(text).unwrap();
         assert_eq!(found.iter().map(|s| s.lines.len()).collect::<Vec<_>>(), [2, 1]);
         assert_eq!(found[0].to_string(), "foo | unlink foo\n| sync\n");
+        assert_eq!(parse("# none\n\n"), Err("it has no operations".to_owned()));
         assert!(parse("| unlink").is_err() && parse("| fly foo").is_err() && parse("| sync now").is_err());
     }
 }

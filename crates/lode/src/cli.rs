@@ -556,6 +556,9 @@ pub struct Crash {
     /// 2: power fails again while the pool is recovered, and processes are killed before power fails
     #[arg(long, value_name = "1|2", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub depth: u8,
+    /// On an ordinary file: each sector of a page is of a moment of its own, and not all of the page of one. Takes five times as long
+    #[arg(long)]
+    pub torn_pages: bool,
     /// States of each crash point that are searched; where there are more, half of them are drawn by chance, and
     /// the point counts as not covered
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u64).range(2..))]

@@ -1,18 +1,17 @@
 //! Steps of the heap left out on purpose: whether the simulator would notice. See `sim/mutation.rs`.
 
 use super::run::{Broken, Plan, Start, sequence};
-use crate::sim::mutation::{self, Site, Trial};
+use crate::sim::mutation::{self, Progress, Site, Trial};
 use crate::sim::run::Effort;
 
 /// What became of a mutation.
 pub type Mutant = mutation::Mutant<Broken>;
 
-/// Leaves out each site that the plan's sequences meet and that is `chosen`, one at a time. `progress` is called after each
-/// with how many of how many were tried, and answers whether to go on.
+/// Leaves out each site that the plan's sequences meet and that is `chosen`, one at a time.
 pub fn run(
     plan: &Plan,
     chosen: &dyn Fn(&Site) -> bool,
-    progress: &(dyn Fn(usize, usize, &Mutant) -> bool + Sync),
+    progress: Progress<Broken>,
 ) -> Result<Vec<Mutant>, String> {
     let starts: Vec<Start> = plan.places.iter().map(|p| Start::new(*p)).collect::<Result<_, _>>()?;
     let run = |start: usize, n: u64, effort: &Effort| {

@@ -166,6 +166,9 @@ impl Start {
     fn machine(&self, effort: &Effort) -> Result<Machine, String> {
         let media = self.media.media(Keep::Everything);
         media.mutate(effort.mutation.clone());
+        if effort.torn_pages {
+            media.tear_pages();
+        }
         Machine::new(media, self.model.clone(), self.step, self.place.alternates)
     }
 }
@@ -479,7 +482,8 @@ pub fn run(plan: &Plan, progress: &(dyn Fn(u64, u64, &Tally) -> bool + Sync)) ->
         sequence(&starts[start], &ops, every, &plan.effort)
     };
     let mut report = run::on_all(plan.count, starts.len(), plan.threads, &one, progress);
-    for broken in &mut report.broken {
+    // Who stops waits for nothing more.
+    for broken in report.broken.iter_mut().filter(|_| !report.stopped) {
         let start = starts.iter().find(|s| s.place == broken.place).expect("it ran on one of them");
         shorten(broken, |b| fewer(&b.sequence).find_map(|s| sequence(start, &s, true, &plan.effort).1));
     }

@@ -111,7 +111,8 @@ impl Op {
             "overwrite" => Op::Overwrite(list(1)?),
             "renew" => Op::Renew(list(1)?),
             "drop" => Op::Drop(list(1)?),
-            "move" => Op::Move(list(1)?, list(2)?),
+            // To itself it would be no move.
+            "move" => Op::Move(list(1)?, list(2).filter(|to| Some(*to) != list(1))?),
             "swap" => Op::Swap,
             "abandon" => Op::Abandon(bytes(1)?),
             "keep" => Op::Keep(bytes(1)?),
@@ -247,7 +248,7 @@ mod tests {
         for op in OPS {
             assert_eq!(Op::parse(&op.to_string()), Some(*op), "{op}");
         }
-        for no in ["", "put", "put c 16", "put a 3", "pop", "swap a", "many a 0 24"] {
+        for no in ["", "put", "put c 16", "put a 3", "pop", "swap a", "many a 0 24", "move a a"] {
             assert_eq!(Op::parse(no), None, "{no}");
         }
     }

@@ -28,6 +28,8 @@ const SAMPLES: u64 = 1000;
 /// A file of sequences, in bytes.
 const WORKLOAD_BYTES_MAX: u64 = 16 << 20;
 pub(super) const REDRAWS_PER_SECOND: u8 = 4;
+/// What is done before there are mutants.
+pub(super) const SITES: &str = "which steps there are to leave out";
 
 #[derive(Serialize)]
 pub(super) struct Document<'a> {
@@ -67,6 +69,7 @@ pub fn run(args: &cli::Crash) -> Result<()> {
     }
     let (name, all, sequence) = sequences(args)?;
     let part = args.part;
+    some(part, all)?;
     let plan = Plan {
         places: places(args),
         count: part.count(all),
@@ -74,6 +77,7 @@ pub fn run(args: &cli::Crash) -> Result<()> {
         effort: Effort {
             bounds: Bounds { leaves_max: args.leaves, lane_states: LANE_STATES, seed: args.seed },
             twice: args.depth > 1,
+            torn_pages: args.torn_pages,
             ..Effort::default()
         },
         threads: args
@@ -139,8 +143,10 @@ fn mutants(args: &cli::Crash, plan: &Plan, bar: &ProgressBar, begun: Instant) ->
     let tried = mutation::run(plan, &|_| true, &|done, total, mutant| {
         bar.set_length(total as u64);
         bar.set_position(done as u64);
-        bar.set_message(mutant.site.to_string());
-        tracing::info!(done, total, without = %mutant.site, killed = mutant.killed.is_some());
+        bar.set_message(mutant.map_or_else(|| SITES.to_owned(), |mutant| mutant.site.to_string()));
+        if let Some(mutant) = mutant {
+            tracing::info!(done, total, without = %mutant.site, killed = mutant.killed.is_some());
+        }
         !crate::interrupt::requested()
     });
     drop(std::panic::take_hook());
@@ -196,6 +202,14 @@ pub fn read_text(file: &Path) -> io::Result<String> {
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
     }
     Ok(text)
+}
+
+/// Nothing to run is no success.
+pub(super) fn some(part: cli::Part, all: u64) -> Result<()> {
+    match part.count(all) {
+        0 => Err(Failure::usage(format!("no sequences: --part {part} leaves none of {all}"))),
+        _ => Ok(()),
+    }
 }
 
 fn sequences(args: &cli::Crash) -> Result<Sequences> {
@@ -292,7 +306,11 @@ impl cli::CrashImage {
 
 fn replay(broken: &Broken, args: &cli::Crash) -> String {
     let cli::Crash { seed, leaves, depth, .. } = args;
-    format!("lode crash --workload FILE {} --seed {seed} --leaves {leaves} --depth {depth}", broken.place)
+    let torn = if args.torn_pages { " --torn-pages" } else { "" };
+    format!(
+        "lode crash --workload FILE {} --seed {seed} --leaves {leaves} --depth {depth}{torn}",
+        broken.place
+    )
 }
 
 /// The violations in the form they are shown in.

@@ -12,7 +12,7 @@ use lodestone::sim::heap::workload::{self, Sequence};
 use lodestone::sim::run::Effort;
 
 use super::crash::{
-    LANE_STATES, REDRAWS_PER_SECOND, Tried, Violation, document, read_text, table, tell_mutants,
+    LANE_STATES, REDRAWS_PER_SECOND, SITES, Tried, Violation, document, read_text, some, table, tell_mutants,
 };
 use crate::cli;
 use crate::failure::{Failure, Output, Result};
@@ -90,6 +90,7 @@ pub fn run(args: &cli::Crash, sequences: Sequences) -> Result<()> {
         }
     }
     let part = args.part;
+    some(part, count)?;
     let plan = Plan {
         places: places(args),
         count: part.count(count),
@@ -97,6 +98,7 @@ pub fn run(args: &cli::Crash, sequences: Sequences) -> Result<()> {
         effort: Effort {
             bounds: Bounds { leaves_max: args.leaves, lane_states: LANE_STATES, seed: args.seed },
             twice: args.depth > 1,
+            torn_pages: args.torn_pages,
             ..Effort::default()
         },
         threads: args
@@ -143,7 +145,7 @@ fn left_out(args: &cli::Crash, plan: &Plan, bar: &ProgressBar, begun: Instant) -
     let tried = mutants::run(plan, &|_| true, &|done, total, mutant| {
         bar.set_length(total as u64);
         bar.set_position(done as u64);
-        bar.set_message(mutant.site.to_string());
+        bar.set_message(mutant.map_or_else(|| SITES.to_owned(), |mutant| mutant.site.to_string()));
         !crate::interrupt::requested()
     });
     drop(std::panic::take_hook());
@@ -179,5 +181,6 @@ fn replay(b: &Broken, args: &cli::Crash) -> String {
     let (domain, image) = (b.place.domain, b.place.image.name());
     let cli::Crash { seed, leaves, depth, .. } = args;
     let place = format!("--domain {domain} --image {image}");
-    format!("lode crash --workload FILE {place} --seed {seed} --leaves {leaves} --depth {depth}")
+    let torn = if args.torn_pages { " --torn-pages" } else { "" };
+    format!("lode crash --workload FILE {place} --seed {seed} --leaves {leaves} --depth {depth}{torn}")
 }
