@@ -65,7 +65,7 @@ fn one_operation_on_an_ordinary_file() {
 fn one_operation_on_an_ordinary_file_whose_pages_are_torn() {
     let place =
         Place { domain: Domain::PageCache, data: DataMode::Cow, image: Image::Fresh, copier: Copier::Cpu };
-    let bounds = Bounds { leaves_max: 128, lane_states: 2, seed: 1 };
+    let bounds = Bounds { leaves_max: 32, lane_states: 2, seed: 1 };
     let crashed = Place { data: DataMode::InPlace, image: Image::Crashed, ..place };
     hold_by(vec![place, crashed], Effort { bounds, torn_pages: true, ..Effort::default() });
 }

@@ -355,6 +355,10 @@ impl<M: Media> Mover<M> {
         {
             run.engine.register(media);
         }
+        // Now, too, while whoever opens the pool still hears that there is none.
+        if kind == EngineKind::Dsa {
+            mover.running(kind);
+        }
         mover
     }
 

@@ -122,8 +122,11 @@ pub(super) fn since_sync(found: &Tree, trees: &[Arc<Tree>], crowded: bool) -> Re
         }
         // Names change this time, too, and directories that keep it may be lost: then an older one shows. A newer one
         // never was.
+        let is_own = |v: Option<&Arc<Seen>>| v.is_some_and(|v| v.generation == seen.generation);
         let own = versions.iter().flatten().filter(|v| v.generation == seen.generation);
-        let newest: Option<Time> = own.map(|v| v.ctime).max();
+        // Who took its last name set it once more, though no tree shows it: another of its names may be back.
+        let went = (1..trees.len()).filter(|&n| is_own(versions[n - 1]) && !is_own(versions[n]));
+        let newest = own.map(|v| v.ctime).chain(went.filter_map(|n| newest_of(&trees[n]))).max();
         if fits.is_empty() || newest.is_none_or(|newest| seen.ctime > newest) {
             let last = versions.iter().flatten().next_back();
             let how = last.map_or("never there".to_owned(), |v| seen.differs(v));
@@ -146,6 +149,11 @@ pub(super) fn since_sync(found: &Tree, trees: &[Arc<Tree>], crowded: bool) -> Re
     } else {
         Err(format!("a rename is in one directory and not in the other: {}", found.differs(last)))
     }
+}
+
+/// When the last operation was, by what it changed.
+fn newest_of(tree: &Tree) -> Option<Time> {
+    tree.named.values().chain(tree.nameless.values()).map(|seen| seen.ctime).max()
 }
 
 /// Whether a directory went: change times that it alone had may be older then.

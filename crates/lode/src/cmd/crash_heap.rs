@@ -90,7 +90,9 @@ pub fn run(args: &cli::Crash, sequences: Sequences) -> Result<()> {
         }
     }
     let part = args.part;
-    some(part, count)?;
+    if args.mutants {
+        some(part, count)?;
+    }
     let plan = Plan {
         places: places(args),
         count: part.count(count),
