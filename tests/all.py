@@ -149,15 +149,34 @@ def set_aside():
 
 def cargo():
     """Unit, integration and documentation tests of all crates."""
-    # With dependencies as released, which are there by then (Cargo.toml); at night with their own assertions. What is preloaded
-    # has no tests, and would have others' jemalloc.
-    chosen = ["--workspace"] if OPTIONS.nightly else ["--profile", "bench", "--workspace", "--exclude", "lodestone-preload"]
     is_released = os.path.exists(os.path.join(RELEASE, "lode"))
-    status, output = run(
-        "cargo", CARGO, "test", *chosen, "--no-fail-fast", "--", "--show-output", minutes=90 if OPTIONS.nightly else 45,
-        env={"PROPTEST_CASES": "4096", "LODE_FSCK_FLIPS": "200000", "LODE_CRASH_OPS": "200", "LODE_HEAP_KILLS": "400", "LODE_BEGUN_STEP": "1", "LODE_MUTANTS": "all",
-             "LODE_COPIES": "100000", "LODE_FULL_SEEDS": "20000"} if OPTIONS.nightly else None,
+    # What is preloaded has no tests, and would have others' jemalloc.
+    all_but_preloaded = ["--profile", "bench", "--workspace", "--exclude", "lodestone-preload"]
+    # With dependencies as released, which are there by then (Cargo.toml); at night with their own assertions.
+    chosen = [["--workspace"]] if OPTIONS.nightly else [
+        [*all_but_preloaded, "--bins", "--test", "*"],
+        [*all_but_preloaded, "--doc"],
+        # The library's unit tests are a compilation of it by themselves, and take less to run as they are than to optimise. With the
+        # features that all together ask for, so that their jemalloc is that of the others.
+        ["--profile", "bench", "-p", "lodestone", "--lib", "--config", "profile.bench.package.lodestone.opt-level=0",
+         "--features", "memory-type,profile-text,tikv-jemalloc-sys/disable_initial_exec_tls"],
+    ]
+    env = {"PROPTEST_CASES": "4096", "LODE_FSCK_FLIPS": "200000", "LODE_CRASH_OPS": "200", "LODE_HEAP_KILLS": "400", "LODE_BEGUN_STEP": "1",
+           "LODE_MUTANTS": "all", "LODE_COPIES": "100000", "LODE_FULL_SEEDS": "20000"} if OPTIONS.nightly else None
+    minutes = 90 if OPTIONS.nightly else 45
+    runs = [
+        run("cargo", CARGO, "test", *which, "--no-fail-fast", "--", "--show-output", minutes=minutes, env=env)
+        for which in chosen
+    ]
+    return together(
+        *(counted(status, output) for status, output in runs),
+        # In their places again: nothing is compiled.
+        *([step("cargo", "make", "-s", "binaries")] if is_released else []),
     )
+
+
+def counted(status, output):
+    """What a `cargo test` came to, by what it printed."""
     result = Result()
     for found in re.finditer(r"^test result: .*? (\d+) passed; (\d+) failed; (\d+) ignored;", output, re.MULTILINE):
         result.passed += int(found[1])
@@ -173,8 +192,7 @@ def cargo():
     if status != 0 and result.failed == 0:
         result.failed = 1
         result.lines += [line for line in output.splitlines() if re.match(r"error|\s+process didn't exit|killed", line)]
-    # In their places again: nothing is compiled.
-    return together(result, step("cargo", "make", "-s", "binaries")) if is_released else result
+    return result
 
 
 def c_api():

@@ -930,14 +930,18 @@ impl<'a, M: Media> Reader<'a, M> {
         if from.0 <= tail.0 && tail.0 + (lines * LINE) as u64 <= from.0 + len as u64 {
             return Ok(());
         }
-        if M::OBSERVED && from.0 <= tail.0 && tail.0 <= from.0 + len as u64 && len + lines * LINE <= BLOCK {
+        let wanted = lines * LINE;
+        let room = (self.log.room as usize + 1) * LINE;
+        if M::OBSERVED && from.0 <= tail.0 && tail.0 <= from.0 + len as u64 && len + wanted <= BLOCK {
             // What is there already was looked at already.
-            let more = (tail.0 + (lines * LINE) as u64 - from.0) as usize - len;
-            self.core.media.read(from.add(len as u64), &mut self.buffer[len..len + more])?;
+            let (end, ahead) = (from.add(len as u64), (tail.0 - from.0) as usize);
+            let certain = self.core.media.certain(end, (ahead + room).min(BLOCK).saturating_sub(len));
+            let more = (ahead + wanted - len).max(certain);
+            self.core.media.read(end, &mut self.buffer[len..len + more])?;
             self.buffered = (from, len + more);
             return Ok(());
         }
-        let mut bytes = if M::OBSERVED { lines } else { self.log.room as usize + 1 } * LINE;
+        let mut bytes = if M::OBSERVED { self.core.media.certain(tail, room).max(wanted) } else { room };
         if self.core.media.read(tail, &mut self.buffer[..bytes]).is_err() {
             // What stands in front of a line that cannot be read is read all the same.
             bytes = lines * LINE;

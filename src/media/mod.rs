@@ -79,8 +79,8 @@ pub struct Fault {
 /// lie inside [`len`](Media::len); an implementation panics otherwise, because the caller validates
 /// every address it read from media before it uses it.
 pub trait Media: Send + Sync + 'static {
-    /// Somebody watches which bytes are read and which are verified: nothing is read ahead, and
-    /// [`verified`](Media::verified) is told.
+    /// Somebody watches which bytes are read and which are verified: nothing is read ahead but what is
+    /// [`certain`](Media::certain), and [`verified`](Media::verified) is told.
     const OBSERVED: bool = false;
 
     /// Bytes in the pool.
@@ -95,6 +95,11 @@ pub trait Media: Send + Sync + 'static {
     /// Nothing may be stored: what is stored anyhow stays in a private copy, or faults.
     fn is_read_only(&self) -> bool {
         false
+    }
+
+    /// Where somebody watches what is read, how many of these bytes, from the first on, tell nothing.
+    fn certain(&self, _at: Addr, len: usize) -> usize {
+        len
     }
 
     /// Regions: each is memory of its own, whose bandwidth the copies there share.

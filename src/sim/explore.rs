@@ -111,9 +111,9 @@ impl Search<'_> {
     /// One state, decided as it is read; the choices that the script did not name.
     fn leaf(&mut self, script: Script) -> Result<Vec<Open>, Violation> {
         let chosen = script.choices.clone();
-        let (media, undecided) = self.point.undecided(script);
+        let (media, met) = self.point.undecided(script);
         let judged = self.judge(media);
-        let open = undecided.lock().take_open();
+        let open = met.lock().take().expect("whoever looked at it keeps no media");
         judged.map_err(|what| Violation { what, lost: undecided::describe(&chosen, &open) })?;
         Ok(open)
     }

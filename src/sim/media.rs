@@ -27,6 +27,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::panic::Location;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
@@ -34,7 +35,7 @@ use smallvec::SmallVec;
 
 use super::engine::Device;
 use super::mutation::{Mutation, Step};
-use super::undecided::{Script, Undecided};
+use super::undecided::{Open, Script, Undecided};
 use crate::media::{Addr, Dirty, Domain, Durable, Fault, Flushed, LINE, Media, crc32c};
 
 pub(super) const ATOM: usize = 8;
@@ -176,6 +177,17 @@ impl Pages {
         }
     }
 
+    /// Words and where they are, one after the other; those of one page are stored together.
+    fn write_words(&mut self, words: impl IntoIterator<Item = (usize, [u8; ATOM])>) {
+        let mut words = words.into_iter().peekable();
+        while let Some(&(first, _)) = words.peek() {
+            let page = self.page_mut(first / PAGE);
+            while let Some((at, value)) = words.next_if(|(at, _)| at / PAGE == first / PAGE) {
+                page[at % PAGE..][..ATOM].copy_from_slice(&value);
+            }
+        }
+    }
+
     fn word(&self, at: usize) -> [u8; ATOM] {
         self.page(at / PAGE)[at % PAGE..][..ATOM].try_into().expect("an atom has 8 bytes")
     }
@@ -206,6 +218,20 @@ fn lines(range: Range<usize>) -> u64 {
     below(range.end) & !below(range.start)
 }
 
+/// What media have that come of others, as those had it.
+#[derive(Clone, Default)]
+struct Ways {
+    /// What is left out on purpose.
+    mutation: Option<Arc<Mutation>>,
+    /// What copies to it.
+    copying: Copying,
+    /// Removals find no room for their records.
+    crammed: bool,
+    /// See [`SimMedia::tear_pages`].
+    torn_pages: bool,
+    poison: Vec<Range<usize>>,
+}
+
 struct Memory {
     /// What loads see, where it is decided.
     now: Pages,
@@ -217,7 +243,7 @@ struct Memory {
     /// Lines made durable last, and what they held before.
     fenced: VecDeque<(usize, [u8; LINE])>,
     /// Of a crashed media: what the failure left to chance and nobody has looked at yet.
-    undecided: Option<Arc<Mutex<Undecided>>>,
+    undecided: Option<Undecided>,
     /// Lines of which something may be left to chance still: of each page a bit for each.
     doubtful: Vec<u64>,
     /// Of a crashed media that was stored to: what the failure left, as far as it is decided.
@@ -225,15 +251,7 @@ struct Memory {
     recorder: Option<Recorder>,
     /// Sees the media before each flush that has something to do.
     flush_recorder: Option<Recorder>,
-    /// What is left out on purpose; passed on to media after a failure.
-    mutation: Option<Arc<Mutation>>,
-    /// What copies to it.
-    copying: Copying,
-    /// Removals find no room for their records.
-    crammed: bool,
-    /// See [`SimMedia::tear_pages`].
-    torn_pages: bool,
-    poison: Vec<Range<usize>>,
+    ways: Ways,
     /// Loads and stores since they are counted, and which of them fails.
     accesses: u64,
     fails: Option<(u64, Failing)>,
@@ -267,14 +285,7 @@ pub struct CrashPoint {
     pub(super) durable: Pages,
     pub(super) pending: Arc<Pending>,
     fenced: VecDeque<(usize, [u8; LINE])>,
-    mutation: Option<Arc<Mutation>>,
-    /// What copies to it.
-    copying: Copying,
-    /// Removals find no room for their records.
-    crammed: bool,
-    /// See [`SimMedia::tear_pages`].
-    torn_pages: bool,
-    poison: Vec<Range<usize>>,
+    ways: Ways,
     len: u64,
     pub(super) domain: Domain,
     /// Fences and syncs before it.
@@ -293,6 +304,8 @@ pub struct Copying {
 /// See the file's head.
 pub struct SimMedia {
     memory: Mutex<Memory>,
+    /// Whether anything depends on what is [verified](Media::verified).
+    asks: AtomicBool,
     len: u64,
     domain: Domain,
 }
@@ -324,7 +337,7 @@ impl CrashPoint {
 
     /// Of each of those.
     pub(super) fn unit_bytes(&self) -> usize {
-        unit_bytes(self.domain, self.torn_pages)
+        unit_bytes(self.domain, self.ways.torn_pages)
     }
 
     /// An image that the failure may leave.
@@ -372,27 +385,21 @@ impl CrashPoint {
     }
 
     fn found(&self, pages: Pages) -> SimMedia {
-        let mut media = SimMedia::from_pages(pages, self.len, self.domain);
-        media.memory.get_mut().mutation = self.mutation.clone();
-        media.memory.get_mut().copying = self.copying;
-        media.memory.get_mut().crammed = self.crammed;
-        media.memory.get_mut().torn_pages = self.torn_pages;
-        media.memory.get_mut().poison = self.poison.clone();
-        media
+        SimMedia::from_pages(pages, self.len, self.domain, self.ways.clone())
     }
 
-    /// The media after the failure, what is in doubt decided by `script` when it is looked at first.
-    pub(super) fn undecided(&self, script: Script) -> (SimMedia, Arc<Mutex<Undecided>>) {
-        let media = self.found(self.durable.clone());
-        let undecided = Arc::new(Mutex::new(Undecided::new(self, script)));
-        let mut memory = media.memory.lock();
-        memory.undecided = Some(undecided.clone());
+    /// The media after the failure, what is in doubt decided by `script` when it is looked at first. Once it is gone, the
+    /// choices beyond the script are behind it.
+    pub(super) fn undecided(&self, script: Script) -> (SimMedia, Arc<Mutex<Option<Vec<Open>>>>) {
+        let mut media = self.found(self.durable.clone());
+        let met = Arc::default();
+        let memory = media.memory.get_mut();
+        memory.undecided = Some(Undecided::new(self, script, Arc::clone(&met)));
         memory.doubtful = vec![0; (self.len as usize).div_ceil(PAGE)];
         for (_, atom) in self.atoms() {
             memory.doubtful[atom.at / PAGE] |= 1 << (atom.at % PAGE / LINE);
         }
-        drop(memory);
-        (media, undecided)
+        (media, met)
     }
 
     /// How many states there are, as a power of two.
@@ -434,7 +441,7 @@ impl CrashPoint {
                         _ => true,
                     };
                     if keeps {
-                        unit.atoms.iter().for_each(|a| image.write(a.at, &a.value));
+                        image.write_words(unit.atoms.iter().map(|a| (a.at, a.value)));
                     }
                 }
             }
@@ -471,7 +478,7 @@ impl CrashPoint {
             }
         }
         kept.sort_by_key(|a| a.seq);
-        kept.iter().for_each(|a| image.write(a.at, &a.value));
+        image.write_words(kept.iter().map(|a| (a.at, a.value)));
     }
 
     /// A prefix of the ordered stores, any subset of the non-temporal ones.
@@ -527,7 +534,7 @@ impl Memory {
             match failing {
                 Failing::Once => {}
                 Failing::Twice => self.fails_again = Some(line..line + LINE),
-                Failing::FromThenOn => self.poison.push(line..line + LINE),
+                Failing::FromThenOn => self.ways.poison.push(line..line + LINE),
             }
             return Err(Fault { at: Addr(line.max(bytes.start) as u64) });
         }
@@ -535,28 +542,45 @@ impl Memory {
         {
             return Err(Fault { at: Addr(line.start.max(bytes.start) as u64) });
         }
-        match self.poison.iter().find(|p| p.start < bytes.end && bytes.start < p.end) {
+        match self.ways.poison.iter().find(|p| p.start < bytes.end && bytes.start < p.end) {
             Some(p) => Err(Fault { at: Addr(p.start.max(bytes.start) as u64) }),
             None => Ok(()),
         }
     }
 
-    /// Decides what these bytes are: before they are looked at.
-    fn decide(&mut self, bytes: Range<usize>) {
-        let Some(undecided) = &mut self.undecided else { return };
+    /// Decides what these bytes are, before they are looked at; whether anything was in doubt.
+    fn decide(&mut self, bytes: Range<usize>) -> bool {
+        let Some(undecided) = &mut self.undecided else { return false };
         if Pages::parts(bytes.clone()).all(|(page, part, _)| self.doubtful[page] & touched(&part) == 0) {
-            return;
+            return false;
         }
         for (page, part, _) in Pages::parts(bytes.clone()) {
             self.doubtful[page] &= !covered(&part);
         }
-        undecided.lock().decide(bytes, &mut |at, value| {
-            for pages in
-                [Some(&mut self.now), self.durable.as_mut(), self.found.as_mut()].into_iter().flatten()
-            {
-                pages.write(at, &value);
+        let mut words: SmallVec<[(usize, [u8; ATOM]); 64]> = SmallVec::new();
+        undecided.decide(bytes, &mut |at, value| words.push((at, value)));
+        for pages in [Some(&mut self.now), self.durable.as_mut(), self.found.as_mut()].into_iter().flatten() {
+            pages.write_words(words.iter().copied());
+        }
+        true
+    }
+
+    /// How many of these bytes, from the first on, are not in doubt. None where an access may fail: then each is one of its own.
+    fn certain(&self, bytes: Range<usize>) -> usize {
+        if self.fails.is_some() || self.fails_again.is_some() || !self.ways.poison.is_empty() {
+            return 0;
+        }
+        if self.undecided.is_none() {
+            return bytes.len();
+        }
+        for (page, part, ahead) in Pages::parts(bytes.clone()) {
+            let doubtful = self.doubtful[page] & touched(&part);
+            if doubtful != 0 {
+                let line = doubtful.trailing_zeros() as usize * LINE;
+                return ahead.start + line.saturating_sub(part.start);
             }
-        });
+        }
+        bytes.len()
     }
 
     /// Of a page cache: what it does not take for clean after a sync that failed.
@@ -584,11 +608,7 @@ impl Memory {
                 self.pending.iter().map(|(&unit, atoms)| Unit::new(unit, atoms.clone())).collect(),
             ),
             fenced: self.fenced.clone(),
-            mutation: self.mutation.clone(),
-            copying: self.copying,
-            crammed: self.crammed,
-            torn_pages: self.torn_pages,
-            poison: self.poison.clone(),
+            ways: self.ways.clone(),
             len,
             domain,
             fences: self.fences,
@@ -599,21 +619,23 @@ impl Memory {
     #[track_caller]
     fn leaves_out(&self, step: Step) -> bool {
         let caller = Location::caller();
-        self.mutation.as_ref().is_some_and(|m| m.meets(step, Some(caller)))
+        self.ways.mutation.as_ref().is_some_and(|m| m.meets(step, Some(caller)))
     }
 
-    /// An atom survives from now on.
-    fn settle(&mut self, atom: &Atom) {
-        let line = atom.at / LINE;
-        if self.fenced.back().is_none_or(|(last, _)| *last != line) {
-            let mut held = [0; LINE];
-            self.durable().read(line * LINE, &mut held);
-            self.fenced.push_back((line, held));
-            if self.fenced.len() > FENCED_LINES_MAX {
-                self.fenced.pop_front();
+    /// Atoms survive from now on.
+    fn settle(&mut self, atoms: &[Atom]) {
+        for atoms in atoms.chunk_by(|a, b| a.at / LINE == b.at / LINE) {
+            let line = atoms[0].at / LINE;
+            if self.fenced.back().is_none_or(|(last, _)| *last != line) {
+                let mut held = [0; LINE];
+                self.durable().read(line * LINE, &mut held);
+                self.fenced.push_back((line, held));
+                if self.fenced.len() > FENCED_LINES_MAX {
+                    self.fenced.pop_front();
+                }
             }
+            self.own_durable().write_words(atoms.iter().map(|a| (a.at, a.value)));
         }
-        self.own_durable().write(atom.at, &atom.value);
     }
 }
 
@@ -668,10 +690,11 @@ impl SimMedia {
     /// `image` is durable.
     pub fn new(image: Vec<u8>, domain: Domain) -> SimMedia {
         assert!(image.len().is_multiple_of(LINE));
-        SimMedia::from_pages(Pages::new(&image), image.len() as u64, domain)
+        SimMedia::from_pages(Pages::new(&image), image.len() as u64, domain, Ways::default())
     }
 
-    fn from_pages(pages: Pages, len: u64, domain: Domain) -> SimMedia {
+    fn from_pages(pages: Pages, len: u64, domain: Domain, ways: Ways) -> SimMedia {
+        let asks = AtomicBool::new(ways.mutation.is_some());
         let memory = Memory {
             durable: None,
             now: pages,
@@ -684,11 +707,7 @@ impl SimMedia {
             found: None,
             recorder: None,
             flush_recorder: None,
-            mutation: None,
-            copying: Copying::default(),
-            crammed: false,
-            torn_pages: false,
-            poison: Vec::new(),
+            ways,
             accesses: 0,
             fails: None,
             fails_again: None,
@@ -696,7 +715,7 @@ impl SimMedia {
             sync_fails: None,
             forgotten: 0,
         };
-        SimMedia { memory: Mutex::new(memory), len, domain }
+        SimMedia { memory: Mutex::new(memory), asks, len, domain }
     }
 
     /// From now on `recorder` sees the media before each fence.
@@ -712,7 +731,7 @@ impl SimMedia {
 
     /// From now on loads and stores of these bytes fail.
     pub fn poison(&self, bytes: Range<usize>) {
-        self.memory.lock().poison.push(bytes);
+        self.memory.lock().ways.poison.push(bytes);
     }
 
     /// The `nth` load or store from now on fails, the first being 1, and of others of the line that it met those that `failing` says.
@@ -730,12 +749,12 @@ impl SimMedia {
 
     /// Whether part of it is bad.
     pub fn is_bad(&self) -> bool {
-        !self.memory.lock().poison.is_empty()
+        !self.memory.lock().ways.poison.is_empty()
     }
 
     /// Whether of what a failure left in doubt something is there in part, as far as it is decided.
     pub(super) fn is_torn(&self) -> bool {
-        self.memory.lock().undecided.as_ref().is_some_and(|undecided| undecided.lock().is_torn())
+        self.memory.lock().undecided.as_ref().is_some_and(Undecided::is_torn)
     }
 
     /// Whether syncs fail from now on. What they should have made durable stays in doubt.
@@ -775,13 +794,7 @@ impl SimMedia {
     pub fn copy(&self) -> SimMedia {
         let mut memory = self.memory.lock();
         memory.decide(0..self.len as usize);
-        let mut copy = SimMedia::from_pages(memory.now.clone(), self.len, self.domain);
-        copy.memory.get_mut().mutation = memory.mutation.clone();
-        copy.memory.get_mut().copying = memory.copying;
-        copy.memory.get_mut().crammed = memory.crammed;
-        copy.memory.get_mut().torn_pages = memory.torn_pages;
-        copy.memory.get_mut().poison = memory.poison.clone();
-        copy
+        self.left(&memory, memory.now.clone())
     }
 
     /// The media as the failure left it, before anything was stored since: what was looked at is what it was, of
@@ -796,31 +809,25 @@ impl SimMedia {
         let memory = self.memory.lock();
         let mut pages = memory.found.as_ref().unwrap_or(memory.durable()).clone();
         if let Some(undecided) = &memory.undecided {
-            undecided.lock().rest(&mut |at, value| pages.write(at, &value));
+            undecided.rest(&mut |at, value| pages.write(at, &value));
         }
         self.left(&memory, pages)
     }
 
     fn left(&self, memory: &Memory, pages: Pages) -> SimMedia {
-        let mut found = SimMedia::from_pages(pages, self.len, self.domain);
-        found.memory.get_mut().mutation = memory.mutation.clone();
-        found.memory.get_mut().copying = memory.copying;
-        found.memory.get_mut().crammed = memory.crammed;
-        found.memory.get_mut().torn_pages = memory.torn_pages;
-        found.memory.get_mut().poison = memory.poison.clone();
-        found
+        SimMedia::from_pages(pages, self.len, self.domain, memory.ways.clone())
     }
 
     /// From now on file systems on it copy data so.
     pub fn copied(&self, copying: Copying) {
-        self.memory.lock().copying = copying;
+        self.memory.lock().ways.copying = copying;
     }
 
     /// From now on, and in all media that come of this one, a page of an ordinary file is of several moments, one for each sector: the
     /// kernel hands it over while others store to it.
     pub fn tear_pages(&self) {
         let mut memory = self.memory.lock();
-        memory.torn_pages = true;
+        memory.ways.torn_pages = true;
         let unit = unit_bytes(self.domain, true);
         for atom in std::mem::take(&mut memory.pending).into_values().flatten() {
             memory.pending.entry(atom.at / unit).or_default().push(atom);
@@ -829,16 +836,16 @@ impl SimMedia {
 
     /// From now on removals find no room for their records.
     pub fn cram(&self) {
-        self.memory.lock().crammed = true;
+        self.memory.lock().ways.crammed = true;
     }
 
     pub fn is_crammed(&self) -> bool {
-        self.memory.lock().crammed
+        self.memory.lock().ways.crammed
     }
 
     /// The device that copies.
     pub fn engine(&self) -> Option<Device> {
-        self.memory.lock().copying.engine
+        self.memory.lock().ways.copying.engine
     }
 
     fn is_striped(&self) -> bool {
@@ -847,7 +854,9 @@ impl SimMedia {
 
     /// From now on, and in all media that come of this one, something is left out or noted.
     pub fn mutate(&self, mutation: Option<Arc<Mutation>>) {
-        self.memory.lock().mutation = mutation;
+        let mut memory = self.memory.lock();
+        memory.ways.mutation = mutation;
+        self.note(&memory);
     }
 
     /// What a failure now would leave to chance.
@@ -862,6 +871,13 @@ impl SimMedia {
             recorder(&memory.crash_point(self.len, self.domain));
             memory.recorder = Some(recorder);
         }
+    }
+
+    /// Remembers whether [`Media::verified`] has to look.
+    fn note(&self, memory: &Memory) {
+        let asks = memory.ways.mutation.is_some() || memory.undecided.as_ref().is_some_and(Undecided::asks);
+        // Whoever reads and verifies is one thread.
+        self.asks.store(asks, Ordering::Relaxed);
     }
 
     fn store(&self, at: Addr, bytes: &[u8], way: Way) -> Result<(), Fault> {
@@ -882,14 +898,16 @@ impl SimMedia {
         // Of words that are stored in part the rest is looked at.
         for edge in [from, to].into_iter().filter(|edge| !edge.is_multiple_of(ATOM)) {
             let word = edge / ATOM * ATOM;
-            memory.decide(word..word + ATOM);
+            if memory.decide(word..word + ATOM) {
+                self.note(&memory);
+            }
         }
-        if let Some(undecided) = &memory.undecided {
-            undecided.lock().overwrite(first..last);
+        if let Some(undecided) = &mut memory.undecided {
+            undecided.overwrite(first..last);
         }
         memory.own_durable();
         memory.now.write(from, bytes);
-        let unit = unit_bytes(self.domain, memory.torn_pages);
+        let unit = unit_bytes(self.domain, memory.ways.torn_pages);
         for at in (first..last).step_by(ATOM) {
             let value = memory.now.word(at);
             // The edges of a non-temporal copy that are not whole atoms are cached stores with a flush.
@@ -933,9 +951,15 @@ impl Media for SimMedia {
         let range = at.0 as usize..at.0 as usize + dst.len();
         let mut memory = self.memory.lock();
         memory.check(range.clone())?;
-        memory.decide(range);
+        if memory.decide(range) {
+            self.note(&memory);
+        }
         memory.now.read(at.0 as usize, dst);
         Ok(())
+    }
+
+    fn certain(&self, at: Addr, len: usize) -> usize {
+        self.memory.lock().certain(at.0 as usize..at.0 as usize + len)
     }
 
     fn load64(&self, at: Addr) -> Result<u64, Fault> {
@@ -949,16 +973,22 @@ impl Media for SimMedia {
         let range = at.0 as usize..at.0 as usize + len;
         let mut memory = self.memory.lock();
         memory.check(range.clone())?;
-        memory.decide(range.clone());
+        if memory.decide(range.clone()) {
+            self.note(&memory);
+        }
         Ok(memory.now.crc32c(range, crc))
     }
 
     #[track_caller]
     fn verified(&self, parts: &[(Addr, usize)], matches: bool) -> bool {
-        let memory = self.memory.lock();
-        if let Some(undecided) = &memory.undecided {
-            undecided.lock().verified(parts);
+        if !self.asks.load(Ordering::Relaxed) {
+            return matches;
         }
+        let mut memory = self.memory.lock();
+        if let Some(undecided) = &mut memory.undecided {
+            undecided.verified(parts);
+        }
+        self.note(&memory);
         matches | memory.leaves_out(Step::Check)
     }
 
@@ -968,7 +998,7 @@ impl Media for SimMedia {
 
     fn omits(&self, step: &'static str) -> bool {
         let memory = self.memory.lock();
-        memory.mutation.as_ref().is_some_and(|m| m.meets(Step::Named(step), None))
+        memory.ways.mutation.as_ref().is_some_and(|m| m.meets(Step::Named(step), None))
     }
 
     fn store64(&self, at: Addr, value: u64) -> Result<Dirty, Fault> {
@@ -988,7 +1018,7 @@ impl Media for SimMedia {
     }
 
     fn two_fence_bytes(&self) -> usize {
-        if self.memory.lock().copying.fenced_first { 0 } else { 16 << 10 }
+        if self.memory.lock().ways.copying.fenced_first { 0 } else { 16 << 10 }
     }
 
     fn copy_nt_crc(&self, at: Addr, src: &[u8], crc: u32) -> Result<(u32, Flushed), Fault> {
@@ -1052,20 +1082,21 @@ impl Media for SimMedia {
         for (line, atoms) in std::mem::take(&mut memory.pending) {
             // What was written back takes the line's earlier cached stores with it.
             let through = atoms.iter().rposition(|a| a.way == Way::Flushed && mine(a));
-            let mut kept: Vec<Atom> = Vec::new();
+            let (mut kept, mut lasting): (Vec<Atom>, Vec<Atom>) = (Vec::new(), Vec::new());
             for (i, atom) in atoms.into_iter().enumerate() {
                 let lasts = match atom.is_free() {
                     true => mine(&atom),
                     false => through.is_some_and(|t| i <= t) || seen.is_some_and(|last| atom.seq <= last),
                 };
                 if lasts {
-                    memory.settle(&atom);
                     // Memory is coherent: an older store never comes back over a newer one.
                     kept.retain(|k| k.at != atom.at);
+                    lasting.push(atom);
                 } else {
                     kept.push(atom);
                 }
             }
+            memory.settle(&lasting);
             if !kept.is_empty() {
                 memory.pending.insert(line, kept);
             }
@@ -1099,7 +1130,7 @@ impl Media for SimMedia {
             let dirty = memory.dirty_pages();
             for (unit, atoms) in std::mem::take(&mut memory.pending) {
                 match dirty.contains(&page_of(&atoms)) {
-                    true => atoms.iter().for_each(|a| memory.settle(a)),
+                    true => memory.settle(&atoms),
                     false => drop(memory.pending.insert(unit, atoms)),
                 }
             }

@@ -18,6 +18,8 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use super::media::{ATOM, Atom, CrashPoint, Pending, Rng};
 use super::with_flag;
 use crate::media::{Addr, Domain};
@@ -113,10 +115,19 @@ pub(super) struct Undecided {
     /// Those of `open` that no verification covers so far.
     unguarded: Vec<usize>,
     guards: usize,
+    /// Gets `open` in the end.
+    met: Arc<Mutex<Option<Vec<Open>>>>,
+}
+
+impl Drop for Undecided {
+    fn drop(&mut self) {
+        *self.met.lock() = Some(std::mem::take(&mut self.open));
+    }
 }
 
 impl Undecided {
-    pub fn new(point: &CrashPoint, script: Script) -> Undecided {
+    /// `met` has the choices beyond the script, in order, once this is gone.
+    pub fn new(point: &CrashPoint, script: Script, met: Arc<Mutex<Option<Vec<Open>>>>) -> Undecided {
         let unit = |_| Unit { fates: Vec::new(), moments: (0, Moment::MAX) };
         Undecided {
             units: point.pending.iter().map(unit).collect(),
@@ -128,6 +139,7 @@ impl Undecided {
             open: Vec::new(),
             unguarded: Vec::new(),
             guards: 0,
+            met,
         }
     }
 
@@ -293,6 +305,11 @@ impl Undecided {
         }
     }
 
+    /// Whether of something that was decided the reader has verified nothing so far.
+    pub fn asks(&self) -> bool {
+        !self.unguarded.is_empty()
+    }
+
     /// The reader held these bytes against one checksum.
     pub fn verified(&mut self, parts: &[(Addr, usize)]) {
         let covered = |open: &Open| {
@@ -311,12 +328,6 @@ impl Undecided {
             }
             !covers
         });
-    }
-
-    /// The choices beyond the script, in order.
-    pub fn take_open(&mut self) -> Vec<Open> {
-        self.unguarded.clear();
-        std::mem::take(&mut self.open)
     }
 }
 

@@ -666,25 +666,27 @@ impl tracing::Subscriber for Warnings {
     fn exit(&self, _: &tracing::span::Id) {}
 }
 
-/// What is warned of while a pool is copied to ten times.
-fn warnings(mover: &Mover<Pool>, pool: &Pool) -> Vec<String> {
+/// What is warned of while a mover is made and copies to a pool ten times.
+fn warnings(made: impl FnOnce() -> Mover<Pool>, pool: &Pool) -> (Mover<Pool>, Vec<String>) {
     let lines = Arc::new(Mutex::new(Vec::new()));
-    tracing::subscriber::with_default(Warnings(lines.clone()), || {
+    let mover = tracing::subscriber::with_default(Warnings(lines.clone()), || {
+        let mover = made();
         for n in 0..10 {
             let (_, flushed) = mover.store(pool, None, Addr(n << 16), &[n as u8; 64 << 10], None).unwrap();
             pool.fence(flushed);
             assert!(holds(pool, n << 16, &[n as u8; 64 << 10]));
         }
+        mover
     });
-    lines.lock().unwrap().clone()
+    let said = lines.lock().unwrap().clone();
+    (mover, said)
 }
 
 #[test]
 fn whoever_asked_for_a_dsa_is_told_once_why_the_cpu_copies() {
     let pool = pools().remove(0);
     if !has_dsa() {
-        let mover = Mover::new(&pool, EngineKind::Dsa, Profile::default());
-        let said = warnings(&mover, &pool);
+        let (mover, said) = warnings(|| Mover::new(&pool, EngineKind::Dsa, Profile::default()), &pool);
         assert_eq!(said.len(), 1, "{said:?}");
         let missing = lodestone::mover::dsa_sysfs::find(&Places::default()).missing().unwrap();
         assert_eq!(said[0], format!("engine dsa: {missing}; the CPU copies instead"));
@@ -693,7 +695,7 @@ fn whoever_asked_for_a_dsa_is_told_once_why_the_cpu_copies() {
     let tree = Tree::new();
     tree.lists("dsa0", DEVICE, &[]).lists("wq0.0", SHARED, &[]);
     symlink("/dev/full", tree.file("wq0.0")).unwrap();
-    let said = warnings(&mover(&pool, engine(&tree)), &pool);
+    let (_, said) = warnings(|| mover(&pool, engine(&tree)), &pool);
     let file = tree.file("wq0.0").display().to_string();
     assert_eq!(said.len(), 1, "{said:?}");
     assert!(said[0].contains(&file) && said[0].ends_with("from now on the CPU copies"), "{said:?}");

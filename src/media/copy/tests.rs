@@ -58,8 +58,10 @@ fn pattern(len: usize, seed: u64) -> Vec<u8> {
 
 /// What lies around [at, at + len) is untouched.
 fn assert_guards(media: &Media, at: usize, len: usize, what: &str) {
-    let around = media.0[..at].iter().chain(&media.0[at + len..]);
-    assert!(around.copied().all(|b| b == GUARD), "{what} stored outside {at}..{}", at + len);
+    const UNTOUCHED: &[u8] = &[GUARD; MEDIA_BYTES];
+    let is_untouched = |bytes: &[u8]| bytes == &UNTOUCHED[..bytes.len()];
+    let around = is_untouched(&media.0[..at]) && is_untouched(&media.0[at + len..]);
+    assert!(around, "{what} stored outside {at}..{}", at + len);
 }
 
 fn check_stores(at: usize, src: &[u8], split: usize) {
