@@ -75,9 +75,10 @@ impl<M: Media> Core<M> {
     /// own, out of which nothing deep is called: who opens a pool may be a uthread, with a small stack.
     #[inline(never)]
     fn begin(media: M, sb: Super, options: &OpenOptions, state: &State, found: State) -> Box<Core<M>> {
-        let mover = Mover::new(&media, options.engine, options.profile.clone());
+        let profile = options.profile.clone();
+        let mover = Mover::of_class(&media, options.engine, profile, options.class, options.qos);
         Box::new(Core {
-            mover: mover.classed(options.class, options.qos),
+            mover,
             copies: offload::Copies::default(),
             ordered: options.ordered,
             ledger: Ledger::default(),

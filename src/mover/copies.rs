@@ -107,7 +107,7 @@ impl<M: Media> Copies<M> {
         class: Option<Class>,
         qos: Qos,
     ) -> Copies<M> {
-        let mover = Mover::new(&media, kind, profile).classed(class, qos);
+        let mover = Mover::of_class(&media, kind, profile, class, qos);
         Copies { home: Arc::new(Home::new(media, mover)) }
     }
 

@@ -220,6 +220,8 @@ pub struct Mover<M: Media> {
     emu_ioat: OnceLock<Option<Box<Run<Ioat<engine_emu_ioat::Emulated>>>>>,
     ioat: OnceLock<Option<Box<Run<Ioat<Vfio>>>>>,
     given: OnceLock<Box<Run<Box<dyn Engine<M>>>>>,
+    /// Why the engine of whoever names none cannot be used.
+    missing: OnceLock<String>,
     /// By thread, from the first copy on that is counted: a shared counter's locked instruction would wait for the copy.
     moved: OnceLock<PerThread<Moved>>,
 }
@@ -328,6 +330,17 @@ impl<'a, M: Media> Running<'a, M> {
 impl<M: Media> Mover<M> {
     /// `kind` is the engine of whoever names none.
     pub fn new(media: &M, kind: EngineKind, profile: Profile) -> Mover<M> {
+        Mover::of_class(media, kind, profile, None, Qos::default())
+    }
+
+    /// The same, with a class for whoever names none, and with how much class bandwidth has to give way.
+    pub fn of_class(
+        media: &M,
+        kind: EngineKind,
+        profile: Profile,
+        class: Option<Class>,
+        qos: Qos,
+    ) -> Mover<M> {
         node::note_allowed();
         let known = |region| {
             let number = media.node(region)?;
@@ -335,8 +348,8 @@ impl<M: Media> Mover<M> {
         };
         let mover = Mover {
             kind,
-            class: None,
-            qos: Qos::default(),
+            class,
+            qos,
             smallest: AtomicUsize::new(smallest(kind)),
             profile,
             regions: (0..media.regions()).map(known).collect(),
@@ -347,6 +360,7 @@ impl<M: Media> Mover<M> {
             emu_ioat: OnceLock::new(),
             ioat: OnceLock::new(),
             given: OnceLock::new(),
+            missing: OnceLock::new(),
             moved: OnceLock::new(),
         };
         // Now, and not at somebody's first copy: all of media is pinned for it.
@@ -362,17 +376,23 @@ impl<M: Media> Mover<M> {
         mover
     }
 
-    /// With a class for whoever names none, and with how much class bandwidth has to give way.
-    pub fn classed(self, class: Option<Class>, qos: Qos) -> Mover<M> {
-        Mover { class, qos, ..self }
+    /// Why the CPU copies for whoever names no engine, where another engine was asked for and cannot be used.
+    pub fn missing(&self) -> Option<&str> {
+        self.missing.get().map(String::as_str)
+    }
+
+    fn note_missing(&self, kind: EngineKind, why: impl std::fmt::Display) {
+        tracing::warn!("engine {}: {why}; the CPU copies instead", kind.name());
+        if kind == self.kind {
+            let _ = self.missing.set(why.to_string());
+        }
     }
 
     fn emu_ioat(&self) -> Option<&Run<Ioat<engine_emu_ioat::Emulated>>> {
         let start = || {
             let device = engine_emu_ioat::Emulated::new(engine_emu_ioat::Model::default())?;
             let engine = Ioat::new(device, Durability::WriteBack, Bounds::default());
-            let engine =
-                engine.inspect_err(|e| tracing::warn!("engine emu-ioat: the CPU copies: {e}")).ok()?;
+            let engine = engine.inspect_err(|e| self.note_missing(EngineKind::EmuIoat, e)).ok()?;
             Some(self.run(EngineKind::EmuIoat, engine))
         };
         self.emu_ioat.get_or_init(start).as_deref()
@@ -382,7 +402,7 @@ impl<M: Media> Mover<M> {
         let start = || {
             let device = Vfio::open(Path::new("/")).map_err(|e| e.to_string());
             let engine = device.and_then(|device| Ioat::new(device, vfio::durability(), Bounds::default()));
-            let engine = engine.inspect_err(|e| tracing::warn!("engine ioat: the CPU copies: {e}")).ok()?;
+            let engine = engine.inspect_err(|e| self.note_missing(EngineKind::Ioat, e)).ok()?;
             Some(self.run(EngineKind::Ioat, engine))
         };
         self.ioat.get_or_init(start).as_deref()
@@ -510,7 +530,7 @@ impl<M: Media> Mover<M> {
                 Some(self.run(EngineKind::Dsa, Dsa::new(portal).near(&nodes)))
             }
             Err(reason) => {
-                tracing::warn!("engine dsa: {reason}; the CPU copies instead");
+                self.note_missing(EngineKind::Dsa, reason);
                 None
             }
         }

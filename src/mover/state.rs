@@ -13,6 +13,8 @@ use crate::media::Media;
 pub struct State {
     /// Who copies for whoever names nobody, and in which class.
     pub engine: EngineKind,
+    /// Why that one cannot be used: then the CPU copies.
+    pub missing: Option<String>,
     pub class: Option<Class>,
     pub moved: Moved,
     /// How long an epoch of the channel manager is.
@@ -39,6 +41,7 @@ impl<M: Media> Mover<M> {
         });
         State {
             engine: self.kind(),
+            missing: self.missing().map(str::to_owned),
             class: self.class,
             moved: self.moved(),
             epoch_ns: EPOCH_NS,

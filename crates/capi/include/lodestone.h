@@ -289,6 +289,9 @@ extern "C" {
  *                           names. One that is damaged or was made on another machine is not used: the
  *                           pool opens with the defaults, and lode_last_error() says why.
  *
+ * Where the engine that was asked for cannot be used the pool opens all the same, the calling thread copies, and
+ * lode_last_error() says why.
+ *
  * A pool that was not closed is recovered first. One process has a pool open at a time, except ro. After fork() the
  * child has none of the parent's; and where another thread was in one of these functions at the fork, it may do
  * nothing here but exec: a lock of that thread's is taken for ever.
@@ -1157,7 +1160,8 @@ int lode_run(unsigned int nworkers);
 
 /**
  * The last failure of this thread as one sentence: which function, what, and where there is more to
- * say, on which file and what to do about it. Also why lode_open_pool did not use its profile. Empty where
+ * say, on which file and what to do about it. Also why lode_open_pool or lode_media_open did not use
+ * the profile or the engine that it was to use. Empty where
  * nothing has failed yet. Valid until the next call of this function in the same thread. Never NULL.
  */
 const char *lode_last_error(void);

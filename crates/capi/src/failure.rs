@@ -91,7 +91,8 @@ pub fn remark(call: &'static str, sentence: String) {
 }
 
 /// The last failure of this thread as one sentence: which function, what, and where there is more to
-/// say, on which file and what to do about it. Also why lode_open_pool did not use its profile. Empty where
+/// say, on which file and what to do about it. Also why lode_open_pool or lode_media_open did not use
+/// the profile or the engine that it was to use. Empty where
 /// nothing has failed yet. Valid until the next call of this function in the same thread. Never NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn lode_last_error() -> *const c_char {

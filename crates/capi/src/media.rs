@@ -6,7 +6,7 @@ use crate::call::{on, without_pool};
 use crate::convert::{efault, input, output, store, string};
 use crate::failure::remark;
 use crate::handle::{Handles, Held};
-use crate::pools::{bad_option, engine, options, pairs};
+use crate::pools::{bad_option, engine, options, pairs, remarks};
 use crate::profile;
 use libc::off_t;
 use lodestone::error::{Error, Result};
@@ -162,10 +162,10 @@ fn open(call: &'static str, span: Span, settings: Settings) -> Result<*mut lode_
     if let Some(bytes) = settings.threshold {
         profile = profile.handing_over_from(bytes);
     }
-    if let Some(why) = about_profile {
-        remark(call, why);
-    }
     let copies = Copies::new(span, settings.engine, profile);
+    if let Some(remarks) = remarks(about_profile, settings.engine, copies.mover().missing()) {
+        remark(call, remarks);
+    }
     let (engine, tickets) = (AtomicUsize::new(place_of(settings.engine)), Mutex::default());
     Ok(handle.fill(OpenMedia { copies, name, engine, tickets }).cast())
 }

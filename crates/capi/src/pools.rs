@@ -86,6 +86,9 @@ impl Held for OpenPool {
 ///                           names. One that is damaged or was made on another machine is not used: the
 ///                           pool opens with the defaults, and lode_last_error() says why.
 ///
+/// Where the engine that was asked for cannot be used the pool opens all the same, the calling thread copies, and
+/// lode_last_error() says why.
+///
 /// A pool that was not closed is recovered first. One process has a pool open at a time, except ro. After fork() the
 /// child has none of the parent's; and where another thread was in one of these functions at the fork, it may do
 /// nothing here but exec: a lock of that thread's is taken for ever.
@@ -100,9 +103,9 @@ pub unsafe extern "C" fn lode_open_pool(path: *const c_char, opts: *const c_char
         let settings = OpenSettings::parse(&opts)?;
         let handle = POOLS.take()?;
         match open(Path::new(OsStr::from_bytes(path)), &settings) {
-            Ok((pool, about_profile)) => {
-                if let Some(why) = about_profile {
-                    remark("lode_open_pool", why);
+            Ok((pool, remarks)) => {
+                if let Some(remarks) = remarks {
+                    remark("lode_open_pool", remarks);
                 }
                 Ok(handle.fill(pool).cast())
             }
@@ -167,9 +170,18 @@ fn open(path: &Path, settings: &OpenSettings) -> Result<(OpenPool, Option<String
     let open_options = OpenOptions { read_only, engine, class, qos, profile, ..OpenOptions::default() };
     let fs = Fs::open(media, &open_options).map_err(|e| e.context(path.shown()))?;
     let device = fs.statfs().fsid;
+    let remarks = remarks(about_profile, engine, fs.mover().missing());
     let files = Files::new(fs, settings.cred.clone(), settings.umask);
     let (streams, tickets) = (Table::new(OPEN_FILES_MAX), Tickets::default());
-    Ok((OpenPool { files, streams, tickets, device }, about_profile))
+    Ok((OpenPool { files, streams, tickets, device }, remarks))
+}
+
+/// What is to be said although it was opened: of the profile, and of an engine that cannot be used.
+pub fn remarks(about_profile: Option<String>, engine: EngineKind, missing: Option<&str>) -> Option<String> {
+    let about_engine =
+        missing.map(|why| format!("engine {} cannot be used: {why}; the CPU copies instead", engine.name()));
+    let remarks: Vec<String> = about_profile.into_iter().chain(about_engine).collect();
+    (!remarks.is_empty()).then(|| remarks.join(". "))
 }
 
 /// Copies take less, unless nobody is left to wait for them.

@@ -115,6 +115,15 @@ static void pools(void)
     CHECK(unsetenv("LODE_PROFILE") == 0 && unlink(profile) == 0);
     FAILS_NULL(EINVAL, lode_open_pool(pool_path, "profile="));
 
+    /* So is an engine that cannot be used. */
+    if (access("/sys/bus/dsa/devices", F_OK) != 0) {
+        other = lode_open_pool(pool_path, "engine=dsa");
+        CHECK(other && strstr(lode_last_error(), "lode_open_pool: engine dsa cannot be used"));
+        CHECK(lode_close_pool(other) == 0);
+    } else {
+        printf("SKIPPED: an engine that cannot be used: there may be a dsa\n");
+    }
+
     other = lode_open_pool(pool_path, "ro");
     CHECK(other);
     CHECK(lode_access(other, "kept", F_OK) == 0);

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 enum { MEDIA_BYTES = 8 << 20, BULK = 300000 };
 
@@ -75,6 +76,11 @@ static void opening(void)
     CHECK(lode_copy_to_media(media, 0, "x", 1, LODE_COPY_DURABLE, NULL) == 0);
     CHECK(lode_media_close(media) == 0);
     FAILS_NULL(EINVAL, lode_media_open(path, "profile="));
+    if (access("/sys/bus/dsa/devices", F_OK) != 0) {
+        media = lode_media_open(path, "engine=dsa");
+        CHECK(media && strstr(lode_last_error(), "lode_media_open: engine dsa cannot be used"));
+        CHECK(lode_media_close(media) == 0);
+    }
 
     char pool[3100];
     snprintf(pool, sizeof pool, "%s.pool", path);

@@ -102,6 +102,46 @@ pub fn show(path: &Path) -> Quoted<'_> {
     path.shown()
 }
 
+/// In hexadecimal digits what is no UTF-8; none of what is.
+pub fn exact(bytes: &[u8]) -> Option<String> {
+    let is_text = std::str::from_utf8(bytes).is_ok();
+    (!is_text).then(|| bytes.iter().map(|b| format!("{b:02x}")).collect())
+}
+
+/// A host path in a document: as text, quoted where it is shown.
+#[derive(Clone, Debug)]
+pub struct HostPath(PathBuf);
+
+impl HostPath {
+    /// And exactly, in hexadecimal digits, where it is no UTF-8.
+    pub fn of(path: impl Into<PathBuf>) -> (HostPath, Option<String>) {
+        let path = path.into();
+        let hex = exact(path.as_os_str().as_bytes());
+        (HostPath(path), hex)
+    }
+
+    /// What a document says of a path, where there may be none.
+    pub fn of_some(path: Option<impl Into<PathBuf>>) -> (Option<HostPath>, Option<String>) {
+        path.map(HostPath::of).map_or((None, None), |(path, hex)| (Some(path), hex))
+    }
+
+    pub fn text(&self) -> String {
+        self.0.to_string_lossy().into_owned()
+    }
+}
+
+impl serde::Serialize for HostPath {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&self.text())
+    }
+}
+
+impl fmt::Display for HostPath {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        show(&self.0).fmt(f)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -798,6 +798,19 @@ fn names_that_are_no_text_are_quoted() {
     assert_eq!(listed["listings"][0]["entries"][0]["target_hex"], "746fff");
     assert!(listed["listings"][0].get("path_hex").is_none());
     dir.ok(&["rm", "-r", "p:/bad", "p:/in/link"]);
+    // Pools, too, have such names: documents have them as they are.
+    let none = serde_json::Value::Null;
+    for (name, text, hex) in [(&b"a\nb"[..], "a\nb", none), (b"c\xffd", "c\u{fffd}d", "63ff64".into())] {
+        let pool = OsString::from_vec(name.to_vec());
+        let on_it = |args: &[&str]| {
+            dir.ok(&args.iter().map(OsString::from).chain([pool.clone()]).collect::<Vec<OsString>>())
+        };
+        on_it(&["mkfs", "--size", "16M"]);
+        let about = json(&on_it(&["info", "--json"]));
+        assert_eq!((&about["pool"]["path"], &about["pool"]["path_hex"]), (&text.into(), &hex));
+        let checked = json(&on_it(&["fsck", "--json"]));
+        assert_eq!((&checked["pool"], &checked["pool_hex"]), (&text.into(), &hex));
+    }
     // An error that names such a file is still one line.
     let ran = dir.run(&[OsString::from("cat"), OsString::from_vec(b"p:/no\nsuch\xff".to_vec())]);
     ran.fails(1, &["$'p:/no\\nsuch\\377'"]);

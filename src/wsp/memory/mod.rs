@@ -564,7 +564,8 @@ mod tests {
         std::thread::scope(|scope| {
             for thread in 0..4u8 {
                 let memory = &memory;
-                let (to, from) = std::sync::mpsc::channel::<(usize, usize, u8)>();
+                // Of few: all of them together there is no room for.
+                let (to, from) = std::sync::mpsc::sync_channel::<(usize, usize, u8)>(256);
                 scope.spawn(move || {
                     for n in 0..rounds {
                         let bytes = 8 + (n * 37 + thread as usize * 11) % 30_000;

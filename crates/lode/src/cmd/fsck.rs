@@ -11,12 +11,11 @@ use lodestone::fs::check::{self, Finding, Progress, Report};
 use lodestone::media::{Pool, PoolOptions};
 use serde::Serialize;
 
-use super::ls::exact;
 use crate::cli;
 use crate::failure::{Failure, Output, Result, complain, reason};
 use crate::progress::Waiting;
 use crate::size::Size;
-use crate::target::show;
+use crate::target::{HostPath, exact, show};
 
 const MENDED: u8 = 1;
 const LEFT: u8 = 4;
@@ -31,7 +30,8 @@ pub fn run(args: &cli::Fsck) -> Result<()> {
             let message = about(&args.pool, &e);
             complain(&message);
             if args.json {
-                let refused = Refused { pool: name(&args.pool), result: "not-checked", error: message };
+                let (pool, pool_hex) = HostPath::of(&args.pool);
+                let refused = Refused { pool, pool_hex, result: "not-checked", error: message };
                 if let Err(failure) = Output::print(|out| out.json(&refused)) {
                     failure.report();
                 }
@@ -123,26 +123,28 @@ fn map(pool: &Path, writable: bool) -> lodestone::Result<(Pool, bool)> {
     }
 }
 
-fn name(pool: &OsStr) -> String {
-    show(Path::new(pool)).to_string()
-}
-
 /// What failed, with the pool's name where it does not say it.
 fn about(pool: &OsStr, e: &lodestone::Error) -> String {
-    let (name, reason) = (name(pool), reason(e));
+    let (name, reason) = (show(Path::new(pool)).to_string(), reason(e));
     if reason.contains(&name) { reason } else { format!("{name}: {reason}") }
 }
 
 #[derive(Serialize)]
 struct Refused {
-    pool: String,
+    pool: HostPath,
+    /// The exact name of the pool where it is not UTF-8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pool_hex: Option<String>,
     result: &'static str,
     error: String,
 }
 
 #[derive(Serialize)]
 struct Document {
-    pool: String,
+    pool: HostPath,
+    /// The exact name of the pool where it is not UTF-8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pool_hex: Option<String>,
     /// `clean`, `repaired` or `damaged`.
     result: &'static str,
     /// The last user closed it.
@@ -216,8 +218,10 @@ impl Document {
             (false, true) => "repaired",
             _ => DAMAGED,
         };
+        let (pool, pool_hex) = HostPath::of(pool);
         Document {
-            pool: name(pool),
+            pool,
+            pool_hex,
             result,
             closed: found.clean,
             files: state.files,

@@ -25,7 +25,7 @@ use crate::machine::Machine;
 use crate::pool::{Access, about, map, uuid_text};
 use crate::profile::{self, Found};
 use crate::size::Size;
-use crate::target::show;
+use crate::target::HostPath;
 
 pub fn run(args: &cli::Info) -> Result<()> {
     let (pool, lies_in) = match args.pool.as_deref() {
@@ -63,7 +63,9 @@ struct Document {
 #[derive(Serialize)]
 struct ProfileFacts {
     /// Null where there is none.
-    path: Option<String>,
+    path: Option<HostPath>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_hex: Option<String>,
     used: bool,
     /// Why it is not used.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -80,19 +82,29 @@ struct ProfileFacts {
 impl ProfileFacts {
     fn of(found: &Found) -> ProfileFacts {
         let concurrency = found.profile().concurrency;
-        let none =
-            ProfileFacts { path: None, used: false, why: None, written: None, engines: None, concurrency };
+        let (path, path_hex) = HostPath::of_some(match found {
+            Found::Nothing => None,
+            Found::Used(path, _) | Found::Elsewhere(path, _) | Found::Refused(path, _) => Some(path),
+        });
+        let none = ProfileFacts {
+            path,
+            path_hex,
+            used: false,
+            why: None,
+            written: None,
+            engines: None,
+            concurrency,
+        };
         match found {
             Found::Nothing => none,
-            Found::Used(path, document) => ProfileFacts {
-                path: Some(show(path).to_string()),
+            Found::Used(_, document) => ProfileFacts {
                 used: true,
                 written: Some(document.written.clone()),
                 engines: Some(document.engines.iter().map(|kind| kind.name()).collect()),
                 ..none
             },
-            Found::Elsewhere(path, why) | Found::Refused(path, why) => {
-                ProfileFacts { path: Some(show(path).to_string()), why: Some(why.clone()), ..none }
+            Found::Elsewhere(_, why) | Found::Refused(_, why) => {
+                ProfileFacts { why: Some(why.clone()), ..none }
             }
         }
     }
@@ -143,7 +155,10 @@ impl Routines {
 
 #[derive(Serialize)]
 struct About {
-    path: String,
+    path: HostPath,
+    /// The exact path where it is not UTF-8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_hex: Option<String>,
     label: String,
     uuid: String,
     bytes: u64,
@@ -182,7 +197,9 @@ struct MediaFacts {
 
 #[derive(Serialize)]
 struct RegionFacts {
-    path: String,
+    path: HostPath,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_hex: Option<String>,
     kind: &'static str,
     host_fs: &'static str,
     bytes: u64,
@@ -232,8 +249,10 @@ fn damage(info: &PoolInfo) -> Vec<String> {
 
 impl About {
     fn of_info(pool: &OsStr, info: &PoolInfo) -> About {
+        let (path, path_hex) = HostPath::of(pool);
         About {
-            path: show(Path::new(pool)).to_string(),
+            path,
+            path_hex,
             label: info.label.clone(),
             uuid: uuid_text(&info.uuid),
             bytes: info.bytes,
@@ -253,8 +272,10 @@ impl About {
     }
 
     fn of_superblock(pool: &OsStr, sb: &Super) -> About {
+        let (path, path_hex) = HostPath::of(pool);
         About {
-            path: show(Path::new(pool)).to_string(),
+            path,
+            path_hex,
             label: sb.label.clone(),
             uuid: uuid_text(&sb.uuid),
             bytes: sb.blocks * BLOCK as u64,
@@ -335,8 +356,10 @@ impl MediaFacts {
 
 impl RegionFacts {
     fn of(r: &RegionDescription) -> RegionFacts {
+        let (path, path_hex) = HostPath::of(&r.path);
         RegionFacts {
-            path: show(&r.path).to_string(),
+            path,
+            path_hex,
             kind: r.kind.name(),
             host_fs: r.host_fs,
             bytes: r.bytes,

@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::cli;
 use crate::failure::{self, Failure, Output, complain, reason, remedy};
 use crate::pool::{Access, Pools, Tree as PoolTree};
-use crate::target::PoolPath;
+use crate::target::{PoolPath, exact};
 use crate::tree::{Named, base_name, check_length, join};
 
 pub fn run(args: &cli::Ls) -> failure::Result<()> {
@@ -239,12 +239,6 @@ impl Facts {
     fn size_column(&self) -> String {
         self.rdev.map_or(self.size.to_string(), |(major, minor)| format!("{major},{minor}"))
     }
-}
-
-/// In hexadecimal digits what is no UTF-8; none of what is.
-pub fn exact(bytes: &[u8]) -> Option<String> {
-    let is_text = std::str::from_utf8(bytes).is_ok();
-    (!is_text).then(|| bytes.iter().map(|b| format!("{b:02x}")).collect())
 }
 
 struct Widths {

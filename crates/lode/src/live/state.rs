@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::door::traffic::Traffic;
 use crate::pool::uuid_text;
-use crate::target::show;
+use crate::target::HostPath;
 
 /// See the file's head.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -38,6 +38,9 @@ pub struct ServerState {
     pub uptime_ns: u64,
     /// None where the mount is another process's.
     pub mount_point: Option<String>,
+    /// The exact mount point where it is not UTF-8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mount_point_hex: Option<String>,
     pub read_only: bool,
     /// Addresses that are answered on.
     pub listens: Vec<String>,
@@ -46,6 +49,9 @@ pub struct ServerState {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PoolState {
     pub path: String,
+    /// The exact path where it is not UTF-8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path_hex: Option<String>,
     pub label: String,
     pub uuid: String,
     /// The persistence domain that the pool works by.
@@ -79,6 +85,9 @@ pub struct MoverState {
     pub engine: String,
     /// No device, but a model of one.
     pub emulated: bool,
+    /// Why it cannot be used: then the CPU copies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub missing: Option<String>,
     pub class: Option<String>,
     /// Of class bandwidth.
     pub owner: Option<u32>,
@@ -223,8 +232,10 @@ impl<M: Media> Mounted<M> {
 
     fn pool(&self, fs: &Fs<M>) -> PoolState {
         let (info, space) = (fs.info(), fs.statfs());
+        let (path, path_hex) = HostPath::of(&self.path);
         PoolState {
-            path: show(&self.path).to_string(),
+            path: path.text(),
+            path_hex,
             label: info.label,
             uuid: uuid_text(&info.uuid),
             domain: fs.media().domain().to_string(),
@@ -257,12 +268,14 @@ impl<M: Media> Mounted<M> {
 impl<M: Media + Send + Sync + 'static> Source for Mounted<M> {
     fn state(&self) -> Option<State> {
         let fs = self.fs.upgrade()?;
+        let (mount_point, mount_point_hex) = HostPath::of_some(self.mount_point.as_deref());
         Some(State {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             server: ServerState {
                 pid: std::process::id(),
                 uptime_ns: self.begun.elapsed().as_nanos() as u64,
-                mount_point: self.mount_point.as_deref().map(|dir| show(dir).to_string()),
+                mount_point: mount_point.map(|dir| dir.text()),
+                mount_point_hex,
                 read_only: fs.statfs().read_only,
                 listens: self.listens.clone(),
             },
@@ -282,6 +295,7 @@ impl MoverState {
         MoverState {
             engine: state.engine.name().to_owned(),
             emulated: state.engine.emulated(),
+            missing: state.missing.clone(),
             class: state.class.map(|class| class.name().to_owned()),
             owner: state.class.and_then(|class| match class {
                 Class::Bandwidth(owner) => Some(owner.id()),
@@ -362,11 +376,13 @@ pub fn example() -> State {
             pid: 4711,
             uptime_ns: 3_000_000_000,
             mount_point: Some("/mnt".to_owned()),
+            mount_point_hex: None,
             read_only: false,
             listens: vec!["127.0.0.1:9847".to_owned()],
         },
         pool: PoolState {
             path: "/pools/demo.pool".to_owned(),
+            path_hex: None,
             label: "a \"label\"\\".to_owned(),
             uuid: "00112233-4455-6677-8899-aabbccddeeff".to_owned(),
             domain: "page-cache".to_owned(),
@@ -384,6 +400,7 @@ pub fn example() -> State {
         mover: MoverState {
             engine: "emu".to_owned(),
             emulated: true,
+            missing: None,
             class: Some("bandwidth".to_owned()),
             owner: Some(7),
             copies: 100,

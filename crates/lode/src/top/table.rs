@@ -31,6 +31,9 @@ pub fn lines(look: &Look<'_>) -> Vec<Line> {
     let mut row = |text: String| lines.push(Line::Row(text));
     row(title(look.state));
     row(mount(look.state));
+    if let Some(why) = &look.state.mover.missing {
+        row(clean(&format!("        which cannot be used, so that the CPU copies: {why}")));
+    }
     row(space(look.state));
     row(served(look));
     row(copies(look));
@@ -297,8 +300,21 @@ mod tests {
     }
 
     #[test]
+    fn an_engine_that_cannot_be_used_is_told_of() {
+        let mut state = example();
+        let said = |state: &State| {
+            let lines = lines(&Look::new(state, state));
+            lines.iter().any(|line| line.text().ends_with("cannot be used, so that the CPU copies: no queue"))
+        };
+        assert!(!said(&state));
+        state.mover.missing = Some("no queue".to_owned());
+        assert!(said(&state));
+    }
+
+    #[test]
     fn nothing_on_a_terminal_is_obeyed() {
         let mut state = example();
+        state.mover.missing = Some("no\x1b[2J".to_owned());
         state.pool.path = "a\x1b[2Jb".to_owned();
         state.mover.engines[0].engine = "e\nf".to_owned();
         state.mover.epoch_ns = 0;
