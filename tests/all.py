@@ -361,7 +361,8 @@ def crash():
 SURVIVORS = {
     "memory": [
         ("src/fs/namei.rs", "self.core.fence(made.pending);"),
-        ("src/fs/recover/repairs.rs", "self.core.fence(pending);"),
+        ("src/fs/recover/repairs.rs", "self.core.fence(self.core.media.flush(dirty));"),
+        ("src/fs/inode.rs", "core.media.fence(pending);"),
         ("src/fs/recover.rs", "core.fence(Flushed::issued());"),
         ("src/fs/write.rs", "self.fence(stored);"),
         ("src/fs/space.rs", "self.core.fence(Flushed::issued());"),

@@ -202,7 +202,7 @@ fn set_all(heap: &Heap<SimMedia>, cell: Offset, acknowledged: &Unseen) {
 
 /// What was acknowledged is there, and no commit in part.
 fn whole(left: &Heap<SimMedia>, cells: [Offset; 3], acknowledged: [u64; 3]) {
-    assert_eq!(left.usage().objects, 6, "an object is lost, or nobody's");
+    assert_eq!(left.usage().objects, 6, "not whole: an object is lost, or nobody's");
     for (n, cell) in cells.into_iter().enumerate() {
         let count = left.word(word(cell, 1)).unwrap();
         assert!(
@@ -216,7 +216,7 @@ fn whole(left: &Heap<SimMedia>, cells: [Offset; 3], acknowledged: [u64; 3]) {
         assert!(round == 0 || round == count, "not whole, {n}: {count}, and the object of {round}");
     }
     let report = left.check().unwrap();
-    assert!(report.is_clean(), "{:?}", report.findings);
+    assert!(report.is_clean(), "not whole: {:?}", report.findings);
 }
 
 fn side_by_side(without: Option<&str>) {
