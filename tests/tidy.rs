@@ -379,6 +379,35 @@ fn the_gate_tests_every_crate_with_its_assertions() {
     );
 }
 
+/// It names the library's unit tests and its features by themselves, and of other crates programs and integration tests alone.
+#[test]
+fn the_gate_runs_every_unit_test() {
+    let (manifests, gate) = (sources(&["Cargo.toml"]), sources(&["tests/all.py"]));
+    let whole = manifests.iter().find(|s| s.path == "Cargo.toml").expect("the workspace has a manifest");
+    let (_, features) = whole.text.split_once("\n[features]\n").expect("the library has features");
+    let named = features.lines().take_while(|line| !line.starts_with('['));
+    let named = named.filter(|line| !line.starts_with('#')).filter_map(|line| line.split_once(" = "));
+    let (_, asked) = gate[0].text.split_once("\"--features\", \"").expect("the gate asks for features");
+    let asked = asked.split('"').next().expect("what is in front of the end");
+    let is_asked = |name: &str| asked.split(',').any(|feature| feature == name);
+    let (defaults, others): (Vec<_>, Vec<_>) = named.partition(|(name, _)| *name == "default");
+    let is_default = |name: &str| defaults.iter().any(|(_, list)| list.contains(&format!("\"{name}\"")));
+    let unasked = others.iter().filter(|(name, _)| !is_default(name) && !is_asked(name));
+    let mut findings: Vec<String> =
+        unasked.map(|(name, _)| format!("tests/all.py: no unit tests with feature {name}")).collect();
+    let is_member = |s: &&Source| s.path.starts_with("crates/") || s.path.starts_with("tests/");
+    for lib in sources(&["src/lib.rs"]).iter().filter(is_member) {
+        let manifest = lib.path.replace("src/lib.rs", "Cargo.toml");
+        let own = manifests.iter().find(|s| s.path == manifest).expect("a crate has a manifest");
+        if !own.text.contains("\ntest = false\n") && !lib.text.contains("#![cfg(loom)]") {
+            findings.push(format!(
+                "{manifest}: the gate runs no unit tests of this library: test = false says so"
+            ));
+        }
+    }
+    assert_none(findings);
+}
+
 #[test]
 fn crates_depend_on_the_library_not_on_each_other() {
     let manifests: Vec<Source> =

@@ -786,14 +786,14 @@ impl SimMedia {
     /// What loads see, as if everything had been written back.
     pub fn image(&self) -> Vec<u8> {
         let mut memory = self.memory.lock();
-        memory.decide(0..self.len as usize);
+        self.look(&mut memory, 0..self.len as usize);
         memory.now.bytes(self.len as usize)
     }
 
     /// Media with what loads see, all of it durable. Shares pages with this one.
     pub fn copy(&self) -> SimMedia {
         let mut memory = self.memory.lock();
-        memory.decide(0..self.len as usize);
+        self.look(&mut memory, 0..self.len as usize);
         self.left(&memory, memory.now.clone())
     }
 
@@ -873,6 +873,13 @@ impl SimMedia {
         }
     }
 
+    /// Decides what bytes are that somebody is about to look at.
+    fn look(&self, memory: &mut Memory, bytes: Range<usize>) {
+        if memory.decide(bytes) {
+            self.note(memory);
+        }
+    }
+
     /// Remembers whether [`Media::verified`] has to look.
     fn note(&self, memory: &Memory) {
         let asks = memory.ways.mutation.is_some() || memory.undecided.as_ref().is_some_and(Undecided::asks);
@@ -898,9 +905,7 @@ impl SimMedia {
         // Of words that are stored in part the rest is looked at.
         for edge in [from, to].into_iter().filter(|edge| !edge.is_multiple_of(ATOM)) {
             let word = edge / ATOM * ATOM;
-            if memory.decide(word..word + ATOM) {
-                self.note(&memory);
-            }
+            self.look(&mut memory, word..word + ATOM);
         }
         if let Some(undecided) = &mut memory.undecided {
             undecided.overwrite(first..last);
@@ -951,9 +956,7 @@ impl Media for SimMedia {
         let range = at.0 as usize..at.0 as usize + dst.len();
         let mut memory = self.memory.lock();
         memory.check(range.clone())?;
-        if memory.decide(range) {
-            self.note(&memory);
-        }
+        self.look(&mut memory, range);
         memory.now.read(at.0 as usize, dst);
         Ok(())
     }
@@ -973,9 +976,7 @@ impl Media for SimMedia {
         let range = at.0 as usize..at.0 as usize + len;
         let mut memory = self.memory.lock();
         memory.check(range.clone())?;
-        if memory.decide(range.clone()) {
-            self.note(&memory);
-        }
+        self.look(&mut memory, range.clone());
         Ok(memory.now.crc32c(range, crc))
     }
 

@@ -564,7 +564,7 @@ mod tests {
         std::thread::scope(|scope| {
             for thread in 0..4u8 {
                 let memory = &memory;
-                // Of few: all of them together there is no room for.
+                // Of few: for all blocks at once there is no room.
                 let (to, from) = std::sync::mpsc::sync_channel::<(usize, usize, u8)>(256);
                 scope.spawn(move || {
                     for n in 0..rounds {
